@@ -54,10 +54,7 @@ def _begin() -> dict[str, Any]:
 def cell() -> None:
     """Begins a cell: returns when all ranks have ended the cell before.
 
-    Collective over all ranks.
-
-    Raises:
-        RankLeft: a rank has failed in the cell before.
+    Collective over all ranks. Raises RankLeft if a rank has failed in the cell before.
     """
     sys.stdout.flush()
     collectives.barrier()

@@ -32,8 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+#: Heads the list of places at the end of the message of a rank that waited.
 WAITING = "Waiting for it:"
-"""Heads the list of places at the end of the message of a rank that waited."""
 
 
 @dataclass(frozen=True, slots=True)

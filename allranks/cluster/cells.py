@@ -1,256 +1,402 @@
-"""Runs cells on the ranks: one after the other, or an ensemble's members side by side."""
+"""Cells on the ranks, one after the other: each from its start to its end, and what shows it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
+from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import CellRecord, ExitReport, ending
-from allranks.cluster.run import CellRun, View
+from allranks.cluster.failures import CellRecord, ProcessExit
+from allranks.cluster.features import CellContext
+from allranks.cluster.healing import Replacement
+from allranks.cluster.members import MemberSlots
 from allranks.cluster.sharing import DetachedCell
-from allranks.cluster.variables import HiddenView, pack
-from allranks.cluster.wire import AnswersSoFar, InterruptRequested
-from allranks.errors import ClusterLost, UsageError
+from allranks.cluster.sockets import InterruptRequested
+from allranks.errors import (
+    CellFailed,
+    CellInterrupted,
+    CellTimeout,
+    ClusterLost,
+    RankDied,
+    Report,
+    UsageError,
+)
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import (
-    Interrupt,
-    Output,
-    Reply,
-    Result,
-    RunCell,
-    RunMember,
-)
+from allranks.records.telemetry import Pulse, Telemetry
+from allranks.records.wire import Answer, Interrupt, Output, Reply, Result, RunCell
+from allranks.widgets.text import front_end, of_this_process
+
+#: By this time after an interrupt, a rank that reacts has left its cell, or cleans up.
+NOTICE_SECONDS = 2.0
+#: Time to leave the cell after a timeout's interrupt.
+GRACE_SECONDS = 10.0
+#: The ranks are asked where they are this much earlier.
+_ASK_BEFORE_SECONDS = 0.5
+
+AskSoon = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
 
 
-@dataclass
-class Slot:
-    """A row of ranks, and the member that they run now, if any. ``epoch`` is that of their own
-    world. After a member that left it ``dirty``, the next one needs another epoch.
-    """
+class InterruptTimeout:
+    """The state of the ranks of one interrupted cell, or member."""
 
-    ranks: tuple[int, ...]
-    member: int | None = None
-    cell: int = 0
-    epoch: int = 0
-    dirty: bool = False
-    replies: dict[int, Reply] = field(default_factory=dict)
+    def __init__(self, ask_soon: AskSoon) -> None:
+        self._ask_soon = ask_soon
+        self._asked = self._said = False
+        #: The last known line of each rank.
+        self.lines: dict[int, str] = {}
 
+    def due(self, waited: float, pending: Sequence[int]) -> bool:
+        """Whether to show where the ranks are; true once. The ranks are asked shortly before.
 
-class MemberSlots:
-    """The slots of one ensemble on one set of ranks. ``cells`` is the number of cells sent to the
-    ranks so far; ``ranks_each`` divides the number of ranks.
-    """
+        ``waited`` is in seconds since the interrupt.
+        """
+        if waited >= NOTICE_SECONDS - _ASK_BEFORE_SECONDS and not self._asked:
+            self._asked = True
+            self._ask_soon(requests.STATUS, {}, self._take_status, pending)
+        if waited < NOTICE_SECONDS or self._said:
+            return False
+        self._said = True
+        return True
 
-    def __init__(self, ranks: Connection, cells: int, ranks_each: int) -> None:
-        self.ranks = ranks
-        self.cells = cells
-        self.slots = [
-            Slot(tuple(range(first, first + ranks_each)))
-            for first in range(0, ranks.size, ranks_each)
-        ]
-        #: Called with the records of a slot's ranks about their member.
-        self.deliver: Callable[[MemberSlots, Slot, CellRecord, list[bytes]], None] = lambda *_: None
+    def _take_status(self, answer: Answer) -> None:
+        line = str(answer.content.get("line") or "")
+        if line:
+            self.lines[answer.rank] = line
 
-    def free(self) -> Slot | None:
-        return next((slot for slot in self.slots if slot.member is None), None)
-
-    def running(self, member: int) -> Slot | None:
-        return next((slot for slot in self.slots if slot.member == member), None)
-
-    def at_work(self) -> list[Slot]:
-        return [slot for slot in self.slots if slot.member is not None]
-
-    def start(
-        self,
-        slot: Slot,
-        member: int,
-        values: dict[str, Any],
-        *,
-        ensemble: str,
-        source: str,
-        number: int,
-        limit_nbytes: int,
-        shared: bool,
-    ) -> None:
-        payload = pack(values, "a rank")
-        slot.epoch += slot.dirty
-        slot.dirty = False
-        self.cells += 1
-        slot.member, slot.cell, slot.replies = member, self.cells, {}
-        record = RunMember(
-            cell=self.cells,
-            member=member,
-            ensemble=ensemble,
-            source=source,
-            number=number,
-            label=f"member {member}",
-            limit_nbytes=limit_nbytes,
-            ranks_each=len(slot.ranks),
-            epoch=slot.epoch,
-            shared=shared,
+    def whereabouts(self, pending: Sequence[int]) -> str:
+        """Returns the last known line of each of these ranks, as text."""
+        lines: dict[str, list[int]] = {}
+        for rank in pending:
+            lines.setdefault(self.lines.get(rank, ""), []).append(rank)
+        return "; ".join(
+            f"{label(ranks)} at {line}" if line else f"{label(ranks)}, which does not answer"
+            for line, ranks in lines.items()
         )
-        self.ranks.send(slot.ranks, record, payload)
-
-    def interrupt(self, slot: Slot) -> None:
-        # Only the ranks that have not left the member.
-        pending = [rank for rank in slot.ranks if rank not in slot.replies]
-        self.ranks.send(pending, Interrupt(slot.cell))
-
-    def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
-        """Handles a record of a member; returns false for any other record."""
-        for slot in self.slots:
-            if slot.member is not None and slot.cell == record.cell:
-                if isinstance(record, Reply):
-                    slot.replies[record.rank] = record
-                    slot.dirty = slot.dirty or record.dirty
-                self.deliver(self, slot, record, payloads)
-                return True
-        return False
-
-    @contextmanager
-    def attending(self) -> Iterator[None]:
-        # Within, `attend` counts the notebook's interrupts instead of raising them.
-        with self.ranks.inbox.hearing_interrupts():
-            yield
-
-    def attend(self, seconds: float) -> int:
-        """Handles events within ``seconds``; returns the number of the notebook's interrupts."""
-        return len(self.ranks.step(seconds))
-
-    @contextmanager
-    def awaiting(self) -> Iterator[Callable[[float], Awaitable[int]]]:
-        """Within, `attend` can be awaited."""
-        with self.ranks.inbox.waking() as next_event:
-
-            async def attend(seconds: float) -> int:
-                await next_event(seconds)
-                return self.attend(0)
-
-            yield attend
 
 
-_REPLACE_SECONDS = 15.0
-_SLOW_SECONDS = 2.0
-_SETTLE_SECONDS = 0.3
-_STEP_SECONDS = 0.1
-_TRIES = 5
+_POLL_SECONDS = 0.1
+#: Ending more ranks than this takes seconds.
+_MANY_RANKS = 16
+#: Poll interval while a rank asks for input.
+_TYPING_SECONDS = 0.02
 
 
-class Replacement:
-    """New processes for dead ranks, and for ranks that die meanwhile.
+class View(Protocol):
+    """The display of a cell's output while it runs and after it."""
 
-    ``epoch`` is one more for each new try, ``ends`` how the replaced ranks had ended, ``presses``
-    the number of the notebook's interrupts meanwhile.
+    def output(self, batch: Output) -> None: ...
+
+    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None: ...
+
+    def left(self, rank: int, status: str) -> None:
+        """Handles the end of a cell on a rank: a reply's status, ``lost``, or ``replaced``.
+
+        ``waiting`` comes for a rank that has left already.
+        """
+
+    def notice(self, text: str) -> None:
+        """Shows a line about the cell as a whole."""
+
+    def make_way(self) -> None:
+        """Shows everything so far: an input prompt follows below it."""
+
+    def refresh(self) -> None:
+        """Shows what is new; called several times a second."""
+
+    def finish(self) -> None:
+        """Shows everything: the cell has ended."""
+
+
+class HiddenView:
+    """The view of calls that are no cell of the reader's: it shows nothing.
+
+    The next cell shows the output given to ``keep``; ``tell`` gets lines about the cell as a whole.
     """
 
-    def __init__(self, ranks: Connection, epoch: int, tell: Callable[[str], None]) -> None:
-        self.epoch = epoch
-        self.ends: dict[int, ExitReport] = {}
-        self.presses = 0
-        self._ranks = ranks
+    def __init__(
+        self, keep: Callable[[Output], object], tell: Callable[[str], object] = lambda text: None
+    ) -> None:
+        self._keep = keep
         self._tell = tell
 
-    def make(self) -> None:
-        """Replaces the ranks. The first interrupt waits for the end; the second one ends all ranks.
+    def output(self, batch: Output) -> None:
+        # As output of a thread, which the next cell shows.
+        if batch.entries:
+            self._keep(batch)
 
-        Raises ClusterLost if they cannot be replaced; all are killed then.
+    def notice(self, text: str) -> None:
+        self._tell(text)
+
+    def _drop(self, *_: object) -> None:
+        # The end of the cell is returned or raised.
+        ...
+
+    telemetry = left = make_way = refresh = finish = _drop
+
+
+class CellRun:
+    """One cell on its ranks; ``timeout`` is in seconds."""
+
+    def __init__(
+        self,
+        cell: int,
+        ranks: Sequence[int],
+        connection: Connection,
+        view: View,
+        timeout: float | None,
+    ) -> None:
+        self.cell = cell
+        self.ranks = tuple(ranks)
+        self.size = connection.size
+        self.view = view
+        self._connection = connection
+        self.replies: dict[int, Reply] = {}
+        self.presses = 0
+        self.timed_out = False
+        self.timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._values: dict[int, bytes] = {}
+        self._interrupted_at: float | None = None
+        self._unheard = InterruptTimeout(connection.ask_soon)
+        self._interrupts = 0
+        #: Whether a feature waits for the user, as at a prompt of a rank.
+        self._asks_user = False
+        self._stepped_at = time.monotonic()
+        self._died: dict[int, Report] = {}
+        self._hooks = connection.hooks
+        connection.roster.lines.clear()
+        self._hooks.cell_started(
+            CellContext(
+                number=cell,
+                ranks=self.ranks,
+                shown=not isinstance(view, HiddenView),
+                kernel=of_this_process(),
+                front_end=front_end(),
+                pending=lambda: self.pending,
+                interrupts=lambda: self._interrupts,
+                notice=view.notice,
+                show_output=view.make_way,
+                ask=lambda name, arguments, chosen, seconds: connection.ask(
+                    name, arguments, ranks=chosen, seconds=seconds, strict=False
+                ),
+                ask_soon=connection.ask_soon,
+                poll=self._hooks.polls.append,
+            )
+        )
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The ranks that have not replied yet, and may."""
+        gone = self._died
+        return tuple(rank for rank in self.ranks if rank not in self.replies and rank not in gone)
+
+    def died(self, end: failures.ProcessExit) -> None:
+        """Handles the death of a rank that the others survive."""
+        rank, roster = end.rank, self._connection.roster
+        if rank not in self.ranks or rank in self.replies:
+            self.view.notice(f"rank {rank} {failures.ending(end.code, end.memory)}")
+            return
+        self.view.left(rank, "lost")
+        self._show_unsent(rank)
+        self._died[rank] = roster.report(end)
+        others = [rank for rank in self.pending if rank != end.rank]
+        if others:
+            # The report at the end of the cell explains the signal.
+            how = failures.ending(end.code, explain=False)
+            self.view.notice(
+                f"rank {rank} {how}; {label(others)} keep{'s' * (len(others) == 1)} running"
+            )
+
+    @property
+    def ended_well(self) -> bool:
+        return {r for r, reply in self.replies.items() if reply.status == "ok"} == set(self.ranks)
+
+    def step(self, seconds: float) -> None:
+        """Handles what comes within ``seconds``, and shows it."""
+        for _ in self._connection.step(seconds):
+            self.press()
+        before, self._stepped_at = self._stepped_at, time.monotonic()
+        if self._hooks.polls or self._asks_user:
+            self._poll_features(self._stepped_at - before)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._deadline = None
+            self.timed_out = True
+            self.view.notice(
+                f"timeout of {self.timeout:g} s reached: interrupting {label(self.pending)}"
+            )
+            self.interrupt()
+        if self._interrupted_at is not None and self.pending and not self._connection.closed:
+            self._insist(time.monotonic() - self._interrupted_at)
+        self.view.refresh()
+
+    def _poll_features(self, seconds: float) -> None:
+        asked = self._asks_user
+        try:
+            self._asks_user = self._hooks.polled()
+        except KeyboardInterrupt:
+            self.press()
+        if (asked or self._asks_user) and self._deadline is not None:
+            # Time at an input prompt does not count towards the timeout.
+            self._deadline += seconds
+
+    @property
+    def poll_seconds(self) -> float:
+        return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
+
+    def settled(self) -> bool:
+        ranks = self._connection
+        return not self.pending or (
+            bool(ranks.roster.ends or ranks.state != "running") and ranks.over
+        )
+
+    def press(self) -> None:
+        """Interrupts the cell; the second call ends the ranks that did not settle."""
+        if self._connection.closed:
+            return
+        self.presses += 1
+        if self.presses == 1:
+            self.interrupt()
+        else:
+            self._connection.close("lost", failures.stubborn(self.pending, self.size))
+
+    def interrupt(self) -> None:
+        self._interrupts += 1
+        self._connection.send(self.pending, Interrupt(self.cell))
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+
+    def _insist(self, waited: float) -> None:
+        """Shows which ranks are still in an interrupted cell; a timeout ends them."""
+        if self._unheard.due(waited, self.pending):
+            left = GRACE_SECONDS - NOTICE_SECONDS
+            then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
+            self.view.notice(
+                f"still in the cell {NOTICE_SECONDS:g} s after the interrupt: "
+                f"{self._unheard.whereabouts(self.pending)}; all ranks will be killed {then}"
+            )
+        if waited >= GRACE_SECONDS and self.timed_out:
+            where = self._unheard.whereabouts(self.pending)
+            self._connection.close(
+                "lost",
+                f"{self._exceeded}, and {GRACE_SECONDS:g} s after the interrupt it was still "
+                f"running on {where}, so {failures.ended(self.size)}",
+            )
+
+    @property
+    def _exceeded(self) -> str:
+        return f"the cell exceeded its timeout of {self.timeout:g} s"
+
+    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+        if isinstance(record, Output):
+            self.view.output(record)
+        elif isinstance(record, Telemetry):
+            if isinstance(record, Pulse) and record.line:
+                self._unheard.lines[record.rank] = record.line
+            self.view.telemetry(record, payloads)
+        else:
+            self.view.left(record.rank, record.shown_status)
+            self.replies[record.rank] = record
+            if record.has_value:
+                self._values[record.rank] = payloads[0]
+
+    def end(self) -> None:
+        """Handles the remaining events of a settled cell.
+
+        Raises ClusterLost if a rank died; CellInterrupted or CellTimeout if the ranks were ended
+        for it.
         """
-        ranks, roster, problem = self._ranks, self._ranks.roster, ""
-        with ranks.inbox.hearing_interrupts():
-            for epoch in range(self.epoch, self.epoch + _TRIES):
-                self.epoch = epoch
-                try:
-                    problem = self._try()
-                except TimeoutError as error:  # the next try would have no answer either
-                    problem = str(error)
-                    break
-                if not roster.dead:
-                    ranks.all_up()
-                    return
-                if roster.ends:
-                    break
-                if problem:
-                    self._wait(lambda: bool(roster.ends), _SETTLE_SECONDS)
-        roster.ends = roster.ends or list(roster.dead.values())
-        why = f"{ranks.loss(shown=True)}\nIt could not be replaced: {problem}"
-        ranks.close("lost", why)
-        raise ClusterLost(why)
+        self._connection.step(0)
+        if self._connection.closed:
+            kind = CellTimeout if self.timed_out else CellInterrupted
+            raise kind(self._connection.lost_because or "the ranks were stopped")
+        if self._connection.roster.ends:
+            raise ClusterLost(self._lose())
 
-    def _try(self) -> str:
-        """Tries to replace the ranks that are dead now; returns the obstacle, if any.
+    def _lose(self) -> str:
+        """Shows the unsent output of dead ranks, and returns what happened."""
+        if self.size > _MANY_RANKS:
+            self.view.notice(
+                f"{failures.describe_exits(self._connection.roster.ends)} Killing the others."
+            )
+            self.view.refresh()
+        why = self._connection.lose(shown=True)
+        for rank in self.ranks:
+            if rank in self.pending:
+                self.view.left(rank, "lost")
+            self._show_unsent(rank)
+        return why
 
-        Once one living rank has done its part, all have, and the new ranks belong to them. A rank
-        that dies after that is replaced by the next try.
+    def _show_unsent(self, rank: int) -> None:
+        if text := self._connection.roster.unsent_output(rank):
+            self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
+
+    @property
+    def failed_first(self) -> int | None:
+        """The rank that failed first, without ranks that merely waited for others."""
+        failed = [reply for reply in self.replies.values() if reply.report]
+        # The sort keeps the order of arrival: the first reply is that of the first failure.
+        failed.sort(key=lambda reply: reply.report is not None and reply.report.waiting)
+        return failed[0].rank if failed else None
+
+    def check(self) -> None:
+        """Raises CellFailed, CellInterrupted or CellTimeout, unless the cell ended well."""
+        replies = sorted(self.replies.items())
+        reports = [reply.report for _, reply in replies if reply.report]
+        reports[:0] = self._died.values()  # the cause, so it comes first
+        late = self._exceeded if self.timed_out else ""
+        if not reports:
+            if late:
+                raise CellTimeout(late)
+            return
+        failed = any(
+            reply.status == "error" and not reply.report.waiting
+            for _, reply in replies
+            if reply.report
+        )
+        kind: type[CellFailed] = CellFailed
+        if self._died:
+            kind = RankDied
+        elif not failed and (self.timed_out or self.presses):
+            kind = CellTimeout if self.timed_out else CellInterrupted
+        if kind is CellTimeout:
+            reports = [failures.as_timeout(report, late) for report in reports]
+        message = failures.plain(failures.headline(reports, self.size))
+        if kind is CellTimeout and late not in message:  # all other ranks only waited
+            message = f"{late}. {message}"
+        error = kind(message, failures.describe(reports, self.ranks), reports)
+        # A notebook shows the text by itself; a script's traceback ends with the notes.
+        error.add_note(failures.plain(error.text))
+        raise error
+
+    def values(self) -> list[Any]:
+        """Returns the value of the last expression on each rank, in order of rank.
+
+        Raises UsageError if a value could not be sent to the notebook, or cannot be read there.
         """
-        ranks, roster = self._ranks, self._ranks.roster
-        dead, left = sorted(roster.dead), roster.left
-        roster.fresh.clear()
-        roster.again.clear()
-        seconds = _REPLACE_SECONDS + len(dead)
-        with ranks.asking(left, requests.HEAL, {"dead": dead, "epoch": self.epoch}) as got:
-
-            def agreed() -> bool:
-                return any(not answer.problem for answer, _ in got.values())
-
-            def over() -> bool:
-                answered = all(rank in got or rank in roster.dead for rank in left)
-                came = all(rank in roster.fresh or rank in roster.again for rank in dead)
-                return bool(roster.ends) or (answered and (came or not agreed()))
-
-            self._wait(over, seconds)
-        problem = _problem(got)
-        if not over():
-            why = f"took over {seconds:g} s" if self.presses < 2 else "was interrupted twice"
-            raise TimeoutError(f"replacing {label(dead)} {why}")
-        if roster.ends or not agreed():
-            return problem or "another rank has died meanwhile"
-        if problem:
-            raise TimeoutError(problem)
-        for rank in dead:
-            self.ends[rank] = roster.dead.pop(rank)
-            roster.lines.pop(rank, None)
-            if rank in roster.again:
-                end = roster.dead[rank] = roster.again[rank]
-                self._tell(f"rank {rank}, which was new, {ending(end.code, end.memory)}")
-        for warning in {answer.content.get("warning", "") for answer, _ in got.values()} - {""}:
-            self._tell(warning)
-        return ""
-
-    def _wait(self, done: Callable[[], bool], seconds: float) -> None:
-        dead = self._ranks.roster.dead
-        known, began, slow = set(dead), time.monotonic(), False
-        while not done() and time.monotonic() < began + seconds and self.presses < 2:
-            try:
-                self.presses += len(self._ranks.step(_STEP_SECONDS))
-            except Exception as error:  # an error of the display, not of the replacement
-                self._tell(str(error))
-            for rank in sorted(dead.keys() - known):
-                known.add(rank)
-                self._tell(f"rank {rank} {ending(dead[rank].code, dead[rank].memory)}")
-            if not slow and time.monotonic() > began + _SLOW_SECONDS:
-                slow = True
-                still = "still being replaced; interrupt twice to kill all ranks"
-                self._tell(f"{label(sorted(known))}: {still}")
-
-
-def _problem(got: AnswersSoFar) -> str:
-    problems = [answer.problem for answer, _ in got.values() if answer.problem]
-    # Ranks that left because of another rank's error add nothing to the report.
-    return min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
+        for rank, reply in sorted(self.replies.items()):
+            if reply.value_problem:
+                raise UsageError(
+                    f"expected a last expression that can be pickled, found on rank {rank}: "
+                    f"{reply.value_problem}. The cell has run; its variables are on the ranks. "
+                    "End it with a plain value, as list(...) or an array."
+                )
+        return [
+            variables.load(self._values[rank], rank) if rank in self._values else None
+            for rank in self.ranks
+        ]
 
 
 _rank_of = attrgetter("rank")
+#: How long the next cell waits for one that was interrupted and left.
 _DETACHED_SECONDS = 10.0
-"""How long the next cell waits for one that was interrupted and left."""
+#: After this time the ranks are asked whether they are still in it: a reply may be lost.
 _REPLY_SECONDS = 1.0
-"""After this time the ranks are asked whether they are still in it: a reply may be lost."""
 
 
 class Cells:
@@ -264,22 +410,23 @@ class Cells:
 
     def __init__(self) -> None:
         self.late: list[Output] = []
-        self._running: CellRun | None = None
-        self._left: CellRun | None = None
+        #: The number of cells that these ranks have run, of any notebook.
+        self.count = 0
+        self.running: CellRun | None = None
+        self._abandoned: CellRun | None = None
         self._crew: MemberSlots | None = None
-        self._number = 0
         self._epoch = 0
         self._dirty = False
 
     def begin(self, ranks: Connection) -> None:
         self._ranks = ranks
-        self._epoch, self._dirty, self._left = 0, False, None
-        ranks.of_death = self._take_death
+        self._epoch, self._dirty, self._abandoned = 0, False, None
+        ranks.on_death = self._take_death
         self.late.clear()
 
     def take_over(self, ranks: Connection, left: DetachedCell) -> None:
         self.begin(ranks)
-        self._number, self._epoch, self._dirty = left.cell, left.epoch, left.dirty
+        self.count, self._epoch, self._dirty = left.cell, left.epoch, left.dirty
         if left.members:
             self._end_members(left)
 
@@ -301,37 +448,21 @@ class Cells:
             self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
         self._ask(requests.MEMBERS, {"ranks_each": 0})
 
-    def follow(self, run: CellRun) -> None:
-        """Shows a cell of another notebook from now on."""
-        self._running = run
-
-    def show_late(self, view: View) -> None:
-        self._show_late(view)
-
     @property
     def busy(self) -> bool:
         # An ensemble counts as well.
-        return self._running is not None or self._crew is not None
-
-    @property
-    def count(self) -> int:
-        """The number of cells that these ranks have run, of any notebook."""
-        return self._number
-
-    @property
-    def running(self) -> CellRun | None:
-        return self._running if self._running is not None and self._running.pending else None
+        return self.running is not None or self._crew is not None
 
     def check_idle(self) -> None:
         """Raises UsageError while another cell runs: an awaited cell lets its event loop run."""
-        if self._running is not None:
-            if not self._running.settled():
+        if self.running is not None:
+            if not self.running.settled():
                 raise UsageError(
                     "expected idle ranks, found them running a cell. Wait for its end, or "
                     "interrupt it: cluster.interrupt()"
                 )
-            # An interrupt came before the wait for it began.
-            self.end(self._running)
+            # An interrupt came before the wait for the cell began, so nothing has ended it.
+            self.end(self.running)
         if self._crew is not None:
             raise UsageError(
                 "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
@@ -341,32 +472,54 @@ class Cells:
     def prepare(self, view: View) -> int:
         """Makes idle ranks ready for another cell; returns its number. Ranks may die meanwhile."""
         self.check_idle()
-        self._show_late(view)
+        self.show_late(view)
         self._renew()
-        self._number += 1
-        return self._number
+        self.count += 1
+        return self.count
 
     def send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
-        self._running = run
+        self.running = run
         try:
             self._ranks.send(run.ranks, cell, *payloads)
         except BaseException:
-            self.abandon(run)
+            self._abandon(run)
             raise
 
     def end(self, run: CellRun) -> None:
-        self._running = None
+        self.running = None
         self._note_dirty(run)
 
     def _note_dirty(self, run: CellRun) -> None:
         self._dirty = self._dirty or any(reply.dirty for reply in run.replies.values())
 
-    def abandon(self, run: CellRun) -> None:
+    def _abandon(self, run: CellRun) -> None:
         """Interrupts a cell after an exception has ended the wait for it."""
-        self._running, self._left = None, run
+        self.running, self._abandoned = None, run
         self._ranks.hooks.cell_abandoned()
         if not self._ranks.closed:
             run.interrupt()
+
+    def wait(self, run: CellRun) -> None:
+        """Shows a cell until its ranks have left it, or have ended."""
+        try:
+            with self._ranks.inbox.hearing_interrupts():
+                while not run.settled():
+                    run.step(run.poll_seconds)
+        except BaseException:
+            self._abandon(run)
+            raise
+
+    async def wait_awaited(self, run: CellRun) -> None:
+        """Waits like `wait`, and lets the event loop run."""
+        inbox = self._ranks.inbox
+        try:
+            with inbox.hearing_interrupts(), inbox.waking() as next_event:
+                while not run.settled():
+                    await next_event(run.poll_seconds)
+                    run.step(0)
+        except BaseException:
+            self._abandon(run)
+            raise
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
@@ -374,7 +527,7 @@ class Cells:
         self.check_idle()
         self._renew()
         told = self._ask(requests.MEMBERS, {"ranks_each": ranks_each})
-        self._crew = MemberSlots(self._ranks, self._number, ranks_each)
+        self._crew = MemberSlots(self._ranks, self.count, ranks_each)
         for slot in self._crew.slots:
             slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
             slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
@@ -383,7 +536,7 @@ class Cells:
         try:
             yield self._crew
         finally:
-            self._number = self._crew.cells
+            self.count = self._crew.cells
             self._crew = None
             self._ranks.in_crew = False
             if not self._ranks.closed:
@@ -395,50 +548,51 @@ class Cells:
         if self._crew is not None:
             self._ranks.inbox.put(InterruptRequested())
             return True
-        if self._running is None:
+        if self.running is None:
             return False
-        self._running.press()
+        self.running.press()
         return True
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         if self._crew is not None and self._crew.take(record, payloads):
             return
-        if self._running is not None and record.cell == self._running.cell:
+        if self.running is not None and record.cell == self.running.cell:
             if not isinstance(record, Result):
-                self._running.take(record, payloads)
+                self.running.take(record, payloads)
             return
         if isinstance(record, Output) and record.entries:
             self.late.append(record)
-            if self._running is not None:
+            if self.running is not None:
                 # The rank had not begun this cell yet: output of the cell comes later.
-                self._show_late(self._running.view)
-        elif isinstance(record, Reply) and self._left and record.cell == self._left.cell:
-            self._left.replies[record.rank] = record
+                self.show_late(self.running.view)
+        elif isinstance(record, Reply) and self._abandoned and record.cell == self._abandoned.cell:
+            self._abandoned.replies[record.rank] = record
 
-    def _take_death(self, end: ExitReport) -> None:
-        if self._running is not None:
-            self._running.died(end)
-        if self._left is not None:
-            self._left.died(end)
+    def _take_death(self, end: ProcessExit) -> None:
+        if self.running is not None:
+            self.running.died(end)
+        if self._abandoned is not None:
+            self._abandoned.died(end)
 
     @property
     def occupied(self) -> bool:
         # Ranks may still be in a cell that was interrupted.
-        return self._left is not None and not self._left.settled()
+        return self._abandoned is not None and not self._abandoned.settled()
 
     def heal(self, tell: Callable[[str], None]) -> Replacement:
         """Replaces dead ranks by new processes, in a fresh epoch; raises ClusterLost after it has
         killed all ranks.
         """
-        if self._left is not None:
-            self._see_off(self._left)
+        if self._abandoned is not None:
+            self._await_abandoned(self._abandoned)
         healed = Replacement(self._ranks, self._epoch + 1, tell)
         healed.make()
         self._epoch = healed.epoch
         self._dirty = False
         return healed
 
-    def _show_late(self, view: View) -> None:
+    def show_late(self, view: View) -> None:
+        """Shows what ranks have written since their last cell."""
         if isinstance(view, HiddenView):
             return
         for rank, batches in groupby(sorted(self.late, key=_rank_of), key=_rank_of):
@@ -447,11 +601,11 @@ class Cells:
             view.output(Output(rank, 0, tuple(late), 0, 0, 0))
         self.late.clear()
 
-    def _see_off(self, left: CellRun) -> None:
+    def _await_abandoned(self, left: CellRun) -> None:
         """Waits until all ranks have left an interrupted cell; raises UsageError if one stays."""
         deadline = time.monotonic() + _DETACHED_SECONDS
         self._ranks.wait_until(left.settled, _REPLY_SECONDS)
-        while not left.settled() and (busy := self._in_it(left)):
+        while not left.settled() and (busy := self._not_idle(left.pending)):
             if time.monotonic() > deadline:
                 raise UsageError(
                     f"expected idle ranks, found {label(busy)} still in a cell that "
@@ -461,10 +615,7 @@ class Cells:
         # The reply of a rank was lost, and with it how the rank has left the cell.
         self._note_dirty(left)
         self._dirty = self._dirty or bool(left.pending)
-        self._left = None
-
-    def _in_it(self, left: CellRun) -> list[int]:
-        return self._not_idle(left.pending)
+        self._abandoned = None
 
     def _not_idle(self, ranks: Collection[int]) -> list[int]:
         told = self._ranks.ask(requests.STATUS, {}, ranks=ranks, seconds=1.0, strict=False)
@@ -472,8 +623,8 @@ class Cells:
         return [rank for rank in ranks if rank not in idle]
 
     def _renew(self) -> None:
-        if self._left is not None:
-            self._see_off(self._left)
+        if self._abandoned is not None:
+            self._await_abandoned(self._abandoned)
         # A new communicator needs all ranks. The living ones can run cells without collectives.
         if self._dirty and not self._ranks.roster.dead:
             self._epoch += 1

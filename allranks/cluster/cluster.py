@@ -6,23 +6,24 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 
 from allranks.cluster import devices, launchers, variables
-from allranks.cluster.cells import Cells, MemberSlots
+from allranks.cluster.cells import CellRun, Cells, HiddenView, View
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus, plain, read_status
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.kept import AfterCells, KeptFolders, keep_here, listed, restored
+from allranks.cluster.folders import KeptFolders
+from allranks.cluster.healing import AfterCells, keep_here, listed, restored
 from allranks.cluster.launchers.launcher import MultiHostLauncher
+from allranks.cluster.members import MemberSlots
 from allranks.cluster.options import check_preload, check_source, check_timeout, choose_size
-from allranks.cluster.run import CellRun, View
 from allranks.cluster.sessions import AttachedHostAgent
 from allranks.cluster.sharing import DetachedCell
-from allranks.cluster.variables import HiddenView, explain
-from allranks.cluster.wire import Answers
+from allranks.cluster.sockets import Answers
+from allranks.cluster.variables import explain_here
 from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
@@ -40,16 +41,7 @@ _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
 _RESTORE_SECONDS = 120.0
 """A model's library may have to be imported first."""
-
-#: Attributes for the magics, ensembles and scripts; `__dir__` hides them.
-_OF_THE_PACKAGE = {
-    "ask", "ask_soon", "attach", "catch_up", "connection_information", "count", "crew",
-    "failed_first", "follow", "goes_on",
-    "gpu_notices", "hellos", "hooks", "is_up", "keeping", "lend", "lends", "let_go",
-    "log_end", "news",
-    "send_checked", "session_dir", "show_late", "stay", "stays", "submit", "take_over", "wait",
-    "wait_awaited",
-}  # fmt: skip
+_EXPLAIN_SECONDS = 30.0
 
 
 class Cluster:
@@ -144,17 +136,8 @@ class Cluster:
         fresh = self._kept is None
         if self._kept is None and not isinstance(self.launcher, MultiHostLauncher):
             self._kept = KeptFolders()
-        self._connection = Connection(
-            self.size,
-            self._pins,
-            self.launcher,
-            self.preload,
-            self._cells.take,
-            self.hooks,
-            self._kept.paths if self._kept is not None else (),
-        )
-        self._cells.begin(self._connection)
-        self._connection.healing = self.healing
+        connection = self._connect(self._kept.paths if self._kept is not None else ())
+        self._cells.begin(connection)
 
         def progress(up: int, started: int, module: str) -> None:
             # All ranks come up together, after MPI has connected their processes.
@@ -164,7 +147,7 @@ class Cluster:
             passing.show(head, up + max(up, started), 2 * self.size, tail)
 
         try:
-            self._connection.start(tell, progress)
+            connection.start(tell, progress)
         except BaseException:
             if fresh:
                 self._forget()
@@ -173,9 +156,26 @@ class Cluster:
             passing.end()
         if self._kept is not None:
             self._kept.hold()
+        # Folders of a lost cluster: the new ranks begin with what its ranks had kept.
         if not fresh and (kept := self._restore(range(self.size))):
             self.news.append(f"{label(range(self.size))} {_have(self.size)} {kept}")
         return self
+
+    def _connect(
+        self, kept_dirs: tuple[str, ...] = (), taken: AttachedHostAgent | None = None
+    ) -> Connection:
+        made = self._connection = Connection(
+            self.size,
+            self._pins,
+            self.launcher,
+            self.preload,
+            self._cells.take,
+            self.hooks,
+            kept_dirs,
+            taken,
+        )
+        made.healing = self.healing
+        return made
 
     def stop(self) -> None:
         """Ends the ranks; deletes their variables, also the kept ones."""
@@ -198,7 +198,7 @@ class Cluster:
 
         ``memo`` is for the next notebook. Raises UsageError if the ranks are on several hosts.
         """
-        self.catch_up()
+        self._catch_up()
         self._ranks.stay(seconds, memo)
         self.stays = seconds
         if self._kept is not None:
@@ -213,7 +213,7 @@ class Cluster:
 
     def lend(self, memo: dict[str, Any]) -> None:
         """Leaves the ranks to another notebook; they stay as long as this one runs."""
-        self.catch_up()
+        self._catch_up()
         self._cells.check_idle()
         if self._cells.occupied:
             raise UsageError("expected idle ranks, found one in a cell that was interrupted")
@@ -223,7 +223,6 @@ class Cluster:
 
     def lends(self, lend: Callable[[socket.socket], object]) -> None:
         """Sets the function that a thread calls with a notebook that asks for the ranks."""
-        # A thread calls it with the socket of a notebook that asks for the ranks.
         self._ranks.sharing.lend = lend
 
     @property
@@ -235,28 +234,18 @@ class Cluster:
         """Takes over another notebook's ranks; returns their last cell. If they do not answer, they
         stay detached.
         """
-        config = taken.config
-        self._connection = Connection(
-            self.size,
-            self._pins,
-            self.launcher,
-            self.preload,
-            self._cells.take,
-            self.hooks,
-            taken=taken,
-        )
-        self._connection.healing = self.healing
-        left = DetachedCell.of(self._connection.attach())
+        connection = self._connect(taken=taken)
+        left = DetachedCell.of(connection.attach())
         self.stays = taken.stays
         self._shared = taken.shared
-        self._kept = KeptFolders(config.kept_dirs)
+        self._kept = KeptFolders(taken.config.kept_dirs)
         self._kept.hold()
         self._kept.stay(True)
         try:
-            self._cells.take_over(self._connection, left)
+            self._cells.take_over(connection, left)
             if not left.unseen:
-                self._ranks.resume()
-                self._ranks.ask(requests.SEND, {}, ranks=self._ranks.roster.left, strict=False)
+                connection.resume()
+                connection.ask(requests.SEND, {}, ranks=connection.roster.alive, strict=False)
         except BaseException:
             self.let_go()
             raise
@@ -266,7 +255,7 @@ class Cluster:
         """Returns the ranks' unfinished cell, in flight and shown from its beginning."""
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         self._ranks.sharing.follow(left)
-        self._cells.follow(run)
+        self._cells.running = run
         self._ranks.resume()
         return run
 
@@ -301,7 +290,6 @@ class Cluster:
     @property
     def hellos(self) -> dict[int, Hello]:
         """The report of each rank on its process, host and device."""
-        # Each rank's first record: its process and its host.
         return dict(sorted(self._ranks.roster.hellos.items()))
 
     @property
@@ -317,7 +305,6 @@ class Cluster:
     @property
     def session_dir(self) -> str:
         """The folder of the ranks' sockets, by which other notebooks find them."""
-        # Other notebooks find the ranks' sockets here.
         return self._ranks.session_dir
 
     def __enter__(self) -> Cluster:
@@ -325,10 +312,6 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def __dir__(self) -> list[str]:
-        # Tab completion shows only the names for users, not those for the package's own magics.
-        return sorted(set(super().__dir__()) - _OF_THE_PACKAGE)
 
     def __repr__(self) -> str:
         return f"<allranks.Cluster of {self.size} ranks, {self.state}>"
@@ -435,7 +418,7 @@ class Cluster:
         """
         if call is None:
             check_source(text)
-        self.catch_up()
+        self._catch_up()
         self._cells.check_idle()
         chosen = among(ranks, self.size)
         check_timeout(timeout)
@@ -475,6 +458,7 @@ class Cluster:
             ranks=chosen if len(chosen) < self.size else (),
             label=name,
             want_value=want_value,
+            # The ranks share what is shown of a cell; the rest is in their logs.
             limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
         )
         self.goes_on = 0
@@ -488,14 +472,15 @@ class Cluster:
         while True:
             gone = set(chosen) & set(dead)
             if gone and not self._heals_by_itself:
+                found = self._ranks.roster.deaths_text()
                 raise UsageError(
-                    f"expected all ranks to be alive, found that {self._ranks.roster.obituary()}. "
+                    f"expected all ranks to be alive, found that {found}. "
                     f"Type: %distributed heal   or leave {label(gone)} out: -r"
                 )
             count = self._cells.prepare(view)
             if not set(chosen) & set(dead):
                 return count
-            self.catch_up()
+            self._catch_up()
 
     def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Any:
         """Runs an allreduce (sum) that reports its steps, and times it, on the first ranks.
@@ -508,32 +493,32 @@ class Cluster:
             UsageError: there are fewer ranks, or they run a cell.
             ClusterLost: the ranks are gone.
         """
-        return explain(self, algorithm, values, self._cells.late.append)
+        if self.busy:
+            raise UsageError("the ranks are running a cell. Try again when it has ended.")
+        if not 2 <= len(values) <= self.size:
+            raise UsageError(
+                "an allreduce needs 2 ranks or more, and no more than are running: found "
+                f"{len(values)}, and {self.size} {'is' if self.size == 1 else 'are'} running. "
+                f"Type for example: %distributed restart -n {max(2, len(values))}"
+            )
+        first, *_ = self.run(
+            explain_here,
+            algorithm,
+            values,
+            ranks=range(len(values)),
+            timeout=_EXPLAIN_SECONDS,
+            view=HiddenView(self._cells.late.append),
+        )
+        return first
 
     def wait(self, run: CellRun) -> CellRun:
         """Shows a cell's output until all its ranks have left it; raises the cell's failure."""
-        inbox = self._ranks.inbox
-        try:
-            with inbox.hearing_interrupts():
-                while not run.settled():
-                    run.step(run.poll_seconds)
-        except BaseException:
-            self._cells.abandon(run)
-            raise
+        self._cells.wait(run)
         return self._conclude(run)
 
     async def wait_awaited(self, run: CellRun) -> CellRun:
         """Waits like `wait`, and lets the event loop run: the kernel answers widgets there."""
-        # The event loop runs meanwhile: the kernel answers its widgets in it, so that buttons work.
-        inbox = self._ranks.inbox
-        try:
-            with inbox.hearing_interrupts(), inbox.waking() as next_event:
-                while not run.settled():
-                    await next_event(run.poll_seconds)
-                    run.step(0)
-        except BaseException:
-            self._cells.abandon(run)
-            raise
+        await self._cells.wait_awaited(run)
         return self._conclude(run)
 
     def _conclude(self, run: CellRun) -> CellRun:
@@ -541,11 +526,13 @@ class Cluster:
             run.end()
         finally:
             self._cells.end(run)
+            # Before the failure is raised, because the next cell needs all ranks.
             try:
                 self._heal_after(run)
                 self._keep_after(run)
             finally:
                 run.view.finish()
+                # A notebook that attaches later then does not show the cell again.
                 if self.stays or self._shared:
                     self.ask_soon(requests.SEEN, {"cell": run.cell}, lambda _: None)
                 if self.state == "running":
@@ -575,6 +562,7 @@ class Cluster:
             dead = self.dead
             said, _ = self._replace(tell)  # an interrupt concerns the cell, which has ended
         except ClusterLost:
+            # The cell's own failure would be hidden by the loss: show it as text.
             try:
                 run.check()
             except CellFailed as failed:
@@ -624,6 +612,7 @@ class Cluster:
             raise UsageError("expected ranks that have died, found all ranks alive")
         said, pressed = self._replace(tell or self.news.append)
         if pressed:
+            # The ranks are complete again, and the user still expects an interrupt.
             self.news.append(said)
             raise KeyboardInterrupt
         return said
@@ -661,7 +650,7 @@ class Cluster:
 
     def _restore(self, new: Iterable[int]) -> str:
         """New ranks take back what was kept in their places; returns what that is."""
-        old = set(self._ranks.roster.left) - set(new)
+        old = set(self._ranks.roster.alive) - set(new)
         try:
             settled = self._ranks.ask(requests.SETTLE, {}, ranks=old, seconds=_RESTORE_SECONDS)
             self.goes_on = min((content["goes_on"] for content, _ in settled.values()), default=0)
@@ -677,7 +666,7 @@ class Cluster:
         path = self.hellos[rank].log
         try:
             return end_of(path, nbytes)
-        except FileNotFoundError:
+        except FileNotFoundError:  # on another host
             asked = {"path": path, "nbytes": nbytes}
             content, _ = self.ask(requests.LOG, asked, ranks=(rank,))[rank]
             return str(content["text"])
@@ -724,7 +713,7 @@ class Cluster:
         ranks: Iterable[int] | None = None,
     ) -> Answers:
         """Returns the ranks' answers to a request of ``allranks.records.requests``."""
-        self.catch_up()
+        self._catch_up()
         return self._ranks.ask(name, arguments, *payloads, ranks=among(ranks, self.size))
 
     def client(self) -> ipyparallel.Client:
@@ -732,7 +721,7 @@ class Cluster:
 
         It closes with the cluster.
         """
-        self.catch_up()
+        self._catch_up()
         return self._ranks.client()
 
     def connection_information(self) -> dict[str, Any]:
@@ -747,7 +736,7 @@ class Cluster:
         self._look()
         if self._heals_by_itself and not self.busy and not self._cells.occupied:
             tell = tell or self.news.append
-            tell(self._ranks.roster.obituary())
+            tell(self._ranks.roster.deaths_text())
             with suppress(ClusterLost):  # then the state is lost, with the reason
                 tell(self.heal(tell))
         return self.state == "running"
@@ -758,7 +747,7 @@ class Cluster:
             if self._ranks.roster.ends and not self.busy:
                 self._ranks.lose()
 
-    def catch_up(self) -> None:
+    def _catch_up(self) -> None:
         """Handles events since the last cell; raises ClusterLost if the ranks are not up."""
         self.is_up()
         self._check_up()
@@ -779,7 +768,6 @@ class Cluster:
         ranks: Iterable[int] | None = None,
     ) -> None:
         """Makes a request of ranks while a cell runs; answers are delivered as they come."""
-        # For use while a cell runs: its answers are delivered as they come.
         if self.state == "running":
             chosen = range(self.size) if ranks is None else ranks
             self._ranks.ask_soon(name, arguments, deliver, chosen)
@@ -787,7 +775,7 @@ class Cluster:
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
         """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
-        self.catch_up()
+        self._catch_up()
         self.hooks.ensemble_started()
         with self._cells.crew(ranks_each) as crew:
             yield crew
@@ -795,3 +783,17 @@ class Cluster:
 
 def _have(count: int) -> str:
     return "has" if count == 1 else "have"
+
+
+class NotebookSession(Protocol):
+    """The interface of a notebook's session: the magics are above this package."""
+
+    @property
+    def running(self) -> Cluster | None: ...
+
+    def of_size(self, n: int | None) -> Cluster:
+        """Returns the notebook's cluster, started now with this number of ranks if necessary."""
+
+
+session: NotebookSession | None = None
+"""The session of this notebook, which the extension sets while it is loaded."""

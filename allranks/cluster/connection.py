@@ -1,7 +1,8 @@
-"""All that stands between the notebook and one set of ranks, from their start to their end."""
+"""The connection of the notebook to one set of ranks, from their start to their end."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
@@ -19,23 +20,20 @@ from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.folders import ConnectionFiles
-from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_wire
-from allranks.cluster.launchers.addresses import ANY_PORTS
-from allranks.cluster.launchers.launcher import MultiHostLauncher
+from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
+from allranks.cluster.launchers.launcher import ANY_PORTS, MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sessions import AttachedHostAgent, visit
-from allranks.cluster.wire import (
+from allranks.cluster.sockets import (
     Answers,
-    AnswersSoFar,
     DeliverAnswer,
     Event,
     EventQueue,
     FromHostAgent,
     FromRank,
     InterruptRequested,
-    PendingRequests,
+    RankSockets,
     Unreadable,
-    Wire,
 )
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
@@ -56,14 +54,17 @@ _POLL_SECONDS = 0.1
 _ATTACH_SECONDS = 20.0
 _REACH_SECONDS = 0.02
 
-OfCell = Callable[[CellRecord, list[bytes]], None]
+TakeRecord = Callable[[CellRecord, list[bytes]], None]
+#: The answers to a request that have come, by rank, and their payloads.
+AnswersSoFar = dict[int, tuple[Answer, list[bytes]]]
+AnyAgent = HostAgentProcess | MultiHostAgents
 
 
 class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned.
 
-    ``state`` is ``starting``, ``running``, ``stopped`` or ``lost``. ``of_cell`` receives output and
-    replies. With ``taken`` it attaches to another notebook's ranks.
+    ``state`` is ``starting``, ``running``, ``stopped`` or ``lost``. ``take_record`` receives output
+    and replies. With ``taken`` it attaches to another notebook's ranks.
     """
 
     def __init__(
@@ -72,61 +73,58 @@ class Connection:
         gpus: tuple[str, ...],
         launcher: AnyLauncher,
         preload: tuple[str, ...],
-        of_cell: OfCell,
+        take_record: TakeRecord,
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
         taken: AttachedHostAgent | None = None,
     ) -> None:
         self.size = size
-        inbox = self.inbox = EventQueue()
         self.roster = RankRegistry(size)
-        self.of_death: Callable[[failures.ExitReport], None] = lambda end: None
-        """Called with each rank that dies and can be replaced."""
+        #: Called with each rank that dies and can be replaced.
+        self.on_death: Callable[[failures.ProcessExit], None] = lambda end: None
         self.state = "starting"
         self.lost_because = ""
         self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
         self._preloading = ""
+        #: The ranks whose processes run.
         self._started: set[int] = set()
-        """The ranks whose processes run."""
         self._cause = ""
         self._ipyparallel: dict[str, Any] = {}
-        files = self._files = ConnectionFiles(size)
-        self._of_cell = of_cell
-        # The ranks may still answer what another notebook has asked.
-        self._requests = PendingRequests(secrets.randbits(31) if taken is not None else 0)
+        self._files = ConnectionFiles(size)
+        self._take_record = take_record
+        # The ranks may still answer what another notebook has asked: begin with another number.
+        self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
+        self._awaited: dict[int, AnswersSoFar] = {}
+        self._delivers: dict[int, DeliverAnswer] = {}
         self._launcher = launcher
         self._taken = taken
-        self._early: list[failures.ExitReport] = []
+        self._early_exits: list[failures.ProcessExit] = []
         #: ``on``, ``ask`` or ``off``.
         self.healing = "on"
         self.in_crew = False
-        # The threads must not refer to the connection: it closes with its last reference.
-        hooks = self.hooks = NotebookHooks(()) if hooks is None else hooks
-
-        deliver = partial(hooks.receive, inbox)
-
-        def unread(problem: Exception) -> None:
-            inbox.put(Unreadable(problem))
-
+        self.hooks = NotebookHooks(()) if hooks is None else hooks
+        # No thread, feature or socket may refer to the connection: it closes with its last
+        # reference.
+        inbox = self.inbox = EventQueue()
+        deliver, unread = partial(self.hooks.receive, inbox), inbox.put_unreadable
         if taken is not None:
-            self._config = taken.config
-            self._wire = Wire(deliver, unread, "", ANY_PORTS, home=taken.config.session_dir)
+            self._config, home = taken.config, taken.config.session_dir
+            self._wire = RankSockets(deliver, unread, "", ANY_PORTS, home=home)
         else:
-            self._wire, self._config = open_wire(
+            self._wire, self._config = open_sockets(
                 launcher, size, gpus, preload, kept_dirs, deliver, unread
             )
-        # Not a method of this object: the features must not keep the connection alive.
-        hooks.started(ClusterContext(size, self._wire.send, attached=taken is not None))
         self.send = self._wire.send
-        """Sends a record and its payloads to some ranks; may be called in any thread."""
+        self.hooks.started(ClusterContext(size, self.send, attached=taken is not None))
         #: Sends messages to the notebooks that watch this one.
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.
         self.can_heal = self._config.heals
         self.log_dir = self._config.log_dir
         self.session_dir = self._config.session_dir
-        self._agents: list[HostAgentProcess | MultiHostAgents] = []
+        #: None or one; a list, because the finalizer must not refer to the connection.
+        self._agents: list[AnyAgent] = []
         # Runs when the connection is garbage, and when the kernel exits.
         self._finalizer = weakref.finalize(
             self,
@@ -134,8 +132,8 @@ class Connection:
             self._clients,
             self._agents,
             self._wire,
-            files,
-            self._config.session_dir,
+            self._files,
+            self.session_dir,
         )
 
     def start(self, tell: Callable[[str], None], progress: Callable[[int, int, str], None]) -> None:
@@ -165,11 +163,10 @@ class Connection:
             raise
         self.all_up()
         if self.size <= CLIENTS_RANKS:
-            self._expect_clients()
+            agent.clients()
         self.state = "running"
 
     def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
-        # The threads must not refer to the connection: it closes with its last reference.
         inbox, files, agents = self.inbox, self._files, self._agents
         sharing, session_dir = self.sharing, self.session_dir
 
@@ -182,16 +179,17 @@ class Connection:
                 with suppress(OSError):  # a home may be read-only; client() needs no files
                     files.write(told["client"], told["engine"], next(pids, None))
                 return
+            # All other events are handled in the main thread.
             inbox.put(FromHostAgent(name, told))
-            if name == "nursery_exit":  # before the slow removal of files
+            if name == "agent_exit":  # before the slow removal of files
                 files.close()
 
         return deliver
 
-    def _start_agent(self) -> HostAgentProcess | MultiHostAgents:
+    def _start_agent(self) -> AnyAgent:
         deliver = self._agent_listener()
+        made: AnyAgent
         try:
-            made: HostAgentProcess | MultiHostAgents
             if isinstance(self._launcher, MultiHostLauncher):
                 made = MultiHostAgents(self._launcher, self._config, self._wire, deliver)
             else:
@@ -211,6 +209,7 @@ class Connection:
         return made
 
     def _start_problem(self) -> str:
+        # Other exits, and the launcher's lines, come just after the first exit.
         settle = time.monotonic() + _POLL_SECONDS
         while time.monotonic() < settle:
             self.step(_POLL_SECONDS / 4)
@@ -240,8 +239,9 @@ class Connection:
         self.state, self.lost_because = state, why
         self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
-            # Asked before the agents are ended from here.
-            self._cause = self._cause or agent.why_ended()
+            # A launcher's job is asked before it is ended from here.
+            if isinstance(agent, MultiHostAgents):
+                self._cause = self._cause or agent.job.why_ended()
         with self.inbox.hearing_interrupts():  # an interrupt must not stop this; it ends soon
             self._finalizer()
             self.step(0)
@@ -255,33 +255,35 @@ class Connection:
         self.state = "attaching"
         self._agents.append(self._taken)
         self._taken.listen(self._agent_listener())
-        with self._requests.awaited(requests.ATTACH, {}) as (ask, got):
-            try:
-                self._reach(ask, got)
-            except BaseException:
-                self.let_go()
-                raise
+        ask, got = Ask(next(self._numbers), requests.ATTACH), AnswersSoFar()
+        self._awaited[ask.request] = got
+        try:
+            self._reach(ask, got)
+        except BaseException:
+            self.let_go()
+            raise
         self.state = "running"
         # The host agent decides whether ranks end that other notebooks have had.
         self._finalizer.atexit = not self._taken.stays and not self._taken.shared
         told = {rank: answer.content for rank, (answer, _) in got.items()}
+        # Ranks that died while no notebook was attached have sent no Hello to this one.
         one = self.roster.hellos[min(told)]
-        for end in self._early:
+        for end in self._early_exits:
             log = os.path.join(self.log_dir, f"rank-{end.rank}.log")
             gone = replace(one, rank=end.rank, local_rank=end.rank, pid=end.pid, log=log)
             self.roster.hellos.setdefault(end.rank, gone)
-            self._take_end(end)
+            self._handle_exit(end)
         return told
 
     def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         deadline = time.monotonic() + _ATTACH_SECONDS
         reached: set[int] = set()
-        while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early}:
+        while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early_exits}:
             # Ranks look for this notebook twice a second.
-            reached |= {rank for rank in silent - reached if self._wire.send((rank,), ask)}
+            reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
-            if any(end.rank < 0 for end in self._early):
+            if any(end.rank < 0 for end in self._early_exits):
                 raise UsageError("the ranks have just ended. Type: %distributed start")
             if time.monotonic() > deadline:
                 raise UsageError(
@@ -292,7 +294,7 @@ class Connection:
 
     def resume(self) -> None:
         """Ranks send what the last notebook may not have shown, and all that follows."""
-        self.ask_soon(requests.RESUME, {}, lambda _: None, self.roster.left)
+        self.ask_soon(requests.RESUME, {}, lambda _: None, self.roster.alive)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay when this notebook ends; 0 for not at all."""
@@ -310,14 +312,15 @@ class Connection:
             )
         shared = self._taken is not None and self._taken.shared
         home = self._config.session_dir if seconds or shared else ""
-        self.ask(requests.STAY, {"home": home}, ranks=self.roster.left)
+        self.ask(requests.STAY, {"home": home}, ranks=self.roster.alive)
         agent.stay(seconds, memo)
+        # The kernel's exit must not end ranks that stay.
         self._finalizer.atexit = not seconds and not shared
 
     def lend(self, seconds: float, memo: dict[str, Any]) -> None:
         (agent,) = self._agents
         assert isinstance(agent, HostAgentProcess)  # only those can be watched
-        self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.left)
+        self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.alive)
         agent.stay(seconds, memo)
         visit(self.session_dir, "share")
         self.let_go()
@@ -370,9 +373,13 @@ class Connection:
         self, ranks: Iterable[int], name: str, arguments: dict[str, Any], *payloads: bytes
     ) -> Iterator[AnswersSoFar]:
         """Makes a request of ranks; within, their answers are there as they come."""
-        with self._requests.awaited(name, arguments) as (ask, got):
+        ask, got = Ask(next(self._numbers), name, arguments), AnswersSoFar()
+        self._awaited[ask.request] = got
+        try:
             self.send(ranks, ask, *payloads)
             yield got
+        finally:
+            del self._awaited[ask.request]
 
     def ask(
         self,
@@ -397,11 +404,11 @@ class Connection:
                 seconds,
             )
         if strict and roster.ends:
-            raise ClusterLost(self.loss())
+            raise ClusterLost(self.loss_text())
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
         if silent & set(roster.dead):
-            problems.append(f"{roster.obituary()}. Type: %distributed heal")
+            problems.append(f"{roster.deaths_text()}. Type: %distributed heal")
             silent -= set(roster.dead)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")
@@ -412,14 +419,17 @@ class Connection:
     def ask_soon(
         self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer, ranks: Iterable[int]
     ) -> None:
-        # `deliver` gets each answer, however late.
-        self.send(ranks, self._requests.delivered(name, arguments, deliver))
+        """Makes a request of ranks; ``deliver`` gets each answer, however late."""
+        ask = Ask(next(self._numbers), name, arguments)
+        self._delivers[ask.request] = deliver
+        self.send(ranks, ask)
 
     def client(self) -> ipyparallel.Client:
         # It closes with this connection.
         import ipyparallel
 
-        self._expect_clients()
+        for agent in self._agents:
+            agent.clients()
         # A caller may have closed the last one, for instance by ``with``.
         self._clients[:] = [client for client in self._clients if not client._closed]
         deadline = time.monotonic() + _CLIENT_SECONDS
@@ -453,18 +463,16 @@ class Connection:
         if isinstance(event, FromRank):
             record = event.record
             if isinstance(record, Hello):
-                self.roster.came(record)
+                self.roster.register(record)
             elif isinstance(record, Answer):
-                self._requests.take(record, event.payloads)
+                # An answer that comes too late is dropped.
+                if record.request in self._awaited:
+                    self._awaited[record.request][record.rank] = (record, event.payloads)
+                elif record.request in self._delivers:
+                    self._delivers[record.request](record)
             elif isinstance(record, CellRecord):
-                if isinstance(record, Output):
-                    if record.log_nbytes:
-                        self.roster.sent[record.rank] = record.log_nbytes
-                elif isinstance(record, Reply):
-                    self.roster.ended[record.rank] = self.roster.sent.get(record.rank, 0)
-                elif isinstance(record, Pulse) and record.line:
-                    self.roster.lines[record.rank] = record.line
-                self._of_cell(record, event.payloads)
+                self._note_place(record)
+                self._take_record(record, event.payloads)
             else:
                 self.hooks.message_received(record, event.payloads)
         elif isinstance(event, FromHostAgent):
@@ -483,32 +491,43 @@ class Connection:
                     "import it in a cell, or use the GPU inside its functions only."
                 )
             elif event.name == "replaces":
-                self.roster.replaces(event.fields["rank"], event.fields["pid"])
-            elif event.name in ("exit", "launcher_exit", "nursery_exit", "host_left"):
-                self._take_end(failures.ExitReport.of(event.name, event.fields))
+                self.roster.expect(event.fields["rank"], event.fields["pid"])
+            elif event.name in ("exit", "launcher_exit", "agent_exit", "host_left"):
+                self._handle_exit(failures.ProcessExit.of(event.name, event.fields))
+
+    def _note_place(self, record: CellRecord) -> None:
+        # The rank's last line, and how much of its log it has sent.
+        rank, roster = record.rank, self.roster
+        if isinstance(record, Pulse) and record.line:
+            roster.lines[rank] = record.line
+        if isinstance(record, Output) and record.log_nbytes:
+            roster.sent_nbytes[rank] = record.log_nbytes
+        if isinstance(record, Reply):
+            roster.log_nbytes_before[rank] = roster.sent_nbytes.get(rank, 0)
 
     @property
     def spares_others(self) -> bool:
         """Whether the other ranks survive the death of a rank."""
         return self.can_heal and self.healing != "off" and not self.in_crew
 
-    def _take_end(self, end: failures.ExitReport) -> None:
+    def _handle_exit(self, end: failures.ProcessExit) -> None:
         roster = self.roster
-        if roster.is_old(end):
+        if roster.is_outdated(end):
             return
-        if self.state == "attaching":
-            self._early.append(end)
+        if self.state == "attaching":  # the other ranks' answers are still to come
+            self._early_exits.append(end)
             return
         replaceable = self.spares_others and end.rank >= 0 and not end.by_launcher
         if not replaceable or self.state != "running" or roster.ends:
             roster.ends.append(end)
             return
-        again = roster.died(end)
+        # Each death is reported once: a replacement that died as well has no cell.
+        again = roster.record_death(end)
         self.hooks.rank_died(end.rank)
-        if roster.left:
-            self.send(roster.left, Died(end.rank, roster.how(end)))
+        if roster.alive:
+            self.send(roster.alive, Died(end.rank, roster.death_text(end)))
             if not again:
-                self.of_death(end)
+                self.on_death(end)
 
     @property
     def up(self) -> bool:
@@ -521,23 +540,20 @@ class Connection:
     @property
     def over(self) -> bool:
         # The ranks were ended or have died: no event can follow.
-        return self.closed or (bool(self.roster.ends) and self.roster.all_over)
+        ends = self.roster.ends
+        return self.closed or (bool(ends) and failures.all_over(ends, self.size))
 
     def all_up(self) -> None:
         for agent in self._agents:
             agent.all_up()
 
-    def _expect_clients(self) -> None:
-        for agent in self._agents:
-            agent.clients()
-
     def lose(self, shown: bool = False) -> str:
-        """Ends the ranks after a death; returns the text of :meth:`loss`."""
+        """Ends the ranks after a death; returns the text of :meth:`loss_text`."""
         self.close("lost")
-        self.lost_because = self.loss(shown)
+        self.lost_because = self.loss_text(shown)
         return self.lost_because
 
-    def loss(self, shown: bool = False) -> str:
+    def loss_text(self, shown: bool = False) -> str:
         """Returns which rank died, how, and what is lost; ``shown`` leaves out shown lines."""
         known = self.roster
         return failures.loss_text(
@@ -559,8 +575,8 @@ def _end_anywhere(*held: Any) -> None:
 
 def _end(
     clients: list[ipyparallel.Client],
-    agents: list[HostAgentProcess | MultiHostAgents],
-    wire: Wire,
+    agents: list[AnyAgent],
+    wire: RankSockets,
     files: ConnectionFiles,
     session_dir: str,
 ) -> None:
@@ -569,7 +585,7 @@ def _end(
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
         ends.callback(files.close)  # after the threads that write them
         ends.callback(wire.close)
-        for held in (*agents, *clients):
-            ends.callback(
-                held.stop if isinstance(held, HostAgentProcess | MultiHostAgents) else held.close
-            )
+        for agent in agents:
+            ends.callback(agent.stop)
+        for client in clients:
+            ends.callback(client.close)

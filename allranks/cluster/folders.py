@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import re
 import secrets
-import shlex
 import shutil
 import socket
 import stat
@@ -14,17 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import psutil
-
-from allranks.errors import UsageError
 
 _waiting: WeakSet[CleanupProcess] = WeakSet()
 
@@ -65,6 +63,7 @@ def _close_pipes() -> None:
         keeper._process.stdin.close()
 
 
+# A program that is started does not inherit the pipe; a forked process does.
 os.register_at_fork(after_in_child=_close_pipes)
 
 #: Names another folder for the logs.
@@ -139,7 +138,7 @@ def name_session_folder(where: str = "") -> str:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
             gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
             # Containers may share this folder but not their process ids: check the socket too.
-            if old and gone and not _answers(folder / "nursery"):
+            if old and gone and not _answers(folder / "agent"):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # another process has swept it, or it is another user's
@@ -167,9 +166,6 @@ def _answers(path: Path) -> bool:
     return True
 
 
-_FILE = "ipcluster_config.py"
-
-
 def profile_folder() -> Path | None:
     """Returns the folder of IPython's profile: this notebook's, else the default one.
 
@@ -186,51 +182,68 @@ def profile_folder() -> Path | None:
     return Path(get_ipython_dir(), "profile_default")
 
 
-@dataclass(frozen=True)
-class SlurmSettings:
-    """How jobs are submitted and cancelled here, and with which options.
+_KEPT = "allranks-kept-"
+_MEMORY = "/dev/shm"
 
-    ``group`` of ``job_id`` is the job's number in the output of the submit command.
+
+class KeptFolders:
+    """A folder in memory, if possible, and one on disk; both mode 0700.
+
+    The host agent makes them. They are removed by :meth:`close`, by garbage collection, when the
+    kernel exits, and by the agent if the kernel is killed or nothing was kept. The next kernel
+    removes the folders of a kernel that was killed when it had no agent.
     """
 
-    submit: tuple[str, ...] = ("sbatch",)
-    delete: tuple[str, ...] = ("scancel",)
-    options: tuple[str, ...] = ()
-    job_id: re.Pattern[str] = re.compile(r"\d+")
-    group: int = 0
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        name = f"{_KEPT}{secrets.token_hex(8)}"
+        places = dict.fromkeys((_MEMORY, tempfile.gettempdir()))
+        for place in places:
+            _sweep_kept(Path(place))
+        self.paths = tuple(paths) or tuple(os.path.join(place, name) for place in places)
+        self._held: list[int] = []
+        self.close = weakref.finalize(self, _end_kept, self.paths, self._held)
+
+    def hold(self) -> None:
+        # The lock keeps other kernels from removing the folders, which exist by now.
+        _let_go(self._held)
+        for path in self.paths:
+            with suppress(OSError):  # no files can be made there
+                self._held.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                fcntl.flock(self._held[-1], fcntl.LOCK_SH)
+
+    def stay(self, stays: bool) -> None:
+        """Sets whether they stay, with the ranks, when the kernel exits."""
+        self.close.atexit = not stays
+
+    def let_go(self) -> None:
+        self.close.detach()
+        _let_go(self._held)
 
 
-def slurm_settings() -> SlurmSettings:
-    """Returns the options of ``c.SlurmLauncher`` and its like in the profile's
-    ``ipcluster_config.py``.
+def _end_kept(paths: Sequence[str], held: list[int]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+    _let_go(held)
 
-    Templates are ignored: they would start engines that are not ranks of one world.
-    """
-    place = profile_folder()
-    if place is None or not (place / _FILE).exists():
-        return SlurmSettings()
-    path = place / _FILE
-    from ipyparallel.cluster.launcher import SlurmEngineSetLauncher
-    from traitlets.config.loader import PyFileConfigLoader
 
-    try:
-        config = PyFileConfigLoader(path.name, path=str(path.parent)).load_config()
-        said = SlurmEngineSetLauncher(config=config, profile_dir=str(path.parent))
-        named = {"partition": said.queue, "account": said.account}
-        named |= {"qos": said.qos, "time": said.timelimit}
-        more = said.formatter.format(said.options, **{**said.context, **said.namespace})
-        options = [f"--{name}={value}" for name, value in named.items() if value]
-        return SlurmSettings(
-            submit=tuple(said.submit_command),
-            delete=tuple(said.delete_command),
-            options=(*options, *shlex.split(more)),
-            job_id=said.job_id_regexp,
-            group=said.job_id_regexp_group,
-        )
-    except Exception as error:  # a user's code may raise anything
-        raise UsageError(
-            f"expected ipyparallel's settings of Slurm in {path}, found {error!r}. Correct it"
-        ) from error
+def _let_go(held: list[int]) -> None:
+    while held:
+        os.close(held.pop())
+
+
+def _sweep_kept(place: Path) -> None:
+    for folder in place.glob(f"{_KEPT}*"):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # A new folder may not be locked yet.
+                if time.time() - os.fstat(descriptor).st_mtime > _GRACE_SECONDS:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            continue  # a process holds it, or it is another user's
 
 
 _SET_NAME = "allranks on "
@@ -257,7 +270,9 @@ class ConnectionFiles:
         folder = self._profile / "security"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep_files(folder)
-        name = next(name for name in _names() if _take(folder, name, client))
+        # The empty name is the default of clients.
+        names = itertools.chain([""], (f"allranks-{os.getpid()}-{n}" for n in itertools.count(1)))
+        name = next(name for name in names if _take(folder, name, client))
         paths = _paths(folder, name)
         try:
             keeper = self._keeper = CleanupProcess(_REMOVE, *map(str, paths))
@@ -265,6 +280,7 @@ class ConnectionFiles:
             paths[0].unlink()
             raise
         _write(paths[1], engine)
+        # Last, because with this file the cluster counts as running.
         _write(paths[2], _cluster(name, self._profile, self._size, pid or keeper.pid))
 
     def close(self) -> None:
@@ -287,12 +303,6 @@ def connection_files() -> list[tuple[Path, int]]:
                 continue  # not one of ours, or removed just now
             found.append((_paths(folder, path.stem.removeprefix("cluster-"))[0], size))
     return found
-
-
-def _names() -> Iterator[str]:
-    """The names for a cluster in ipyparallel: first the empty one, the default of clients."""
-    yield ""
-    yield from (f"allranks-{os.getpid()}-{number}" for number in count(1))
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path, Path]:

@@ -18,16 +18,15 @@ import psutil
 
 from allranks.cluster import folders
 from allranks.cluster.devices import HIDDEN
-from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK, ports
-from allranks.cluster.launchers.launcher import Host, MultiHostLauncher
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, Host, MultiHostLauncher, ports
 from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.wire import Deliver, DeliverUnread, Wire
+from allranks.cluster.sockets import Deliver, DeliverUnread, RankSockets
 from allranks.errors import StartFailed
-from allranks.records.config import LIMIT_SECONDS, Invitation, NurseryConfig, version
+from allranks.records.config import LIMIT_SECONDS, HostAgentConfig, Invitation, version
 
 
-def open_wire(
+def open_sockets(
     launcher: AnyLauncher,
     size: int,
     gpus: tuple[str, ...],
@@ -35,16 +34,13 @@ def open_wire(
     kept_dirs: tuple[str, ...],
     deliver: Deliver,
     unread: DeliverUnread,
-) -> tuple[Wire, NurseryConfig]:
-    """Opens the notebook's wire; returns it, and the host agent's configuration.
-
-    The wire's thread calls ``deliver`` with each record, and ``unread`` with the problem of one
-    that it cannot read.
-    """
+) -> tuple[RankSockets, HostAgentConfig]:
+    """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
     address, allowed, place = LOOPBACK, ANY_PORTS, ""
     heals = False
     if isinstance(launcher, MultiHostLauncher):
+        # The folder has the same path on every host, whatever their TMPDIR is.
         address, allowed, place = launcher.address(), ports(), "/tmp"
     else:
         command = launcher.command(size)
@@ -53,11 +49,16 @@ def open_wire(
     if heals:
         command[1:1] = LASTING
         environment |= LASTING_SETTINGS
-    work_dir = _work_folder()
+    try:
+        work_dir = os.getcwd()  # the ranks run in the notebook's own folder
+    except OSError as error:
+        raise StartFailed(
+            f"expected a working folder, found that it has been removed: {error}. Type: %cd ~"
+        ) from error
     log_dir = folders.make_log_folder()
     session_dir = folders.name_session_folder(place)
-    wire = Wire(deliver, unread, address, allowed)
-    config = NurseryConfig(
+    wire = RankSockets(deliver, unread, address, allowed)
+    config = HostAgentConfig(
         size=size,
         launch=tuple(command),
         environment=environment,
@@ -76,21 +77,10 @@ def open_wire(
     return wire, config
 
 
-def _work_folder() -> str:
-    """Returns the folder in which the ranks run: the notebook's own."""
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise StartFailed(
-            f"expected a working folder, found that it has been removed: {error}. Type: %cd ~"
-        ) from error
-
-
 _STOP_SECONDS = 10.0
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
-_AGENT = "allranks.agent"
 
 
 class HostAgentProcess:
@@ -100,16 +90,16 @@ class HostAgentProcess:
     """
 
     def __init__(
-        self, config: NurseryConfig, deliver: Callable[[str, dict[str, Any]], None]
+        self, config: HostAgentConfig, deliver: Callable[[str, dict[str, Any]], None]
     ) -> None:
         self._deliver = deliver
         self._session_dir = config.session_dir
-        log = os.path.join(config.log_dir, "nursery.log")
+        log = os.path.join(config.log_dir, "host-agent.log")
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
                 # -P: files in the notebook's folder must not shadow the standard library.
-                [sys.executable, "-P", "-m", _AGENT],
+                [sys.executable, "-P", "-m", "allranks.agent"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=descriptor,
@@ -120,16 +110,14 @@ class HostAgentProcess:
         finally:
             os.close(descriptor)
         self._say(config.to_json())
-        self._thread = threading.Thread(target=self._listen, name="allranks-nursery", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name="allranks-host-agent", daemon=True
+        )
         self._thread.start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def why_ended(self) -> str:
-        # Only this process ends the agent without an event.
-        return ""
 
     def all_up(self) -> None:
         # The agent then notes the processes that the ranks share.
@@ -175,8 +163,8 @@ class HostAgentProcess:
         for line in self._process.stdout:
             self._deliver(*event_of(line))
         code = self._process.wait()
-        self._deliver("nursery_exit", {"code": code})
-        if code < 0:
+        self._deliver("agent_exit", {"code": code})
+        if code < 0:  # it was killed, and could end nothing
             end_session(self.pid, self._session_dir)
 
 
@@ -198,7 +186,9 @@ def end_session(leader: int, session_dir: str) -> None:
 
 def _wait_for_end(leader: int, seconds: float) -> list[int]:
     deadline = time.monotonic() + seconds
-    while (left := _in_session(leader)) and time.monotonic() < deadline:
+    while (
+        left := [pid for pid in psutil.pids() if _session_of(pid) == leader]
+    ) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     return left
 
@@ -207,10 +197,6 @@ def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _in_session(leader: int) -> list[int]:
-    return [pid for pid in psutil.pids() if _session_of(pid) == leader]
 
 
 def _is_of(pid: int, session_dir: str) -> bool:
@@ -256,8 +242,8 @@ class MultiHostAgents:
     def __init__(
         self,
         launcher: MultiHostLauncher,
-        config: NurseryConfig,
-        wire: Wire,
+        config: HostAgentConfig,
+        wire: RankSockets,
         deliver: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self._launcher = launcher
@@ -268,13 +254,14 @@ class MultiHostAgents:
         self._expected: Sequence[Host] = ()
         self._host_of: dict[int, str] = {}
         self._addresses: dict[str, str] = {}
-        self._gone: set[str] = set()
-        self._told: set[str] = set()
+        self._ended_hosts: set[str] = set()
+        self._reported: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = False
-        wire.deliver_host = self._take
+        wire.deliver_host = self._handle
+        # The job is started last: its hosts may connect at once.
         invitation = Invitation(wire.commands_url, wire.events_url, wire.key)
-        self.job = launcher.run(invitation, config.log_dir, self._left)
+        self.job = launcher.run(invitation, config.log_dir, self._host_ended)
 
     def begin(self) -> str:
         """Starts the ranks once every host is there; until then returns the reason of the wait."""
@@ -287,15 +274,16 @@ class MultiHostAgents:
             return self.job.waits()
         self._hosts = hosts
         self.job.all_came()
+        # Hosts are filled one after the other, as mpiexec does with --map-by slot.
         ranks = iter(range(self._config.size))
         for host in hosts:
             self._host_of |= {next(ranks): host.name for _ in range(host.ranks)}
-        self._wire.reach(self._host_of)
+        self._wire.host_of = self._host_of
         for host in hosts:
-            self._wire.say(host.name, "config", self._config_of(host).to_json())
+            self._wire.command(host.name, "config", self._config_of(host).to_json())
         return ""
 
-    def _config_of(self, host: Host) -> NurseryConfig:
+    def _config_of(self, host: Host) -> HostAgentConfig:
         first = self._hosts[0]
         folder = self._config.session_dir
         return dataclasses.replace(
@@ -325,18 +313,14 @@ class MultiHostAgents:
             )
         return said
 
-    def why_ended(self) -> str:
-        # Ask before the job is ended.
-        return self.job.why_ended()
-
     def all_up(self) -> None:
         # The agent then notes the processes that the ranks share.
         for host in self._hosts:
-            self._wire.say(host.name, "say", "up")
+            self._wire.command(host.name, "say", "up")
 
     def clients(self) -> None:
         # Starts ipyparallel's controller, if it does not run yet.
-        self._wire.say(self._hosts[0].name, "say", "clients")
+        self._wire.command(self._hosts[0].name, "say", "clients")
 
     def stop(self) -> None:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
@@ -344,38 +328,38 @@ class MultiHostAgents:
         """
         with self._changed:
             self._stopping = True
-            there = set(self._addresses) - self._gone
+            there = set(self._addresses) - self._ended_hosts
         for host in there:
-            self._wire.say(host, "stop", "")
+            self._wire.command(host, "stop", "")
         with self._changed:
-            self._changed.wait_for(lambda: self._gone >= set(self._addresses), _STOP_SECONDS)
+            self._changed.wait_for(lambda: self._ended_hosts >= set(self._addresses), _STOP_SECONDS)
         self.job.close()
 
-    def _take(self, host: str, line: bytes) -> None:
+    def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
         name, fields = event_of(line)
         if name == "host_up":
             with self._changed:
                 self._addresses[host] = fields["address"]
-                late = self._stopping
+                late = self._stopping  # stop() has not seen this host
             if late:
-                self._wire.say(host, "stop", "")
+                self._wire.command(host, "stop", "")
             if fields["version"] != version():
                 why = f"has allranks {fields['version']}, and the notebook {version()}"
-                self._tell(host, why)
+                self._report(host, why)
         elif name == "host_silent":
-            self._left(host, _SILENT)
+            self._host_ended(host, _SILENT)
         elif name == "host_refused":
-            self._left(host, f"could not start: {fields['problem']}")
+            self._host_ended(host, f"could not start: {fields['problem']}")
         elif name == "host_ends":
-            self._tell(host, fields["why"])
+            self._report(host, fields["why"])
         elif name == "host_down":
-            self._left(host, fields["why"])
+            self._host_ended(host, fields["why"])
         elif name == "reach" and fields["host"] == host:
             why = "does not know itself by that name, so mpiexec would look for it elsewhere"
-            self._tell(host, f"{why}: use the name that its command hostname prints")
+            self._report(host, f"{why}: use the name that its command hostname prints")
         elif name == "reach":
-            self._wire.say(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
+            self._wire.command(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
         elif name == "admitted":
             self._host_of[fields["rank"]] = host
             self._deliver(name, fields)
@@ -383,18 +367,18 @@ class MultiHostAgents:
             if name == "connection":
                 join = f"join {json.dumps(fields['engine'])}"
                 for other in self._hosts[1:]:
-                    self._wire.say(other.name, "say", join)
+                    self._wire.command(other.name, "say", join)
             self._deliver(name, {**fields, "host": host})
 
-    def _left(self, host: str, why: str) -> None:
+    def _host_ended(self, host: str, why: str) -> None:
         with self._changed:
-            self._gone.add(host)
+            self._ended_hosts.add(host)
             self._changed.notify_all()
         self._wire.forget(host)
-        self._tell(host, why)
+        self._report(host, why)
 
-    def _tell(self, host: str, why: str) -> None:
+    def _report(self, host: str, why: str) -> None:
         """Reports why a host is lost; only the first reason counts."""
-        if not self._stopping and host not in self._told:
-            self._told.add(host)
+        if not self._stopping and host not in self._reported:
+            self._reported.add(host)
             self._deliver("host_left", {"host": host, "why": why})

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from allranks.cluster import notebook_session
+from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import plain
 from allranks.cluster.options import check_timeout
@@ -42,18 +42,14 @@ _IGNORED = {
     "network_interface",
     "network_interfaces",
 }
+_FIXED = "the number of ranks is fixed: leave it out"
+_THIS_MACHINE = "the ranks run on this machine: leave it out"
 _REFUSED = {
-    "min_num_proc": "the number of ranks is fixed: leave it out",
-    "max_num_proc": "the number of ranks is fixed: leave it out",
-    "min_np": "the number of ranks is fixed: leave it out",
-    "max_np": "the number of ranks is fixed: leave it out",
-    "slots": "the number of ranks is fixed: leave it out",
-    "reset_limit": "the number of ranks is fixed: leave it out",
+    **dict.fromkeys(("min_num_proc", "max_num_proc", "min_np", "max_np"), _FIXED),
+    **dict.fromkeys(("slots", "reset_limit"), _FIXED),
     "cooldown_range": "hosts are never excluded: leave it out",
     "host_discovery_script": "the hosts are fixed: leave it out",
-    "hostfile": "the ranks run on this machine: leave it out",
-    "ssh_port": "the ranks run on this machine: leave it out",
-    "ssh_identity_file": "the ranks run on this machine: leave it out",
+    **dict.fromkeys(("hostfile", "ssh_port", "ssh_identity_file"), _THIS_MACHINE),
     "mpi_args": "set OMPI_MCA_… or MPICH's variables in the environment",
     "output_filename": "every rank has a log; see allranks.Cluster.log_dir",
     "executable": "the ranks run this Python: start the notebook with the other one",
@@ -96,8 +92,8 @@ def run(
     _check_options(options)
     size = _chosen_size(num_proc, np, hosts)
     call = (func, tuple(args), dict(kwargs or {}))
-    shared = notebook_session.session.running if notebook_session.session is not None else None
-    if isinstance(shared, Cluster) and shared.size == size and shared.is_up() and not shared.busy:
+    shared = notebook.session.running if notebook.session is not None else None
+    if shared is not None and shared.size == size and shared.is_up() and not shared.busy:
         return shared.call(*call, timeout=timeout)
     started = Cluster(size)
     started.heal_when("off")  # no cell follows on these ranks
@@ -213,7 +209,8 @@ def run_script(job: ScriptRun) -> int:
             except CellFailed as error:
                 code, failure = _exit_code(error)
             if job.log_dir:
-                _keep_logs(cluster, Path(job.log_dir))
+                for log in sorted(Path(cluster.log_dir).glob("rank-*.log")):
+                    shutil.copy(log, Path(job.log_dir) / log.name)
     except KeyboardInterrupt:  # while the ranks started, or ended
         return _INTERRUPTED
     failure = _FOR_NOTEBOOKS.sub("", failure)
@@ -260,11 +257,6 @@ def _exit_code(error: CellFailed) -> tuple[int, str]:
     if not said.isdecimal():
         return 1, f"{who} ended the script: {said}"
     return int(said), f"{who} ended the script with exit code {said}."
-
-
-def _keep_logs(cluster: Cluster, folder: Path) -> None:
-    for log in sorted(Path(cluster.log_dir).glob("rank-*.log")):
-        shutil.copy(log, folder / log.name)
 
 
 def _html(job: ScriptRun, view: _View, size: int, code: int, failure: str, seconds: float) -> str:

@@ -24,7 +24,7 @@ from allranks.errors import UsageError
 from allranks.records.config import (
     NOTEBOOKS_DOOR,
     WATCHERS_DOOR,
-    NurseryConfig,
+    HostAgentConfig,
     own_notebook,
     version,
 )
@@ -119,8 +119,8 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
 
 
 def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> SessionInfo:
-    with _visit(Path(path), want, seconds) as door:
-        told = json.loads(door.makefile("rb").readline())
+    with _visit(Path(path), want, seconds) as connection:
+        told = json.loads(connection.makefile("rb").readline())
     # Another version may send more fields.
     known = {field.name: told[field.name] for field in fields(SessionInfo) if field.name in told}
     return SessionInfo(name_of(path), str(path), **known)
@@ -138,17 +138,13 @@ def visit(folder: str, want: str = "about") -> SessionInfo | None:
 
 
 def listing() -> str:
-    found = running()
-    if not found:
-        return "No ranks of yours run on this machine."
-    return "\n".join(_line(one) for one in found)
-
-
-def _line(one: SessionInfo) -> str:
-    since = time.strftime("%H:%M", time.localtime(one.began))
-    does = f"running In[{one.running}]" if one.running else "idle"
-    ranks = f"{label(range(one.size))} of {one.notebook}"
-    return f"{one.name}  {ranks}, since {since}, {does}; {whose(one)}"
+    lines = []
+    for one in running():
+        since = time.strftime("%H:%M", time.localtime(one.began))
+        does = f"running In[{one.running}]" if one.running else "idle"
+        ranks = f"{label(range(one.size))} of {one.notebook}"
+        lines.append(f"{one.name}  {ranks}, since {since}, {does}; {whose(one)}")
+    return "\n".join(lines) or "No ranks of yours run on this machine."
 
 
 def whose(one: SessionInfo) -> str:
@@ -232,10 +228,15 @@ def _not_found(name: str, named: Sequence[SessionInfo]) -> str:
         return f"expected the name of one cluster, found that {name} matches {names}"
     for path in folders.session_folders():
         with suppress(OSError):
-            if name_of(path).startswith(name) and path.stat().st_uid != os.getuid():
+            uid = path.stat().st_uid
+            if name_of(path).startswith(name) and uid != os.getuid():
+                try:
+                    user = pwd.getpwuid(uid).pw_name
+                except KeyError:
+                    user = f"user {uid}"
                 return (
-                    f"expected a cluster of yours, found that {name} belongs to "
-                    f"{_user(path.stat().st_uid)}. To list yours: {_LIST}"
+                    f"expected a cluster of yours, found that {name} belongs to {user}. "
+                    f"To list yours: {_LIST}"
                 )
     return (
         f"expected a cluster named {name}, found none: it has ended, or its time ran out. Its "
@@ -243,28 +244,21 @@ def _not_found(name: str, named: Sequence[SessionInfo]) -> str:
     )
 
 
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
-
-
 def name_of(folder: str | Path) -> str:
     return Path(folder).name.rpartition("-")[2]
 
 
 def _visit(path: Path, want: str, seconds: float = _VISIT_SECONDS) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        door.settimeout(seconds)
-        door.connect(str(path / NOTEBOOKS_DOOR))
+        connection.settimeout(seconds)
+        connection.connect(str(path / NOTEBOOKS_DOOR))
         said = {"want": want, "notebook": own_notebook()}
-        door.sendall(json.dumps(said).encode() + b"\n")
+        connection.sendall(json.dumps(said).encode() + b"\n")
     except BaseException:
-        door.close()
+        connection.close()
         raise
-    return door
+    return connection
 
 
 class AttachedHostAgent(HostAgentProcess):
@@ -274,24 +268,26 @@ class AttachedHostAgent(HostAgentProcess):
     """
 
     def __init__(self, session: SessionInfo) -> None:
+        # The process runs already, so the constructor of the base class is not called.
         check_version(session)
         self._pid = session.pid
+        #: False after the ranks have been left to another notebook.
         self._holds = True
         gone = f"the ranks of {session.name} have just ended. Type: {_LIST}"
         try:
-            self._door = _visit(Path(session.folder), "attach")
-            self._lines = self._door.makefile("rb")
+            self._socket = _visit(Path(session.folder), "attach")
+            self._lines = self._socket.makefile("rb")
             name, told = event_of(self._lines.readline())
         except OSError as error:
             raise UsageError(gone) from error
         if name != "attached":
-            self._door.close()
+            self._socket.close()
             holder = told.get("holder", 0)
             raise UsageError(
                 held(SessionInfo(**vars(session) | {"holder": holder})) if holder else gone
             )
-        self._door.settimeout(None)
-        self.config = NurseryConfig.from_fields(told["config"])
+        self._socket.settimeout(None)  # from now on it waits for events
+        self.config = HostAgentConfig.from_fields(told["config"])
         self.memo: dict[str, Any] = told["memo"]
         self.stays = float(told["stays"])
         #: Whether other notebooks watch the ranks, or have had them.
@@ -300,7 +296,9 @@ class AttachedHostAgent(HostAgentProcess):
     def listen(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
         """Delivers the agent's events from now on, in a thread."""
         self._deliver = deliver
-        self._thread = threading.Thread(target=self._listen, name="allranks-nursery", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name="allranks-host-agent", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -310,8 +308,8 @@ class AttachedHostAgent(HostAgentProcess):
     def let_go(self) -> None:
         self._holds = False
         with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they have ended."""
@@ -321,11 +319,11 @@ class AttachedHostAgent(HostAgentProcess):
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # its children die with it
             self._thread.join(_STOP_SECONDS)
-        self._door.close()
+        self._socket.close()
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # the listening thread reports its end
-            self._door.sendall(text.encode() + b"\n")
+            self._socket.sendall(text.encode() + b"\n")
 
     def _listen(self) -> None:
         said_so = False
@@ -336,7 +334,8 @@ class AttachedHostAgent(HostAgentProcess):
                 self._deliver(name, fields)
         if not self._holds:
             return  # the process is still running
-        self._deliver("nursery_exit", {"code": 0 if said_so else -signal.SIGKILL})
+        # Another process's child: its exit code is unknown, but it sends an event before it stops.
+        self._deliver("agent_exit", {"code": 0 if said_so else -signal.SIGKILL})
         if not said_so:
             end_session(self.pid, self.config.session_dir)
 
@@ -353,22 +352,22 @@ def watch(folder: str, seen: int) -> socket.socket:
     ``seen`` is the last cell that the watcher has seen; 0 for none. Raises OSError if the holder
     does not listen.
     """
-    door = _connected(folder)
+    connection = _connected(folder)
     try:
-        door.sendall(json.dumps({"want": "watch", "seen": seen}).encode() + b"\n")
+        connection.sendall(json.dumps({"want": "watch", "seen": seen}).encode() + b"\n")
     except BaseException:
-        door.close()
+        connection.close()
         raise
-    return door
+    return connection
 
 
-async def messages(door: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
+async def messages(connection: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
     """Yields the messages of the notebook that holds the ranks, until it closes.
 
     Each is a head and the frames of a record (see ``allranks.cluster.sharing.pack``). Raises
     OSError if the connection breaks.
     """
-    reader, writer = await asyncio.open_unix_connection(sock=door)
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
     try:
         with suppress(asyncio.IncompleteReadError):
             while True:
@@ -400,9 +399,9 @@ def borrow(folder: str) -> SessionInfo:
 def _ask(found: SessionInfo) -> None:
     whose = f"the notebook of process {found.holder}"
     try:
-        with _connected(found.folder) as door:
-            door.sendall(json.dumps({"want": "lend"}).encode() + b"\n")
-            line = door.makefile("rb").readline()
+        with _connected(found.folder) as connection:
+            connection.sendall(json.dumps({"want": "lend"}).encode() + b"\n")
+            line = connection.makefile("rb").readline()
     except TimeoutError:
         why = f"{whose} has not answered: it runs a cell of its own. Wait for its end there"
     except OSError:
@@ -420,14 +419,14 @@ def _connected(folder: str) -> socket.socket:
     path = os.path.join(folder, WATCHERS_DOOR)
     deadline = time.monotonic() + _OPENS_SECONDS
     while True:
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        door.settimeout(_ANSWERS_SECONDS)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(_ANSWERS_SECONDS)
         try:
-            door.connect(path)
+            connection.connect(path)
         except OSError:
-            door.close()
+            connection.close()
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_SECONDS)
         else:
-            return door
+            return connection

@@ -94,9 +94,9 @@ _MOST_NBYTES = 16 << 20
 _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
 _LENGTH = struct.Struct("<I")
-STATE = (Hello, RunCell, Reply, Died)
-"""Records that a new watcher gets, so that each of them is kept; the others only if one listens."""
-_TOLD = (Output, Prompt, Points, Pulse, Strip, Timings, RunMember)
+#: Records from which the state of the ranks and of their cell follows, and those that watchers get.
+_STATE = (Hello, RunCell, Reply, Died)
+_WATCHED = (*_STATE, Output, Prompt, Points, Pulse, Strip, Timings, RunMember)
 
 Frames = Sequence[bytes]
 
@@ -107,19 +107,20 @@ class WatcherFeed:
     def __init__(self) -> None:
         #: Called in the thread with the socket of a notebook that asks for the ranks; see `answer`.
         self.lend: Callable[[socket.socket], object] | None = None
+        #: What `take` has to get: without watchers only what the state follows from.
+        self.records: tuple[type[Record], ...] = _STATE
         self._lock = threading.Lock()
         self._hellos: dict[int, Frames] = {}
         self._cell: RunCell | None = None
         self._cell_frames: Frames = ()
         self._began = 0.0
+        #: The record with which each rank has left the cell: its reply, or its death.
         self._left: dict[int, Frames] = {}
         #: All messages of the cell; None if they are unknown or too many.
-        self._told: list[bytes] | None = None
-        self._told_nbytes = 0
+        self._messages: list[bytes] | None = None
+        self._messages_nbytes = 0
         self._watchers: dict[socket.socket, _Watcher] = {}
         self._thread: threading.Thread | None = None
-        self.listens = False
-        """Whether other notebooks can watch."""
         self._closed = False
 
     def open(self, folder: str) -> None:
@@ -128,21 +129,22 @@ class WatcherFeed:
             if self._thread is not None or self._closed:
                 return
             path = os.path.join(folder, WATCHERS_DOOR)
-            door = self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 with suppress(FileNotFoundError):
                     os.unlink(path)  # left by the notebook that held the ranks before
-                door.bind(path)
-                door.listen(8)
+                listener.bind(path)
+                listener.listen(8)
             except OSError:  # the ranks have just ended
-                door.close()
+                listener.close()
                 return
+            # The thread waits for sockets only: a byte on this pair wakes it.
             self._wake, self._woken = socket.socketpair()
-            for end in (self._door, self._wake, self._woken):
+            for end in (self._listener, self._wake, self._woken):
                 end.setblocking(False)
+            self.records = _WATCHED
             self._thread = threading.Thread(target=self._serve, name="allranks-share", daemon=True)
             self._thread.start()
-            self.listens = True
 
     def close(self) -> None:
         """Ends the thread and its connections."""
@@ -150,11 +152,11 @@ class WatcherFeed:
             self._closed = True
             thread = self._thread
         if thread is not None:
-            self._rouse()
+            self._wake_thread()
             thread.join()
 
     def take(self, record: Record, frames: Frames, ago: float = 0.0) -> None:
-        """Handles a record to or from ranks, from any thread; it happened ``ago`` seconds ago."""
+        """Handles one of ``records``, from any thread; it was sent ``ago`` seconds ago."""
         with self._lock:
             if isinstance(record, Hello):
                 self._hellos[record.rank] = frames
@@ -165,30 +167,25 @@ class WatcherFeed:
                 self._cell, self._cell_frames = record, frames
                 self._began = time.monotonic() - ago
                 self._left = {}
-                self._told = None if self._thread is None or ago else []
-                self._told_nbytes = 0
+                self._messages = None if self._thread is None or ago else []
+                self._messages_nbytes = 0
             elif isinstance(record, Reply):
                 if self._cell is None or record.cell != self._cell.cell:
                     return
                 frames = self._left[record.rank] = frames[:1]  # no pickled value
             elif isinstance(record, Died):
                 self._left[record.rank] = frames
-            elif not isinstance(record, _TOLD):
-                return
             if self._thread is None:
                 return
             message = pack({"ago": ago}, frames)
-            self._keep(message)
+            if self._messages is not None:
+                self._messages.append(message)
+                self._messages_nbytes += len(message)
+                if self._messages_nbytes > _KEPT_NBYTES:
+                    self._messages = None
             for watcher in self._watchers.values():
                 watcher.add(message)
-        self._rouse()
-
-    def _keep(self, message: bytes) -> None:
-        if self._told is not None:
-            self._told.append(message)
-            self._told_nbytes += len(message)
-            if self._told_nbytes > _KEPT_NBYTES:
-                self._told = None
+        self._wake_thread()
 
     def follow(self, left: DetachedCell) -> None:
         # Another notebook has sent this cell.
@@ -211,20 +208,20 @@ class WatcherFeed:
         if self._cell is None:
             return messages
         new = seen is not None and self._cell.cell > seen
-        if self._told is not None and new and (self.running or seen):
-            return messages + self._told
+        if self._messages is not None and new and (self.running or seen):
+            return messages + self._messages
         if self.running:
             messages.append(pack({"ago": time.monotonic() - self._began}, self._cell_frames))
         return messages + [pack({}, frames) for frames in self._left.values() if frames]
 
-    def _rouse(self) -> None:
+    def _wake_thread(self) -> None:
         with suppress(OSError):  # the thread is awake already, or has ended
             self._wake.send(b".")
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._door, selectors.EVENT_READ, self._admit)
-            selector.register(self._woken, selectors.EVENT_READ, self._doze)
+            selector.register(self._listener, selectors.EVENT_READ, self._admit)
+            selector.register(self._woken, selectors.EVENT_READ, self._drain_wake)
             self._selector = selector
             while not self._closed:
                 for key, _ in selector.select():
@@ -239,16 +236,16 @@ class WatcherFeed:
             self._watchers.clear()
         self._wake.close()
 
-    def _doze(self) -> None:
+    def _drain_wake(self) -> None:
         with suppress(BlockingIOError):
             self._woken.recv(_LINE_NBYTES)
 
     def _admit(self) -> None:
-        visitor, _ = self._door.accept()
+        visitor, _ = self._listener.accept()
         visitor.setblocking(False)
-        self._selector.register(visitor, selectors.EVENT_READ, lambda: self._hear(visitor))
+        self._selector.register(visitor, selectors.EVENT_READ, lambda: self._read_request(visitor))
 
-    def _hear(self, visitor: socket.socket) -> None:
+    def _read_request(self, visitor: socket.socket) -> None:
         said = visitor.recv(_LINE_NBYTES)  # one short packet
         try:
             asked = json.loads(said)
@@ -259,10 +256,11 @@ class WatcherFeed:
         if wants == "watch" and visitor not in self._watchers:
             with self._lock:
                 watcher = self._watchers[visitor] = _Watcher()
+                # Under the lock, so that no record comes between the state and what follows.
                 for message in self._state(asked["seen"]):
                     watcher.add(message)
         elif wants == "lend":
-            self._selector.unregister(visitor)
+            self._selector.unregister(visitor)  # the main thread may answer, and close it
             if self.running:
                 answer(visitor, f"it runs {self.running}. Wait for its end there")
             elif self.lend is None:
@@ -307,6 +305,7 @@ class _Watcher:
 
     def add(self, message: bytes) -> None:
         """Appends a message, if there is room."""
+        # After a loss everything is dropped until the state has been sent.
         if self._lost or self._nbytes + len(message) > _MOST_NBYTES:
             self._lost += 1
             self._lost_nbytes += len(message)

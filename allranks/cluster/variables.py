@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import cloudpickle
 
-from allranks.cluster.wire import Answers
+from allranks.cluster.sockets import Answers
 from allranks.errors import UsageError
-from allranks.records.wire import Output
 
 _MPI = "mpi4py.MPI"
 
@@ -69,9 +68,6 @@ def unpack(answers: Answers, names: str | Sequence[str]) -> dict[int, Any]:
     return pulled
 
 
-_EXPLAIN_SECONDS = 30.0
-
-
 class OnRank:
     """A function of the rank side, by name: pickled as the function itself, never imported here."""
 
@@ -88,76 +84,3 @@ class OnRank:
 
 
 explain_here = OnRank("allranks.lessons.on_ranks", "explain_here")
-
-
-class ExplainingRanks(Protocol):
-    """The part of a cluster that `explain` uses."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def run(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> list[Any]: ...
-
-
-class HiddenView:
-    """The view of calls that are no cell of the reader's: it shows nothing.
-
-    The next cell shows the output given to ``keep``; ``tell`` gets lines about the cell as a whole.
-    """
-
-    def __init__(
-        self, keep: Callable[[Output], object], tell: Callable[[str], object] = lambda text: None
-    ) -> None:
-        self._keep = keep
-        self._tell = tell
-
-    def output(self, batch: Output) -> None:
-        # As output of a thread, which the next cell shows.
-        if batch.entries:
-            self._keep(batch)
-
-    def telemetry(self, record: object, payloads: object) -> None:
-        # Dropped: the callers measure for themselves.
-        ...
-
-    def left(self, rank: int, status: str) -> None:
-        # The end is returned or raised.
-        ...
-
-    def notice(self, text: str) -> None:
-        self._tell(text)
-
-    def make_way(self) -> None: ...
-
-    def refresh(self) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-def explain(
-    cluster: ExplainingRanks,
-    algorithm: str,
-    values: Sequence[Sequence[float]],
-    keep: Callable[[Output], object],
-) -> Any:
-    """Does what ``Cluster.explain`` describes; ``keep`` gets the ranks' output."""
-    if cluster.busy:
-        raise UsageError("the ranks are running a cell. Try again when it has ended.")
-    if not 2 <= len(values) <= cluster.size:
-        raise UsageError(
-            "an allreduce needs 2 ranks or more, and no more than are running: found "
-            f"{len(values)}, and {cluster.size} {'is' if cluster.size == 1 else 'are'} running. "
-            f"Type for example: %distributed restart -n {max(2, len(values))}"
-        )
-    first, *_ = cluster.run(
-        explain_here,
-        algorithm,
-        values,
-        ranks=range(len(values)),
-        timeout=_EXPLAIN_SECONDS,
-        view=HiddenView(keep),
-    )
-    return first

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import allranks
 from allranks.cluster import launchers
@@ -32,7 +31,6 @@ from allranks.command.notebook_cells import (
     plain_python,
     read_notebook,
 )
-from allranks.command.parsers import add_command, add_size
 from allranks.errors import UsageError
 from allranks.records import ranks as rank_lists
 
@@ -50,14 +48,12 @@ _MOST = 1_000_000
 _SHOW = "allranks.batch.show"
 
 
-def add(parsers: Any) -> None:
-    about = "writes a script of a notebook's distributed cells, for mpiexec or a batch system"
-    parser = add_command(parsers, "export", about)
+def add_options(parser: argparse.ArgumentParser) -> None:
     put = parser.add_argument
     put("notebook", type=Path, metavar="NOTEBOOK.ipynb")
     put("-o", "--out", metavar="FILE", help="the file to write; default: the notebook's name")
     put("--to", choices=TARGETS, help="also write the file for this batch system")
-    add_size(parser, default="the notebook's")
+    add_size(parser, "the notebook's")
     put("--nodes", type=int, metavar="N", help="number of hosts; default: the notebook's, or 1")
     put("--gpus-per-node", dest="gpus", type=int, default=0, metavar="N", help="GPUs per host")
     put("--time", metavar="H:MM:SS", help="time limit of the job")
@@ -66,6 +62,18 @@ def add(parsers: Any) -> None:
     put("--runtime", default=_RUNTIME, help=f"Trainer's MPI runtime; default: {_RUNTIME}")
     parser.epilog = "With --to slurm, other options are sbatch's: --partition gpu."
     parser.set_defaults(act=_export, takes_more=True)
+
+
+def add_size(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds ``-np``, the option of mpiexec; ``default`` is for its help."""
+    help_ = f"number of ranks; default: {default}"
+    parser.add_argument("-np", "-n", dest="size", type=_count, metavar="N", help=help_)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < len(text.lstrip("0")) < 10:
+        raise argparse.ArgumentTypeError(f"expected a number of ranks from 1, found {text!r}")
+    return int(text)
 
 
 def _export(said: argparse.Namespace) -> int:

@@ -6,18 +6,24 @@ import argparse
 import errno
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
 
 import allranks
-from allranks.cluster import doctor, script
-from allranks.command import export, install_kernel
-from allranks.command.parsers import add_command, add_size
+from allranks.cluster import devices, doctor, launchers, script
+from allranks.cluster.options import ClusterOptions
+from allranks.command import export
 from allranks.errors import AllranksError, UsageError
 from allranks.notebook import load_features
+from allranks.records.config import START_WITH
 
+_EXTENSION = "allranks.kernel"
+_KERNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _RUN_EXAMPLE = "allranks run -np 4 train.py --epochs 3"
 
 
@@ -26,8 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("allranks", description="Notebook cells on MPI ranks.")
     parser.add_argument("--version", action="version", version=allranks.__version__)
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_run, export.add, _add_doctor, install_kernel.add):
-        add(parsers)
+    for name, (about, add_options) in _COMMANDS.items():
+        added = parsers.add_parser(
+            name,
+            help=about,
+            description=f"{about[0].upper()}{about[1:]}.",
+            # install-kernel replaces one of the options that it shares with %distributed.
+            conflict_handler="resolve" if name == "install-kernel" else "error",
+        )
+        add_options(added)
     typed, more = parser.parse_known_args(arguments, argparse.Namespace(takes_more=False))
     if more and not typed.takes_more:
         parser.error(f"unrecognized arguments: {shlex.join(more)}")
@@ -52,11 +65,9 @@ def _no_output(error: OSError) -> NoReturn:
     raise SystemExit(f"allranks: the output cannot be written: {error.strerror}")
 
 
-def _add_run(parsers: Any) -> None:
-    about = "runs a script on ranks of this machine: MPI, Horovod, torch or JAX"
-    parser = add_command(parsers, "run", about)
+def _add_run(parser: argparse.ArgumentParser) -> None:
     put = parser.add_argument
-    add_size(parser, default="one per GPU, or per core")
+    export.add_size(parser, "one per GPU, or per core")
     put("--timeout", type=float, metavar="SECONDS", help="interrupt a script that takes longer")
     put("--log-dir", default="", metavar="FOLDER", help="write each rank's output to a file here")
     put(
@@ -84,9 +95,7 @@ def _run(typed: argparse.Namespace) -> int:
     )
 
 
-def _add_doctor(parsers: Any) -> None:
-    about = "checks MPI, launchers, GPUs, packages and limits, and says what to type"
-    parser = add_command(parsers, "doctor", about)
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(act=_doctor)
 
@@ -98,6 +107,123 @@ def _doctor(typed: argparse.Namespace) -> int:
     else:
         sys.stdout.write(doctor.report(found) + "\n")
     return int(any(one.state == doctor.WRONG for one in found))
+
+
+def _add_install_kernel(parser: argparse.ArgumentParser) -> None:
+    assert parser.description is not None
+    parser.description += " The first cell starts the ranks with these options."
+    _add_kernel_options(parser)
+    # The launcher's own options may follow it: --on slurm --nodes 2
+    parser.add_argument(
+        "--on",
+        dest="behind",
+        nargs=argparse.REMAINDER,
+        metavar="LAUNCHER",
+        help="where the ranks run: local, ssh:h1:2,h2:2, slurm and its options, a named place",
+    )
+    parser.set_defaults(act=_install_kernel)
+
+
+def _install_kernel(said: argparse.Namespace) -> int:
+    """Writes the kernel's specification, and prints its place."""
+    options = _cluster_options(said)
+    if options.gpus != "none":
+        # The kernel may run on another machine: only the form is checked.
+        devices.numbers(options.gpus)
+    launchers.named(options.launcher or launchers.default())
+    place = _write_kernel(said, options)
+    sys.stdout.write(
+        f"Installed the kernel {said.name!r} in {place}\n"
+        "JupyterLab and Notebook show it after a restart or a reload of the page; "
+        "VS Code lists it under Jupyter kernels.\n"
+    )
+    return 0
+
+
+def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
+    ClusterOptions.add_to(parser)
+    parser.add_argument("--name", default="allranks", help="another name, for a second such kernel")
+    parser.add_argument("--display-name", help="the name that the launcher shows")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--user", action="store_true", help="install for all environments of this user"
+    )
+    where.add_argument(
+        "--prefix",
+        default=sys.prefix,
+        metavar="FOLDER",
+        help="install below this folder, as /usr/local for all users; default: this environment",
+    )
+
+
+def _cluster_options(said: argparse.Namespace) -> ClusterOptions:
+    said.launcher, *more = said.behind or [None]
+    parser = argparse.ArgumentParser("allranks install-kernel", allow_abbrev=False)
+    _add_kernel_options(parser)
+    # Options of this command may also follow ``--on``.
+    ClusterOptions.parse(parser, more, said)
+    if not _KERNEL_NAME.fullmatch(said.name):
+        raise UsageError(
+            f"expected a name of letters, digits, '.', '_' and '-', found {said.name!r}. "
+            "Type for example: --name allranks-slurm"
+        )
+    if said.n is not None and said.n < 1:
+        raise UsageError(f"expected 1 rank or more, found {said.n}. Type for example: -n 4")
+    return ClusterOptions.take_from(vars(said))
+
+
+def _write_kernel(said: argparse.Namespace, options: ClusterOptions) -> str:
+    from ipykernel.kernelspec import write_kernel_spec
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = write_kernel_spec(
+            Path(folder) / said.name,
+            overrides={
+                "display_name": said.display_name or said.name,
+                # A front end's debugger would debug the notebook's process, where no cell runs.
+                "metadata": {"debugger": False, "supported_encryption": ["curve"]},
+                "env": {START_WITH: shlex.join(options.words())},
+            },
+            # If the extension fails, the kernel must not start: cells would run in the notebook.
+            extra_arguments=[
+                f"--ext={_EXTENSION}",
+                "--IPKernelApp.reraise_ipython_extension_failures=True",
+            ],
+            python_arguments=["-Xfrozen_modules=off"],
+        )
+        try:
+            return str(
+                KernelSpecManager().install_kernel_spec(
+                    written,
+                    kernel_name=said.name,
+                    user=said.user,
+                    prefix=None if said.user else said.prefix,
+                )
+            )
+        except OSError as error:
+            raise UsageError(
+                f"expected to write below {said.prefix}, found: {error}. "
+                "Type: allranks install-kernel --user"
+            ) from None
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "run": ("runs a script on ranks of this machine: MPI, Horovod, torch or JAX", _add_run),
+    "export": (
+        "writes a script of a notebook's distributed cells, for mpiexec or a batch system",
+        export.add_options,
+    ),
+    "doctor": (
+        "checks MPI, launchers, GPUs, packages and limits, and says what to type",
+        _add_doctor,
+    ),
+    "install-kernel": (
+        'adds "allranks" to the launcher: a kernel whose cells all run on the ranks',
+        _add_install_kernel,
+    ),
+}
+"""What each command does, in a few words, and what adds its options to a parser."""
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
 from allranks.hooks import failure, implementations
-from allranks.records.config import NurseryConfig
+from allranks.records.config import HostAgentConfig
 from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
 
 #: The content of an answer, and its payloads.
@@ -80,7 +80,7 @@ class RankContext:
     device: str
     hello: Hello
     stays: bool
-    config: NurseryConfig
+    config: HostAgentConfig
     shell: InteractiveShell
     transcript: Transcript
     wire: RankWire
@@ -336,7 +336,7 @@ class HostFeature:
     The agent has no cell to fail, so errors of hooks are written to the agent's log.
     """
 
-    def started(self, config: NurseryConfig) -> None:
+    def started(self, config: HostAgentConfig) -> None:
         """The agent has its folders; the launcher has been started, and no rank has come yet."""
 
     def rank_died(self, rank: int, code: int) -> None:
@@ -360,7 +360,7 @@ class HostHooks:
         self._rank_died = implementations(found, HostFeature.rank_died)
         self._stopping = implementations(found, HostFeature.stopping)
 
-    def started(self, config: NurseryConfig) -> None:
+    def started(self, config: HostAgentConfig) -> None:
         _log(self._started, config)
 
     def rank_died(self, rank: int, code: int) -> None:

@@ -23,7 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from allranks.post_import import PostImportHook
-from allranks.records.config import NurseryConfig
+from allranks.records.config import HostAgentConfig
 
 HIDDEN = "-1"
 #: A value of TF_CPP_MIN_LOG_LEVEL for ranks without a GPU: only fatal errors. TensorFlow reports at
@@ -50,7 +50,7 @@ _WRITES_SOURCE = "tensorflow.python.autograph.pyct.loader"
 _TQDM_CHOICE = "tqdm.autonotebook"
 
 
-def preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
+def preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
     """Imports modules once for all ranks: those that each rank needs, and those of ``--preload``.
 
     An import that fails here fails again, with its error, in the cell that needs the module.
@@ -63,7 +63,7 @@ def preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
         _preload(config, tell)
 
 
-def _preload(config: NurseryConfig, tell: Callable[..., None]) -> None:
+def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
     set_quiet(config.devices)
     sys.path.insert(0, "")  # the notebook finds modules beside it, too
     for name in config.preload:

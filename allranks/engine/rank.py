@@ -37,7 +37,7 @@ from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
 from allranks.records import requests
-from allranks.records.config import SLOW_START_SECONDS, NurseryConfig, variable_nbytes
+from allranks.records.config import SLOW_START_SECONDS, HostAgentConfig, variable_nbytes
 from allranks.records.requests import ANSWERED_WHILE_BUSY, end_of
 from allranks.records.wire import (
     Answer,
@@ -70,7 +70,7 @@ class Rank:
 
     def __init__(
         self,
-        config: NurseryConfig,
+        config: HostAgentConfig,
         connection: dict[str, Any],
         rank: int,
         features: Iterable[type[RankFeature]] = (),
@@ -421,11 +421,11 @@ def _stack() -> str:
     return "".join(parts)
 
 
-def log_path(config: NurseryConfig, rank: int) -> str:
+def log_path(config: HostAgentConfig, rank: int) -> str:
     return os.path.join(config.log_dir, f"rank-{rank}.log")
 
 
-def _pin(config: NurseryConfig, rank: int) -> str:
+def _pin(config: HostAgentConfig, rank: int) -> str:
     # Before anything can open CUDA.
     processes.share_cores(config.ranks_here)
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")

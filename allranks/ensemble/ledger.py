@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.cluster import failures
-from allranks.cluster.cells import MemberSlots, Slot
 from allranks.cluster.failures import CellRecord
+from allranks.cluster.members import MemberSlots, Slot
 from allranks.ensemble.member import (
     ENDED,
     FAILED,

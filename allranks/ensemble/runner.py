@@ -11,11 +11,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import uuid4
 
-from allranks.cluster.cells import MemberSlots, Slot
+from allranks.cluster.cells import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import culprits, ended, stubborn
+from allranks.cluster.members import MemberSlots, Slot
 from allranks.cluster.options import check_timeout
-from allranks.cluster.run import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
 from allranks.ensemble.ledger import Early, Ledger
 from allranks.ensemble.member import (
     FAILED,
@@ -313,7 +313,7 @@ class EnsembleRunner:
         blamed = next((slot for slot in busy if culprit in slot.ranks), None)
         if blamed is not None and culprit is not None and blamed.member is not None:
             # Unsent output of the rank, from its log; it may contain the reason of the death.
-            text = crew.ranks.roster.unseen(culprit)
+            text = crew.ranks.roster.unsent_output(culprit)
             if text:
                 said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)
                 self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from allranks.cluster import notebook_session
-from allranks.cluster.notebook_session import NotebookRanks
+from allranks.cluster import cluster as notebook
+from allranks.cluster.cluster import Cluster
 from allranks.errors import AllranksError, ClusterLost, UsageError
 from allranks.lessons.frames import (
     Frame,
@@ -164,7 +164,7 @@ class Explainer:
     ``ranks`` returns the ranks for that, or raises the message for the page.
     """
 
-    def __init__(self, told: Explained, ranks: Callable[[], NotebookRanks]) -> None:
+    def __init__(self, told: Explained, ranks: Callable[[], Cluster]) -> None:
         self.told = told
         self._ranks = ranks
         self._place = f"allranks-ring-{uuid.uuid4().hex}"
@@ -286,28 +286,28 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, **said}
 
 
-def wanted(cluster: NotebookRanks | None, ranks: int | None) -> NotebookRanks:
+def wanted(cluster: Cluster | None, ranks: int | None) -> Cluster:
     # Starts the notebook's own ranks if they are not running, as a cell would.
     if cluster is not None:
         return cluster
-    if notebook_session.session is None:
+    if notebook.session is None:
         raise UsageError(
             "an explainer needs ranks to run on, and this notebook has none. Type: "
             "%load_ext allranks   (or pass cluster=allranks.Cluster(4).start())"
         )
-    return notebook_session.session.of_size(None if notebook_session.session.running else ranks)
+    return notebook.session.of_size(None if notebook.session.running else ranks)
 
 
-def present(cluster: NotebookRanks | None) -> NotebookRanks:
+def present(cluster: Cluster | None) -> Cluster:
     # Starts nothing.
-    found = cluster or (notebook_session.session.running if notebook_session.session else None)
+    found = cluster or (notebook.session.running if notebook.session else None)
     if found is None:
         raise UsageError("no ranks are running. Type: %distributed start")
     return found
 
 
 def ring(
-    cluster: NotebookRanks | None = None,
+    cluster: Cluster | None = None,
     algorithm: str = "ring",
     ranks: int | None = None,
     size: int = 8,

@@ -14,11 +14,11 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from allranks.cluster import sessions
+from allranks.cluster.cells import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
-from allranks.cluster.kept import AfterCells, listed
+from allranks.cluster.healing import AfterCells, listed
 from allranks.cluster.options import below_magic, check_source, explain_syntax
-from allranks.cluster.run import CellRun
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.completion import Completion
 from allranks.magics.options import (

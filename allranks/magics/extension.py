@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from allranks.cluster.notebook_session import set_session
+from allranks.cluster import cluster
 from allranks.cluster.options import below_magic
 from allranks.errors import UsageError
 from allranks.horovod import alias
@@ -176,7 +176,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
     if magics is None:
         magics = DistributedMagics(shell)
         shell.register_magics(magics, EnsembleMagics(shell, magics.session))
-        set_session(magics.session)
+        cluster.session = magics.session
         alias.install(in_notebook=True)
         # A variable of that name is the user's: keep it.
         shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
@@ -203,7 +203,7 @@ def unload(shell: InteractiveShell) -> None:
     if magics is None:
         return
     unload_px(shell)
-    set_session(None)
+    cluster.session = None
     magics.close()
     alias.uninstall()
     if isinstance(shell.user_ns.get(RANKS), RanksProxy):

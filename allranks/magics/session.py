@@ -14,7 +14,7 @@ from allranks.cluster import devices, sessions
 from allranks.cluster.cluster import HEALING, Cluster
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import connection_files
-from allranks.cluster.kept import AfterCells
+from allranks.cluster.healing import AfterCells
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.cluster.sessions import as_time, seconds_of
 from allranks.cluster.sharing import DetachedCell

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from allranks.cluster import failures, sessions
+from allranks.cluster.cells import View
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.run import View
 from allranks.cluster.sessions import borrow, messages, watch
 from allranks.cluster.sharing import DetachedCell, answer, has_gone
 from allranks.errors import AllranksError, UsageError

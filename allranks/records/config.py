@@ -15,30 +15,30 @@ from typing import Any
 from allranks.errors import UsageError
 from allranks.launched import RankVariables
 
+#: Instead of devices: all GPUs of the host, which it looks for itself.
 EVERY_GPU = "all"
-"""Instead of devices: all GPUs of the host, which it looks for itself."""
 
+#: A rank that takes longer to come up writes the line that it is at into its log.
 SLOW_START_SECONDS = 30.0
-"""A rank that takes longer to come up writes the line that it is at into its log."""
 
+#: With more ranks, ipyparallel's controller starts on request: it needs six descriptors for each
+#: one.
 CLIENTS_RANKS = 128
-"""With more ranks, ipyparallel's controller starts on request: it needs six descriptors for each
-one."""
 
 BEAT_SECONDS = 1.0
+#: Without a heartbeat for this time, notebook and host count each other as lost: the host ends
+#: its ranks.
 LIMIT_SECONDS = 10.0
-"""After so long without a heartbeat, notebook and host count each other as lost: the host ends its
-ranks."""
+#: Time for a host to connect to the notebook at first.
 FIRST_SECONDS = 15.0
-"""Time for a host to connect to the notebook at first."""
 
 COMMANDS_AT_HOME = "ipc://{}/commands"
+#: Where a notebook listens that has attached to ranks, formatted with their session folder.
 EVENTS_AT_HOME = "ipc://{}/events"
-"""Where a notebook listens that has attached to ranks, formatted with their session folder."""
+#: The socket in that folder that accepts notebooks that want to attach.
 NOTEBOOKS_DOOR = "notebook"
-"""The socket in that folder that accepts notebooks that want to attach."""
+#: The socket in that folder at which the attached notebook serves notebooks that watch.
 WATCHERS_DOOR = "watch"
-"""The socket in that folder at which the attached notebook serves notebooks that watch."""
 
 
 def own_notebook() -> str:
@@ -71,8 +71,8 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True)
-class NurseryConfig:
-    """How to bring up the ranks of one host: one JSON line on the nursery's standard input.
+class HostAgentConfig:
+    """How to bring up the ranks of one host: one JSON line on the host agent's standard input.
 
     ``launch`` is the launcher's argument vector up to the program it starts in every rank.
     ``devices`` holds one ``CUDA_VISIBLE_DEVICES`` value for each local rank, or is empty; or it is
@@ -122,11 +122,11 @@ class NurseryConfig:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> NurseryConfig:
+    def from_json(cls, text: str) -> HostAgentConfig:
         return cls.from_fields(json.loads(text))
 
     @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> NurseryConfig:
+    def from_fields(cls, fields: dict[str, Any]) -> HostAgentConfig:
         """Read back what :func:`dataclasses.asdict` and JSON have made of a configuration."""
         for key in ("launch", "devices", "preload", "kept_dirs"):
             fields[key] = tuple(fields[key])
@@ -149,8 +149,7 @@ START_WITH = "ALLRANKS_START"
 def variable_choice(name: str, choices: Sequence[str], default: str) -> str:
     """Returns the value of a variable, one of some words; the default where it is not set.
 
-    Raises:
-        UsageError: it has another value.
+    Raises UsageError if it has another value.
     """
     value = os.environ.get(name, default)
     if value not in choices:
@@ -165,8 +164,7 @@ def variable_choice(name: str, choices: Sequence[str], default: str) -> str:
 def variable_seconds(name: str, default: float) -> float:
     """Returns the seconds of a variable; the default where it is not set.
 
-    Raises:
-        UsageError: it is no number above 0.
+    Raises UsageError if it is no number above 0.
     """
     value = os.environ.get(name)
     if value is None:
@@ -188,8 +186,7 @@ _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 def variable_nbytes(name: str, default: int, least: int) -> int:
     """Returns the bytes of a variable like ``500 MB``; the default where it is not set.
 
-    Raises:
-        UsageError: it is no such number, or less than ``least``.
+    Raises UsageError if it is no such number, or less than ``least``.
     """
     value = os.environ.get(name)
     if value is None:

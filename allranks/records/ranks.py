@@ -36,8 +36,7 @@ def parse(text: str, size: int) -> tuple[int, ...]:
 def among(ranks: Iterable[int] | None, size: int) -> tuple[int, ...]:
     """Returns ranks that are given by number, sorted, each once; None stands for all.
 
-    Raises:
-        UsageError: these are no ranks, or one of them is not there.
+    Raises UsageError if these are no ranks, or one of them is not there.
     """
     if ranks is None:
         return tuple(range(size))

@@ -6,83 +6,76 @@ import os
 import sys
 from types import CodeType, ModuleType
 
+#: Host, pid, memory and the line the rank is at. Answered while a cell runs.
 STATUS = "status"
-"""Host, pid, memory and the line the rank is at. Answered while a cell runs."""
+#: The Python stack of every thread, as text. Answered while a cell runs.
 STACK = "stack"
-"""The Python stack of every thread, as text. Answered while a cell runs."""
+#: Set variables; payload frame 0 is a pickled dictionary.
 PUSH = "push"
-"""Set variables; payload frame 0 is a pickled dictionary."""
+#: Return variables; the answer's payload frame 0 is a pickled dictionary.
 PULL = "pull"
-"""Return variables; the answer's payload frame 0 is a pickled dictionary."""
+#: Complete ``code`` at ``cursor``.
 COMPLETE = "complete"
-"""Complete ``code`` at ``cursor``."""
+#: Describe the name in ``code`` at ``cursor``.
 INSPECT = "inspect"
-"""Describe the name in ``code`` at ``cursor``."""
+#: Move to a fresh communicator: every rank at once, with the new epoch's number.
 RENEW = "renew"
-"""Move to a fresh communicator: every rank at once, with the new epoch's number."""
+#: Join with the processes that replace dead ranks. It goes to all survivors at once.
+#: ``dead`` are their numbers, ``epoch`` the number of the epoch that begins with the replacements.
+#: The answer may have a ``warning`` about this rank.
 HEAL = "heal"
-"""Join with the processes that replace dead ranks. It goes to all survivors at once.
-
-``dead`` are their numbers, ``epoch`` the number of the epoch that begins with the replacements. The
-answer may have a ``warning`` about this rank."""
+#: Prepare to run members of ``ranks_each`` ranks; 0 ends that. It goes to all ranks at once.
+#: The answer has the epoch of the rank's part of the world, and whether it must be renewed.
 MEMBERS = "members"
-"""Prepare to run members of ``ranks_each`` ranks; 0 ends that. It goes to all ranks at once.
 
-The answer has the epoch of the rank's part of the world, and whether it must be renewed."""
-
+#: Finish writing the variables that are being kept.
+#: A ``goes_on`` above 0 in the answer is the commit from which a training that a death has ended
+#: continues when its cell runs again.
 SETTLE = "settle"
-"""Finish writing the variables that are being kept.
-
-A ``goes_on`` above 0 in the answer is the commit from which a training that a death has ended
-continues when its cell runs again."""
+#: Restore the variables that the rank that this one replaces had kept.
+#: The answer has their ``names``, none if nothing was kept, and how many ``seconds`` ago it was.
 RESTORE = "restore"
-"""Restore the variables that the rank that this one replaces had kept.
 
-The answer has their ``names``, none if nothing was kept, and how many ``seconds`` ago it was."""
-
+#: Send the output so far, before the answer. Answered while a cell runs.
 SEND = "send"
-"""Send the output so far, before the answer. Answered while a cell runs."""
 
+#: Return the last ``nbytes`` of the rank's log at ``path``, as text. Answered while a cell runs.
 LOG = "log"
-"""Return the last ``nbytes`` of the rank's log at ``path``, as text. Answered while a cell runs."""
 
+#: Wait for another notebook when this one ends. It will listen in the folder ``home``.
+#: If that is empty, do not wait. Answered while a cell runs, as are the next three.
 STAY = "stay"
-"""Wait for another notebook when this one ends. It will listen in the folder ``home``.
-
-If that is empty, do not wait. Answered while a cell runs, as are the next three."""
+#: The notebook has shown the output of ``cell``: another one need not.
 SEEN = "seen"
-"""The notebook has shown the output of ``cell``: another one need not."""
+#: Send `Hello` again, to another notebook. The answer describes the last cell that was sent:
+#: its number (``cell``) and ``label``; whether it is a ``member`` of an ensemble, whether this rank
+#: is ``busy`` with it, or has ended it ``unseen``, and how many ``seconds`` it took so far; the
+#: ``epoch``, and whether it is ``dirty``.
 ATTACH = "attach"
-"""Send `Hello` again, to another notebook. The answer describes the last cell that was sent:
-
-its number (``cell``) and ``label``; whether it is a ``member`` of an ensemble, whether this rank is
-``busy`` with it, or has ended it ``unseen``, and how many ``seconds`` it took so far; the
-``epoch``, and whether it is ``dirty``."""
+#: Send the output of that cell so far, and from now on what follows.
 RESUME = "resume"
-"""Send the output of that cell so far, and from now on what follows."""
 ABOUT_NOTEBOOKS = frozenset({STAY, SEEN, ATTACH, RESUME})
 
+#: Sample the rank's stacks for ``seconds``, or 0 for the whole cell: the one that runs, else the
+#: next. Answered while a cell runs.
 PROFILE = "profile"
-"""Sample the rank's stacks for ``seconds``, or 0 for the whole cell: the one that runs, else the
-next. Answered while a cell runs."""
+#: End that, and return the samples. Answered while a cell runs.
 PROFILED = "profiled"
-"""End that, and return the samples. Answered while a cell runs."""
 
+#: Report about once a second how the rank spends the time of the running cell, in at most ``bins``
+#: bins; 0 ends that, and so does the end of the cell. Answered while a cell runs.
 STRIPS = "strips"
-"""Report about once a second how the rank spends the time of the running cell, in at most ``bins``
-bins; 0 ends that, and so does the end of the cell. Answered while a cell runs."""
 
 ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK, SEND, LOG, STRIPS})
 
+#: The source of a cell that inspects the last failure. If it fails, that failure is kept.
 DEBUG = "%debug"
-"""The source of a cell that inspects the last failure. If it fails, that failure is kept."""
 
 
 def end_of(path: str, nbytes: int, start: int = 0) -> str:
     """Returns the last bytes of a log as text, not before ``start``.
 
-    Raises:
-        OSError: it cannot be read; it may be on another host.
+    Raises OSError if it cannot be read; it may be on another host.
     """
     with open(path, "rb") as log:
         log.seek(max(start, log.seek(0, os.SEEK_END) - nbytes))
@@ -100,8 +93,8 @@ class Script:
         arguments: the script's path and its arguments.
     """
 
+    #: The number of frames of a traceback above the script's.
     own_frames = 1
-    """The number of frames of a traceback above the script's."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.arguments = arguments

@@ -31,18 +31,18 @@ class CallRecord:
     ranks: int
     transport: str
     dtype: str
+    #: The S of nccl-tests: bytes of the largest of input and output on one rank.
     nbytes: int
-    """The S of nccl-tests: bytes of the largest of input and output on one rank."""
     arrived: float
     last_arrived: float
     last_rank: int
     ended: float
+    #: The transfer's time by the GPU's clock; None if no GPU moved the data.
     device_seconds: float | None = None
-    """The transfer's time by the GPU's clock; None if no GPU moved the data."""
+    #: For a call that was under way with others, as an asynchronous one may be: the seconds for
+    #: which this rank waited in it and moved its data, without those that it spent on other things
+    #: and those that count for another call. None for a call that was alone.
     attended: tuple[float, float] | None = None
-    """For a call that was under way with others, as an asynchronous one may be: the seconds for
-    which this rank waited in it and moved its data, without those that it spent on other things
-    and those that count for another call. None for a call that was alone."""
 
     @property
     def wait_seconds(self) -> float:

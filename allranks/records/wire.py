@@ -47,8 +47,8 @@ class Record:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
+#: A record and its payloads.
 Message = tuple[Record, list[bytes]]
-"""A record and its payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +259,7 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 
 def encode(record: Record, *payloads: bytes) -> list[bytes]:
-    """Return the frames of one message.
-
-    Raises:
-        WireError: a field is not JSON-able.
-    """
+    """Return the frames of one message. Raises WireError if a field is not JSON-able."""
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     try:
         text = _dumps([type(record).__name__, fields])
@@ -294,8 +290,7 @@ _loads = json.JSONDecoder().decode
 def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
     """Return the record of one message and its payloads.
 
-    Raises:
-        WireError: the frames were not written by :func:`encode`.
+    Raises WireError if the frames were not written by :func:`encode`.
     """
     try:
         name, fields = _loads(frames[0].decode("utf-8", "surrogateescape"))
@@ -304,8 +299,8 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
         raise WireError(f"a message of {len(frames)} frames cannot be read: {error!r}") from error
 
 
+#: The first frame; the second one has the number of frames of each message, as JSON.
 BATCH = b"batch"
-"""The first frame; the second one has the number of frames of each message, as JSON."""
 
 
 def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
@@ -322,8 +317,7 @@ def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
 def split_messages(frames: list[bytes]) -> list[list[bytes]]:
     """Returns the messages that :func:`join_messages` has joined, in order.
 
-    Raises:
-        WireError: the frames were not joined by :func:`join_messages`.
+    Raises WireError if the frames were not joined by :func:`join_messages`.
     """
     if frames[0] != BATCH:
         return [frames]

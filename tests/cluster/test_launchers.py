@@ -7,13 +7,11 @@ import tempfile
 import pytest
 
 from allranks import Cluster
-from allranks.cluster import devices, folders, launchers
-from allranks.cluster.launchers import addresses, lsf, pbs, registry, slurm
+from allranks.cluster import devices, launchers
+from allranks.cluster.launchers import launcher, pbs_lsf, registry, slurm
 from allranks.cluster.launchers.batch import parse_batch
-from allranks.cluster.launchers.launcher import Host
-from allranks.cluster.launchers.local import LocalLauncher
+from allranks.cluster.launchers.launcher import Host, LocalLauncher, SshLauncher
 from allranks.cluster.launchers.registry import SITES
-from allranks.cluster.launchers.ssh import SshLauncher
 from allranks.cluster.options import ClusterOptions
 from allranks.engine import libraries
 from allranks.errors import ClusterLost, StartFailed, UsageError
@@ -117,7 +115,7 @@ def test_a_batch_system_is_asked_for_as_many_ranks_as_its_options_say():
     ):
         slurm.SlurmLauncher(options=["-N", "3"]).size(7)
     with pytest.raises(UsageError, match="found -n 6"):
-        pbs.PbsLauncher(options=["--nodes", "2", "--ntasks-per-node", "4"]).size(6)
+        pbs_lsf.PbsLauncher(options=["--nodes", "2", "--ntasks-per-node", "4"]).size(6)
 
 
 PROFILE = """
@@ -142,9 +140,9 @@ def ipython(tmp_path, monkeypatch):
 
 
 def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
-    assert folders.slurm_settings() == folders.SlurmSettings()
+    assert slurm.slurm_settings() == slurm.SlurmSettings()
     (ipython / "ipcluster_config.py").write_text(PROFILE)
-    found = folders.slurm_settings()
+    found = slurm.slurm_settings()
     assert found.options == (
         "--partition=gpu",
         "--account=physics",
@@ -156,7 +154,7 @@ def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
     assert found.job_id.search("queued: job 4711 of 2")[found.group] == "4711"
     (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.queue = 1 / 0")
     with pytest.raises(UsageError, match=r"in .*ipcluster_config.py, found ZeroDivisionError"):
-        folders.slurm_settings()
+        slurm.slurm_settings()
 
 
 @pytest.mark.usefixtures("_slurm_here")
@@ -186,8 +184,8 @@ def test_settings_of_the_environment_reach_other_hosts_and_jobs_of_several_nodes
 
 
 def test_the_names_of_hosts_are_read_as_batch_systems_and_users_write_them():
-    assert pbs._hosts("n1/0*4+n2.cluster/1*4+n1/2") == ["n1", "n2"]
-    assert lsf._hosts("4*n1:4*n2.cluster:n1") == ["n1", "n2"]
+    assert pbs_lsf._pbs_hosts("n1/0*4+n2.cluster/1*4+n1/2") == ["n1", "n2"]
+    assert pbs_lsf._lsf_hosts("4*n1:4*n2.cluster:n1") == ["n1", "n2"]
     made = launchers.named("ssh:me@h1:2,h2")
     assert isinstance(made, SshLauncher)
     assert made.hosts == (Host("h1", 2, login="me@h1"), Host("h2", 1, login="h2"))
@@ -203,11 +201,11 @@ def test_the_number_of_ranks_holds_on_the_same_hosts_and_ports_are_two_or_more(m
     assert ClusterOptions(launcher="local").over(here).n == 4
     assert ClusterOptions(launcher="ssh:h1:2").over(here).n is None
     assert ClusterOptions(n=2, launcher="ssh:h1:2").over(here).n == 2
-    monkeypatch.setenv(addresses.PORTS, "50000-50100")
-    assert addresses.ports() == (50000, 50100)
-    monkeypatch.setenv(addresses.PORTS, "50000")
+    monkeypatch.setenv(launcher.PORTS, "50000-50100")
+    assert launcher.ports() == (50000, 50100)
+    monkeypatch.setenv(launcher.PORTS, "50000")
     with pytest.raises(UsageError, match="to be two ports or more"):
-        addresses.ports()
+        launcher.ports()
 
 
 def test_every_launcher_is_listed_with_why_it_cannot_be_used_here(sites, monkeypatch, tmp_path):
@@ -239,16 +237,16 @@ def test_the_gpus_of_other_hosts_are_known_by_their_numbers(monkeypatch, tmp_pat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the way that Linux chooses")
 def test_the_address_is_the_one_on_the_way_to_the_host(monkeypatch):
-    assert addresses.address_towards("localhost") == "127.0.0.1"
+    assert launcher.address_towards("localhost") == "127.0.0.1"
     ways = {"here": "127.0.1.1", "there": "10.0.0.5"}
-    monkeypatch.setattr(addresses, "_address_towards", ways.get)
-    assert addresses.address_towards("here", "there") == "10.0.0.5"
-    assert addresses.address_towards("here") == "127.0.1.1"
-    monkeypatch.setenv(addresses.ADDRESS, "10.1.2.3")
-    assert addresses.address_towards("localhost") == "10.1.2.3"
+    monkeypatch.setattr(launcher, "_address_towards", ways.get)
+    assert launcher.address_towards("here", "there") == "10.0.0.5"
+    assert launcher.address_towards("here") == "127.0.1.1"
+    monkeypatch.setenv(launcher.ADDRESS, "10.1.2.3")
+    assert launcher.address_towards("localhost") == "10.1.2.3"
 
 
 def test_a_host_that_only_ssh_knows_is_passed_over_for_the_address():
-    assert addresses.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
+    assert launcher.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
     with pytest.raises(StartFailed, match="expected a route to no"):
-        addresses.address_towards("no.such.host.invalid")
+        launcher.address_towards("no.such.host.invalid")

@@ -14,7 +14,7 @@ import pytest
 from allranks import Cluster
 from allranks.cluster import connection
 from allranks.cluster.connection import Connection
-from allranks.cluster.launchers import batch, lsf, pbs, slurm
+from allranks.cluster.launchers import batch, pbs_lsf, slurm
 from allranks.cluster.launchers.batch import BatchJob
 from allranks.cluster.launchers.launcher import Host, MultiHostLauncher
 from allranks.errors import StartFailed, UsageError
@@ -42,7 +42,7 @@ def put(commands: Path, name: str, script: str) -> None:
     (commands / name).chmod(0o755)
 
 
-@pytest.fixture(params=[slurm.SlurmJob, pbs.PbsJob, lsf.LsfJob])
+@pytest.fixture(params=[slurm.SlurmJob, pbs_lsf.PbsJob, pbs_lsf.LsfJob])
 def job(request, commands: Path, tmp_path: Path):
     for name in (*TOLD, "scancel", "qdel", "bkill"):
         put(commands, name, "exit 1")
@@ -61,7 +61,7 @@ def test_a_job_that_is_cancelled_while_it_waits_is_waited_for_no_longer(job, com
 
 
 def test_a_job_that_the_queue_has_forgotten_is_given_up_and_named(job, monkeypatch):
-    monkeypatch.setattr(batch, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.0)
     assert job.hosts() == ()  # it may not be known yet
     monkeypatch.setattr(batch, "_UNKNOWN_SECONDS", -1.0)
     with pytest.raises(StartFailed) as failed:
@@ -72,7 +72,7 @@ def test_a_job_that_the_queue_has_forgotten_is_given_up_and_named(job, monkeypat
 
 
 def test_a_queue_that_is_silent_now_and_then_is_asked_again(job, commands, monkeypatch):
-    monkeypatch.setattr(batch, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.0)
     assert job.hosts() == ()
     job._known_at -= batch._UNKNOWN_SECONDS / 2
     put(commands, "squeue", "echo 'PENDING|Priority|N/A|main|'")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.notebook import KEPT, Notebook, stopped
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
 NONE = "No ranks of yours run on this machine.\n"
 SUM = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
@@ -198,7 +198,7 @@ def test_another_notebook_attaches_when_the_first_lets_go(notebook, other):
         f"%distributed attach {name}\n"
     )
     watched.wait_for(f" s left: %distributed attach {name}.")
-    # What is left of a nursery that was killed is ended at once: this one lives on.
+    # What is left of a host agent that was killed is ended at once: this one lives on.
     other.run("from allranks.cluster import host_agent; host_agent._LAUNCHER_SECONDS = 0")
     assert "they keep running for 2 min" in other.run(f"%distributed attach {name}").text
     check_at_work(other)
@@ -320,7 +320,7 @@ def test_a_process_that_has_the_line_of_a_killed_kernel_does_not_hold_its_ranks(
     notebook.run(
         "import subprocess\n"
         "session = get_ipython().magics_manager.registry['DistributedMagics'].session\n"
-        "line = session.running._ranks._taken._door.fileno()\n"
+        "line = session.running._ranks._taken._socket.fileno()\n"
         "sleeps = subprocess.Popen(\n"
         "    ['sleep', '600'], pass_fds=[line], start_new_session=True\n)"
     )

@@ -166,12 +166,12 @@ def descriptors_of_rank_0(notebook):
 
 
 def held(notebook):
-    """What the notebook, its nursery and its ranks hold: processes, descriptors, shared memory."""
+    """What notebook, host agent and ranks hold: processes, descriptors, shared memory."""
     processes = notebook.children()
-    nursery = named(processes, "prterun").parent()
+    agent = named(processes, "prterun").parent()
     return {
         "processes": len(processes),
-        "descriptors of the nursery": nursery.num_fds(),
+        "descriptors of the host agent": agent.num_fds(),
         "descriptors of the kernel": psutil.Process(notebook.pid).num_fds(),
         "segments": len([n for n in notebook.note_files() if os.path.exists(f"/dev/shm/{n}")]),
         "files": len(list(notebook.temporary.rglob("*"))),

@@ -100,7 +100,7 @@ UNHEARD = {
 
 @pytest.mark.parametrize("source", UNHEARD.values(), ids=UNHEARD.keys())
 def test_a_rank_that_no_interrupt_reaches_is_named_and_ended(notebook, source):
-    notebook.run("from allranks.cluster import run; run.GRACE_SECONDS = 4.0")
+    notebook.run("from allranks.cluster import cells; cells.GRACE_SECONDS = 4.0")
     notebook.on_ranks("kept = 10 * rank")
     cell = notebook.on_ranks(f"{START}{source}", "--timeout 1", timeout=60)
     notebook.run("run.GRACE_SECONDS = 10.0")

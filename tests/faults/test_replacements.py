@@ -166,7 +166,7 @@ def test_one_that_dies_before_that_may_cost_all_ranks_but_no_more_time(
     cluster, holds, monkeypatch, who
 ):
     """MPI itself waits for it, while it makes the communicator with the new one."""
-    monkeypatch.setattr("allranks.cluster.cells._REPLACE_SECONDS", 2.0)
+    monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", 2.0)
     another = cluster.hellos[2].pid
 
     def kill():
@@ -210,8 +210,8 @@ def test_a_second_interrupt_ends_all(cluster, holds):
 
 
 def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, monkeypatch, capsys):
-    monkeypatch.setattr("allranks.cluster.cells._REPLACE_SECONDS", 0.0)
-    monkeypatch.setattr("allranks.cluster.cells._SLOW_SECONDS", 0.2)
+    monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", 0.0)
+    monkeypatch.setattr("allranks.cluster.healing._SLOW_SECONDS", 0.2)
     done = threading.Event()
     with holds.hold("join", lambda: done.wait(20)):
         with pytest.raises(ClusterLost, match="took over 1 s"):

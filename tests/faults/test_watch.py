@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.notebook import Notebook, stopped
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
 WATCHING = (
     r"Watching ranks 0–3 of \w{{8}}, attached to the notebook of process {}: what it runs on them "

@@ -32,7 +32,7 @@ def test_a_kernel_killed_with_9_leaves_nothing_on_any_host(notebook, source):
 def test_a_kernel_killed_with_9_while_the_ranks_start_leaves_nothing(hosts, new_notebook):
     notebook = new_notebook()
     notebook.start_on_ranks("rank", SSH)
-    notebook.pump(lambda: len(hosts.processes("h2")) > 3, 60, "a nursery")
+    notebook.pump(lambda: len(hosts.processes("h2")) > 3, 60, "a host agent")
     notebook.kill9()
     notebook.check_nothing_left()
 

@@ -105,8 +105,8 @@ def test_a_profile_of_ipyparallel_says_how_jobs_are_submitted_here(hosts, notebo
 
 def test_the_key_is_in_no_argument_environment_or_file_once_the_ranks_are_up(hosts, notebook):
     begin(notebook)
-    notebook.run("from allranks.cluster import notebook_session")
-    key = notebook.value("notebook_session.session.running._connection._wire.key").strip("'")
+    notebook.run("from allranks.cluster import cluster as held")
+    key = notebook.value("held.session.running._connection._wire.key").strip("'")
     (hosts.shared / "key").write_text(key)
     told = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null"
     search = f"{told} | grep -a -c -F -f key || :"

@@ -91,10 +91,8 @@ def test_an_interrupt_reaches_the_ranks_of_all_hosts(notebook):
 
 
 def test_ipyparallel_reaches_the_ranks_of_all_hosts(notebook):
-    notebook.run("import allranks, socket\nfrom allranks.cluster import notebook_session")
-    asked = (
-        "sorted(set(notebook_session.session.running.client()[:].apply_sync(socket.gethostname)))"
-    )
+    notebook.run("import allranks, socket\nfrom allranks.cluster import cluster as held")
+    asked = "sorted(set(held.session.running.client()[:].apply_sync(socket.gethostname)))"
     assert notebook.value(asked) == "['h1', 'h2']"
 
 

@@ -17,15 +17,15 @@ LISTENING = r"^LISTEN\s+\S+\s+\S+\s+(\S+):(\d+)\s"
 
 @pytest.fixture(scope="module")
 def key(notebook):
-    notebook.run("from allranks.cluster import notebook_session")
-    return notebook.value("notebook_session.session.running._connection._wire.key").strip("'")
+    notebook.run("from allranks.cluster import cluster as held")
+    return notebook.value("held.session.running._connection._wire.key").strip("'")
 
 
 def urls(notebook):
     found = "[wire.commands_url, wire.events_url]"
     return re.findall(
         r"tcp://([\d.]+):(\d+)",
-        notebook.value(f"(wire := notebook_session.session.running._connection._wire) and {found}"),
+        notebook.value(f"(wire := held.session.running._connection._wire) and {found}"),
     )
 
 
@@ -46,9 +46,9 @@ def test_a_capture_shows_no_source_output_value_or_key(hosts, new_notebook):
     notebook.run(f"word = {pushed!r}")
     notebook.run("%distributed push word")
     assert notebook.on_ranks("word", "-r 2").text == f"rank 2 → {pushed!r}\n"
-    notebook.run("from allranks.cluster import notebook_session")
-    notebook.run("notebook_session.session.running.client()[:].push({'more': word})")
-    key = notebook.value("notebook_session.session.running._connection._wire.key").strip("'")
+    notebook.run("from allranks.cluster import cluster as held")
+    notebook.run("held.session.running.client()[:].push({'more': word})")
+    key = notebook.value("held.session.running._connection._wire.key").strip("'")
     time.sleep(0.5)  # what is captured is written a little later
     hosts.on("h1", "pkill", "tcpdump")
     watch.communicate()
@@ -68,7 +68,7 @@ def test_the_notebook_listens_on_the_address_that_the_hosts_reach(hosts, noteboo
 def test_the_ports_that_the_notebook_listens_on_can_be_chosen(hosts, new_notebook):
     notebook = new_notebook({"ALLRANKS_PORTS": "41000-41001"})
     assert notebook.on_ranks("rank", SSH).status == "ok"
-    notebook.run("from allranks.cluster import notebook_session")
+    notebook.run("from allranks.cluster import cluster as held")
     assert sorted(port for _, port in urls(notebook)) == ["41000", "41001"]
     cell = notebook.run(
         "from allranks import Cluster\nCluster(launcher='ssh:h1:2').start()  # no port is left"

@@ -248,8 +248,8 @@ def held():
 def test_a_notebook_that_is_killed_while_it_starts_ranks_leaves_nothing(tmp_path):
     script = (
         "import os, allranks\nfrom allranks.cluster.host_agent import HostAgentProcess\n"
-        "def killed(nursery, text):\n"
-        "    print(nursery.pid, flush=True)\n    os.kill(os.getpid(), 9)\n"
+        "def killed(agent, text):\n"
+        "    print(agent.pid, flush=True)\n    os.kill(os.getpid(), 9)\n"
         "HostAgentProcess._say = killed\nallranks.Cluster(2).start()"
     )
     environment = {**os.environ, "ALLRANKS_LOG_DIR": str(tmp_path)}
@@ -299,7 +299,7 @@ def test_a_start_without_a_process_leaves_nothing(monkeypatch):
 
 
 def test_a_rank_that_died_is_named_before_very_many_others_are_ended(monkeypatch, capsys):
-    monkeypatch.setattr("allranks.cluster.run._MANY_RANKS", 1)
+    monkeypatch.setattr("allranks.cluster.cells._MANY_RANKS", 1)
     shown = []
     with allranks.Cluster(2) as cluster:
         cluster.heal_when("off")
@@ -324,9 +324,9 @@ def test_an_interrupt_while_the_ranks_are_ended_leaves_nothing(monkeypatch):
     children = set(psutil.Process().children(recursive=True)) - set(others)
     stop = HostAgentProcess.stop
 
-    def interrupted(nursery):
+    def interrupted(agent):
         signal.raise_signal(signal.SIGINT)
-        stop(nursery)
+        stop(agent)
 
     monkeypatch.setattr(HostAgentProcess, "stop", interrupted)
     started.stop()

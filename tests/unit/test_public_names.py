@@ -11,12 +11,16 @@ import pytest
 import allranks
 
 
-def test_a_cluster_shows_what_is_for_its_users() -> None:
+def test_a_cluster_has_no_other_public_names() -> None:
     found = [name for name in dir(allranks.Cluster(2)) if not name.startswith("_")]
     assert found == [
-        "busy", "call", "can_heal", "client", "dead", "explain", "gpus", "heal", "heal_when",
-        "healing", "interrupt", "launcher", "log_dir", "lost_because", "map", "preload", "pull",
-        "push", "restart", "run", "size", "start", "state", "status", "stop",
+        "ask", "ask_soon", "attach", "busy", "call", "can_heal", "client", "connection_information",
+        "count", "crew", "dead", "explain", "failed_first", "follow", "goes_on", "gpu_notices",
+        "gpus", "heal", "heal_when", "healing", "hellos", "hooks", "interrupt", "is_up", "keeping",
+        "launcher", "lend", "lends", "let_go", "log_dir", "log_end", "lost_because", "map", "news",
+        "preload", "pull", "push", "restart", "run", "send_checked", "session_dir", "show_late",
+        "size", "start", "state", "status", "stay", "stays", "stop", "submit", "take_over", "wait",
+        "wait_awaited",
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Runs in the notebook's kernel: what ``--on`` names, and what starts the ranks there.
 
-`launcher` defines what a launcher is, `registry` lists them. The other modules hold one
-launcher each, and what several of them share: `mpiexec`, `addresses` and `batch`.
+`launcher` defines what a launcher is, `registry` lists them. `launcher` also has those for this
+machine and for ssh, `slurm` and `pbs_lsf` those for batch systems.
 """
 
 from allranks.cluster.launchers.registry import default, named, takes_options

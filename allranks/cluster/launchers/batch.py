@@ -19,15 +19,7 @@ from contextlib import suppress
 from typing import ClassVar, NoReturn
 
 from allranks.cluster.folders import CleanupProcess
-from allranks.cluster.launchers.addresses import own_address
-from allranks.cluster.launchers.launcher import (
-    RELAY,
-    Host,
-    Job,
-    MultiHostLauncher,
-    Tell,
-    check_size,
-)
+from allranks.cluster.launchers.launcher import Host, Job, check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 
@@ -35,10 +27,8 @@ from allranks.records.config import Invitation
 _UNKNOWN_SECONDS = 60.0
 _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _SHOWN_LINES = 5
-_PACKAGE = "see your cluster's documentation"
-_HOST = "ALLRANKS_HOST"
 #: Runs when the kernel ends the job, and when the kernel has died.
 _CANCEL = 'rm -f "$1"; shift; "$@" > /dev/null 2>&1'
 
@@ -123,13 +113,6 @@ def invite(invitation: Invitation, log_dir: str) -> str:
     return path
 
 
-def relay_command(path: str, name: str) -> list[str]:
-    """Returns the command that a job runs once on every host; ``name`` is the environment variable
-    with the host's name.
-    """
-    return [*RELAY, "--join", path, name]
-
-
 class BatchOptions(argparse.Namespace):
     """The number of hosts and ranks of a job, and options of the batch system."""
 
@@ -177,35 +160,35 @@ def parse_batch(options: Sequence[str], example: str) -> BatchOptions:
 
 
 #: The names of a job's hosts, once it runs, and what it waits for until then.
-Look = tuple[Sequence[str], str]
+JobState = tuple[Sequence[str], str]
 
 
-class BatchJob:
-    """A job in a batch system's queue, and then on its hosts.
+class BatchJob(Job):
+    """A job in a batch system's queue, and then on its hosts, with ``ranks`` on each.
 
-    ``cancel`` is the command that cancels the job, ``invitation`` the path of the invitation.
+    ``invitation`` is the path of the invitation, ``output`` that of the job's output.
     """
 
-    looked_up_by: Sequence[str] = ()
-    """The command that reports on a job that has ended, up to its number."""
+    system: ClassVar[str]
+    #: The command that cancels a job, up to its number.
+    cancels: Sequence[str]
+    #: The command that reports on a job that has ended, up to its number.
+    looked_up_by: ClassVar[Sequence[str]]
     _known_at: float | None = None
 
-    def __init__(
-        self, system: str, number: str, ranks: int, cancel: Sequence[str], invitation: str
-    ) -> None:
-        self.system = system
+    def __init__(self, number: str, ranks: int, invitation: str, output: str) -> None:
         self.number = number
+        self._output = output
         self._ranks = ranks
         self._invitation = invitation
-        self._next_look = 0.0
-        self._hosts: Sequence[Host] = ()
+        self._next_poll = 0.0
         self._waits = self.submitted
-        self._keeper = CleanupProcess(_CANCEL, invitation, *cancel)
+        self._keeper = CleanupProcess(_CANCEL, invitation, *self.cancels, number)
 
     def hosts(self) -> Sequence[Host]:
         """Returns its hosts; none in the queue. Raises StartFailed if it has ended."""
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
+        if time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + _POLL_SECONDS
             found = self.look()
             self._check_known(known=found is not None)
             if found is not None:
@@ -228,7 +211,7 @@ class BatchJob:
         """The line until the batch system reports a state."""
         return f"{self.system} job {self.number} was submitted. Interrupt to cancel it."
 
-    def look(self) -> Look | None:
+    def look(self) -> JobState | None:
         """Returns the names of its hosts once it runs; until then the reason of its wait.
 
         None if the batch system is too busy to answer, or does not list the job. It is asked again
@@ -239,19 +222,15 @@ class BatchJob:
     def waits(self) -> str:
         return self._waits
 
-    def why_ended(self) -> str:
-        """Returns the reason of its end, if the batch system reports one."""
-        return ""
-
     def all_came(self) -> None:
         # Every host has connected: the invitation is no longer needed.
         with suppress(FileNotFoundError):
             os.unlink(self._invitation)
 
-    def refused(self, what: str, output: str) -> StartFailed:
+    def refused(self, what: str) -> StartFailed:
         """Returns the error for a job that has ended, with the last lines of its output."""
         said = ""
-        with suppress(OSError), open(output, errors="replace") as log:
+        with suppress(OSError), open(self._output, errors="replace") as log:
             said = "\n" + "\n".join(log.read().strip().splitlines()[-_SHOWN_LINES:])
         return StartFailed(
             f"expected {self.system} job {self.number} to run, found that it {what}.{said.rstrip()}"
@@ -262,69 +241,3 @@ class BatchJob:
         self.all_came()
         # Where the batch system does not answer, it is asked as long as this takes.
         self._keeper.close(_CLOSE_SECONDS)
-
-
-class HostfileLauncher(MultiHostLauncher):
-    """The common part of PBS and LSF: a job finds its hosts in a file, and runs the relay on each.
-
-    The batch system's own daemons run it there (``pbs_tmrsh``, ``blaunch``), and end it with the
-    job.
-    """
-
-    takes_options = True
-    system: ClassVar[str]
-    """What the batch system is called."""
-    submits: ClassVar[str]
-    """The program that takes a job."""
-    number: ClassVar[re.Pattern[str]]
-    """What finds the job's number in that program's answer."""
-    hostfile: ClassVar[str]
-    """The variable that has the path of the file, which names each host once a rank."""
-    runs: ClassVar[str]
-    """The program that runs a command on one host of the job."""
-
-    def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
-        super().__init__(where, options)
-        program(self.submits, _PACKAGE)
-        self._asked: BatchOptions = parse_batch(options, self.example)
-
-    @classmethod
-    def check(cls) -> None:
-        """Returns if the program that submits jobs is installed, and an mpiexec of Open MPI."""
-        program(cls.submits, _PACKAGE)
-        super().check()
-
-    def size(self, n: int | None) -> int:
-        return self._asked.size(n)
-
-    def address(self) -> str:
-        return own_address()
-
-    def describe(self) -> str:
-        return f"{self._asked.nodes} hosts of {self.system}"
-
-    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
-        """Submits a job that runs the relay on every host."""
-        path = invite(invitation, log_dir)
-        output = os.path.join(log_dir, f"{self.name}.log")
-        nodes, each = self._asked.nodes, self._asked.each
-        words = [self.submits, *self.resources(nodes, each, output), *self._asked.more]
-        found = submit(self.system, words, self._script(path), path, self.number)
-        return self.job(found[0], each, path, output)
-
-    def resources(self, nodes: int, each: int, output: str) -> list[str]:
-        """Returns the options for hosts, ranks on each, and the output file."""
-        raise NotImplementedError
-
-    def job(self, number: str, each: int, invitation: str, output: str) -> BatchJob:
-        raise NotImplementedError
-
-    def _script(self, path: str) -> str:
-        command = shlex.join(relay_command(path, _HOST))
-        return (
-            "#!/bin/sh\n"
-            f'for host in $(sort -u "${self.hostfile}"); do\n'
-            f'  {self.runs} "$host" env {_HOST}="${{host%%.*}}" {command} &\n'
-            "done\n"
-            "wait\n"
-        )

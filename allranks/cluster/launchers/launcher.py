@@ -1,10 +1,9 @@
-"""What a launcher is: a class that starts ranks, on this machine or on several hosts.
+"""What a launcher is, and the launchers for this machine and for hosts that ssh reaches.
 
-A new one is a subclass of `MultiHostLauncher`, or of
-`allranks.cluster.launchers.local.LocalLauncher`. Its class has everything about it: its name, what
-``--on`` takes after that name, whether it can be used here, and how it starts ranks. The built-in
-ones are listed in `allranks.cluster.launchers.registry`; other distributions register theirs by the
-entry point ``allranks.launchers``.
+A new launcher is a subclass of `MultiHostLauncher` or `LocalLauncher`. Its class has everything
+about it: its name, what ``--on`` takes after that name, whether it can be used here, and how it
+starts ranks. `allranks.cluster.launchers.registry` lists the built-in ones; other distributions
+register theirs by the entry point ``allranks.launchers``.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -20,21 +22,32 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from allranks.cluster.launchers.addresses import ADDRESS, PORTS
+from allranks import port_filter
 from allranks.cluster.launchers.mpiexec import (
+    LASTING_SETTINGS,
     OTHERS_LAUNCHERS,
+    beside_python,
     is_open_mpi,
     mpi_environment,
     mpiexec,
 )
-from allranks.errors import UsageError
+from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.launched import RankVariables
 from allranks.records.config import Invitation
 
 Tell = Callable[[str, str], None]
 """Called, in any thread, with a host and why the command has ended there."""
+
+#: Names the address of this machine at which the hosts reach it.
+ADDRESS = "ALLRANKS_ADDRESS"
+#: The ports on which the hosts may reach this machine, as ``50000-50100``.
+PORTS = "ALLRANKS_PORTS"
+ANY_PORTS = (49152, 65535)
+LOOPBACK = "127.0.0.1"
+_PORT = 9
+"""Nothing is sent to it: the system chooses a route for an address and a port."""
 
 #: Settings of libraries: variables with these names have the notebook's values on the hosts.
 _PASSED_ON = re.compile(
@@ -114,8 +127,35 @@ class Launcher:
         raise NotImplementedError
 
 
-class Job(Protocol):
+class LocalLauncher(Launcher):
+    """Starts ranks on this machine."""
+
+    name = "local"
+    about = "ranks on this machine"
+
+    def heals(self, size: int) -> bool:
+        """Whether new processes can replace ranks that die."""
+        # The wheel's mpiexec supports it; others may have been built without.
+        known = mpiexec() == beside_python() and is_open_mpi()
+        # A user's own settings stay, and may keep new processes from connecting to the others.
+        own = LASTING_SETTINGS.keys() & os.environ.keys()
+        return size > 1 and known and not own and port_filter.is_supported()
+
+    def command(self, size: int) -> list[str]:
+        """Returns mpiexec and its options, up to the program that every rank runs."""
+        return [mpiexec(), "-n", str(size)]
+
+    def environment(self) -> dict[str, str]:
+        return mpi_environment(alone=True)
+
+    def describe(self) -> str:
+        return "this machine"
+
+
+class Job:
     """One command on every host, from the request until it has ended everywhere."""
+
+    _hosts: Sequence[Host] = ()
 
     def hosts(self) -> Sequence[Host]:
         """Returns its hosts; none while it waits for them.
@@ -123,18 +163,22 @@ class Job(Protocol):
         Raises:
             StartFailed: it will not run.
         """
+        return self._hosts
 
     def waits(self) -> str:
         """Returns the reason of its wait, in a line; empty if there is none."""
+        return ""
 
     def all_came(self) -> None:
-        """Removes the invitation: every host has connected."""
+        """Called when every host has connected: the invitation is no longer needed."""
 
     def why_ended(self) -> str:
         """Returns what ended it, where its launcher can find out: ``reached its time limit``."""
+        return ""
 
     def close(self) -> None:
         """Ends it on all hosts."""
+        raise NotImplementedError
 
 
 class MultiHostLauncher(Launcher):
@@ -195,7 +239,7 @@ class MultiHostLauncher(Launcher):
     def address(self) -> str:
         """Returns the address of this machine at which the hosts reach it.
 
-        `allranks.cluster.launchers.addresses` has functions that find it.
+        `address_towards` and `own_address` find it.
 
         Raises:
             StartFailed: there is none.
@@ -246,7 +290,7 @@ class MultiHostLauncher(Launcher):
         return settings | passed | dict(self.place_environment)
 
 
-class CommandJob:
+class CommandJob(Job):
     """A command on this machine for every host, which runs `RELAY` there, as ssh does.
 
     It passes its standard input on, and ends when the relay does. The relay ends when its standard
@@ -294,21 +338,6 @@ class CommandJob:
                 daemon=True,
             ).start()
 
-    def hosts(self) -> Sequence[Host]:
-        """Returns the hosts: there is no queue."""
-        return self._hosts
-
-    def waits(self) -> str:
-        """Returns nothing."""
-        return ""
-
-    def all_came(self) -> None:
-        """Does nothing: the invitation is in no file."""
-
-    def why_ended(self) -> str:
-        """Returns nothing: the commands have only an exit code."""
-        return ""
-
     def _watch(self, host: str, started: subprocess.Popen[bytes]) -> None:
         assert started.stderr is not None
         with started.stderr as written:
@@ -334,6 +363,55 @@ class CommandJob:
                 started.wait()
 
 
+_SSH_OPTIONS = {
+    "BatchMode": "yes",  # the notebook cannot answer ssh's questions
+    "ConnectTimeout": "10",
+    # A host that is cut off is noticed by its silence; this only ends the ssh that waits for it.
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "3",
+}
+
+
+class SshLauncher(MultiHostLauncher):
+    """Starts ranks on hosts by ssh; ``where`` is ``HOST:RANKS,…``, one rank by default."""
+
+    name = "ssh"
+    example = "--on ssh:h1:2,h2:2"
+    about = "hosts that ssh reaches without a password"
+    takes_where = True
+
+    def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
+        super().__init__(where, options)
+        self.hosts = self.parse_hosts()
+
+    @classmethod
+    def check(cls) -> None:
+        """Returns if there is an ssh, and an mpiexec that can be used with it."""
+        require_ssh()
+        super().check()
+
+    def size(self, n: int | None) -> int:
+        return check_size(n, sum(host.ranks for host in self.hosts))
+
+    def address(self) -> str:
+        return address_towards(*(host.name for host in self.hosts))
+
+    def describe(self) -> str:
+        return ", ".join(host.name for host in self.hosts)
+
+    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> CommandJob:
+        require_ssh()
+        options = [f"-o{name}={value}" for name, value in _SSH_OPTIONS.items()]
+        command = f"exec {shlex.join(RELAY)}"
+        commands = {host: ["ssh", "-T", *options, host.login, command] for host in self.hosts}
+        return CommandJob("ssh", commands, invitation, tell)
+
+
+def require_ssh() -> None:
+    if shutil.which("ssh") is None:
+        raise MissingDependency("expected ssh, found none. Type: apt install openssh-client")
+
+
 def check_size(n: int | None, size: int) -> int:
     """Returns the size.
 
@@ -345,3 +423,73 @@ def check_size(n: int | None, size: int) -> int:
             f"expected the number of ranks given to the hosts, {size}, found -n {n}. Leave out -n"
         )
     return size
+
+
+def address_towards(*hosts: str) -> str:
+    """Returns this machine's address on the route to hosts, one of which may be this machine.
+
+    A host whose name this machine cannot resolve is skipped: the launcher may know it, or fails.
+
+    Raises:
+        StartFailed: none of the names can be resolved.
+    """
+    set_by_hand = os.environ.get(ADDRESS)
+    if set_by_hand:
+        return set_by_hand
+    found, problems = [], []
+    for host in hosts:
+        try:
+            found.append(_address_towards(host))
+        except OSError as error:
+            problems.append(error)
+    if not found:
+        raise StartFailed(
+            f"expected a route to {', '.join(hosts)}, found {problems[0]}. Check the name, or set "
+            f"{ADDRESS} to the address at which the hosts reach this machine"
+        )
+    # The route to this machine itself may be loopback, which no other host can reach.
+    return next((one for one in found if not one.startswith("127.")), found[0])
+
+
+def _address_towards(host: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((host, _PORT))
+        return str(route.getsockname()[0])
+
+
+def own_address() -> str:
+    """Returns the address of this machine's host name, for where the hosts are not known yet.
+
+    Raises:
+        StartFailed: that is a loopback address, or there is none.
+    """
+    name = socket.gethostname()
+    try:
+        found = os.environ.get(ADDRESS) or socket.gethostbyname(name)
+    except OSError:
+        found = LOOPBACK
+    if found.startswith("127."):
+        raise StartFailed(
+            f"expected an address of {name} at which other hosts reach it, found {found}. "
+            f"Set {ADDRESS} to it"
+        )
+    return found
+
+
+def ports() -> tuple[int, int]:
+    """Returns the lowest and the highest port that the hosts may reach this machine on.
+
+    Raises:
+        UsageError: the environment variable does not hold such a range.
+    """
+    text = os.environ.get(PORTS)
+    if text is None:
+        return ANY_PORTS
+    found = re.fullmatch(r"(\d+)-(\d+)", text)
+    lowest, highest = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 0 < lowest < highest < 65536:
+        raise UsageError(
+            f"expected {PORTS} to be two ports or more, as 50000-50100, found {text!r}. "
+            "Unset it for any."
+        )
+    return lowest, highest

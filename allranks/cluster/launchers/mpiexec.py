@@ -32,17 +32,17 @@ _OPEN_MPI = {
 
 #: A scheduler's job has variables that send mpiexec to its nodes, whatever it is asked for.
 _SCHEDULERS = "^slurm,pbs,tm,lsf,gridengine,flux"
+#: Makes mpiexec ignore the variables of a scheduler's job: its options name the hosts.
 OTHERS_LAUNCHERS = {
     "PRTE_MCA_ras": _SCHEDULERS,
     "PRTE_MCA_plm": _SCHEDULERS,
 }
-"""Makes mpiexec ignore the variables of a scheduler's job: its options name the hosts."""
 _OPEN_MPI_ALONE = OTHERS_LAUNCHERS | {
     # Without tcp no rank listens for ranks of other hosts, on all of this one's addresses.
     "OMPI_MCA_btl": "self,sm",
 }
+#: Options of mpiexec that keep the other ranks alive when one dies.
 LASTING = ("--with-ft", "ulfm")
-"""Options of mpiexec that keep the other ranks alive when one dies."""
 LASTING_SETTINGS = {
     # Only ranks that were started together share memory; a replacement connects by tcp.
     "OMPI_MCA_btl": "self,sm,tcp",
@@ -74,14 +74,11 @@ def mpi_environment(*, alone: bool = True) -> dict[str, str]:
             # Otherwise a library in LD_LIBRARY_PATH wins over the one mpiexec belongs to.
             settings["MPI4PY_LIBMPI"] = str(folder / library)
             break
-    settings["HOME"] = _home()
+    # Open MPI does not start without a home folder. It is expanded from the password database if
+    # HOME is not set.
+    home = os.path.expanduser("~")
+    settings["HOME"] = home if os.path.isabs(home) else tempfile.gettempdir()
     return {name: value for name, value in settings.items() if name not in os.environ}
-
-
-def _home() -> str:
-    """Returns a home folder: Open MPI does not start without one."""
-    home = os.path.expanduser("~")  # from the password database where HOME is not set
-    return home if os.path.isabs(home) else tempfile.gettempdir()
 
 
 def mpiexec() -> str:

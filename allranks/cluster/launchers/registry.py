@@ -22,22 +22,21 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.launchers.local import LocalLauncher
+from allranks.cluster.launchers.launcher import LocalLauncher, MultiHostLauncher
 from allranks.errors import AllranksError, UsageError
 
 AnyLauncher = LocalLauncher | MultiHostLauncher
 
 #: In the order in which they are listed. A module is imported when its launcher is named.
 BUILT_IN = {
-    "local": "allranks.cluster.launchers.local:LocalLauncher",
-    "ssh": "allranks.cluster.launchers.ssh:SshLauncher",
+    "local": "allranks.cluster.launchers.launcher:LocalLauncher",
+    "ssh": "allranks.cluster.launchers.launcher:SshLauncher",
     "slurm": "allranks.cluster.launchers.slurm:SlurmLauncher",
-    "pbs": "allranks.cluster.launchers.pbs:PbsLauncher",
-    "lsf": "allranks.cluster.launchers.lsf:LsfLauncher",
+    "pbs": "allranks.cluster.launchers.pbs_lsf:PbsLauncher",
+    "lsf": "allranks.cluster.launchers.pbs_lsf:LsfLauncher",
 }
+#: The entry points by which other distributions add theirs, in the same form.
 GROUP = "allranks.launchers"
-"""The entry points by which other distributions add theirs, in the same form."""
 
 #: Names another file, instead of all others.
 SITES = "ALLRANKS_SITES"
@@ -46,9 +45,8 @@ _KEYS = {"on": str, "about": str, "environment": dict}
 
 
 def default() -> str:
-    for name in BUILT_IN:
-        made = find(name)
-        if made is not None and made.is_default(os.environ):
+    for name, value in BUILT_IN.items():
+        if _load(value).is_default(os.environ):
             return name
     return "local"
 
@@ -58,39 +56,43 @@ def takes_options(name: str | None) -> bool:
 
     True for an unknown name: `named` refuses it, and lists the launchers.
     """
-    first = _first(name or "local")
-    if not _is_built_in(first) and first in (known := places()):
-        first = _first(known[first].on)
-    kind = find(first.partition(":")[0])
+    _, kind, _, _ = _resolve(name or "local")
     return kind is None or kind.takes_options
 
 
 def named(name: str) -> AnyLauncher:
     """Returns the launcher, or that of the named place, with the options after the name."""
-    first, *options = _words(name)
-    # Built-in launchers start even if a file of named places cannot be read.
-    place = None if _is_built_in(first) else places().get(first)
-    if place is not None:
-        first, *before = _words(place.on)
-        options = before + options
-    word, colon, where = first.partition(":")
-    kind = find(word)
-    if kind is None or bool(colon) != kind.takes_where or (options and not kind.takes_options):
-        raise UsageError(_no_launcher(name))
-    made = kind(where, options)
+    place, kind, where, options = _resolve(name)
+    if (
+        kind is None
+        or (where is not None) != kind.takes_where
+        or (options and not kind.takes_options)
+    ):
+        known = [kind.example or f"--on {kind.name}" for kind in available().values()]
+        lines = [
+            f"expected a launcher, found {name!r}. Available: {', '.join(known)}. "
+            "To see what can be used here: %distributed launchers"
+        ]
+        lines += [f"{path} was not read: permission denied" for path in unreadable()]
+        raise UsageError("\n".join([*lines, *left_out().values()]))
+    made = kind(where or "", options)
     if place is not None and isinstance(made, MultiHostLauncher):
         made.place_environment = place.environment
     return made
 
 
-def _no_launcher(name: str) -> str:
-    known = [kind.example or f"--on {kind.name}" for kind in available().values()]
-    lines = [
-        f"expected a launcher, found {name!r}. Available: {', '.join(known)}. "
-        "To see what can be used here: %distributed launchers"
-    ]
-    lines += [f"{path} was not read: permission denied" for path in unreadable()]
-    return "\n".join([*lines, *left_out().values()])
+def _resolve(
+    name: str,
+) -> tuple[NamedPlace | None, type[AnyLauncher] | None, str | None, list[str]]:
+    """Returns the place of that name, the launcher, what follows its colon, and its options."""
+    first, *options = _words(name)
+    # Built-in launchers start even if a file of named places cannot be read.
+    place = None if first.partition(":")[0] in BUILT_IN else places().get(first)
+    if place is not None:
+        first, *before = _words(place.on)
+        options = before + options
+    word, colon, where = first.partition(":")
+    return place, find(word), where if colon else None, options
 
 
 def find(name: str) -> type[AnyLauncher] | None:
@@ -186,14 +188,6 @@ def text() -> str:
     return "\n".join(lines)
 
 
-def _first(text: str) -> str:
-    return next(iter(text.split()), "")
-
-
-def _is_built_in(word: str) -> bool:
-    return word.partition(":")[0] in BUILT_IN
-
-
 def _words(name: str) -> list[str]:
     try:
         words = shlex.split(name)
@@ -225,17 +219,15 @@ def files() -> list[str]:
 
 def unreadable() -> list[str]:
     """Returns the files that this user may not read. They are skipped."""
-    return [path for path in files() if _may_not_read(path)]
-
-
-def _may_not_read(path: str) -> bool:
-    try:
-        open(path, "rb").close()
-    except PermissionError:
-        return True
-    except OSError:
-        pass  # places() reports the problem
-    return False
+    found = []
+    for path in files():
+        try:
+            open(path, "rb").close()
+        except PermissionError:
+            found.append(path)
+        except OSError:
+            pass  # places() reports the problem
+    return found
 
 
 def places() -> dict[str, NamedPlace]:

@@ -19,23 +19,31 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from allranks.cluster import folders
-from allranks.cluster.launchers.addresses import address_towards
+from allranks.cluster.folders import profile_folder
 from allranks.cluster.launchers.batch import (
     BatchJob,
-    Look,
+    JobState,
     ask,
     invite,
     parse_batch,
     program,
-    relay_command,
     submit,
 )
-from allranks.cluster.launchers.launcher import Host, Job, MultiHostLauncher, Tell, check_size
-from allranks.errors import StartFailed
+from allranks.cluster.launchers.launcher import (
+    RELAY,
+    Host,
+    Job,
+    MultiHostLauncher,
+    Tell,
+    address_towards,
+    check_size,
+)
+from allranks.errors import StartFailed, UsageError
 from allranks.records.config import Invitation
 
+_FILE = "ipcluster_config.py"
 _EXAMPLE = "--on slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
 _PACKAGE = "apt-get install slurm-client"
 _NODE_NAME = "SLURMD_NODENAME"
@@ -58,6 +66,53 @@ _ENDINGS = {
 }
 
 
+@dataclass(frozen=True)
+class SlurmSettings:
+    """How jobs are submitted and cancelled here, and with which options.
+
+    ``group`` of ``job_id`` is the job's number in the output of the submit command.
+    """
+
+    submit: tuple[str, ...] = ("sbatch",)
+    delete: tuple[str, ...] = ("scancel",)
+    options: tuple[str, ...] = ()
+    job_id: re.Pattern[str] = re.compile(r"\d+")
+    group: int = 0
+
+
+def slurm_settings() -> SlurmSettings:
+    """Returns the options of ``c.SlurmLauncher`` and its like in the profile's
+    ``ipcluster_config.py``.
+
+    Templates are ignored: they would start engines that are not ranks of one world.
+    """
+    place = profile_folder()
+    if place is None or not (place / _FILE).exists():
+        return SlurmSettings()
+    path = place / _FILE
+    from ipyparallel.cluster.launcher import SlurmEngineSetLauncher
+    from traitlets.config.loader import PyFileConfigLoader
+
+    try:
+        config = PyFileConfigLoader(path.name, path=str(path.parent)).load_config()
+        said = SlurmEngineSetLauncher(config=config, profile_dir=str(path.parent))
+        named = {"partition": said.queue, "account": said.account}
+        named |= {"qos": said.qos, "time": said.timelimit}
+        more = said.formatter.format(said.options, **{**said.context, **said.namespace})
+        options = [f"--{name}={value}" for name, value in named.items() if value]
+        return SlurmSettings(
+            submit=tuple(said.submit_command),
+            delete=tuple(said.delete_command),
+            options=(*options, *shlex.split(more)),
+            job_id=said.job_id_regexp,
+            group=said.job_id_regexp_group,
+        )
+    except Exception as error:  # a user's code may raise anything
+        raise UsageError(
+            f"expected ipyparallel's settings of Slurm in {path}, found {error!r}. Correct it"
+        ) from error
+
+
 class SlurmLauncher(MultiHostLauncher):
     """Starts ranks on Slurm's nodes.
 
@@ -71,7 +126,7 @@ class SlurmLauncher(MultiHostLauncher):
 
     def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
         super().__init__(where, options)
-        self._settings = folders.slurm_settings()
+        self._settings = slurm_settings()
         program(self._settings.submit[0], _PACKAGE)
         self._inside = not options and in_allocation(os.environ)
         self._asked = parse_batch([*self._settings.options, *options], _EXAMPLE)
@@ -79,7 +134,7 @@ class SlurmLauncher(MultiHostLauncher):
     @classmethod
     def check(cls) -> None:
         """Returns if jobs can be submitted here, and their ranks started."""
-        program(folders.slurm_settings().submit[0], _PACKAGE)
+        program(slurm_settings().submit[0], _PACKAGE)
         super().check()
 
     @classmethod
@@ -124,17 +179,18 @@ class SlurmLauncher(MultiHostLauncher):
 
 
 class SlurmJob(BatchJob):
-    """A job that sbatch has submitted; ``cancel`` lacks the job's number."""
+    """A job that sbatch has submitted."""
 
+    system = "Slurm"
     looked_up_by = ("sacct", "-j")
 
     def __init__(
-        self, number: str, ranks: int, invitation: str, output: str, cancel: Sequence[str]
+        self, number: str, ranks: int, invitation: str, output: str, cancels: Sequence[str]
     ) -> None:
-        super().__init__("Slurm", number, ranks, [*cancel, number], invitation)
-        self._output = output
+        self.cancels = cancels
+        super().__init__(number, ranks, invitation, output)
 
-    def look(self) -> Look | None:
+    def look(self) -> JobState | None:
         """Returns the names of its nodes, once it runs, and its place in the queue until then."""
         said = ask("squeue", "-h", "-t", "all", "-j", self.number, "-o", "%T|%r|%S|%P|%N")
         if not said:
@@ -145,7 +201,7 @@ class SlurmJob(BatchJob):
         if state in _PENDING:
             looked_at = reason != "None"
             return (), self._place(reason, start, partition) if looked_at else self.submitted
-        raise self.refused(_ENDINGS.get(state, f"is {state}"), self._output)
+        raise self.refused(_ENDINGS.get(state, f"is {state}"))
 
     def _place(self, reason: str, start: str, partition: str) -> str:
         queue = ask("squeue", "-h", "-t", "PENDING", "-p", partition, "--sort=-p,i", "-o", "%i")
@@ -162,7 +218,7 @@ class SlurmJob(BatchJob):
         return _why_ended(self.number)
 
 
-class SrunJob:
+class SrunJob(Job):
     """The relay on every node of the notebook's allocation; ``tell`` gets each host when srun has
     ended.
     """
@@ -180,12 +236,6 @@ class SrunJob:
         )
         self._tell = tell
         threading.Thread(target=self._watch, name="allranks-srun", daemon=True).start()
-
-    def hosts(self) -> Sequence[Host]:
-        return self._hosts
-
-    def waits(self) -> str:
-        return ""
 
     def why_ended(self) -> str:
         """Returns why the allocation has ended, if it has."""
@@ -232,7 +282,10 @@ def _srun(nodes: int, invitation: str) -> list[str]:
         # There is one task on each node, and its ranks may use all cores of the job there.
         "--cpu-bind=none",
         "--kill-on-bad-exit=0",
-        *relay_command(invitation, _NODE_NAME),
+        *RELAY,
+        "--join",
+        invitation,
+        _NODE_NAME,
     ]
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from allranks.records.config import NOTEBOOKS_DOOR, NurseryConfig, own_notebook, version
+from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, own_notebook, version
 
 _VISIT_SECONDS = 1.0
 
@@ -34,7 +34,7 @@ _VISIT_SECONDS = 1.0
 class Attachment:
     """The notebook that has the ranks, the socket for other ones, and the time without any."""
 
-    def __init__(self, config: NurseryConfig) -> None:
+    def __init__(self, config: HostAgentConfig) -> None:
         self._config = config
         self.began = time.time()
         #: For each rank, the number of the cell that it runs. The ranks write it.

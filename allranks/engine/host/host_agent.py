@@ -37,7 +37,7 @@ from allranks import launched, port_filter
 from allranks.engine import libraries, processes
 from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Attachment
-from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, NurseryConfig
+from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, HostAgentConfig
 
 if TYPE_CHECKING:
     from allranks.engine.features import HostHooks, RankFeature
@@ -61,7 +61,7 @@ class HostAgent:
     input that came after the configuration.
     """
 
-    def __init__(self, config: NurseryConfig, load: Load, heard: bytes = b"") -> None:
+    def __init__(self, config: HostAgentConfig, load: Load, heard: bytes = b"") -> None:
         self.config = config
         self._load = load
         self._features: HostHooks | None = None
@@ -107,7 +107,7 @@ class HostAgent:
         for folder in self.config.kept_dirs:
             with suppress(OSError):  # an earlier agent has made it, or it cannot be made
                 os.mkdir(folder, 0o700)
-        address = os.path.join(self.config.session_dir, "nursery")
+        address = os.path.join(self.config.session_dir, "agent")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
         self.door.listen(self.config.ranks_here + 8)
@@ -518,4 +518,4 @@ def main(load: Load) -> None:
     found = processes.first_line(0)
     if found is not None:
         line, rest = found
-        HostAgent(NurseryConfig.from_json(line.decode()), load, rest).run()
+        HostAgent(HostAgentConfig.from_json(line.decode()), load, rest).run()

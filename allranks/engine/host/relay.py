@@ -37,8 +37,8 @@ from allranks.records.config import (
     BEAT_SECONDS,
     FIRST_SECONDS,
     LIMIT_SECONDS,
+    HostAgentConfig,
     Invitation,
-    NurseryConfig,
     version,
 )
 from allranks.records.wire import join_messages
@@ -117,7 +117,7 @@ class Relay:
     def __init__(self, invitation: Invitation, host: str, lifeline: int = -1) -> None:
         self.host = host
         self._lifeline = lifeline
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._agent: subprocess.Popen[bytes] | None = None
         self._heard = b""
         self._session_dir = ""
         processes.adopt_orphans()
@@ -212,7 +212,7 @@ class Relay:
                 self._end("was left by the launcher")
         elif not self._pass_on(source):
             self._poller.unregister(source)
-            self._end("has no nursery any longer")
+            self._end("has no host agent any longer")
 
     def _obey(self, frames: list[bytes]) -> None:
         """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``."""
@@ -222,25 +222,25 @@ class Relay:
                 self._commands.send_multipart([f"rank-{rank}".encode(), *rest])
         elif word == b"stop":
             self._end("was told to stop")
-        elif word == b"say" and self._nursery is not None:
+        elif word == b"say" and self._agent is not None:
             self._say(first)
         elif word == b"config":
             try:
-                self._begin(NurseryConfig.from_json(first.decode()))
+                self._begin(HostAgentConfig.from_json(first.decode()))
             except (OSError, zmq.ZMQError) as error:
                 self._tell(event="host_refused", problem=str(error))
                 self._end("could not begin")
 
     def _say(self, line: bytes) -> None:
-        assert self._nursery is not None
-        assert self._nursery.stdin is not None
+        assert self._agent is not None
+        assert self._agent.stdin is not None
         try:
-            self._nursery.stdin.write(line + b"\n")
-            self._nursery.stdin.flush()
+            self._agent.stdin.write(line + b"\n")
+            self._agent.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended, which its standard output shows
 
-    def _begin(self, config: NurseryConfig) -> None:
+    def _begin(self, config: HostAgentConfig) -> None:
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
         # Fails if it exists: another user's could be open to others.
@@ -249,9 +249,9 @@ class Relay:
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._commands.bind(config.commands_url)
         self._told.bind(config.events_url)
-        log = os.path.join(config.log_dir, f"nursery-{self.host}.log")
+        log = os.path.join(config.log_dir, f"host-agent-{self.host}.log")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
-            self._nursery = subprocess.Popen(
+            self._agent = subprocess.Popen(
                 # -P: no module of the current folder takes the place of an installed one.
                 [sys.executable, "-P", "-m", _AGENT],
                 stdin=subprocess.PIPE,
@@ -259,8 +259,8 @@ class Relay:
                 stderr=kept,
                 env={**os.environ, **config.environment},
             )
-        assert self._nursery.stdout is not None
-        self._poller.register(self._nursery.stdout.fileno(), zmq.POLLIN)
+        assert self._agent.stdout is not None
+        self._poller.register(self._agent.stdout.fileno(), zmq.POLLIN)
         self._poller.register(self._told, zmq.POLLIN)
         self._say(config.to_json().encode())
 
@@ -270,36 +270,36 @@ class Relay:
         if lines:
             self._batching.send()  # messages of a rank come before the news of its death
         for line in lines:
-            self._events.send_multipart([b"nursery", self.host.encode(), line])
+            self._events.send_multipart([b"agent", self.host.encode(), line])
         return bool(said)
 
     def _tell(self, **fields: Any) -> None:
         line = json.dumps(fields).encode()
-        self._events.send_multipart([b"nursery", self.host.encode(), line])
+        self._events.send_multipart([b"agent", self.host.encode(), line])
 
     def _stop(self) -> None:
         """Ends the host agent, and reports to the notebook that nothing is left here."""
         # First, because events of the ranks' ends follow.
         self._tell(event="host_ends", why=self._why)
         code = 0
-        if self._nursery is not None:
-            nursery = self._nursery
-            assert nursery.stdin is not None
-            assert nursery.stdout is not None
+        if self._agent is not None:
+            agent = self._agent
+            assert agent.stdin is not None
+            assert agent.stdout is not None
             try:
-                nursery.stdin.close()
+                agent.stdin.close()
             except BrokenPipeError:
                 pass  # it has ended
             try:
-                code = nursery.wait(_STOP_SECONDS)
+                code = agent.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                nursery.kill()  # its children die with it
-                code = nursery.wait()
+                agent.kill()  # its children die with it
+                code = agent.wait()
             if code < 0:
                 self._tidy_up()
-            os.set_blocking(nursery.stdout.fileno(), False)
+            os.set_blocking(agent.stdout.fileno(), False)
             try:
-                while self._pass_on(nursery.stdout.fileno()):
+                while self._pass_on(agent.stdout.fileno()):
                     pass
             except BlockingIOError:
                 pass  # a process that a cell has started may hold it

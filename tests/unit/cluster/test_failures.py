@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from allranks.cluster.failures import ExitReport, all_over, describe, loss_text
+from allranks.cluster.failures import ProcessExit, all_over, describe, loss_text
 from allranks.cluster.options import check_source, explain_syntax
 from allranks.records.wire import Hello, Report
 
@@ -43,22 +43,22 @@ def test_many_different_failures_are_a_line_each_after_the_first() -> None:
 def test_the_rank_that_died_of_itself_is_the_culprit() -> None:
     hellos = {r: Hello(r, 3, r, 3, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(3)}
     ends = [
-        ExitReport(0, -9, by_launcher=True),
-        ExitReport(2, 3, by_launcher=False),
-        ExitReport(1, -9, True),
+        ProcessExit(0, -9, by_launcher=True),
+        ProcessExit(2, 3, by_launcher=False),
+        ProcessExit(1, -9, True),
     ]
     text = loss_text(ends, hellos, "", size=3, shown=True)
     assert text.startswith(
         "rank 2 (host, pid 12, cpu) ended with exit code 3; ranks 0–1 were killed"
     )
     assert "; rank 0 was killed with it" in loss_text(
-        [ExitReport(1, 3, False)], hellos, "", 2, shown=True
+        [ProcessExit(1, 3, False)], hellos, "", 2, shown=True
     )
 
 
 def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along():
     lately = time.monotonic() - 0.5
-    died, ended = ExitReport(5, -9, False, lately), ExitReport(6, -9, True, lately)
+    died, ended = ProcessExit(5, -9, False, lately), ProcessExit(6, -9, True, lately)
     assert all_over([died, ended], 128)
     assert not all_over([ended], 128)
     assert all_over([ended], 1)

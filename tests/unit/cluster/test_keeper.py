@@ -11,9 +11,8 @@ import time
 
 import pytest
 
-from allranks.cluster import folders
 from allranks.cluster.folders import CleanupProcess, ConnectionFiles, _set_name
-from allranks.cluster.launchers.batch import BatchJob
+from allranks.cluster.launchers import slurm
 
 SECONDS = 20
 NOTEBOOK = """
@@ -56,7 +55,8 @@ def test_a_keeper_does_what_it_is_told_to_though_another_process_holds_its_pipe(
 def test_a_job_is_cancelled_though_another_process_holds_the_pipe(tmp_path):
     invitation = tmp_path / "invitation"
     invitation.touch()
-    job = BatchJob("Slurm", "7", 2, ["touch", str(tmp_path / "cancelled")], str(invitation))
+    cancels = ["sh", "-c", f"touch {tmp_path / 'cancelled'}"]
+    job = slurm.SlurmJob("7", 2, str(invitation), str(tmp_path / "output"), cancels)
     job.close()
     assert [path.name for path in tmp_path.iterdir()] == ["cancelled"]
 
@@ -144,5 +144,5 @@ def test_where_there_is_no_home_no_temporary_folder_is_made(tmp_path, monkeypatc
     files = ConnectionFiles(4)
     files.write({}, {}, None)
     files.close()
-    assert folders.slurm_settings() == folders.SlurmSettings()
+    assert slurm.slurm_settings() == slurm.SlurmSettings()
     assert names(tmp_path) == []

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from allranks.cluster import wire
-from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
+from allranks.cluster import sockets
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 
 SECONDS = 60
 Talk = Callable[..., threading.Event]
@@ -22,7 +22,7 @@ class Told:
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
-        self.wire = wire.Wire(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
+        self.wire = sockets.RankSockets(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
         self.wire.deliver_host = self.deliver
 
     def deliver(self, host: str, line: bytes) -> None:
@@ -37,7 +37,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch) -> Iterator[Told]:
-    monkeypatch.setattr(wire, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(sockets, "_POLL_SECONDS", 0.1)
     heard = Told()
     yield heard
     heard.wire.close()
@@ -55,7 +55,7 @@ def host(told) -> Iterator[Talk]:
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
             socket.connect(told.wire.events_url)
             while not end.wait(0.01):
-                socket.send_multipart([b"nursery", name.encode(), b'{"event": "talks"}'])
+                socket.send_multipart([b"agent", name.encode(), b'{"event": "talks"}'])
 
     def make(name: str) -> threading.Event:
         end = threading.Event()
@@ -83,13 +83,13 @@ def test_no_host_is_taken_for_silent_because_the_notebook_has_stood_still(told, 
     stood = threading.Event()
 
     def stand_still(name: str, line: bytes) -> None:
-        time.sleep(1.5 * wire._LOOKS * wire._LOOK_SECONDS)
+        time.sleep(1.5 * sockets._MOST_POLLS * sockets._POLL_SECONDS)
         told.wire.deliver_host = told.deliver
         stood.set()
 
     told.wire.deliver_host = stand_still
     assert stood.wait(SECONDS)
-    looks = told.wire._looks
-    while told.wire._looks < looks + wire._LOOKS + 2:
+    looks = told.wire._polls
+    while told.wire._polls < looks + sockets._MOST_POLLS + 2:
         time.sleep(0.01)
     assert {event for _, event in told.lines} == {"talks"}

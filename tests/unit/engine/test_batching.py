@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
-from allranks.cluster.wire import Wire
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.sockets import RankSockets
 from allranks.engine.host import relay
 from allranks.engine.host.relay import Batching
 from allranks.errors import WireError
@@ -100,7 +100,7 @@ def test_a_batch_that_is_none_is_refused(frames):
 def test_what_cannot_be_read_takes_nothing_along():
     read: list[Record] = []
     unread: list[Exception] = []
-    wire = Wire(lambda record, _: read.append(record), unread.append, LOOPBACK, ANY_PORTS)
+    wire = RankSockets(lambda record, _: read.append(record), unread.append, LOOPBACK, ANY_PORTS)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     relay = context.socket(zmq.PUSH)
     public, secret = zmq.curve_keypair()

@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 from allranks.cluster.host_agent import MultiHostAgents
-from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
-from allranks.cluster.launchers.launcher import RELAY
-from allranks.cluster.wire import Wire
-from allranks.records.config import EVERY_GPU, Invitation, NurseryConfig
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, RELAY
+from allranks.cluster.sockets import RankSockets
+from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the relay needs Linux")
@@ -32,7 +31,7 @@ class Notebook:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.wire = Wire(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
+        self.wire = RankSockets(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
         self.wire.deliver_host = lambda host, line: self.told.append(json.loads(line))
         self.relays: list[subprocess.Popen[bytes]] = []
 
@@ -66,10 +65,10 @@ def notebook() -> Iterator[Notebook]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> NurseryConfig:
+def config(tmp_path: Path) -> HostAgentConfig:
     session, work = str(tmp_path / "session"), str(tmp_path)
     urls = f"ipc://{session}/commands", f"ipc://{session}/events", ""
-    return NurseryConfig(2, ("false",), {}, session, f"{work}/logs", work, (), *urls)
+    return HostAgentConfig(2, ("false",), {}, session, f"{work}/logs", work, (), *urls)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def config(tmp_path: Path) -> NurseryConfig:
 def test_a_host_that_cannot_begin_says_why_and_leaves_no_folder(notebook, config, instead, said):
     relay = notebook.relay(notebook.invitation("h1"))
     notebook.wait_for("host_up")
-    notebook.wire.say("h1", "config", dataclasses.replace(config, **instead).to_json())
+    notebook.wire.command("h1", "config", dataclasses.replace(config, **instead).to_json())
     assert said in notebook.wait_for("host_refused")["problem"]
     assert notebook.wait_for("host_down")["why"] == "could not begin"
     assert relay.wait(SECONDS) == 0
@@ -94,7 +93,7 @@ def test_a_folder_that_was_there_already_is_left(notebook, config):
     Path(config.session_dir).mkdir()
     notebook.relay(notebook.invitation("h1"))
     notebook.wait_for("host_up")
-    notebook.wire.say("h1", "config", config.to_json())
+    notebook.wire.command("h1", "config", config.to_json())
     assert "File exists" in notebook.wait_for("host_refused")["problem"]
     notebook.wait_for("host_down")
     assert Path(config.session_dir).exists()
@@ -122,9 +121,9 @@ def test_a_driver_that_takes_long_keeps_no_host_from_answering(notebook, config,
         notebook.wait_for("host_up")
         gpus = {"devices": (EVERY_GPU,), "head": False, "interface": f"tcp://{LOOPBACK}"}
         asks = dataclasses.replace(config, size=1, local_size=1, launch=(), **gpus)
-        notebook.wire.say("h1", "config", asks.to_json())
+        notebook.wire.command("h1", "config", asks.to_json())
         wait_until((tmp_path / "asked").exists)
-        notebook.wire.say("h1", "stop", "")
+        notebook.wire.command("h1", "stop", "")
         notebook.wait_for("host_ends")
     finally:
         (tmp_path / "free").touch()

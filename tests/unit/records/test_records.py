@@ -4,7 +4,7 @@ import pytest
 
 from allranks.errors import UsageError, WireError
 from allranks.records import config
-from allranks.records.config import NurseryConfig
+from allranks.records.config import HostAgentConfig
 from allranks.records.ranks import compact, label, parse
 from allranks.records.wire import (
     Ask,
@@ -62,11 +62,11 @@ def test_a_field_that_is_not_json_is_refused() -> None:
         encode(Ask(1, "push", {"x": object()}))
 
 
-def test_the_nurserys_configuration_comes_back_equal() -> None:
-    config = NurseryConfig(
+def test_the_configuration_comes_back_equal() -> None:
+    config = HostAgentConfig(
         2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "tcp://c", "tcp://e", "key"
     )
-    assert NurseryConfig.from_json(config.to_json()) == config
+    assert HostAgentConfig.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize(

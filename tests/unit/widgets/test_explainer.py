@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from allranks.cluster import notebook_session
+from allranks.cluster import cluster as notebook
 from allranks.cluster.variables import explain_here
 from allranks.errors import UsageError
 from allranks.lessons import on_ranks
@@ -189,6 +189,6 @@ def test_values_are_short_in_their_cells():
     ],
 )
 def test_what_cannot_be_shown_is_refused_before_anything_runs(arguments, said, monkeypatch):
-    monkeypatch.setattr(notebook_session, "session", None)
+    monkeypatch.setattr(notebook, "session", None)
     with pytest.raises(UsageError, match=said):
         ring(**arguments)

@@ -1,4 +1,4 @@
-"""The connection to the ranks: sockets, the queue of their messages, and their answers.
+"""The sockets between the notebook and its ranks, and the queue of what comes from them.
 
 Both sockets are encrypted with a key pair made for this cluster. Only the host agent gets its
 public key, through its standard input, and passes it to the ranks, so it serves as the shared
@@ -23,11 +23,11 @@ from typing import Any
 
 import zmq
 
-from allranks.cluster.sharing import STATE, WatcherFeed
+from allranks.cluster.sharing import WatcherFeed
 from allranks.errors import StartFailed
 from allranks.records.config import BEAT_SECONDS, COMMANDS_AT_HOME, EVENTS_AT_HOME, LIMIT_SECONDS
 from allranks.records.deferred import deferred
-from allranks.records.wire import Answer, Ask, Record, decode, encode, split_messages
+from allranks.records.wire import Answer, Record, decode, encode, split_messages
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,9 @@ class EventQueue:
         # Its put() may be called from a signal handler; queue.Queue's may not.
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._wake: Callable[[], object] | None = None
+
+    def put_unreadable(self, problem: Exception) -> None:
+        self.put(Unreadable(problem))
 
     def put(self, event: Event) -> None:
         """Adds an event, from any thread and from signal handlers."""
@@ -135,65 +138,25 @@ class EventQueue:
             signal.signal(signal.SIGINT, before)
 
 
+#: The content of each rank's answer, and its payloads.
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
-"""By rank, what it answered, and the payloads of that."""
-AnswersSoFar = dict[int, tuple[Answer, list[bytes]]]
-"""What has been answered so far: by which rank, and what came with it."""
 DeliverAnswer = Callable[[Answer], None]
-
-
-class PendingRequests:
-    """The unanswered requests of one notebook; ``last`` precedes the first number."""
-
-    def __init__(self, last: int = 0) -> None:
-        self._last = last
-        self._open: dict[int, AnswersSoFar] = {}
-        self._delivers: dict[int, DeliverAnswer] = {}
-
-    @contextmanager
-    def awaited(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, AnswersSoFar]]:
-        """Yields a request to send; within, its answers are there as they come."""
-        ask, got = self._new(name, arguments), AnswersSoFar()
-        self._open[ask.request] = got
-        try:
-            yield ask, got
-        finally:
-            del self._open[ask.request]
-
-    def delivered(self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer) -> Ask:
-        """Returns a request to send; each answer to it goes to ``deliver``."""
-        ask = self._new(name, arguments)
-        self._delivers[ask.request] = deliver
-        return ask
-
-    def take(self, answer: Answer, payloads: list[bytes]) -> None:
-        # An answer that comes too late is dropped.
-        if answer.request in self._open:
-            self._open[answer.request][answer.rank] = (answer, payloads)
-        elif answer.request in self._delivers:
-            self._delivers[answer.request](answer)
-
-    def _new(self, name: str, arguments: dict[str, Any]) -> Ask:
-        self._last += 1
-        return Ask(self._last, name, arguments)
-
 
 Deliver = Callable[[Record, list[bytes]], None]
 DeliverUnread = Callable[[Exception], None]
 DeliverHost = Callable[[str, bytes], None]
-_LOOK_SECONDS = BEAT_SECONDS / 2
-_LOOKS = int(LIMIT_SECONDS / _LOOK_SECONDS)
-"""A host is lost after this many polls without a heartbeat. Polls, not seconds,
-because this process may have been suspended: heartbeats sent meanwhile are read before the next
-poll."""
+_POLL_SECONDS = BEAT_SECONDS / 2
+#: A host is lost after this many polls without a heartbeat. Polls, not seconds, because this
+#: process may have been suspended: heartbeats sent meanwhile are read before the next poll.
+_MOST_POLLS = int(LIMIT_SECONDS / _POLL_SECONDS)
 _SILENT = json.dumps({"event": "host_silent"}).encode()
 
 
-class Wire:
-    """Sends records to ranks and delivers theirs, from a thread of its own.
+class RankSockets:
+    """Sends records to ranks; a thread of its own receives theirs.
 
-    That thread calls ``deliver`` with every record and its payloads, and ``unread`` with the
-    problem of a message that it cannot read or deliver. ``ports`` are the lowest and the highest
+    It calls ``deliver`` with every record and its payloads, and ``unread`` with the problem of a
+    message that it cannot read or deliver. ``ports`` are the lowest and the highest
     port to listen on; ``home`` is the session's folder of another notebook's ranks.
     """
 
@@ -207,12 +170,13 @@ class Wire:
     ) -> None:
         self._deliver = deliver
         self._unread = unread
-        #: Called in the wire's thread with each line of a host's agent or relay.
+        #: Called in that thread with each line of a host's agent or relay.
         self.deliver_host: DeliverHost = lambda host, line: None
-        self._host_of: Mapping[int, str] = {}
+        #: The host whose relay passes messages to a rank on; empty on this machine alone.
+        self.host_of: Mapping[int, str] = {}
         #: The number of the poll at which each host last sent something.
-        self._heard: dict[str, int] = {}
-        self._looks, self._next_look = 0, 0.0
+        self._last_signs: dict[str, int] = {}
+        self._polls, self._next_poll = 0, 0.0
         #: Sends messages to the notebooks that watch this one.
         self.sharing = WatcherFeed()
         self._context = zmq.Context()
@@ -228,7 +192,9 @@ class Wire:
         self._stop_writer = self._context.socket(zmq.PAIR)
         self._stop_writer.connect("inproc://stop")
         for socket in (self._commands, self._events):
+            # Messages to ranks that have ended must not keep the kernel from exiting.
             socket.setsockopt(zmq.LINGER, 0)
+            # No limits: above one, a socket drops messages or blocks the sender.
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             if self.key:
@@ -257,31 +223,28 @@ class Wire:
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
         with deferred(), self._lock:
-            self.sharing.take(record, frames)
-            sent = [self._send([*way, *frames]) for way in self._ways(ranks)]
+            if isinstance(record, self.sharing.records):
+                self.sharing.take(record, frames)
+            sent = [self._send([*prefix, *frames]) for prefix in self._prefixes(ranks)]
         return all(sent)
 
-    def say(self, host: str, word: str, line: str) -> None:
+    def command(self, host: str, word: str, line: str) -> None:
         """Sends a command to a host's relay; drops it if the relay has ended."""
         with deferred(), self._lock:
             self._send([host.encode(), word.encode(), line.encode()])
 
-    def reach(self, host_of: Mapping[int, str]) -> None:
-        """From now on messages to a rank go through the relay of its host."""
-        self._host_of = host_of
-
     def forget(self, host: str) -> None:
         """Accepts that a host sends nothing any longer."""
-        self._heard.pop(host, None)
+        self._last_signs.pop(host, None)
 
-    def _ways(self, ranks: Iterable[int]) -> Iterator[list[bytes]]:
-        """The prefix of a message to ranks: one of all ranks that are on the same host."""
-        if not self._host_of:
+    def _prefixes(self, ranks: Iterable[int]) -> Iterator[list[bytes]]:
+        # The prefixes of a message to ranks: one for each host whose relay passes it on.
+        if not self.host_of:
             yield from ([f"rank-{rank}".encode()] for rank in ranks)
             return
         groups: dict[str, list[int]] = {}
         for rank in ranks:
-            groups.setdefault(self._host_of[rank], []).append(rank)
+            groups.setdefault(self.host_of[rank], []).append(rank)
         for host, there in groups.items():
             yield [host.encode(), b"ranks", json.dumps(there).encode()]
 
@@ -302,48 +265,45 @@ class Wire:
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(int(_LOOK_SECONDS * 1000) if self._heard else None))
+            ready = dict(poller.poll(int(_POLL_SECONDS * 1000) if self._last_signs else None))
             try:
                 if self._events in ready:
                     self._take(self._events.recv_multipart())
                 elif self._stop_reader in ready:
                     return
-                if self._heard and time.monotonic() >= self._next_look:
-                    self._look_for_silence()
+                if self._last_signs and time.monotonic() >= self._next_poll:
+                    self._find_silent_hosts()
             except Exception as error:
-                # Without this thread no cell would ever end.
+                # The thread must go on: without it no cell would ever end.
                 self._unread(error)
 
     def _take(self, frames: list[bytes]) -> None:
-        if frames[0] == b"beat":
-            self._hear(frames[1].decode())
-        elif frames[0] == b"nursery":
-            self._hear(frames[1].decode())
-            self.deliver_host(frames[1].decode(), frames[2])
+        if frames[0] in (b"beat", b"agent"):
+            host = frames[1].decode()
+            self._last_signs[host] = self._polls
+            if frames[0] == b"agent":
+                self.deliver_host(host, frames[2])
         else:
             for message in split_messages(frames):
                 try:
                     record, payloads = decode(message)
-                    if self.sharing.listens or isinstance(record, STATE):
+                    if isinstance(record, self.sharing.records):
                         self.sharing.take(record, message)
                     self._deliver(record, payloads)
                 except Exception as error:
                     self._unread(error)  # the other ranks' are handled all the same
 
-    def _hear(self, host: str) -> None:
-        self._heard[host] = self._looks
-
-    def _look_for_silence(self) -> None:
-        self._next_look = time.monotonic() + _LOOK_SECONDS
-        self._looks += 1
-        for host, at in list(self._heard.items()):  # another thread may forget one meanwhile
-            if self._looks - at > _LOOKS:
+    def _find_silent_hosts(self) -> None:
+        self._next_poll = time.monotonic() + _POLL_SECONDS
+        self._polls += 1
+        for host, at in list(self._last_signs.items()):  # another thread may forget one meanwhile
+            if self._polls - at > _MOST_POLLS:
                 self.forget(host)
                 self.deliver_host(host, _SILENT)
 
     def close(self) -> None:
         self.sharing.close()
-        with self._lock:
+        with self._lock:  # another thread may be in the middle of a message
             self._closed = True
         self._stop_writer.send(b"")
         self._thread.join()

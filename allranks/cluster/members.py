@@ -1,0 +1,119 @@
+"""An ensemble's members on the ranks, side by side: each runs on a row of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.cluster import variables
+from allranks.cluster.connection import Connection
+from allranks.cluster.failures import CellRecord
+from allranks.records.wire import Interrupt, Reply, RunMember
+
+
+@dataclass
+class Slot:
+    """A row of ranks, and the member that they run now, if any. ``epoch`` is that of their own
+    world. After a member that left it ``dirty``, the next one needs another epoch.
+    """
+
+    ranks: tuple[int, ...]
+    member: int | None = None
+    cell: int = 0
+    epoch: int = 0
+    dirty: bool = False
+    replies: dict[int, Reply] = field(default_factory=dict)
+
+
+class MemberSlots:
+    """The slots of one ensemble on one set of ranks. ``cells`` is the number of cells sent to the
+    ranks so far; ``ranks_each`` divides the number of ranks.
+    """
+
+    def __init__(self, ranks: Connection, cells: int, ranks_each: int) -> None:
+        self.ranks = ranks
+        self.cells = cells
+        self.slots = [
+            Slot(tuple(range(first, first + ranks_each)))
+            for first in range(0, ranks.size, ranks_each)
+        ]
+        #: Called with the records of a slot's ranks about their member.
+        self.deliver: Callable[[MemberSlots, Slot, CellRecord, list[bytes]], None] = lambda *_: None
+
+    def free(self) -> Slot | None:
+        return next((slot for slot in self.slots if slot.member is None), None)
+
+    def running(self, member: int) -> Slot | None:
+        return next((slot for slot in self.slots if slot.member == member), None)
+
+    def at_work(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.member is not None]
+
+    def start(
+        self,
+        slot: Slot,
+        member: int,
+        values: dict[str, Any],
+        *,
+        ensemble: str,
+        source: str,
+        number: int,
+        limit_nbytes: int,
+        shared: bool,
+    ) -> None:
+        payload = variables.pack(values, "a rank")
+        # The ranks of a slot renew their communicator only after a member that left it unusable.
+        slot.epoch += slot.dirty
+        slot.dirty = False
+        self.cells += 1
+        slot.member, slot.cell, slot.replies = member, self.cells, {}
+        record = RunMember(
+            cell=self.cells,
+            member=member,
+            ensemble=ensemble,
+            source=source,
+            number=number,
+            label=f"member {member}",
+            limit_nbytes=limit_nbytes,
+            ranks_each=len(slot.ranks),
+            epoch=slot.epoch,
+            shared=shared,
+        )
+        self.ranks.send(slot.ranks, record, payload)
+
+    def interrupt(self, slot: Slot) -> None:
+        # Only the ranks that have not left the member.
+        pending = [rank for rank in slot.ranks if rank not in slot.replies]
+        self.ranks.send(pending, Interrupt(slot.cell))
+
+    def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
+        """Handles a record of a member; returns false for any other record."""
+        for slot in self.slots:
+            if slot.member is not None and slot.cell == record.cell:
+                if isinstance(record, Reply):
+                    slot.replies[record.rank] = record
+                    slot.dirty = slot.dirty or record.dirty
+                self.deliver(self, slot, record, payloads)
+                return True
+        return False
+
+    def attending(self) -> AbstractContextManager[None]:
+        # Within, `attend` counts the notebook's interrupts instead of raising them.
+        return self.ranks.inbox.hearing_interrupts()
+
+    def attend(self, seconds: float) -> int:
+        """Handles events within ``seconds``; returns the number of the notebook's interrupts."""
+        return len(self.ranks.step(seconds))
+
+    @contextmanager
+    def awaiting(self) -> Iterator[Callable[[float], Awaitable[int]]]:
+        """Within, `attend` can be awaited."""
+        with self.ranks.inbox.waking() as next_event:
+
+            async def attend(seconds: float) -> int:
+                await next_event(seconds)
+                return self.attend(0)
+
+            yield attend
