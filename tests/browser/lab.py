@@ -175,11 +175,13 @@ class Lab:
         return self.server.root / str(path)
 
     def close(self) -> None:
-        """Ends the notebook's kernel, so that it does not outlive its page."""
-        if self.page.evaluate("() => Boolean(window.jupyterapp?.shell?.currentWidget)"):
-            self.page.evaluate(
-                "() => jupyterapp.shell.currentWidget.sessionContext?.shutdown?.() ?? null"
-            )
+        """Ends the notebook's kernel, where it has one, so that it does not outlive its page."""
+        self.page.evaluate(
+            """() => {
+                const context = window.jupyterapp?.shell?.currentWidget?.sessionContext;
+                return context?.session?.kernel ? context.shutdown() : null;
+            }"""
+        )
 
     def command(self, name: str) -> None:
         self.page.evaluate("name => { void jupyterapp.commands.execute(name); }", name)
