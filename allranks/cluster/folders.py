@@ -138,7 +138,7 @@ def name_session_folder(where: str = "") -> str:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
             gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
             # Containers may share this folder but not their process ids: check the socket too.
-            if old and gone and not _answers(folder / "agent"):
+            if old and gone and not _answers(folder / "host-agent"):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # another process has swept it, or it is another user's

@@ -45,7 +45,7 @@ class RankHeal(RankFeature):
         Collective over the survivors, which have left their collectives, and the replacements.
         """
         rank = self._rank
-        address = os.path.join(rank.config.session_dir, "agent")
+        address = os.path.join(rank.config.session_dir, "host-agent")
         port_filter.restrict_own_ports(allow_this_host=True)
         healing.heal(dead, stubs.command("rank", address), epoch)
         # The features restore their state before the next cell.

@@ -107,7 +107,7 @@ class HostAgent:
         for folder in self.config.kept_dirs:
             with suppress(OSError):  # an earlier agent has made it, or it cannot be made
                 os.mkdir(folder, 0o700)
-        address = os.path.join(self.config.session_dir, "agent")
+        address = os.path.join(self.config.session_dir, "host-agent")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
         self.door.listen(self.config.ranks_here + 8)
