@@ -28,7 +28,7 @@ import numpy as np
 from allranks.features.profile.rank import Sampler
 
 weights = np.ones((256, 256), np.float32)
-sampler = Sampler(rank, (lambda: None).__code__)
+sampler = Sampler((lambda: None).__code__)
 
 def stretch():
     {cell}

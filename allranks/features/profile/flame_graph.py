@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from allranks.errors import UsageError
-from allranks.features.profile.samples import SAMPLES_A_SECOND, Profile
+from allranks.features.profile import SAMPLES_A_SECOND
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.svg import PAPER, WRONG
 from allranks.widgets.dashboard.tables import seconds
@@ -36,6 +37,34 @@ _MOST_BOXES = 1500
 #: Of the cell's own lines, of waiting and calls of allranks, and of libraries.
 _CELL, _OURS, _OTHER = "#cfe4f7", "#f8dcae", "#e9e9e9"
 _FONT = "#212121"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The seconds of one rank in each stack of frames, the outermost first."""
+
+    rank: int
+    stacks: Mapping[tuple[str, ...], float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.stacks.values())
+
+    @classmethod
+    def from_content(cls, rank: int, content: Mapping[str, Any]) -> Profile:
+        names, rows = content["frames"], content["stacks"]
+        return cls(rank, {tuple(names[i] for i in stack): seconds for seconds, stack in rows})
+
+    def collapsed(self) -> str:
+        """Returns one line a stack, ``rank 0;outer;inner 1234``: frames and microseconds.
+
+        This is the format of flamegraph.pl, speedscope and inferno.
+        """
+        lines = []
+        for stack, spent in sorted(self.stacks.items()):
+            names = [name.replace(";", ",").replace("\n", " ") for name in stack]
+            lines.append(f"{';'.join([f'rank {self.rank}', *names])} {round(spent * 1e6)}\n")
+        return "".join(lines)
 
 
 @dataclass
@@ -77,8 +106,8 @@ class Folded:
         return {rank: node.seconds.get(rank, 0.0) for rank in self.ranks}
 
     def spread(self, node: Node) -> float:
-        every = self.each(node).values()
-        return max(every) - min(every)
+        each = self.each(node).values()
+        return max(each) - min(each)
 
     def differs(self, node: Node) -> bool:
         # Enough to be marked.
@@ -86,17 +115,13 @@ class Folded:
 
     def differing(self) -> list[Node]:
         """Returns the frames in which a difference arises, the greatest first."""
-        found = [
-            node
-            for node in _below(self.root)
-            # A frame whose difference is that of one frame which it called is left out for that
-            # one.
-            if self.differs(node)
-            and not any(
-                self.spread(child) >= _EXPLAINED * self.spread(node)
-                for child in node.children.values()
-            )
-        ]
+
+        def is_explained(node: Node) -> bool:
+            # Its difference is that of one frame which it called.
+            least = _EXPLAINED * self.spread(node)
+            return any(self.spread(child) >= least for child in node.children.values())
+
+        found = [n for n in _below(self.root) if self.differs(n) and not is_explained(n)]
         return sorted(found, key=lambda node: -self.spread(node))
 
 
@@ -104,16 +129,12 @@ def fold(profiles: Sequence[Profile]) -> Folded:
     root = Node("all")
     for profile in profiles:
         for stack, spent in profile.stacks.items():
-            _add(root, profile.rank, stack, spent)
+            node = root
+            node.add(profile.rank, spent)
+            for name in stack:
+                node = node.children.setdefault(name, Node(name))
+                node.add(profile.rank, spent)
     return Folded(tuple(sorted({profile.rank for profile in profiles})), root)
-
-
-def _add(root: Node, rank: int, stack: Sequence[str], seconds: float) -> None:
-    node = root
-    node.add(rank, seconds)
-    for name in stack:
-        node = node.children.setdefault(name, Node(name))
-        node.add(rank, seconds)
 
 
 def _below(node: Node) -> Iterator[Node]:
@@ -124,7 +145,11 @@ def _below(node: Node) -> Iterator[Node]:
 
 def text(folded: Folded) -> str:
     head = f"{'time':>8}  {'share':>5}    one frame per line, called frames indented"
-    return "\n".join([summary(folded), *differences(folded), head, *_tree(folded)])
+    lines: list[str] = []
+    left_out = _walk(folded, folded.root, 0, lines)
+    if left_out:
+        lines.append(f"{'':17}… {left_out} more")
+    return "\n".join([summary(folded), *differences(folded), head, *lines])
 
 
 def summary(folded: Folded) -> str:
@@ -136,11 +161,8 @@ def summary(folded: Folded) -> str:
 
 
 def differences(folded: Folded) -> list[str]:
-    return [f"{DIFFERS} {node.name}: {by_rank(folded, node)}" for node in _differing(folded)]
-
-
-def _differing(folded: Folded) -> list[Node]:
-    return folded.differing()[:_DIFFERENCES]
+    found = folded.differing()[:_DIFFERENCES]
+    return [f"{DIFFERS} {node.name}: {by_rank(folded, node)}" for node in found]
 
 
 def by_rank(folded: Folded, node: Node) -> str:
@@ -160,15 +182,8 @@ def by_rank(folded: Folded, node: Node) -> str:
     return ", ".join(said)
 
 
-def _tree(folded: Folded) -> list[str]:
-    lines: list[str] = []
-    left_out = _walk(folded, folded.root, 0, lines)
-    if left_out:
-        lines.append(f"{'':17}… {left_out} more")
-    return lines
-
-
 def _walk(folded: Folded, node: Node, depth: int, lines: list[str]) -> int:
+    """Adds the lines of the frames below a node; returns how many it has left out."""
     left_out = 0
     for child in node.by_time:
         share = child.total / (folded.root.total or 1.0)
@@ -256,21 +271,19 @@ def _boxes(folded: Folded) -> Iterator[_Box]:
 def _drawn(folded: Folded, box: _Box, titled: bool) -> str:
     node, y = box.node, box.row * _ROW
     differs = box.row > 0 and folded.differs(node)
-    words = _fitted(f"{DIFFERS} {node.name}" if differs else _label(folded, box), box.width)
+    name = node.name if box.row else summary(folded)
+    words = _fitted(f"{DIFFERS} {name}" if differs else name, box.width)
     line = f'stroke="{WRONG}" stroke-width="2"' if differs else f'stroke="{PAPER}"'
     inset = 1 if differs else 0
     width = max(0.5, box.width - 2 * inset)
+    colour = _OURS if "(allranks)" in node.name else _CELL if "In[" in node.name else _OTHER
     rect = (
         f'<rect x="{box.x + inset:.1f}" y="{y + inset}" width="{width:.1f}"'
-        f' height="{_ROW - 1 - 2 * inset}" fill="{_colour(node)}" {line}/>'
+        f' height="{_ROW - 1 - 2 * inset}" fill="{colour}" {line}/>'
     )
     label = f'<text x="{box.x + 4:.1f}" y="{y + 12.5}">{escape(words)}</text>' if words else ""
     title = f"<title>{escape(_title(folded, node))}</title>" if titled else ""
     return f"<g>{title}{rect}{label}</g>" if titled else rect + label
-
-
-def _label(folded: Folded, box: _Box) -> str:
-    return summary(folded) if box.row == 0 else box.node.name
 
 
 def _fitted(words: str, width: float) -> str:
@@ -278,12 +291,6 @@ def _fitted(words: str, width: float) -> str:
     if len(words) <= most:
         return words
     return words[: most - 1] + "…" if most > 3 else ""
-
-
-def _colour(node: Node) -> str:
-    if "(allranks)" in node.name:
-        return _OURS
-    return _CELL if "In[" in node.name else _OTHER
 
 
 def _title(folded: Folded, node: Node) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.cluster.features import CellContext, NotebookFeature
-from allranks.features.profile.flame_graph import bundle, check_file, show
-from allranks.features.profile.samples import Profile
+from allranks.features.profile.flame_graph import Profile, bundle, check_file, show
 from allranks.records import requests
 from allranks.records.wire import Answer
 
@@ -17,6 +17,7 @@ _ASK_SECONDS = 10.0
 _MARGIN_SECONDS = 0.05
 
 
+@dataclass
 class Profiling:
     """One profile: the samples of a cell's ranks.
 
@@ -24,24 +25,21 @@ class Profiling:
     samples too. With 0 seconds, the whole cell is sampled.
     """
 
-    def __init__(
-        self, show: Callable[[list[Profile]], object], seconds: float = 0.0, empty: bool = False
-    ) -> None:
-        self._show = show
-        self._seconds = seconds
-        self._empty = empty
-        self._ranks: tuple[int, ...] = ()
-        self._over_at: float | None = None
-        self._profiles: dict[int, Profile] = {}
-        #: Whether it has been shown.
-        self.over = False
+    show: Callable[[list[Profile]], object]
+    seconds: float = 0.0
+    empty: bool = False
+    #: Whether it has been shown.
+    over: bool = False
+    _ranks: tuple[int, ...] = ()
+    _over_at: float | None = None
+    _profiles: dict[int, Profile] = field(default_factory=dict)
 
     def begin(self, cell: CellContext, ranks: tuple[int, ...]) -> None:
         # A rank without a cell samples its next one.
         self._ranks = ranks
-        cell.ask_soon(requests.PROFILE, {"seconds": self._seconds}, lambda _: None, ranks)
-        if self._seconds:
-            self._over_at = time.monotonic() + self._seconds + _MARGIN_SECONDS
+        cell.ask_soon(requests.PROFILE, {"seconds": self.seconds}, lambda _: None, ranks)
+        if self.seconds:
+            self._over_at = time.monotonic() + self.seconds + _MARGIN_SECONDS
 
     def step(self, cell: CellContext) -> None:
         if not self._ranks and (pending := cell.pending()):
@@ -67,9 +65,9 @@ class Profiling:
 
     def _show_once(self) -> None:
         found = [profile for _, profile in sorted(self._profiles.items()) if profile.stacks]
-        if (found or self._empty) and not self.over:
+        if (found or self.empty) and not self.over:
             self.over = True
-            self._show(found)
+            self.show(found)
 
 
 class NotebookProfile(NotebookFeature):

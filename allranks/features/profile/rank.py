@@ -21,7 +21,7 @@ from allranks.engine.cell import CellRunner
 from allranks.engine.exceptions import PACKAGE
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.telemetry import CELL_FILE
-from allranks.features.profile.samples import SAMPLES_A_SECOND, Profile
+from allranks.features.profile import SAMPLES_A_SECOND
 from allranks.records import requests
 from allranks.records.wire import RunCell
 
@@ -35,6 +35,8 @@ _OUTSIDE = ("(before and after the cell's lines)",)
 _OTHERS = ("(others)",)
 _CELL, _OWN, _IMPORT, _OTHER = range(4)
 
+#: Seconds by stack, the outermost frame first.
+Stacks = dict[tuple[str, ...], float]
 #: A frame's code by its address, with its line where that counts.
 _Key = tuple[int | tuple[int, int] | str, ...]
 
@@ -45,8 +47,7 @@ class Sampler:
     ``calls`` is the code that calls a function which the notebook has sent.
     """
 
-    def __init__(self, rank: int, calls: CodeType) -> None:
-        self.rank = rank
+    def __init__(self, calls: CodeType) -> None:
         self._calls = id(calls)
         self._known: dict[int, tuple[int, str, CodeType]] = {}
         self._sums: dict[_Key, float] = {}
@@ -86,18 +87,18 @@ class Sampler:
                 self._thread.join()
                 self._thread = None
 
-    def take(self) -> Profile:
+    def take(self) -> Stacks:
         with self._lock:
             self.stop()
             sums, self._sums = self._sums, {}
-        told: dict[tuple[str, ...], float] = {}
+        stacks: Stacks = {}
         for key, seconds in sorted(sums.items(), key=lambda pair: -pair[1]):
             names = self._named(key)
-            if names not in told and len(told) >= _MOST_STACKS:
+            if names not in stacks and len(stacks) >= _MOST_STACKS:
                 names = _OTHERS
-            told[names] = told.get(names, 0.0) + seconds
+            stacks[names] = stacks.get(names, 0.0) + seconds
         self._known.clear()
-        return Profile(self.rank, told)
+        return stacks
 
     def _go(self) -> None:
         seconds, self._armed = self._armed or float("inf"), None
@@ -115,11 +116,11 @@ class Sampler:
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
-            self._watch(seconds, over)
+            self._sample(seconds, over)
         finally:
             sys.setswitchinterval(before)
 
-    def _watch(self, seconds: float, over: threading.Lock) -> None:
+    def _sample(self, seconds: float, over: threading.Lock) -> None:
         began = before = perf_counter()
         while not over.acquire(timeout=1 / SAMPLES_A_SECOND) and before - began < seconds:
             with guard.no_collection():
@@ -208,6 +209,16 @@ def _line(file: str, number: int) -> str:
     return f"{file}:{number}  {source}".rstrip()
 
 
+def packed(stacks: Stacks) -> dict[str, Any]:
+    # For JSON, with each frame's name once.
+    numbers: dict[str, int] = {}
+    rows = [
+        [seconds, [numbers.setdefault(name, len(numbers)) for name in stack]]
+        for stack, seconds in stacks.items()
+    ]
+    return {"frames": list(numbers), "stacks": rows}
+
+
 class RankProfile(RankFeature):
     """Samples cells on request of the notebook."""
 
@@ -216,7 +227,7 @@ class RankProfile(RankFeature):
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
-        self._sampler = Sampler(rank.rank, CellRunner._call.__code__)
+        self._sampler = Sampler(CellRunner._call.__code__)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         if name == requests.PROFILE:
@@ -225,7 +236,7 @@ class RankProfile(RankFeature):
                 self._sampler.begin_cell()
             self._sampler.start(arguments["seconds"])
             return {}, []
-        return self._sampler.take().to_content(), []
+        return packed(self._sampler.take()), []
 
     def cell_started(self, cell: RunCell) -> None:
         self._sampler.begin_cell()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.features.profile.flame_graph import Node, by_rank, fold, page, svg, text
-from allranks.features.profile.samples import Profile
+from allranks.features.profile.flame_graph import Node, Profile, by_rank, fold, page, svg, text
+from allranks.features.profile.rank import packed
 
 FRAMES = st.sampled_from(
     ["In[1]:2  f()", "f In[1]:1  g()", "g (lib)", "allreduce (allranks)", "<b>"]
@@ -42,7 +42,7 @@ def test_folding_keeps_every_second_of_every_rank(profiles):
 @given(PROFILES)
 def test_a_profile_crosses_the_wire_and_is_collapsed_without_a_loss(profiles):
     for profile in profiles:
-        assert Profile.from_content(profile.rank, profile.to_content()) == profile
+        assert Profile.from_content(profile.rank, packed(profile.stacks)) == profile
         told = [line.rpartition(" ")[2] for line in profile.collapsed().splitlines()]
         assert sum(map(int, told)) == pytest.approx(1e6 * profile.seconds, abs=len(told))
 
