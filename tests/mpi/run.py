@@ -35,7 +35,7 @@ def main() -> int:
     from mpi4py import MPI
 
     import allranks.collectives as c
-    from allranks.collectives.start.under_mpi import finish
+    from allranks.collectives.start.runtime import finish
 
     chosen = [a for a in sys.argv[1:] if not a.startswith("-")]
     options = [a for a in sys.argv[1:] if a.startswith("-")]

@@ -120,7 +120,7 @@ from types import SimpleNamespace
 from mpi4py import MPI
 import allranks.collectives as c
 from allranks.collectives import world
-from allranks.collectives.start import under_mpi as start_exit
+from allranks.collectives.start import runtime as start_exit
 c.init()
 """
 # What a loaded machine needs for the end of MPI, and for that of the GPU more.

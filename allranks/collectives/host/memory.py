@@ -103,7 +103,6 @@ def _flags(populate: bool) -> int:
 
 
 def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
-    """Maps a segment that another rank of this host created."""
     fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
     try:
         # Mapping all pages now takes a tenth of the time of one by one.
@@ -301,15 +300,12 @@ class Window:
         free = self._free[segment]
         index = bisect(free, (offset, nbytes))
         free.insert(index, (offset, nbytes))
-        self._join(free, index)
-        self._join(free, index - 1)
-
-    @staticmethod
-    def _join(free: list[tuple[int, int]], index: int) -> None:
-        if 0 <= index < len(free) - 1:
-            (offset, size), (after, more) = free[index], free[index + 1]
-            if offset + size == after:
-                free[index : index + 2] = [(offset, size + more)]
+        # Joined with the piece behind it, then with the one before.
+        for at in (index, index - 1):
+            if 0 <= at < len(free) - 1:
+                (start, size), (after, more) = free[at], free[at + 1]
+                if start + size == after:
+                    free[at : at + 2] = [(start, size + more)]
 
 
 def place(source: tuple[int, int], out: tuple[int, int]) -> Place:

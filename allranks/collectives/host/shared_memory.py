@@ -36,7 +36,6 @@ from allranks.collectives.calls.call import (
     Members,
     Move,
     Offer,
-    Place,
     Prepared,
     Steps,
     prepared,
@@ -49,6 +48,8 @@ from allranks.errors import CollectiveMismatch
 
 PAGE = 4096
 _WORDS = PAGE // 8
+# A member's page: its arrivals in word 0, the last call that it has done in word 8, on a cache line
+# of its own, and two calls, as a rank may write its next one while others still read this one.
 _DONE = 8
 _HEAD = struct.Struct("=Qd")
 _OFFER = struct.Struct("=QQQQQQ")
@@ -57,7 +58,7 @@ _TURN = 512, 512 + 1792
 TEXT_BYTES = 1792 - _TEXT_AT
 
 YIELDS = 200
-
+"""Polls after spinning, each of which yields the core; then the call continues as steps."""
 _NOTHING: tuple[Packed | None, Site | None, Offer | None] = (None, None, None)
 
 
@@ -109,6 +110,7 @@ class Channel:
         number = self.number + 1
         turn = number & 1
         packed, site, offered = self._laid_out[turn]
+        # In a loop these are the same objects as before: then the memory holds them already.
         if call.packed is not packed or call.site is not site or offer is not offered:
             self._lay_out(turn, call, offer)
         self.times[self._heads[turn][self.members.me] + 1] = call.started
@@ -205,12 +207,10 @@ class Channel:
         return True
 
     def barrier(self, call: Call) -> Steps[None]:
-        """Arrives once more, and ends when every member has."""
         if not self.try_barrier():
             yield from self.wait_for_all(call)
 
     def offered(self, call: Call) -> list[bytes]:
-        """`offers` in packed form, as they are in the memory."""
         memory = self.memory
         return [memory[where] for where in self._offers_at[call.number & 1]]
 
@@ -226,7 +226,6 @@ class Channel:
         return dict(zip(self.members.ranks, texts, strict=True))
 
     def texts(self, call: Call) -> list[bytes]:
-        """`brought` in packed form, as it is in the memory."""
         starts = [8 * head + _TEXT_AT for head in self._heads[call.number & 1]]
         return [self.memory[start : start + TEXT_BYTES] for start in starts]
 
@@ -265,32 +264,10 @@ class ReductionBlock(NamedTuple):
     others: list[Array]
 
 
-def blocks(
-    window: Window,
-    members: Members,
-    places: Sequence[Place],
-    size: int,
-    dtype: np.dtype[Any],
-    *,
-    copied: bool,
-) -> list[list[ReductionBlock]]:
-    """For each chunk the blocks that this rank reduces, as views of all members' windows."""
-    nbytes = size * dtype.itemsize
-    sources, outs = [], []
-    for rank, (segments, source, out) in zip(members.ranks, places, strict=True):
-        outs.append(window.at(rank, segments >> 16, out, nbytes).view(dtype))
-        if not copied:
-            sources.append(window.at(rank, segments & 0xFFFF, source, nbytes).view(dtype))
-    step = chunk(dtype) if copied else max(1, size)
-    return [
-        _slice(outs if copied else sources, outs, members.me, start, min(size, start + step))
-        for start in range(0, size, step)
-    ]
-
-
 def _slice(
     sources: list[Array], outs: list[Array], me: int, start: int, end: int
 ) -> list[ReductionBlock]:
+    """The blocks of ``start:end`` that this rank reduces, as views of all members' windows."""
     members, count, found = len(outs), end - start, []
     low, high = start + count * me // members, start + count * (me + 1) // members
     step = BLOCK_BYTES // outs[0].itemsize
@@ -303,13 +280,6 @@ def _slice(
             ReductionBlock([sources[index][here] for index in order], outs[me][here], others)
         )
     return found
-
-
-def reduce_blocks(found: list[ReductionBlock], reduction: Arithmetic) -> None:
-    for parts, mine, others in found:
-        reduction.combine(parts, mine)
-        for other in others:
-            other[...] = mine
 
 
 def chunk(dtype: np.dtype[Any]) -> int:
@@ -328,7 +298,8 @@ T = TypeVar("T")
 OneBlock = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and the function that makes the result of all blocks."""
 InPlace = tuple[bool, list[list[ReductionBlock]] | None]
-"""Whether only some members copy, and the blocks to reduce; None if one is outside a window."""
+"""Whether only some members copy, and for each chunk the blocks that this rank reduces; None if an
+array is outside a window."""
 _KEPT = 1024
 """The number of cached views of the shared memory: it takes longer to make one than to use it."""
 _SLICE_FROM = 4
@@ -358,7 +329,7 @@ class SharedMemoryTransport:
         return np.empty(shape, dtype)
 
     def renew(self) -> None:
-        """This transport keeps no state of an epoch."""
+        """Does nothing: this transport keeps no state of an epoch."""
 
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
@@ -439,7 +410,10 @@ class SharedMemoryTransport:
                 start = index * step
                 reduction.staged(source[start : start + step], flat[start : start + step])
                 yield from channel.barrier(call)
-            reduce_blocks(found, reduction)
+            for parts, mine, others in found:
+                reduction.combine(parts, mine)
+                for other in others:
+                    other[...] = mine
         # Until they arrive again, other members write their parts of ``out``.
         if not channel.try_barrier():
             yield from channel.wait_for_all(call)
@@ -447,13 +421,21 @@ class SharedMemoryTransport:
 
     def _find_places(self, call: Call, offers: list[Offer] | None, key: tuple[Any, ...]) -> InPlace:
         reduction, size, copied, *_ = key
-        offers = offers or self.channel.offers(call)
-        places = [offer.place for offer in offers]
+        offers, dtype, window = offers or self.channel.offers(call), reduction.dtype, self.window
         mixed, todo = any(offer.copied is not copied for offer in offers), None
-        if self.window is not None and NOWHERE not in places:
-            todo = blocks(
-                self.window, self.members, places, size, reduction.dtype, copied=copied or mixed
-            )
+        if window is not None and all(offer.place != NOWHERE for offer in offers):
+            copied, nbytes = copied or mixed, size * dtype.itemsize
+            sources, outs = [], []
+            for rank, offer in zip(self.members.ranks, offers, strict=True):
+                segments, source, out = offer.place
+                outs.append(window.at(rank, segments >> 16, out, nbytes).view(dtype))
+                if not copied:
+                    sources.append(window.at(rank, segments & 0xFFFF, source, nbytes).view(dtype))
+            step = chunk(dtype) if copied else max(1, size)
+            todo = [
+                _slice(sources or outs, outs, self.members.me, start, min(size, start + step))
+                for start in range(0, size, step)
+            ]
         return keep(self._places, key, (mixed, todo))
 
     def _through_blocks(

@@ -11,8 +11,8 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,11 @@ from mpi4py import MPI
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls import guard
-from allranks.collectives.calls.call import Call, Members, Offer, Steps, cut
+from allranks.collectives.calls.call import Call, Members, Offer, Steps, cut, yield_core
 from allranks.collectives.calls.guard import Site
 from allranks.collectives.calls.rank_state import WAITING, RankState
-from allranks.collectives.host.host_channel import (
-    AGREED,
-    LAST,
-    LAST_RANK,
-    LENGTH,
-    TEXT_MOST,
-    HostChannel,
-    LeaderBuffer,
-)
-from allranks.collectives.host.memory import fence
-from allranks.collectives.host.shared_memory import TEXT_BYTES
+from allranks.collectives.host.memory import fence, rounded
+from allranks.collectives.host.shared_memory import OFFER_AT, TEXT_BYTES, YIELDS, Channel
 from allranks.collectives.mpi.transport import complete
 from allranks.errors import CollectiveMismatch
 
@@ -42,12 +33,11 @@ _PIECE_BYTES = 48 << 10
 """MPI sends this much at once, and asks before it sends more. Between two hosts that send to each
 other all the time, question and answer would each wait behind the other host's data."""
 _LENGTH_BYTES = 8
+_BYTE = np.dtype(np.uint8)
 
 
 class HostLeaders:
-    """The leaders of a group's hosts: a communicator of each epoch, and their transfers. Memory
-    that MPI may write to after a call has been left is used in no later epoch.
-    """
+    """The leaders of a group's hosts: a communicator of each epoch, and their transfers."""
 
     def __init__(
         self,
@@ -76,6 +66,7 @@ class HostLeaders:
         self._others = [index for index in range(len(self.ranks)) if index != self.me]
         self._begins = [(index, [whole[index][:_PIECE_BYTES], MPI.BYTE]) for index in self._others]
         self._exchange: list[Any] = []
+        # New in each epoch: MPI may still write to memory of a call that was left.
         self._scratch: dict[tuple[str, int], Array] = {}
 
     def begin_exchange(self, nbytes: int) -> None:
@@ -111,20 +102,20 @@ class HostLeaders:
 
     def gather(self, call: Call, mine: Array, counts: Sequence[int], turn: int = 0) -> Steps[Array]:
         """The bytes of all leaders, in order. ``turn`` is 0 or 1 where two calls overlap."""
-        into, parts = self._room("gathered", turn, np.dtype(np.uint8), counts)
+        parts = cut(self.scratch(turn, _BYTE, sum(counts), "gathered"), counts)
         parts[self.me][...] = mine
         yield from self._swap(call, dict.fromkeys(self._others, mine), parts, turn)
-        return into
+        return parts.whole  # type: ignore[no-any-return]
 
     def alltoall(
         self, call: Call, mine: Array, counts: Sequence[int], theirs: Sequence[int], turn: int
     ) -> Steps[Array]:
         """The bytes that each leader sends here (``theirs``); this one sends ``counts``."""
-        into, parts = self._room("brought", turn, np.dtype(np.uint8), theirs)
+        parts = cut(self.scratch(turn, _BYTE, sum(theirs), "brought"), theirs)
         out = cut(mine, counts)
         parts[self.me][...] = out[self.me]
         yield from self._swap(call, out, parts, turn)
-        return into
+        return parts.whole  # type: ignore[no-any-return]
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         yield from complete(self.own.held_requests, call, self.comm.Ibcast, [array, MPI.BYTE], root)
@@ -136,7 +127,8 @@ class HostLeaders:
         # reduction sends everything to one of them and back.
         parts = [total] * many if many == 2 else np.array_split(total, many)
         mine = parts[self.me]
-        _, brought = self._room("brought", turn, total.dtype, [mine.size] * many)
+        room = self.scratch(turn, total.dtype, mine.size * many, "brought")
+        brought = list(room.reshape(many, mine.size))
         yield from self._swap(call, parts, brought, turn)
         brought[self.me] = mine
         merged = reduction.merged(brought, brought[0])
@@ -168,18 +160,8 @@ class HostLeaders:
             yield call
         del self.own.held_requests[id(held)]
 
-    def scratch(self, turn: int, dtype: np.dtype[Any], count: int) -> Array:
+    def scratch(self, turn: int, dtype: np.dtype[Any], count: int, what: str = "own") -> Array:
         """Memory of this epoch that MPI reads or writes; used again at every second turn."""
-        return self._memory("own", turn, dtype, count)
-
-    def _room(
-        self, what: str, turn: int, dtype: np.dtype[Any], counts: Sequence[int]
-    ) -> tuple[Array, list[Array]]:
-        """The same for a piece of each leader: the whole, and the pieces."""
-        whole = self._memory(what, turn, dtype, sum(counts))
-        return whole, cut(whole, counts)
-
-    def _memory(self, what: str, turn: int, dtype: np.dtype[Any], count: int) -> Array:
         nbytes, key = dtype.itemsize * count, (what, turn)
         known = self._scratch.get(key)
         if known is None or known.nbytes < nbytes:
@@ -195,6 +177,81 @@ def _pieces(data: Array | memoryview, low: int, high: int) -> Iterator[list[Any]
         yield [data[start : min(start + _PIECE_BYTES, high)], MPI.BYTE]
 
 
+_AGREED, DONE, _LENGTH, _LAST_RANK, _LAST = 0, 8, 16, 17, 18
+"""Words of the buffer: the number of the last call agreed on, the last chunk that is ready, and for
+that call the length of its error text, the last rank to arrive, and when it arrived."""
+_BUFFER_HEAD, _TEXT_MOST = 256, 16 << 10
+
+
+class HostChannel(Channel):
+    """The channel of one host's members where the group has members on other hosts.
+
+    It reports whether its members agree; `MultiHostAgreement` ends the call.
+    """
+
+    most_block_bytes, most_bytes = 512 << 10, 16 << 20
+    """Larger than on one host: the transfer between hosts takes longer than the caches save."""
+
+    def _compare(self, call: Call) -> bool:
+        # Only the first rank waits for the others; these wait for the first rank.
+        count = self.count
+        return self.members.me == 0 and all(
+            self.words[page] >= count or self._arrives_soon(page) for _, page, _ in self._others
+        )
+
+    def publish_count(self) -> None:
+        self.words[self._mine] = self.count
+
+    def all_arrived(self) -> bool:
+        return all(self.words[page] >= self.count for _, page, _ in self._others)
+
+    def blocks_as(self, dtype: np.dtype[Any], count: int, turn: int) -> list[Array]:
+        """Every member's block of one turn: its first ``count`` elements as ``dtype``."""
+        nbytes = count * dtype.itemsize
+        return [pair[turn][:nbytes].view(dtype) for pair in self.blocks]
+
+    def sizes(self, call: Call) -> list[int]:
+        return [self.words[head + OFFER_AT // 8] for head in self._heads[call.number & 1]]
+
+    def compared(self, call: Call) -> tuple[bool, float, int]:
+        """Whether all members make the same call, when the last one arrived, and its rank."""
+        heads = self._heads[call.number & 1]
+        same = all(self.words[head] == call.packed.fingerprint for head in heads)
+        last, me = max((self.times[head + 1], index) for index, head in enumerate(heads))
+        return same, last, self.members.ranks[me]
+
+
+class LeaderBuffer:
+    """Memory in which a host's leader writes what it has received from the other hosts."""
+
+    def __init__(self, memory: mmap.mmap, here: int, members: int) -> None:
+        start, slot = rounded(HostChannel.nbytes(here)), HostChannel.block_bytes(here)
+        self.words = memoryview(memory).cast("Q")[start // 8 : (start + _BUFFER_HEAD) // 8]
+        self.times = memoryview(memory).cast("d")[start // 8 : (start + _BUFFER_HEAD) // 8]
+        self.offers = np.frombuffer(memory, np.int64, members, start + _BUFFER_HEAD)
+        """The bytes that each member offers, host by host; `offered` is the same memory."""
+        self.offered = memoryview(memory)[start + _BUFFER_HEAD : start + _BUFFER_HEAD + 8 * members]
+        at = start + rounded(_BUFFER_HEAD + 8 * members)
+        self.text = np.frombuffer(memory, np.uint8, _TEXT_MOST, at)
+        at += _TEXT_MOST
+        self.slots = [np.frombuffer(memory, np.uint8, slot, at + turn * slot) for turn in (0, 1)]
+
+    @staticmethod
+    def nbytes(here: int, members: int) -> int:
+        slots = 2 * HostChannel.block_bytes(here)
+        return rounded(_BUFFER_HEAD + 8 * members) + _TEXT_MOST + slots
+
+    def agreed_soon(self, number: int, own: RankState) -> bool:
+        tries = 0
+        while self.words[_AGREED] < number:
+            tries += 1
+            if own.pending or tries > YIELDS:
+                return False
+            yield_core()
+        fence()
+        return True
+
+
 Hosts = tuple[tuple[int, ...], ...]
 _ROW = struct.Struct("=QQ?7xdq")
 """The head of a host's row: the call's number, its fingerprint, whether all ranks there make the
@@ -206,10 +263,6 @@ is for two hosts, where a leader would have to send as much anyway."""
 
 _TRIES = 100
 """Polls of the exchange between hosts before the call waits; each yields the core."""
-
-
-def _last_arrival(head: tuple[Any, ...]) -> float:
-    return float(head[3])
 
 
 class RemoteSite(Site):
@@ -257,6 +310,11 @@ class MultiHostAgreement:
         self._exchanging: Call | None = None
         self.renew()
 
+    @staticmethod
+    def nbytes(here: int, members: int) -> int:
+        """Bytes of shared memory of a group with this number of members on a host, and in all."""
+        return rounded(HostChannel.nbytes(here)) + LeaderBuffer.nbytes(here, members)
+
     def renew(self) -> None:
         self.channel.renew()
         self.ticks = self.channel.count
@@ -285,26 +343,23 @@ class MultiHostAgreement:
         return True
 
     def wait(self, call: Call, offer: Offer) -> Steps[None]:
-        """Ends when every member has arrived with the same fingerprint. Raises
-        `CollectiveMismatch` if the calls differ, before data moves.
-        """
         if self.is_first:
             yield from self._exchange(call)
         else:
             call.stage += 1
-            while self.buffer.words[AGREED] < call.number:
+            while self.buffer.words[_AGREED] < call.number:
                 yield call
             fence()
         self._conclude(call)
 
     def _conclude(self, call: Call) -> None:
         buffer = self.buffer
-        if buffer.words[LENGTH]:
+        if buffer.words[_LENGTH]:
             # Other ranks need not wait for one that leaves the cell because of this.
             self.finish(call)
-            raise CollectiveMismatch(buffer.text[: buffer.words[LENGTH]].tobytes().decode())
-        call.last = buffer.times[LAST] - self.own.offset_seconds
-        call.last_rank = buffer.words[LAST_RANK]
+            raise CollectiveMismatch(buffer.text[: buffer.words[_LENGTH]].tobytes().decode())
+        call.last = buffer.times[_LAST] - self.own.offset_seconds
+        call.last_rank = buffer.words[_LAST_RANK]
 
     def _exchange(self, call: Call) -> Steps[None]:
         """The leader's part between hosts, as far as `arrive` has not done it."""
@@ -315,7 +370,7 @@ class MultiHostAgreement:
         while not self.leaders.exchanged():
             yield call
         if not self._publish(call):
-            text = (yield from self._differences(call)).encode()[:TEXT_MOST]
+            text = (yield from self._differences(call)).encode()[:_TEXT_MOST]
             self.buffer.text[: len(text)] = np.frombuffer(text, np.uint8)
             self._release(call, len(text))
 
@@ -338,7 +393,7 @@ class MultiHostAgreement:
         first = heads[0][:3]
         if self.own.checks and not (first[2] and all(head[:3] == first for head in heads)):
             return False
-        *_, buffer.times[LAST], buffer.words[LAST_RANK] = max(heads, key=_last_arrival)
+        *_, buffer.times[_LAST], buffer.words[_LAST_RANK] = max(heads, key=itemgetter(3))
         for row, end, where in zip(rows, self.carried_at, self._offers, strict=True):
             buffer.offered[where] = row[_ROW.size : end]
         if call.carry is not None:
@@ -349,9 +404,9 @@ class MultiHostAgreement:
     def _release(self, call: Call, length: int) -> None:
         """Lets the ranks of this host go on; ``length`` is that of the error text."""
         self._exchanging = None
-        self.buffer.words[LENGTH] = length
+        self.buffer.words[_LENGTH] = length
         fence()
-        self.buffer.words[AGREED] = call.number
+        self.buffer.words[_AGREED] = call.number
 
     def _differences(self, call: Call) -> Steps[str]:
         """The text of the mismatch, with the calls of all members."""
@@ -373,11 +428,11 @@ class MultiHostAgreement:
 
     def barrier(self, call: Call) -> Steps[None]:
         """Ends when every member on this host has arrived once more."""
-        yield from self.channel.barrier(call)
+        return self.channel.barrier(call)
 
     def missing(self, call: Call) -> tuple[int, ...]:
         """The members that have not arrived; then the leaders that left before the exchange."""
-        if call.moving or not call.posted or self.buffer.words[AGREED] >= call.number:
+        if call.moving or not call.posted or self.buffer.words[_AGREED] >= call.number:
             return ()
         behind = self._behind(call, 0, self.members.ranks)
         return behind or tuple(
@@ -398,10 +453,9 @@ class MultiHostAgreement:
             return {self.own.rank: call.site}
         came = set(self.members.ranks) - set(self._behind(call, 0, self.members.ranks))
         here = {rank: site for rank, (_, site) in self.channel.brought(call).items()}
-        tell = partial(self.own.board.text, kind=WAITING)
-        return {
-            r: here[r] if r in here else RemoteSite(tell(r).partition(" at ")[2], 0) for r in came
-        }
+        texts = {rank: self.own.board.text(rank, WAITING) for rank in came - here.keys()}
+        away = {rank: RemoteSite(text.partition(" at ")[2], 0) for rank, text in texts.items()}
+        return {rank: here[rank] if rank in here else away[rank] for rank in came}
 
     def finish(self, call: Call) -> None:
         self._finished = call.number

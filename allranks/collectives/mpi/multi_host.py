@@ -29,10 +29,9 @@ from allranks.collectives.calls.call import (
     as_bytes,
     prepared,
 )
-from allranks.collectives.host.host_channel import DONE
 from allranks.collectives.host.memory import fence
 from allranks.collectives.host.shared_memory import keep
-from allranks.collectives.mpi.agreement import MultiHostAgreement
+from allranks.collectives.mpi.agreement import DONE, MultiHostAgreement
 from allranks.collectives.mpi.transport import MpiTransport
 
 T = TypeVar("T")
@@ -80,6 +79,7 @@ def move_chunks(agreement: MultiHostAgreement, call: Call, chunks: Chunks, resul
     agreement.ticks += chunks.number
     under_way: deque[Steps[None]] = deque()
     if agreement.is_first:
+        # MPI moves data only within its calls.
         call.longest_sleep = SHORTEST_SLEEP
 
     def advance() -> None:
@@ -87,6 +87,7 @@ def move_chunks(agreement: MultiHostAgreement, call: Call, chunks: Chunks, resul
         while under_way and next(under_way[0], None) is None:
             under_way.popleft()
             fence()
+            # In a new epoch the word still holds a lower number, of the one before.
             words[DONE] = max(words[DONE], before) + 1
         # Later chunks move too, but are published in order.
         for steps in list(under_way)[1:]:
@@ -123,115 +124,6 @@ def move_chunks(agreement: MultiHostAgreement, call: Call, chunks: Chunks, resul
     return result
 
 
-class Gathering:
-    """allgather and gather over the channels of several hosts."""
-
-    def __init__(self, agreement: MultiHostAgreement, mpi: MpiTransport) -> None:
-        self.agreement, self._mpi = agreement, mpi
-        # Bytes of each member's part of a chunk.
-        self._share = max(1, agreement.block // agreement.members.size // 64 * 64)
-
-    def begin(
-        self, call: Call, source: Array, lengths: Sequence[int] | None, root: int
-    ) -> tuple[Offer, Steps[list[Array]]]:
-        part = source[: self._share]
-        self.agreement.mine(0, part.dtype)[: part.size] = part
-        carried = not call.posted and lengths is None
-        if carried:
-            call.carry = self._gathered(call)
-        return Offer(source.nbytes), self._gather(call, source, lengths, root, carried=carried)
-
-    def _gathered(self, call: Call) -> Carry:
-        """The part of an allgather that goes with the agreement, if each host brings few bytes."""
-        agreement = self.agreement
-
-        host, starts = agreement.host, agreement.carried_at
-
-        def pack() -> int:
-            sizes = agreement.channel.sizes(call)
-            if sum(sizes) > agreement.carried_by_all or max(sizes) > self._share:
-                return 0
-            mine = self._laid(0, sizes)
-            agreement.leaders.rows[host][starts[host] : starts[host] + mine.size] = mine.tobytes()
-            return mine.size
-
-        def unpack() -> None:
-            brought = self._brought(agreement.buffer.offers.tolist())
-            if max(brought) <= agreement.carried_by_all:
-                rows = zip(agreement.leaders.rows, starts, brought, strict=True)
-                whole = b"".join([row[start : start + size] for row, start, size in rows])
-                agreement.buffer.slots[0][: len(whole)] = np.frombuffer(whole, np.uint8)
-
-        return Carry(pack, unpack)
-
-    def _brought(self, sizes: Sequence[int]) -> list[int]:
-        left = iter(sizes)
-        return [sum(islice(left, len(ranks))) for ranks in self.agreement.hosts]
-
-    def _laid(self, chunk: int, sizes: Sequence[int]) -> Array:
-        """The blocks of the members on this host, one after the other."""
-        blocks = [pair[chunk & 1] for pair in self.agreement.channel.blocks]
-        parts = [block[:size] for block, size in zip(blocks, sizes, strict=False)]
-        return np.concatenate(parts) if parts else blocks[0][:0]
-
-    def _gather(
-        self,
-        call: Call,
-        source: Array,
-        lengths: Sequence[int] | None,
-        root: int,
-        *,
-        carried: bool,
-    ) -> Steps[list[Array]]:
-        agreement, step = self.agreement, self._share
-        sizes = list(lengths) if lengths else [o.nbytes for o in call.agreement.offers(call)]
-        ordered = [sizes[place] for place in agreement.order]
-        carried = (
-            carried
-            and max(self._brought(ordered)) <= agreement.carried_by_all
-            and max(sizes) <= step
-        )
-        me = agreement.members.me
-        if root >= 0 and not carried:
-            # Nothing shrinks on the way. That each rank sends its own is faster, as measured.
-            return (yield from self._mpi.gather(call, source, sizes, root))
-        reads = root in (-1, me)
-        outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
-
-        def cut(chunk: int) -> list[list[int]]:
-            return [
-                [max(0, min(step, sizes[place] - chunk * step)) for place in places]
-                for places in agreement.places
-            ]
-
-        def fill(chunk: int) -> None:
-            part = source[chunk * step :][:step]
-            agreement.mine(chunk, part.dtype)[: part.size] = part
-
-        def post(chunk: int) -> Steps[None]:
-            brought = cut(chunk)
-            mine = self._laid(chunk, brought[agreement.host])
-            whole = yield from agreement.leaders.gather(
-                call, mine, list(map(sum, brought)), chunk & 1
-            )
-            agreement.buffer.slots[chunk & 1][: whole.size] = whole
-
-        def take(chunk: int) -> None:
-            at = 0
-            for place, size in zip(agreement.order, chain(*cut(chunk)), strict=True):
-                if reads:
-                    outs[place][chunk * step :][:size] = agreement.buffer.slots[chunk & 1][at:][
-                        :size
-                    ]
-                at += size
-
-        if carried:
-            take(0)
-            return outs
-        chunks = Chunks(-(-max(sizes) // step), fill, post, take)
-        return (yield from move_chunks(agreement, call, chunks, outs))
-
-
 Carried = tuple[Array, Carry, Callable[..., Any]]
 """This rank's block for a small array, its `Carry`, and the function that makes the result."""
 
@@ -250,9 +142,10 @@ class MultiHostTransport:
         )
         self._here = self.channel.members.me
         self._carried, self._bytes = agreement.carried_by_all, agreement.block
+        self._share = max(1, agreement.block // agreement.members.size // 64 * 64)
+        """Bytes of each member's part of a chunk in a gathering."""
         self._known: dict[tuple[Arithmetic, tuple[int, ...]], Carried] = {}
         """The views of small arrays: they cost more to make than to use."""
-        self._gathering = Gathering(agreement, mpi)
         self._little = agreement.carried_by_part // agreement.largest_host
         """Bytes of each member that always fit into an agreement."""
 
@@ -393,8 +286,7 @@ class MultiHostTransport:
 
         def fill(chunk: int) -> None:
             if mine:
-                part = array[chunk * step :][:step]
-                self.agreement.mine(chunk, part.dtype)[: part.size] = part
+                self._lay(chunk, array, step)
 
         def laid(chunk: int, size: int) -> Array:
             return self.channel.blocks_as(array.dtype, size, chunk & 1)[place]
@@ -438,7 +330,95 @@ class MultiHostTransport:
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
     ) -> Prepared[list[Array]]:
-        return self._gathering.begin(call, source, lengths, root)
+        """Leaders exchange their hosts' parts; few bytes go with the agreement."""
+        carried = not call.posted and lengths is None
+        self._lay(0, source, self._share)
+        if carried:
+            call.carry = self._carry_gathered(call)
+        rest = self._gather(call, source, lengths, root, carried=carried)
+        return Offer(source.nbytes), rest
+
+    def _lay(self, chunk: int, source: Array, step: int) -> None:
+        """Writes this rank's part of a chunk where the leader reads it."""
+        part = source[chunk * step :][:step]
+        self.agreement.mine(chunk, part.dtype)[: part.size] = part
+
+    def _carry_gathered(self, call: Call) -> Carry:
+        """The part of an allgather that goes with the agreement, if each host brings few bytes."""
+        # Both run on leaders only; other ranks have no rows.
+        agreement, leaders, starts = self.agreement, self.leaders, self.agreement.carried_at
+
+        def pack() -> int:
+            sizes = self.channel.sizes(call)
+            if sum(sizes) > self._carried or max(sizes) > self._share:
+                return 0
+            mine, start = self._laid(0, sizes), starts[agreement.host]
+            leaders.rows[agreement.host][start : start + mine.size] = mine.tobytes()
+            return mine.size
+
+        def unpack() -> None:
+            brought = self._brought(self.buffer.offers.tolist())
+            if max(brought) <= self._carried:
+                parts = zip(leaders.rows, starts, brought, strict=True)
+                whole = b"".join([row[start : start + size] for row, start, size in parts])
+                self.buffer.slots[0][: len(whole)] = np.frombuffer(whole, np.uint8)
+
+        return Carry(pack, unpack)
+
+    def _brought(self, sizes: Sequence[int]) -> list[int]:
+        """The bytes of each host, from those of its members, host by host."""
+        left = iter(sizes)
+        return [sum(islice(left, len(ranks))) for ranks in self.agreement.hosts]
+
+    def _laid(self, chunk: int, sizes: Sequence[int]) -> Array:
+        """The blocks of the members on this host, one after the other."""
+        blocks = [pair[chunk & 1] for pair in self.channel.blocks]
+        return np.concatenate([b[:size] for b, size in zip(blocks, sizes, strict=True)])
+
+    def _gather(
+        self,
+        call: Call,
+        source: Array,
+        lengths: Sequence[int] | None,
+        root: int = -1,
+        *,
+        carried: bool,
+    ) -> Steps[list[Array]]:
+        agreement, step, slots = self.agreement, self._share, self.buffer.slots
+        sizes = list(lengths) if lengths else [o.nbytes for o in agreement.offers(call)]
+        brought = self._brought([sizes[place] for place in agreement.order])
+        carried = carried and max(brought) <= self._carried and max(sizes) <= step
+        if root >= 0 and not carried:
+            # Nothing shrinks on the way. That each rank sends its own is faster, as measured.
+            return (yield from self.mpi.gather(call, source, sizes, root))
+        reads = root in (-1, self.members.me)
+        outs = [np.empty(size if reads else 0, np.uint8) for size in sizes]
+
+        def cut(chunk: int) -> list[list[int]]:
+            return [
+                [max(0, min(step, sizes[place] - chunk * step)) for place in places]
+                for places in agreement.places
+            ]
+
+        def post(chunk: int) -> Steps[None]:
+            parts = cut(chunk)
+            mine, counts = self._laid(chunk, parts[agreement.host]), list(map(sum, parts))
+            whole = yield from self.leaders.gather(call, mine, counts, chunk & 1)
+            slots[chunk & 1][: whole.size] = whole
+
+        def take(chunk: int) -> None:
+            at = 0
+            for place, size in zip(agreement.order, chain(*cut(chunk)), strict=True):
+                if reads:
+                    outs[place][chunk * step :][:size] = slots[chunk & 1][at:][:size]
+                at += size
+
+        if carried:
+            take(0)
+            return outs
+        fill = partial(self._lay, source=source, step=step)
+        chunks = Chunks(-(-max(sizes) // step), fill, post, take)
+        return (yield from move_chunks(agreement, call, chunks, outs))
 
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
@@ -454,9 +434,10 @@ class MultiHostTransport:
         data = as_bytes(np.array(lengths, np.int64))
         if head + source.size <= self._little:
             data = np.concatenate([data, source])
-        offer, rest = self._gathering.begin(call, data, None, -1)
-        yield offer
-        parts: list[Array] = yield from rest
+        self._lay(0, data, self._share)
+        call.carry = self._carry_gathered(call)
+        yield Offer(data.nbytes)
+        parts = yield from self._gather(call, data, None, carried=True)
         table = np.stack([part[:head].view(np.int64) for part in parts])
         # A rank whose data did not fit has sent its lengths only.
         if any(part.size - head != sum(cuts) for part, cuts in zip(parts, table, strict=True)):

@@ -56,15 +56,8 @@ def with_source(text: str) -> str:
     return _PLACE.sub(whole, text)
 
 
-def page_to_send(page: bytes) -> bytes:
-    return _changed(page, without_source)
-
-
-def page_received(page: bytes) -> bytes:
-    return _changed(page, with_source)
-
-
-def _changed(page: bytes, change: Callable[[str], str]) -> bytes:
+def changed(page: bytes, change: Callable[[str], str]) -> bytes:
+    """A page whose texts with lines are passed through a function."""
     for kind in TEXTS_OF_LINES:
         before = text_of(page, kind)
         after = change(before)
@@ -195,7 +188,7 @@ class StatusExchange(threading.Thread):
     def _receive(self, link: HostLink, message: StatusMessage) -> None:
         kind, rank, number, data = message
         if kind == _PAGE:
-            self.board.show(rank, page_received(zlib.decompress(data)))
+            self.board.show(rank, changed(zlib.decompress(data), with_source))
             self._pass_on(rank, data)
         elif kind in _ASKS:
             # Only the newest question is answered, whichever host it comes from.
@@ -218,7 +211,7 @@ class StatusExchange(threading.Thread):
             page = self.board.page(rank)
             if page != self._pages.get(rank):
                 self._pages[rank] = page
-                self._pass_on(rank, zlib.compress(page_to_send(page), 1))
+                self._pass_on(rank, zlib.compress(changed(page, without_source), 1))
 
     def _pass_on(self, rank: int, data: bytes) -> None:
         self._news = True
@@ -326,7 +319,6 @@ def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
 def _accept(
     listening: socket.socket, token: bytes, firsts: Sequence[int], shares: Sequence[int]
 ) -> list[HostLink]:
-    """Accepts connections from these ranks."""
     found: dict[int, socket.socket] = {}
     end = time.monotonic() + _ALL_SECONDS
     while len(found) < len(firsts):
@@ -346,7 +338,6 @@ def _accept(
 
 
 def _connect(where: Sequence[str], port: int, token: bytes, rank: int) -> socket.socket:
-    """A connection to rank 0 at one of these addresses."""
     problem: OSError = OSError("it has no address")
     for address in where:
         try:

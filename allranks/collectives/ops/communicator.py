@@ -23,8 +23,7 @@ from mpi4py import MPI
 
 from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.mpi.epochs import rebind
-from allranks.collectives.mpi.transport import complete
+from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.point_to_point import Op, PointToPoint, Raw, Request, StandIn, raised
 from allranks.collectives.world import World, current

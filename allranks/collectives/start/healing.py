@@ -15,22 +15,21 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives import world as worlds
-from allranks.collectives.host import host_channel, memory
-from allranks.collectives.start.rendezvous import Rendezvous
+from allranks.collectives.start.runtime import finish_at_exit
 from allranks.collectives.start.under_mpi import (
+    Rendezvous,
     find_hosts,
-    finish_at_exit,
     load_mpi,
     required,
     share,
     start,
 )
-from allranks.collectives.world.world import World
+from allranks.collectives.world.world import group_nbytes
 from allranks.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class ReplacementInfo:
     epoch: int
     checks: bool
     late_seconds: float
-    sets: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sets: dict[int, tuple[int, ...]]
 
 
 def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
@@ -80,8 +79,10 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
     if this.window is not None:
         this.window.publish_again(dead)
     this.mpi.take_over(pristine, user)
-    this.sets = info.sets
-    _open(this, layout.shares, block, shared)
+    this.sets, this.shares = info.sets, layout.shares
+    this.open(0, tuple(range(this.size)), block, now=False)
+    for number, (ranks, part) in shared.items():
+        this.open(number, ranks, part)
     if this.rendezvous is not None:
         this.rendezvous.withdraw()
     this.rendezvous = rendezvous
@@ -108,8 +109,8 @@ def join(dead: Sequence[int]) -> None:
     _hold("joined")
     this.checks, this.late_seconds = info.checks, info.late_seconds
     this.sets = info.sets
-    for group, (ranks, block) in shared.items():
-        this.open(group, ranks, block)
+    for number, (ranks, part) in shared.items():
+        this.open(number, ranks, part)
     worlds.set_process(this)
     if this.rendezvous is not None:
         this.rendezvous.announce()
@@ -190,7 +191,7 @@ def _hold(where: str) -> None:
 
 
 def _exchange_info(base: MPI.Intracomm, info: ReplacementInfo | None) -> ReplacementInfo:
-    """The same information on all ranks. A death may leave a process set on some ranks only."""
+    # A death may have left a process set on some ranks only.
     known: list[ReplacementInfo] = [each for each in base.allgather(info) if each is not None]
     return replace(known[0], sets={n: ranks for each in known for n, ranks in each.sets.items()})
 
@@ -205,15 +206,7 @@ def _share_sets(base: MPI.Intracomm, info: ReplacementInfo) -> SetMemory:
         member = base.Get_rank() in ranks
         part = base.Split(0 if member else load_mpi().UNDEFINED, base.Get_rank())
         if member:
-            nbytes = memory.rounded(host_channel.group_nbytes(1, len(ranks), len(ranks)))
+            nbytes = group_nbytes(1, len(ranks), len(ranks))
             sets[number] = ranks, required(share(load_mpi().Intracomm(part), nbytes))
             part.Free()
     return sets
-
-
-def _open(this: World, shares: tuple[int, ...], block: mmap.mmap, shared: SetMemory) -> None:
-    """Gives the groups of a surviving rank their new memory."""
-    this.shares = shares
-    this.open(0, tuple(range(this.size)), block, now=False)
-    for number, (ranks, block) in shared.items():
-        this.open(number, ranks, block)

@@ -1,18 +1,31 @@
-"""init, shutdown, and a rank's questions about itself and its world."""
+"""init, shutdown, a rank's questions about itself and its world, and the end of its process."""
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
+import inspect
 import math
+import os
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives import world
+from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.call import Pause
+from allranks.collectives.calls.guard import of_traceback
+from allranks.collectives.calls.rank_state import PeerState
+from allranks.collectives.host import memory
 from allranks.collectives.ops import operations
 from allranks.collectives.world import process_sets as sets
 from allranks.collectives.world.process_sets import ProcessSet
+from allranks.collectives.world.world import World
 from allranks.errors import UsageError
 from allranks.records import config
 from allranks.records.ranks import label
@@ -25,6 +38,12 @@ if TYPE_CHECKING:
 
 _CHECKS = "ALLRANKS_CHECKS"
 _LATE = "ALLRANKS_LATE_SECONDS"
+_AFTER_FAILURE_SECONDS = 10.0
+_NOTEBOOK_SECONDS = 2.0
+_FINALIZE_SECONDS = 5.0
+_FINALIZE_SCRIPT_SECONDS = 30.0
+"""Longer under mpiexec, which reports a failed job if a rank ends without MPI_Finalize."""
+_installed: list[World] = []
 
 
 def init(
@@ -73,7 +92,7 @@ def _begin(
 ) -> None:
     checked = (checks or config.variable_choice(_CHECKS, ("on", "off"), "on")) != "off"
     late = config.variable_seconds(_LATE, 5.0) if late_seconds is None else late_seconds
-    from allranks.collectives.start.under_mpi import finish_at_exit, start
+    from allranks.collectives.start.under_mpi import start
 
     this = start(comm)
     this.checks, this.late_seconds = checked, late
@@ -281,3 +300,79 @@ def _peers_of_hosts(this: world.World) -> list[int]:
         for number in sorted(set(this.hosts))
     ]
     return [ranks[place] for ranks in members if len(ranks) > place]
+
+
+def finish_at_exit(this: World) -> None:
+    """Makes the process the scope: its end, by an exception or not, leaves the scope."""
+    _installed.append(this)
+    if len(_installed) > 1:
+        return
+    hook = sys.excepthook
+
+    def failed(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        where = str(of_traceback(tb))
+        _installed[-1].depart(f"raised {kind.__name__}: {error}", True, where)
+        hook(kind, error, tb)
+
+    sys.excepthook = failed
+    atexit.register(finish)
+
+
+def finish() -> None:
+    """Finalizes MPI if the other ranks can take part; otherwise ends the process without it."""
+    this = _installed[-1]
+    from mpi4py import MPI
+
+    if MPI.Is_finalized() or this.mpi is None:
+        return
+    this.depart("it ended", False, "")
+    code = 1 if this.failed else 0
+    if not _wait_for_all(this):
+        _flush()
+        if this.notebook:
+            os._exit(code)
+        MPI.COMM_WORLD.Abort(code or 1)
+    # Only after the barrier: data that this rank has sent may still be on its way.
+    for group in list(this.groups.values()):
+        group.abandon()
+    if this.gpu is not None:
+        this.gpu.end()
+        this.gpu.aborts.wait(_FINALIZE_SECONDS)
+    _flush()
+    patience = _FINALIZE_SECONDS if this.notebook else _FINALIZE_SCRIPT_SECONDS
+    # Not a thread of Python's: MPI.Finalize lets none run until it returns, and from Python 3.12 on
+    # none can be started now. faulthandler prints where the rank was, and ends it with code 1:
+    # mpiexec reports a failed job if a rank ends without MPI_Finalize, whatever its code.
+    faulthandler.dump_traceback_later(patience, exit=True, file=2)
+    left = memory.of_open_mpi() if MPI.COMM_WORLD.Get_size() == 1 else []
+    inspect.unwrap(MPI.Finalize)()  # without the guard of `guard_mpi4py`
+    for path in left:
+        Path(path).unlink(missing_ok=True)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _wait_for_all(this: World) -> bool:
+    """Waits for the other ranks to end: without limit while they work, briefly after a failure."""
+    assert this.mpi is not None
+    request = this.mpi.pristine.Ibarrier()
+    pause = Pause()
+    while not request.Test():
+        waited = pause()
+        if this.notebook and waited > _NOTEBOOK_SECONDS:
+            return False
+        states = map(this.peer_state, range(this.size))
+        if waited > _AFTER_FAILURE_SECONDS and (this.failed or any(map(_will_not_end, states))):
+            return False
+    return True
+
+
+def _will_not_end(state: PeerState) -> bool:
+    return bool(state.lost) or (state.failed and state.left >= fields.GONE)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue

@@ -1,4 +1,5 @@
-"""From a process to a rank under MPI: the ranks' hosts, the shared memory, the communicators.
+"""From a process to a rank under MPI: the ranks' hosts, the shared memory, the communicators, and
+the variables of the environment by which torch, JAX and other libraries find their rank.
 
 The MPI calls of a start block, here and in the functions that it calls: every rank of a job starts,
 or none does.
@@ -9,124 +10,32 @@ From then on mpi4py's own names, such as MPI.COMM_WORLD, are the guarded communi
 
 from __future__ import annotations
 
-import atexit
-import faulthandler
 import inspect
 import mmap
 import os
+import socket
 import sys
+import time
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from itertools import accumulate
-from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks import launched
 from allranks.collectives import world
-from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.call import Pause
-from allranks.collectives.calls.guard import of_traceback
-from allranks.collectives.calls.rank_state import Board, PeerState, interrupt_pipe
+from allranks.collectives.calls.rank_state import Board, interrupt_pipe
 from allranks.collectives.calls.watch import LineReporter
 from allranks.collectives.host import memory
-from allranks.collectives.host.host_channel import group_nbytes
 from allranks.collectives.host.memory import Window
-from allranks.collectives.host.shared_memory import Channel
-from allranks.collectives.start.rendezvous import Rendezvous
-from allranks.collectives.world.world import ALONE, World
+from allranks.collectives.world.world import ALONE, World, group_nbytes
 from allranks.errors import MissingDependency, UsageError
+from allranks.post_import import PostImportHook
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-_AFTER_FAILURE_SECONDS = 10.0
-_NOTEBOOK_SECONDS = 2.0
-_FINALIZE_SECONDS = 5.0
-_FINALIZE_SCRIPT_SECONDS = 30.0
-"""Longer under mpiexec, which reports a failed job if a rank ends without MPI_Finalize."""
-_installed: list[World] = []
-
-
-def finish_at_exit(world: World) -> None:
-    """Makes the process the scope: its end, by an exception or not, leaves the scope."""
-    _installed.append(world)
-    if len(_installed) > 1:
-        return
-    hook = sys.excepthook
-
-    def failed(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        where = str(of_traceback(tb))
-        _installed[-1].depart(f"raised {kind.__name__}: {error}", True, where)
-        hook(kind, error, tb)
-
-    sys.excepthook = failed
-    atexit.register(finish)
-
-
-def finish() -> None:
-    """Finalizes MPI if the other ranks can take part; otherwise ends the process without it."""
-    world = _installed[-1]
-    from mpi4py import MPI
-
-    if MPI.Is_finalized() or world.mpi is None:
-        return
-    world.depart("it ended", False, "")
-    code = 1 if world.failed else 0
-    if not _wait_for_all(world):
-        _flush()
-        if world.notebook:
-            os._exit(code)
-        MPI.COMM_WORLD.Abort(code or 1)
-    # Only after the barrier: data that this rank has sent may still be on its way.
-    for group in list(world.groups.values()):
-        group.abandon()
-    if world.gpu is not None:
-        world.gpu.end()
-        world.gpu.aborts.wait(_FINALIZE_SECONDS)
-    _flush()
-    patience = _FINALIZE_SECONDS if world.notebook else _FINALIZE_SCRIPT_SECONDS
-    # Not a thread of Python's: MPI.Finalize lets none run until it returns, and from Python 3.12 on
-    # none can be started now. faulthandler prints where the rank was, and ends it with code 1:
-    # mpiexec reports a failed job if a rank ends without MPI_Finalize, whatever its code.
-    faulthandler.dump_traceback_later(patience, exit=True, file=2)
-    left = memory.of_open_mpi() if MPI.COMM_WORLD.Get_size() == 1 else []
-    inspect.unwrap(MPI.Finalize)()  # without the guard of `guard_mpi4py`
-    for path in left:
-        Path(path).unlink(missing_ok=True)
-    faulthandler.cancel_dump_traceback_later()
-
-
-def _wait_for_all(world: World) -> bool:
-    """Waits for the other ranks to end: without limit while they work, briefly after a failure."""
-    assert world.mpi is not None
-    request = world.mpi.pristine.Ibarrier()
-    pause = Pause()
-    while not request.Test():
-        waited = pause()
-        if world.notebook and waited > _NOTEBOOK_SECONDS:
-            return False
-        states = map(world.peer_state, range(world.size))
-        if waited > _AFTER_FAILURE_SECONDS and (world.failed or any(map(_will_not_end, states))):
-            return False
-    return True
-
-
-def _will_not_end(state: PeerState) -> bool:
-    return bool(state.lost) or (state.failed and state.left >= fields.GONE)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue
-
 
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: the ranks of each pretended host, as 2,1, where the last number holds for all others;
@@ -196,8 +105,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     """This rank's world. Collective over the ranks of ``comm``. Raises `UsageError` if they share
     no memory and ``sharing`` requires it.
     """
-    from allranks.collectives.mpi.epochs import NAME, Epochs
     from allranks.collectives.mpi.status_exchange import connect_hosts
+    from allranks.collectives.mpi.transport import NAME, Epochs
     from allranks.collectives.ops.communicator import KINDS, TOPOLOGIES, Comm
 
     mpi = load_mpi()
@@ -225,10 +134,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     alone.bind(world, ALONE)
     world.mpi = Epochs(world, user, alone, pristine, world.renewed)
     world.nudge = world.mpi.nudge
-    block = layout.block or mmap.mmap(-1, group_nbytes(len(set(world.shares)), 1, world.size))
-    world.open(0, everybody, block, now=False)
-    own = mmap.mmap(-1, memory.rounded(Channel.nbytes(1)))
-    world.open(ALONE, (rank,), own, now=False)
+    world.open(0, everybody, layout.block, now=False)
+    world.open(ALONE, (rank,), None, now=False)
     world.rendezvous = Rendezvous(base, layout.hosts)
     if len(set(layout.hosts)) > 1:
         world.offset_seconds = clock_offset(base, layout.node, layout.leaders)
@@ -404,3 +311,194 @@ def inside(part: World) -> Iterator[None]:
                 part.close(number)
         world.set_process(whole)
         guard_mpi4py(whole)
+
+
+JAX_ADDRESS, _JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
+"""JAX's variables: the coordinator's address, and the address at which it listens."""
+_JAX_RANK, _JAX_SIZE = "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"
+
+
+def _register_with_jax(clusters: Any) -> None:
+    """Makes our kind of cluster the first that JAX asks for."""
+    # Open MPI 5 and MPICH are not among the launchers that JAX knows. Inside a job of Slurm it
+    # would take the job's one task for the whole world.
+    base = clusters.ClusterEnv
+    if any(known.name == "allranks" for known in base._cluster_types):
+        return
+
+    class AllranksCluster(base):  # type: ignore[misc, valid-type]
+        name = "allranks"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return all(name in os.environ for name in (JAX_ADDRESS, _JAX_RANK, _JAX_SIZE))
+
+        @classmethod
+        def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
+            return os.environ[JAX_ADDRESS]
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(os.environ[_JAX_SIZE])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(os.environ[_JAX_RANK])
+
+    # The derived class was appended at the end, and JAX takes the first that is present.
+    base._cluster_types.remove(AllranksCluster)
+    base._cluster_types.insert(0, AllranksCluster)
+
+
+class TorchGroupKeys:
+    """Counts the groups of a cell: all ranks make the same groups, in the same order."""
+
+    def __init__(self) -> None:
+        self.number = self.made = self.at_ns = 0
+
+    def next(self) -> str:
+        """The prefix of the next group's keys, the same on every rank."""
+        number = world.current().scope.number
+        self.made = self.made + 1 if number == self.number else 1
+        self.number, self.at_ns = number, time.time_ns()
+        return f"allranks/{number}/{self.made}"
+
+
+_keys = TorchGroupKeys()
+_stores: dict[tuple[str, str], Any] = {}
+"""The stores of this rank, by address and port; never closed."""
+
+
+def _wrap_torch_rendezvous(rendezvous: Any) -> None:
+    """Wraps torch's handler that finds the store by the environment."""
+    # torch's first rank keeps the addresses of all ranks in a store, which ends with the last
+    # object that refers to the group: a model, say, that has stayed in the notebook. The next group
+    # would find the addresses of the one before, and wait there for ever. So there is one store for
+    # the life of the rank, and each group has its own keys in it.
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    own = handlers.get("env")
+    if own is None or hasattr(own, "allranks"):
+        return
+
+    def find_store(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        if not world.exists():
+            yield from own(url, *args, **kwargs)
+            return
+        prefix = _keys.next()
+        if os.environ.get("RANK") == "0":
+            where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+            if all(where) and where not in _stores:
+                _stores[where] = torch_store()
+        for found, rank, size in own(url, *args, **kwargs):
+            yield sys.modules["torch.distributed"].PrefixStore(prefix, found), rank, size
+
+    find_store.allranks = True  # type: ignore[attr-defined]
+    handlers["env"] = find_store
+
+
+def torch_store() -> Any:
+    make = sys.modules["torch.distributed"].TCPStore
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # multi_tenant: stores that torch opens at this address and port use the same server.
+    return make(address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
+
+
+def torch_groups_made() -> int:
+    return _keys.made if _keys.number == world.current().scope.number else 0
+
+
+def torch_met_at_ns() -> int:
+    """When this rank last began to make a group, by the system's clock."""
+    return _keys.at_ns
+
+
+_HOOKS = (
+    PostImportHook(["jax._src.clusters"], _register_with_jax),
+    PostImportHook(["torch.distributed.rendezvous"], _wrap_torch_rendezvous),
+)
+_LOOPBACK = "127.0.0.1"
+_ON_ITS_OWN = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+"""For a rank that sees one GPU only. `DeviceMesh` and most scripts take LOCAL_RANK as the number of
+a GPU, and there is none but 0."""
+
+
+class Rendezvous:
+    """The variables by which libraries find a world, on one of its ranks. Collective over
+    ``base``. ``hosts`` holds for every rank the number of its host.
+
+    torch asks the environment in ``init_process_group()``, accelerate in ``Accelerator()``, which
+    trains every rank alone, without a message, where the variables are missing.
+    """
+
+    def __init__(self, base: MPI.Intracomm, hosts: Sequence[int]) -> None:
+        rank = base.Get_rank()
+        one_host = len(set(hosts)) == 1
+        self._held: list[socket.socket] = []
+        place: tuple[str, list[int]] | None = None
+        if rank == 0:
+            # For torch's store and for JAX's coordinator, which run in the first rank.
+            self._held = [_reserved(), _reserved()]
+            ports = [held.getsockname()[1] for held in self._held]
+            place = _LOOPBACK if one_host else socket.gethostname(), ports
+        address, (torch_port, jax_port) = base.bcast(place)
+        here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        self._who = {
+            "RANK": rank,
+            "WORLD_SIZE": len(hosts),
+            "LOCAL_RANK": here.index(rank),
+            "LOCAL_WORLD_SIZE": len(here),
+            _JAX_RANK: rank,
+            _JAX_SIZE: len(hosts),
+        }
+        self._where = {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": torch_port,
+            JAX_ADDRESS: f"{address}:{jax_port}",
+        }
+        if one_host:
+            self._where[_JAX_BIND] = f"{_LOOPBACK}:{jax_port}"
+
+    def withdraw(self) -> None:
+        """Removes these addresses from the environment if they are in it, and frees the ports."""
+        for name, value in self._where.items():
+            if os.environ.get(name) == str(value):
+                del os.environ[name]
+        for held in self._held:
+            held.close()
+
+    def announce(self) -> None:
+        """Sets this process's environment; keeps an address that the user has set."""
+        for name, value in (self._who | (_ON_ITS_OWN if _sees_one_gpu() else {})).items():
+            os.environ[name] = str(value)
+        for name, value in self._where.items():
+            os.environ.setdefault(name, str(value))
+        for hook in _HOOKS:
+            hook.install()  # at once where the library has been imported
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, the environment holds the variables of this world only."""
+        names = (*self._who, *self._where, _JAX_BIND)
+        before = {name: os.environ.pop(name, None) for name in names}
+        try:
+            self.announce()
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _reserved() -> socket.socket:
+    """A socket that reserves a free port, so that no other program gets it."""
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Without listening, so that a library can bind this port beside the socket.
+    held.bind(("", 0))
+    return held
+
+
+def _sees_one_gpu() -> bool:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return bool(visible) and "," not in visible and not visible.startswith("-")

@@ -11,8 +11,7 @@ from allranks.collectives import world
 from allranks.collectives.calls.call import Call, Steps
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.host import memory
-from allranks.collectives.host.host_channel import group_nbytes
-from allranks.collectives.world.world import Group, World
+from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import UsageError
 from allranks.records.deferred import deferred
 
@@ -201,7 +200,7 @@ def open_group(parent: Group, spec: Spec, this: World, number: int, ranks: tuple
     member = this.rank in ranks
     hosts = this.sharing(ranks)
     here = next((own for own in hosts if this.rank in own), (this.rank,))
-    nbytes = memory.rounded(group_nbytes(len(hosts), len(here), len(ranks)))
+    nbytes = group_nbytes(len(hosts), len(here), len(ranks))
 
     def steps(call: Call) -> Steps[None]:
         transport, made = parent.choose(call), None

@@ -31,14 +31,13 @@ from allranks.collectives.calls.rank_state import PROCESS, Board, RankState
 from allranks.collectives.calls.watch import LineReporter, Watch
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.transport import GpuTransport
-from allranks.collectives.host.host_channel import group_nbytes
-from allranks.collectives.host.memory import Window
+from allranks.collectives.host.memory import Window, rounded
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
-    from allranks.collectives.mpi.epochs import Epochs
+    from allranks.collectives.mpi.transport import Epochs
 
 
 class Group:
@@ -136,6 +135,16 @@ class RendezvousVariables(Protocol):
         """Within, the variables describe this world only."""
 
 
+def group_nbytes(hosts: int, here: int, members: int) -> int:
+    """Bytes of shared memory of a group: its hosts, its members on this host, all its members."""
+    if hosts == 1:
+        return rounded(Channel.nbytes(here))
+    # Not at the top of the file: this import starts MPI.
+    from allranks.collectives.mpi.agreement import MultiHostAgreement
+
+    return rounded(MultiHostAgreement.nbytes(here, members))
+
+
 class World(RankState):
     """One rank: its state, its groups, and its calls under way."""
 
@@ -192,10 +201,18 @@ class World(RankState):
         transports: dict[str, Transport] = {}
         agreement: Agreement
         if self.mpi is not None:
-            mpi = transports["mpi"] = self.mpi.transport(members, now=now and several)
+            # Not at the top of the file: this import starts MPI.
+            from allranks.collectives.mpi.transport import MpiTransport
+
+            mpi = MpiTransport(self, members, self.mpi.user, now=now and several)
+            transports["mpi"] = mpi
         if several:
+            from allranks.collectives.mpi.agreement import MultiHostAgreement
+            from allranks.collectives.mpi.multi_host import MultiHostTransport
+
             assert self.mpi is not None
-            agreement, bridge = self.mpi.bridge(members, hosts, memory, mpi)
+            agreement = MultiHostAgreement(self, members, hosts, memory, self.mpi.user)
+            bridge = MultiHostTransport(agreement, mpi)
             transports["shared"] = transports[bridge.name] = bridge
         else:
             agreement = channel = Channel(self, members, memory)

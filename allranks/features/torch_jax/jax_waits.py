@@ -46,24 +46,17 @@ _ENDS = (
 )
 
 
-class JaxWaits:
-    """Watches one rank's waits in JAX, in a thread other than the one that waits."""
+class JaxWaits(other_ranks.LibraryWaits):
+    """`LibraryWaits` in JAX."""
 
     def __init__(self) -> None:
-        self._pressed = self._closed = False
-        self._told = ""
-        self._at: tuple[object, ...] = ()
-        self._since = self._cpu = 0.0
+        super().__init__()
+        self._closed = False
         self._instead: tuple[BaseException, BaseException] | None = None
 
-    def start(self) -> None:
-        line_reporter = world.current().line_reporter
-        if line_reporter is not None:
-            line_reporter.also.append(self._look_quietly)
-
     def begin(self) -> None:
-        self._pressed = self._closed = False
-        self._told, self._at, self._instead = "", (), None
+        super().begin()
+        self._closed, self._instead = False, None
         if _in_use():
             world.current().board.put(fields.IDLE, 0)
 
@@ -72,20 +65,10 @@ class JaxWaits:
         # After the end of a wait in JAX, its frames have no meaning for the user.
         return _folders() if self._told or self._closed else ()
 
-    def press(self) -> None:
-        # The cell has been interrupted.
-        self._pressed = True
-
-    # ── while a cell runs ────────────────────────────────────────────────────────────────────
-
-    def _look_quietly(self) -> None:
-        # An exception would end the thread, and with it all further checks.
-        with suppress(Exception):
-            if _in_use():
-                self.look()
-
     def look(self) -> None:
         """Shows the other ranks whether this one is idle; ends its wait where nothing else can."""
+        if not _in_use():
+            return
         this, idle_seconds = world.current(), self._idle_seconds()
         idle = idle_seconds >= _IDLE_SECONDS
         this.board.put(fields.IDLE, time.monotonic_ns() if idle else 0)
@@ -118,8 +101,6 @@ class JaxWaits:
         ):
             return ""
         return _sentence(gone)
-
-    # ── when it has ended ────────────────────────────────────────────────────────────────────
 
     def instead_of(self, error: BaseException) -> BaseException:
         """Returns the error of the cell: `RankLeft`, or the interrupt, for an error that JAX

@@ -1,7 +1,6 @@
-"""The other ranks, for a rank that waits in a library's own collective.
-
-Which of them have left the cell, and the connections to them. An end of the connections ends a wait
-in C++, which no signal reaches: the library raises, and the rank lives on.
+"""What `torch_waits` and `jax_waits` share: their state, which other ranks have left the cell, and
+the connections to them. An end of the connections ends a wait in C++, which no signal reaches: the
+library raises, and the rank lives on.
 """
 
 from __future__ import annotations
@@ -16,9 +15,41 @@ import psutil
 
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.start import rendezvous
+from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft
 from allranks.records.ranks import label
+
+
+class LibraryWaits:
+    """Watches one rank's waits in a library, in a thread other than the one that waits."""
+
+    def __init__(self) -> None:
+        self._pressed = False
+        # A sentence about a rank that will never come, once it is known.
+        self._told = ""
+        # Where the main thread was when it last moved or computed, when, and its computing time.
+        self._at: tuple[object, ...] = ()
+        self._since = self._cpu = 0.0
+
+    def start(self) -> None:
+        line_reporter = world.current().line_reporter
+        if line_reporter is not None:
+            line_reporter.also.append(self._look_quietly)
+
+    def begin(self) -> None:
+        self._pressed, self._told, self._at = False, "", ()
+
+    def press(self) -> None:
+        # The cell has been interrupted.
+        self._pressed = True
+
+    def _look_quietly(self) -> None:
+        # An exception would end the thread, and with it all further checks.
+        with suppress(Exception):
+            self.look()
+
+    def look(self) -> None:
+        raise NotImplementedError
 
 
 def gone() -> list[tuple[bool, int, int, str]]:
@@ -78,7 +109,7 @@ def _connections(pids: list[int], kept: set[int]) -> list[int]:
     included.
     """
     # Without its coordinator, JAX ends the process.
-    coordinator = os.environ.get(rendezvous.JAX_ADDRESS, "").rpartition(":")[2]
+    coordinator = os.environ.get(under_mpi.JAX_ADDRESS, "").rpartition(":")[2]
     kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
     theirs: set[tuple[object, object]] = set()
     for pid in pids:

@@ -17,13 +17,13 @@ from allranks.records.wire import RunCell
 _MODULES = ("torch.distributed.distributed_c10d", "jax._src.distributed")
 
 
-class LibraryWaits(RankFeature):
+class RankWaits(RankFeature):
     """Ends waits in a library's own collectives that can never complete."""
 
     dormant = True  # until a library with collectives is imported
 
     def __init__(self) -> None:
-        self._all = (TorchWaits(), JaxWaits())
+        self._all = TorchWaits(), JaxWaits()
         #: None until a library is imported: then they have nothing to end or to renew.
         self._used: tuple[TorchWaits | JaxWaits, ...] = ()
 
@@ -80,4 +80,4 @@ class LibraryWaits(RankFeature):
         return " ".join(filter(None, (waits.after_death() for waits in self._used)))
 
 
-FEATURE = LibraryWaits
+FEATURE = RankWaits

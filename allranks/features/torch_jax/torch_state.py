@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from allranks.collectives.calls.guard import USER, Site, kind_of
-from allranks.collectives.start import rendezvous
+from allranks.collectives.start import under_mpi
 from allranks.engine.exceptions import PACKAGE
 
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
@@ -111,7 +111,7 @@ def _entries(*, frames: bool = False) -> Iterator[dict[str, Any]]:
             found = pickle.loads(dump(True, frames, False)) if dump else {}
         for entry in found.get("entries", ()):
             # Older entries are of an earlier group of the same name.
-            if entry["time_created_ns"] >= rendezvous.torch_met_at_ns() and not entry["is_p2p"]:
+            if entry["time_created_ns"] >= under_mpi.torch_met_at_ns() and not entry["is_p2p"]:
                 yield entry
 
 

@@ -23,12 +23,11 @@ from allranks.collectives import world
 from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.start import rendezvous
+from allranks.collectives.start import under_mpi
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.wire import give_up
 from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft
 from allranks.features.torch_jax import other_ranks, torch_state
-from allranks.features.torch_jax.other_ranks import every
 from allranks.features.torch_jax.torch_state import TorchCall
 from allranks.records.ranks import label
 
@@ -52,12 +51,11 @@ _FIRST = 1 << 40
 _MAKING, _CALLS = _FIRST - 1, _FIRST - 2
 
 
-class TorchWaits:
-    """Watches one rank's waits in torch, in a thread other than the one that waits."""
+class TorchWaits(other_ranks.LibraryWaits):
+    """`LibraryWaits` in torch."""
 
     def __init__(self) -> None:
-        self._pressed = False
-        self._told = ""
+        super().__init__()
         self._closed_at = 0.0
         self._lent: Any = None
         self._lent_at = 0.0
@@ -70,16 +68,9 @@ class TorchWaits:
         self._left = 0, 0, 0
         self._cell = self._forgotten = ""
         self._forgotten_ns = 0
-        self._at: tuple[object, ...] = ()
-        self._since = self._cpu = 0.0
-
-    def start(self) -> None:
-        line_reporter = world.current().line_reporter
-        if line_reporter is not None:
-            line_reporter.also.append(self._look_quietly)
 
     def begin(self) -> None:
-        self._pressed, self._told, self._at = False, "", ()
+        super().begin()
         self._closed_at, self._lent, self._lent_at = 0.0, None, 0.0
         self._kind, self._instead = RankLeft, None
         self._asked, self._compared = {}, {}
@@ -93,19 +84,7 @@ class TorchWaits:
         # After the end of a wait in torch, its frames have no meaning for the user.
         return (torch_state.folder(),) if self._told or self._closed_at else ()
 
-    def press(self) -> None:
-        # The cell has been interrupted.
-        self._pressed = True
-
-    # ── while a cell runs ────────────────────────────────────────────────────────────────────
-
-    def _look_quietly(self) -> None:
-        # An exception would end the thread, and with it all further checks.
-        with suppress(Exception):
-            self.answer()
-            self.look()
-
-    def answer(self) -> None:
+    def _answer(self) -> None:
         """Shows this rank's progress in torch, if another rank has asked for it.
 
         The records of torch take long to read: too long for the end of each cell.
@@ -139,6 +118,7 @@ class TorchWaits:
 
     def look(self) -> None:
         """Ends the wait of the main thread where nothing else can."""
+        self._answer()
         if not world.current().scope.number or torch_state.c10d() is None:
             return
         if not self._is_still():
@@ -240,13 +220,8 @@ class TorchWaits:
             if peer is not None:
                 return [(torch_state.called(called), (this.rank, peer), lambda _: True)]
             made = _made()
-            found.append(
-                (
-                    torch_state.called(called),
-                    everybody,
-                    lambda rank: _has_made(this, rank) < made,
-                )
-            )
+            title = torch_state.called(called)
+            found.append((title, everybody, lambda rank: _has_made(this, rank) < made))
         return found
 
     def _lend(self) -> bool:
@@ -259,7 +234,7 @@ class TorchWaits:
         if not self._lent_at:
             self._lent_at = now
             with suppress(Exception):  # another rank lends one
-                self._lent = rendezvous.torch_store()
+                self._lent = under_mpi.torch_store()
         return now - self._lent_at < _LENT_SECONDS
 
     def _close(self) -> None:
@@ -270,8 +245,6 @@ class TorchWaits:
         for group in _groups():
             # Does nothing for gloo; for NCCL it may take long.
             threading.Thread(target=_abort, args=(group,), daemon=True).start()
-
-    # ── when it has ended ────────────────────────────────────────────────────────────────────
 
     def instead_of(self, error: BaseException) -> BaseException:
         """Returns the error of the cell: `RankLeft` for an error of torch at the end of its
@@ -301,7 +274,7 @@ class TorchWaits:
 
     def _explain(self, error: BaseException) -> None:
         # Adds the reason to an error of torch about a group that does not exist any more.
-        text, since = text_of(error), self._forgotten_ns > rendezvous.torch_met_at_ns()
+        text, since = text_of(error), self._forgotten_ns > under_mpi.torch_met_at_ns()
         said = self._forgotten in text
         if not said and (_tells_of_a_loss(error) or (_NO_GROUP in text and since)):
             error.args = (f"{text} {self._forgotten}",)
@@ -384,8 +357,8 @@ def _has_made(this: world.World, rank: int) -> int:
 
 def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
     return (
-        f"torch's {what} needs {every(needed)}: rank {rank} {why}. Make the same calls on every "
-        f"rank. {_ADVICE}"
+        f"torch's {what} needs {other_ranks.every(needed)}: rank {rank} {why}. Make the same calls "
+        f"on every rank. {_ADVICE}"
     )
 
 
@@ -423,7 +396,7 @@ def _number(group: str) -> int:
 
 def _made() -> int:
     # The number of groups that this rank has made or begun to make in this cell.
-    return rendezvous.torch_groups_made() * 1000 + torch_state.groups_made()
+    return under_mpi.torch_groups_made() * 1000 + torch_state.groups_made()
 
 
 def _in_use(called: list[FrameType]) -> bool:

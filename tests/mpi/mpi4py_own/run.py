@@ -98,7 +98,7 @@ def main() -> int:
     result = Told(how == "guarded", Path(f"{report}.{MPI.COMM_WORLD.Get_rank()}"))
     unittest.defaultTestLoader.loadTestsFromNames(modules).run(result)
     if how == "guarded":
-        from allranks.collectives.start.under_mpi import finish
+        from allranks.collectives.start.runtime import finish
 
         finish()
     return 0

@@ -14,8 +14,7 @@ from allranks.collectives.calls.rank_state import Board
 from allranks.collectives.mpi.status_exchange import (
     HostLink,
     StatusExchange,
-    page_received,
-    page_to_send,
+    changed,
     with_source,
     without_source,
 )
@@ -92,9 +91,9 @@ def test_pages_lose_their_source_on_the_way_and_nothing_else():
     board.write(fields.WAITING, f"barrier at {Site(*HERE)}")
     board.write(fields.REASON, "ValueError: 3: 4")
     board.put(fields.TICKET, 7)
-    sent = page_to_send(board.page(0))
+    sent = changed(board.page(0), without_source)
     assert b"What ranks of one host" not in sent
-    other.show(0, page_received(sent))
+    other.show(0, changed(sent, with_source))
     assert other.text(0, fields.WAITING) == f"barrier at {Site(*HERE)}"
     assert other.text(0, fields.REASON) == "ValueError: 3: 4"
     assert other.get(0, fields.TICKET) == 7
