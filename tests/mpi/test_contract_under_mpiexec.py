@@ -27,11 +27,11 @@ def name(python: str) -> str:
 
 
 # Communicators first: they register sets that the other suites share, and remove them.
-ALWAYS = ("communicator", "contract", "property", "divided")
+ALWAYS = ("communicator", "contract", "property")
 SUITES = {
-    1: (*ALWAYS, "kinds"),
+    1: ALWAYS,
     2: (*ALWAYS, "kinds", "misuse"),
-    3: (*ALWAYS, "kinds", "misuse"),
+    3: (*ALWAYS, "misuse"),
     4: (*ALWAYS, "misuse"),
 }
 
@@ -45,7 +45,7 @@ def launches() -> Iterator[Any]:
     first, *others = PYTHONS
     grid = {first: {n: SUITES[n] for n in SUITES if n != 3 or not others}}
     for python in others:
-        grid[python] = {3: SUITES[3], 4: ("communicator", "divided")}
+        grid[python] = {3: SUITES[3], 4: ("communicator",)}
     for python, sizes in grid.items():
         for ranks, suites in sizes.items():
             yield pytest.param((python, ranks, suites), id=f"{name(python)}-{ranks}")
@@ -69,7 +69,7 @@ def python(request: pytest.FixtureRequest) -> str:
 def test_the_ranks_of_one_host_keep_the_contract(launch: tuple[str, int, tuple[str, ...]]) -> None:
     """One launch for all suites of a number of ranks: starting costs more than most of them."""
     python, ranks, suites = launch
-    ended = mpiexec(ranks, RUN, *suites, "-rs", python=python, timeout=570, ALLRANKS_TEST_TIMES="3")
+    ended = mpiexec(ranks, RUN, *suites, "-rs", python=python, timeout=570)
     assert ended.returncode == 0, ended.stdout
     assert f"rank 0 of {ranks}\n" in ended.stdout
 
@@ -89,29 +89,23 @@ def test_a_launcher_of_another_mpi_is_not_taken_for_one_rank(tmp_path: Path) -> 
     assert "trains alone" not in ended.stdout
 
 
-def test_mpi_is_initialised_where_a_script_has_left_that_to_it(python: str) -> None:
-    code = "import mpi4py; mpi4py.rc.initialize = False; import allranks.collectives as c; "
-    code += "c.init(); print(f'of {c.allreduce(1, c.Sum)}')"
-    ended = mpiexec(2, "-c", code, python=python)
-    assert ended.returncode == 0, ended.stdout
-    assert ended.stdout.count("of 2") == 2
-
-
-NO_THREADS = """
+SCRIPT = """
 import atexit, threading
+import mpi4py
+mpi4py.rc.initialize = False
 import allranks.collectives as c
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")
 c.init()
-c.barrier()
+print(f"{c.allreduce(1, c.Sum)}\n", end="")
+# What Python does from 3.12 on before it calls what is registered at exit.
 atexit.register(setattr, threading.Thread, "start", refuse)
 """
-"""What Python does from 3.12 on before it calls what is registered at exit."""
 
 
-def test_ranks_end_in_silence_where_no_thread_can_be_started_any_more() -> None:
-    ended = mpiexec(2, "-c", NO_THREADS)
-    assert (ended.returncode, ended.stdout) == (0, "")
+def test_a_script_may_leave_mpis_start_to_us_and_its_end_needs_no_thread(python: str) -> None:
+    ended = mpiexec(2, "-c", SCRIPT, python=python)
+    assert (ended.returncode, ended.stdout) == (0, "2\n2\n")
 
 
 ENDS = """
@@ -154,30 +148,14 @@ from allranks.collectives.start.under_mpi import guard_mpi4py
 c.init()
 guard_mpi4py(c.world.current())
 guard_mpi4py(c.world.current())  # as after a member of an ensemble
-"""
-IN_A_CELL = f"""{FINALIZES}
-c.scope.enter("this cell", None, 1)
-try:
-    MPI.Finalize()
-except ValueError as error:
-    print(error)
-print(MPI.Is_finalized(), MPI.COMM_WORLD.Dup().allreduce(1))
-"""
-IN_A_SCRIPT = f"""{FINALIZES}
 MPI.Finalize()
 print(MPI.Is_finalized())
 """
 
 
-def test_a_cells_end_of_mpi_is_refused_and_the_ranks_own_is_not() -> None:
-    ended = mpiexec(2, "-c", IN_A_CELL)
-    refused, *rest = sorted(ended.stdout.splitlines(), reverse=True)[::2]
-    assert "MPI.Finalize() needs a rank that ends: this one is a notebook's" in refused
-    assert (ended.returncode, rest) == (0, ["False 2"])
-
-
 def test_a_script_ends_mpi_itself() -> None:
-    ended = mpiexec(2, "-c", IN_A_SCRIPT)
+    """A cell's end of MPI is refused: tests/faults/test_mpi.py."""
+    ended = mpiexec(2, "-c", FINALIZES)
     assert (ended.returncode, ended.stdout) == (0, "True\nTrue\n")
 
 
@@ -199,7 +177,7 @@ def test_ranks_of_several_hosts_are_guarded_with_every_mpi(python: str) -> None:
 @pytest.mark.parametrize(
     ("per_host", "suites"),
     [
-        ("2", ("hosts", "contract", "property", "misuse")),
+        ("2", ("hosts", "contract", "property")),
         ("2,1", ("hosts", "property", "misuse")),
         ("1", ("hosts", "property", "misuse")),
         ("%2", ("property",)),
@@ -214,7 +192,6 @@ def test_ranks_of_several_hosts_keep_the_contract(per_host: str, suites: tuple[s
         "-rs",
         timeout=570,
         ALLRANKS_RANKS_PER_HOST=per_host,
-        ALLRANKS_TEST_TIMES="2",
         ALLRANKS_TEST_TRANSPORTS="shared",
     )
     assert ended.returncode == 0, ended.stdout
@@ -222,8 +199,6 @@ def test_ranks_of_several_hosts_keep_the_contract(per_host: str, suites: tuple[s
 
 
 def test_a_name_that_no_test_has_is_a_failure() -> None:
-    """A module that skips as a whole, as without its library, is none."""
-    named = mpiexec(1, RUN, "divided", "-kno_test_has_this_name")
+    """A module that skips as a whole is none: see tests/unit/test_gpu_parts.py."""
+    named = mpiexec(1, RUN, "property", "-kno_test_has_this_name")
     assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, named.stdout
-    skipped = mpiexec(1, RUN, "nccl")
-    assert skipped.returncode == 0, skipped.stdout

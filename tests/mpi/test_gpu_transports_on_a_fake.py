@@ -39,7 +39,7 @@ def on_fake_gpus(ranks: int, *suites: str, ranks_a_gpu: int = 1, **more: str) ->
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_contract_holds_for_nccl_and_staged(ranks: int) -> None:
-    """Alone and with others, whose shares are even or not. Pairs and fours follow below."""
+    """Alone, and with others, whose shares are not even. Fours follow below."""
     on_fake_gpus(
         ranks,
         "contract",
@@ -59,11 +59,6 @@ def test_the_contract_holds_for_ranks_that_share_gpus() -> None:
         ALLRANKS_TEST_KIND="cupy",
         ALLRANKS_TEST_TRANSPORTS="staged",
     )
-
-
-@pytest.mark.parametrize("ranks_a_gpu", [1, 2])
-def test_calls_of_two_ranks_are_chosen_left_and_told(ranks_a_gpu: int) -> None:
-    on_fake_gpus(2, "gpu", ranks_a_gpu=ranks_a_gpu)
 
 
 def test_ranks_of_several_hosts_meet_on_gpus_by_messages() -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import libraries
 import numpy as np
 import pytest
-from libraries import BFLOAT16, equal, package, total, values
+from gpus import cupy, needs_a_gpu
+from libraries import equal, results, total, values
 
 import allranks.collectives as c
 from allranks.collectives.gpu import dlpack
@@ -20,11 +22,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
-if not cupy.is_available():
-    pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
-if hasattr(cupy, "FAKE"):
-    pytest.skip("other libraries know nothing of the fake", allow_module_level=True)
+needs_a_gpu("other libraries know nothing of the fake")
 
 COMMON = ["int32", "float32", "float64", "float16", "bfloat16"]
 
@@ -33,7 +31,7 @@ def no_gpu(name: str) -> Any:
     return pytest.skip(f"{name} sees no GPU: install the build for CUDA")
 
 
-class Cupy:
+class Cupy(libraries.Kind):
     dtypes = (*COMMON, "int16", "bool", "complex64")
 
     def make(self, array: np.ndarray) -> Any:
@@ -45,67 +43,47 @@ class Cupy:
     def pointer(self, found: Any) -> int:
         return int(found.data.ptr)
 
-    def check(self, found: Any, brought: Any) -> None:
-        assert type(found) is type(brought)
-        assert found.dtype == brought.dtype
-        assert found.device == brought.device
 
-
-class Torch(Cupy):
-    dtypes = (*COMMON, "int16", "bool", "complex64")
+class Torch(libraries.Torch):
+    dtypes = Cupy.dtypes
 
     def __init__(self) -> None:
-        self.library = package("torch", "torch, built for CUDA")
+        super().__init__()
         if not self.library.cuda.is_available():
             no_gpu("torch")
 
     def make(self, array: np.ndarray) -> Any:
-        if array.dtype == BFLOAT16:
-            return self.library.tensor(array.astype("float32")).cuda().bfloat16()
-        return self.library.tensor(array).cuda()
+        return super().make(array).cuda()
 
     def back(self, found: Any) -> np.ndarray:
-        if found.dtype == self.library.bfloat16:
-            return found.float().cpu().numpy().astype(BFLOAT16)
-        return found.cpu().numpy()
+        return super().back(found.cpu())
 
     def pointer(self, found: Any) -> int:
         return int(found.data_ptr())
 
 
-class Jax(Cupy):
-    dtypes = ("int32", "float32", "float16", "bfloat16", "bool", "complex64")
-
+class Jax(libraries.Jax):
     def __init__(self) -> None:
-        self.library = package("jax", "jax, built for CUDA")
+        super().__init__()
         if self.library.default_backend() != "gpu":
             no_gpu("jax")
-
-    def make(self, array: np.ndarray) -> Any:
-        return self.library.numpy.array(array, copy=True)
-
-    def back(self, found: Any) -> np.ndarray:
-        return np.asarray(found)
 
     def pointer(self, found: Any) -> int:
         return int(found.unsafe_buffer_pointer())
 
 
-class TensorFlow(Cupy):
+class TensorFlow(libraries.TensorFlow):
     # int32 of a GPU lives in host memory there: int64 instead.
     dtypes = ("int64", "float32", "float64", "float16", "bfloat16", "bool")
 
     def __init__(self) -> None:
-        self.library = package("tensorflow", "tensorflow, built for CUDA")
+        super().__init__()
         if not self.library.config.list_physical_devices("GPU"):
             no_gpu("tensorflow")
 
     def make(self, array: np.ndarray) -> Any:
         with self.library.device("/GPU:0"):
-            return self.library.identity(self.library.constant(array))
-
-    def back(self, found: Any) -> np.ndarray:
-        return np.asarray(found.numpy())
+            return self.library.identity(super().make(array))
 
     def pointer(self, found: Any) -> int:
         capsule = self.library.experimental.dlpack.to_dlpack(found)
@@ -124,23 +102,12 @@ def case(request) -> tuple[Any, str]:
 
 def test_every_operation_gives_the_kind_back(case):
     kind, name = case
-    me, size = c.rank(), c.size()
-    shape, last = (2 * size, 300), size - 1
-    mine = kind.make(values(me, shape, name))
-    whole = [values(r, shape, name) for r in range(size)]
-    summed = total(shape, name)
-    for found, wanted in (
-        (c.allreduce(mine, c.Sum), summed),
-        (c.grouped_allreduce([mine, mine], c.Sum)[1], summed),
-        (c.reducescatter(mine, c.Sum), summed[2 * me : 2 * me + 2]),
-        (c.allgather(mine), np.concatenate(whole)),
-        (c.broadcast(mine, last), whole[last]),
-        (c.alltoall(mine), np.concatenate([part[2 * me : 2 * me + 2] for part in whole])),
-        (c.scatter(mine, last), whole[last][2 * me : 2 * me + 2]),
-    ):
+    brought = values(c.rank(), (2 * c.size(), 3), name)
+    mine, other = kind.make(brought), kind.make(values(c.rank(), (c.rank() + 1, 3), name))
+    for found, wanted in results(mine, other, name):
         kind.check(found, mine)
         equal(kind.back(found), wanted)
-    equal(kind.back(mine), whole[me])
+    equal(kind.back(mine), brought)
 
 
 def test_nothing_is_copied_on_the_way_in(case):

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import in_a_cell, interrupted_after, odd
+from gpus import FAKE, cupy, fake_only, host, ones
 
 import allranks.collectives as c
 from allranks.collectives.gpu import dlpack
@@ -26,10 +27,6 @@ from allranks.collectives.ops.keeping import VariableStore
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
 from allranks.features.gpu import memory as gpu_memory
 
-cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
-if not cupy.is_available():
-    pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
-FAKE = hasattr(cupy, "FAKE")
 GPUS = len(os.environ.get("ALLRANKS_TEST_GPUS", "one").split(","))
 
 
@@ -41,22 +38,12 @@ def gpu_of(rank: int) -> int:
 SHARED = len({gpu_of(rank) for rank in range(c.size())}) < c.size()
 """True where ranks sit on one GPU."""
 
-fake_only = pytest.mark.skipif(not FAKE, reason="breaks the GPU's library on purpose: a fake only")
 two = pytest.mark.skipif(c.size() < 2, reason="takes two ranks")
 own_gpu = pytest.mark.skipif(SHARED, reason="NCCL needs a GPU for each rank")
 one_host = pytest.mark.skipif(
     "ALLRANKS_RANKS_PER_HOST" in os.environ, reason="ranks of several hosts share no memory"
 )
 shares_gpu = pytest.mark.skipif(not SHARED, reason="needs two ranks on one GPU")
-
-
-def ones(count: int = 4, dtype: str = "float32") -> Any:
-    return cupy.asarray(np.ones(count, dtype))
-
-
-def host(array: Any) -> np.ndarray:
-    assert isinstance(array, cupy.ndarray)
-    return cupy.asnumpy(array)
 
 
 def next_cell_works() -> None:

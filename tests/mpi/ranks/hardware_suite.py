@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpus import cupy, needs_a_gpu
 from libraries import package
 
 import allranks.collectives as c
 from allranks.features.gpu import memory as gpu_memory
 
-cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
-if not cupy.is_available():
-    pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
-if hasattr(cupy, "FAKE"):
-    pytest.skip("needs a GPU, and this cupy is the fake", allow_module_level=True)
+needs_a_gpu("needs a GPU, and this cupy is the fake")
 
 GIB = 1 << 30
 COUNT = 1 << 22

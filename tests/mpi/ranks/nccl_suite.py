@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, odd, until
+from gpus import FAKE, fake_only, host, ones
 
 import allranks.collectives as c
 from allranks.collectives.gpu import nccl as transport
@@ -23,27 +24,14 @@ from allranks.collectives.gpu.device import NcclCallOrder
 from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft, TransportFailed, UsageError
 
-cupy = pytest.importorskip("cupy", reason="the package cupy is missing: pip install cupy-cuda12x")
-if not cupy.is_available():
-    pytest.skip("there is no GPU that cupy can use", allow_module_level=True)
 if c.size() < 2:
     pytest.skip("takes two ranks", allow_module_level=True)
-FAKE = hasattr(cupy, "FAKE")
 
-fake_only = pytest.mark.skipif(not FAKE, reason="looks into the fake, or breaks it on purpose")
 three = pytest.mark.skipif(c.size() < 3, reason="two sets of two ranks each take three ranks")
-
-
-def ones(count: int = 4, dtype: str = "float32") -> Any:
-    return cupy.asarray(np.ones(count, dtype))
 
 
 def summed(count: int = 4, **options: Any) -> Any:
     return c.allreduce(ones(count), c.Sum, transport="nccl", **options)
-
-
-def host(array: Any) -> np.ndarray:
-    return cupy.asnumpy(array)
 
 
 # All skip or none does: a rank on which it works would wait for the others.
