@@ -97,7 +97,7 @@ import allranks.collectives as c
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")
 c.init()
-print(f"{c.allreduce(1, c.Sum)}\n", end="")
+print(f"{c.allreduce(1, c.Sum)}\\n", end="")
 # What Python does from 3.12 on before it calls what is registered at exit.
 atexit.register(setattr, threading.Thread, "start", refuse)
 """
