@@ -296,6 +296,7 @@ process_metrics = Metrics()
 log = process_metrics.log
 
 
+@guard.no_collection()
 def current_line() -> str:
     """Returns ``file:line  source`` of the innermost user frame of the main thread.
 
@@ -314,6 +315,7 @@ def current_line() -> str:
     return ""
 
 
+@guard.no_collection()
 def importing() -> str:
     """Returns the package that the main thread imports; of nested imports the outermost."""
     frame = guard.frame_of_main_thread()

@@ -24,7 +24,8 @@ def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebo
 def notebook(shared_notebook: Notebook, request: pytest.FixtureRequest) -> Iterator[Notebook]:
     """That notebook, with four ranks, each with ``kept``.
 
-    A file that damages its ranks has ``DAMAGES_RANKS = True``: the next file has fresh ones.
+    A file that damages its ranks, or makes them keep variables, has ``DAMAGES_RANKS = True``:
+    the next file has fresh ones.
     """
     shared_notebook.settle()
     cell = shared_notebook.on_ranks("kept = 10 * rank", "-n 4")

@@ -15,6 +15,7 @@ from tests.faults.notebook import KEPT, Notebook, stopped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
+DAMAGES_RANKS = True
 NONE = "No ranks of yours run on this machine.\n"
 SUM = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
 LONG = (
@@ -121,7 +122,7 @@ def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(no
     assert "loss" in str(attached.displays)
     shown = re.search(r"ranks 0–3: finished, ([\d.]+) s", attached.text)[1]
     took = notebook.on_ranks("took", "-r 0").text.rpartition("→ ")[2]
-    assert float(shown) > float(took) - 0.01  # as it is rounded
+    assert float(shown) > float(took) - 0.06  # above 10 s it is shown to 0.1 s
     assert cell.status == "aborted"
     check_at_work(notebook)
 

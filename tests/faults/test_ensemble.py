@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+DAMAGES_RANKS = True
 #: Slow enough to be disturbed, and large enough to be left in shared memory.
 BODY = """
 import os, time

@@ -2,6 +2,7 @@
 
 import pytest
 
+DAMAGES_RANKS = True
 SIZE = 4
 DIE = "import os\nif rank == 1: os._exit(5)\nbarrier()"
 DURING = {

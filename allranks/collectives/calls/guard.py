@@ -114,7 +114,8 @@ def find(frame: FrameType | None) -> Site:
     if user is None and threading.current_thread() is not threading.main_thread():
         # TensorFlow calls from its own threads, above which the user has no line: the line at
         # which the main thread waits is the next best.
-        user, _ = _found(frame_of_main_thread())
+        with no_collection():
+            user, _ = _found(frame_of_main_thread())
     return user or library or Site("<unknown>", 0)
 
 

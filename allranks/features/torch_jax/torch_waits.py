@@ -123,7 +123,8 @@ class TorchWaits(other_ranks.LibraryWaits):
             return
         if not self._is_still():
             return
-        called = torch_state.frames_in_torch(guard.frame_of_main_thread())
+        with guard.no_collection():
+            called = torch_state.frames_in_torch(guard.frame_of_main_thread())
         if not self._told and _in_use(called):
             self._told = self._mismatch()
             self._kind = CollectiveMismatch if self._told else RankLeft

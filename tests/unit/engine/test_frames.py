@@ -1,12 +1,15 @@
 """Where the threads are is told without harm to the process."""
 
+import gc
 import subprocess
 import sys
 import textwrap
 import threading
 
+import pytest
+
 from allranks.collectives.calls import guard
-from allranks.engine.telemetry import current_line
+from allranks.engine.telemetry import current_line, importing
 
 # Frees a threading.local in a garbage collection that begins at each point in turn.
 COLLECTED = """
@@ -77,3 +80,13 @@ def test_a_line_is_the_users_and_none_where_only_libraries_run(monkeypatch):
     assert line == ""
     monkeypatch.setattr(guard, "frame_of_main_thread", sys._getframe)
     assert current_line().startswith("test_frames.py:")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="needs a Python before 3.12")
+@pytest.mark.parametrize("walk", [current_line, importing])
+def test_no_garbage_is_collected_while_frames_of_another_thread_are_walked(monkeypatch, walk):
+    collects = []
+    monkeypatch.setattr(guard, "frame_of_main_thread", lambda: collects.append(gc.isenabled()))
+    walk()
+    assert collects == [False]
+    assert gc.isenabled()
