@@ -189,6 +189,29 @@ def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
     check_at_work(notebook)
 
 
+def test_a_start_just_after_the_kernel_was_killed_removes_no_kept_variables(notebook):
+    notebook.on_ranks("weights = 7 * rank\nkeep('weights', 'kept')")
+    agent = int(notebook.on_ranks("import os\nos.getppid()", "-r 0").text.split()[-1])
+    open_files = [os.path.realpath(file.path) for file in os.scandir(f"/proc/{notebook.pid}/fd")]
+    folders = [file for file in open_files if os.path.basename(file).startswith("allranks-kept-")]
+    assert folders
+    os.kill(agent, signal.SIGSTOP)  # it has not yet noticed the kernel's end
+    try:
+        notebook.kill9()
+        for folder in folders:
+            os.utime(folder, (0, 0))  # new ones are not removed
+        start = "from allranks.cluster.folders import KeptFolders; KeptFolders()"
+        tmpdir = {"TMPDIR": str(notebook.temporary)}
+        subprocess.run([sys.executable, "-c", start], env=os.environ | tmpdir, check=True)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    again(notebook)
+    died = notebook.on_ranks("import os\nif rank == 1: os.kill(os.getpid(), 9)")
+    assert "rank 1 was replaced, with weights and kept kept" in died.text
+    assert notebook.on_ranks("weights", "-r 1").text == "rank 1 → 7\n"
+    check_at_work(notebook)
+
+
 def test_another_notebook_attaches_when_the_first_lets_go(notebook, other):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     watched = other.run(f"%distributed attach {name[:5]}")

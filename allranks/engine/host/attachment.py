@@ -78,6 +78,8 @@ class Attachment:
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         self._seconds, self._memo = seconds, memo
+        # Already now: a kernel that is killed leaves no time to lock them.
+        self._hold_kept(self.stays)
 
     def begin(self) -> None:
         self._until = time.monotonic() + self._seconds
@@ -87,9 +89,17 @@ class Attachment:
         os.dup2(nobody, 0)
         os.dup2(nobody, 1)
         os.close(nobody)
-        for folder in self._config.kept_dirs:
-            # Without the lock, a notebook that starts would take the kept variables for those of a
-            # cluster that was killed.
+        self._hold_kept(True)
+
+    def _hold_kept(self, hold: bool) -> None:
+        """Locks the folders of kept variables, or releases them.
+
+        Without a lock, a notebook that starts would take them for those of a cluster that was
+        killed, and remove them.
+        """
+        while self._kept:
+            os.close(self._kept.pop())
+        for folder in self._config.kept_dirs if hold else ():
             with suppress(OSError):
                 self._kept.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
                 fcntl.flock(self._kept[-1], fcntl.LOCK_SH)
@@ -124,8 +134,7 @@ class Attachment:
             notebook = said.get("notebook", "")
             self._notebooks = [*(one for one in self._notebooks if one != notebook), notebook]
             self._sign = sign_of(self._holder)
-        while self._kept:
-            os.close(self._kept.pop())
+        self._hold_kept(self.stays)
         return about | {"memo": self._memo}
 
     def _about(self) -> dict[str, Any]:
