@@ -102,7 +102,7 @@ def test_the_files_go_with_the_ranks_and_only_what_a_dead_kernel_left_is_swept(n
         "forked.start()"
     )
     assert notebook.run("%distributed stop").status == "ok"
-    assert files(ipython, 0, seconds=0) == []
+    assert files(ipython, 0, seconds=30) == []
     assert notebook.value("forked.is_alive()") == "True"
     notebook.run("forked.kill(); forked.join()")
 

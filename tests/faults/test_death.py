@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from tests.faults.notebook import named, stopped
+from tests.faults.notebook import GONE_SECONDS, named, stopped
 
 # Whoever dies does so once all have spoken: MPI ends the others soon after, whatever they are at.
 DIE = (
@@ -68,7 +68,7 @@ def test_the_end_of_the_host_agent_ends_the_cell_and_what_cells_have_started(not
     next(p for p in children if "allranks.agent" in p.cmdline()).kill()
     assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
     assert "The cluster's own process was killed by signal 9" in cell.error_value
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
     assert [path for path in notebook.files_left() if "sem.mp" in path] == []
 
 
