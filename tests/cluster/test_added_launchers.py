@@ -1,4 +1,4 @@
-"""Launchers of other distributions: the example of docs/architecture.md, and wrong ones."""
+"""Launchers of other distributions: the example of docs/extending.md, and wrong ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.distributions import install
 from tests.kernel import Kernel
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 LAUNCHERS = "allranks.launchers"
 HOST = socket.gethostname()
 ON = f"--on docker:{HOST}:2"

@@ -196,7 +196,7 @@ class Nowhere(MultiHostLauncher):
     def waits(self):
         return ""
 
-    all_came = close = why_ended = size = describe = waits
+    all_came = close = why_ended = size = waits
 
 
 def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(

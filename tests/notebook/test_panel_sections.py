@@ -1,4 +1,4 @@
-"""A panel section from outside of the package: the example of docs/architecture.md."""
+"""A panel section from outside of the package: the example of docs/extending.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from allranks.widgets.dashboard.cell_model import PanelSection, add_section
 from tests.kernel import Kernel
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 LOGGING = """
 import time
 for i in range(20 + 5 * rank):

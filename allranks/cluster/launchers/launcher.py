@@ -122,10 +122,6 @@ class Launcher:
         """Returns the variables that mpiexec and the ranks need."""
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """Returns where the ranks run, in a few words, for the line that is shown at the start."""
-        raise NotImplementedError
-
 
 class LocalLauncher(Launcher):
     """Starts ranks on this machine."""
@@ -147,9 +143,6 @@ class LocalLauncher(Launcher):
 
     def environment(self) -> dict[str, str]:
         return mpi_environment(alone=True)
-
-    def describe(self) -> str:
-        return "this machine"
 
 
 class Job:
@@ -395,9 +388,6 @@ class SshLauncher(MultiHostLauncher):
 
     def address(self) -> str:
         return address_towards(*(host.name for host in self.hosts))
-
-    def describe(self) -> str:
-        return ", ".join(host.name for host in self.hosts)
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> CommandJob:
         require_ssh()

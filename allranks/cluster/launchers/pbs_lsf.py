@@ -69,9 +69,6 @@ class HostfileLauncher(MultiHostLauncher):
     def address(self) -> str:
         return own_address()
 
-    def describe(self) -> str:
-        return f"{self._asked.nodes} hosts of {self.job.system}"
-
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> BatchJob:
         """Submits a job that runs the relay on every host."""
         path = invite(invitation, log_dir)

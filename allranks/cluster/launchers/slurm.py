@@ -157,9 +157,6 @@ class SlurmLauncher(MultiHostLauncher):
             )
         return address_towards(*nodes[:_ASKED_NODES])
 
-    def describe(self) -> str:
-        return "this Slurm job" if self._inside else f"{self._asked.nodes} nodes of Slurm"
-
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
         """Submits a job that runs the relay on every node, or runs it in this allocation."""
         if self._inside:

@@ -38,7 +38,7 @@ class PanelSection:
         """Handles a record of one rank.
 
         Args:
-            record: a pulse, logged values, or totals of calls (``allranks.records.telemetry``).
+            record: any record of ``allranks.records.telemetry``.
             payloads: the arrays that belong to it, as bytes.
         """
 
