@@ -48,7 +48,7 @@ def soak(minutes: float, number: int) -> int:
             killed += 1
         if left() <= 0:
             break
-        seed = Seed(KINDS[session % 2], rng.choice((2, 3, 4)), number + session, soak=True)
+        seed = Seed(KINDS[session % len(KINDS)], rng.choice((2, 3, 4)), number + session, soak=True)
         _tell(f"{seed}: {left() / 60:.1f} min left")
         played = play(seed, range(STEPS), go_on=lambda: left() > 0)
         sessions.append(played)
