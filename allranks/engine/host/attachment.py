@@ -97,9 +97,10 @@ class Attachment:
         Without a lock, a notebook that starts would take them for those of a cluster that was
         killed, and remove them.
         """
-        while self._kept:
+        while self._kept and not hold:
             os.close(self._kept.pop())
-        for folder in self._config.kept_dirs if hold else ():
+        # A lock that is held stays: released and taken again, it would leave a gap.
+        for folder in self._config.kept_dirs if hold and not self._kept else ():
             with suppress(OSError):
                 self._kept.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
                 fcntl.flock(self._kept[-1], fcntl.LOCK_SH)
