@@ -300,7 +300,7 @@ class CellRun:
                 self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
         else:
-            self.view.left(record.rank, record.shown_status)
+            self.view.left(record.rank, record.status)
             self.replies[record.rank] = record
             if record.has_value:
                 self._values[record.rank] = payloads[0]
@@ -354,11 +354,7 @@ class CellRun:
             if late:
                 raise CellTimeout(late)
             return
-        failed = any(
-            reply.status == "error" and not reply.report.waiting
-            for _, reply in replies
-            if reply.report
-        )
+        failed = any(reply.status == "error" for _, reply in replies)
         kind: type[CellFailed] = CellFailed
         if self._died:
             kind = RankDied

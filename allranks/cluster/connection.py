@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import failures
@@ -107,13 +106,12 @@ class Connection:
         # No thread, feature or socket may refer to the connection: it closes with its last
         # reference.
         inbox = self.inbox = EventQueue()
-        deliver, unread = partial(self.hooks.receive, inbox), inbox.put_unreadable
         if taken is not None:
             self._config, home = taken.config, taken.config.session_dir
-            self._wire = RankSockets(deliver, unread, "", ANY_PORTS, home=home)
+            self._wire = RankSockets(inbox, self.hooks, "", ANY_PORTS, home=home)
         else:
             self._wire, self._config = open_sockets(
-                launcher, size, gpus, preload, kept_dirs, deliver, unread
+                launcher, size, gpus, preload, kept_dirs, inbox, self.hooks
             )
         self.send = self._wire.send
         self.hooks.started(ClusterContext(size, self.send, attached=taken is not None))
@@ -352,7 +350,19 @@ class Connection:
                 pressed.append(event)
                 continue
             try:
-                self._handle(event)
+                if isinstance(event, FromRank) and isinstance(event.record, CellRecord):
+                    record = event.record
+                    # The rank's last line, and how much of its log it has sent.
+                    if isinstance(record, Pulse) and record.line:
+                        self.roster.lines[record.rank] = record.line
+                    elif isinstance(record, Output) and record.log_nbytes:
+                        self.roster.sent_nbytes[record.rank] = record.log_nbytes
+                    elif isinstance(record, Reply):
+                        sent = self.roster.sent_nbytes.get(record.rank, 0)
+                        self.roster.log_nbytes_before[record.rank] = sent
+                    self._take_record(record, event.payloads)
+                else:
+                    self._handle(event)
             except Exception as error:
                 failed = failed or error
         if failed is None:
@@ -470,9 +480,6 @@ class Connection:
                     self._awaited[record.request][record.rank] = (record, event.payloads)
                 elif record.request in self._delivers:
                     self._delivers[record.request](record)
-            elif isinstance(record, CellRecord):
-                self._note_place(record)
-                self._take_record(record, event.payloads)
             else:
                 self.hooks.message_received(record, event.payloads)
         elif isinstance(event, FromHostAgent):
@@ -494,16 +501,6 @@ class Connection:
                 self.roster.expect(event.fields["rank"], event.fields["pid"])
             elif event.name in ("exit", "launcher_exit", "agent_exit", "host_left"):
                 self._handle_exit(failures.ProcessExit.of(event.name, event.fields))
-
-    def _note_place(self, record: CellRecord) -> None:
-        # The rank's last line, and how much of its log it has sent.
-        rank, roster = record.rank, self.roster
-        if isinstance(record, Pulse) and record.line:
-            roster.lines[rank] = record.line
-        if isinstance(record, Output) and record.log_nbytes:
-            roster.sent_nbytes[rank] = record.log_nbytes
-        if isinstance(record, Reply):
-            roster.log_nbytes_before[rank] = roster.sent_nbytes.get(rank, 0)
 
     @property
     def spares_others(self) -> bool:

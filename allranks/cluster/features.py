@@ -164,7 +164,7 @@ class NotebookHooks:
         self._ensemble_started = hook(NotebookFeature.ensemble_started)
         self._cell_started = hook(NotebookFeature.cell_started)
         own = NotebookFeature.message_arriving
-        self._arriving = [feature for feature in found if type(feature).message_arriving is not own]
+        self.interceptors = [one for one in found if type(one).message_arriving is not own]
         self._cell_finished = hook(NotebookFeature.cell_finished)
         self._rank_died = hook(NotebookFeature.rank_died)
         self._stopped = hook(NotebookFeature.stopped)
@@ -223,8 +223,8 @@ class NotebookHooks:
         return asked
 
     def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None:
-        """Puts a record into the queue, unless a feature keeps it; in the receiving thread."""
-        for feature in self._arriving:
+        """Puts a record that features take into the queue, unless one of them keeps it."""
+        for feature in self.interceptors:
             if not isinstance(record, feature.arriving):
                 continue
             try:

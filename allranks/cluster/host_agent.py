@@ -21,7 +21,7 @@ from allranks.cluster.devices import HIDDEN
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, Host, MultiHostLauncher, ports
 from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.sockets import Deliver, DeliverUnread, RankSockets
+from allranks.cluster.sockets import EventQueue, Interceptors, RankSockets
 from allranks.errors import StartFailed
 from allranks.records.config import LIMIT_SECONDS, HostAgentConfig, Invitation, version
 
@@ -32,8 +32,8 @@ def open_sockets(
     gpus: tuple[str, ...],
     preload: tuple[str, ...],
     kept_dirs: tuple[str, ...],
-    deliver: Deliver,
-    unread: DeliverUnread,
+    inbox: EventQueue,
+    hooks: Interceptors,
 ) -> tuple[RankSockets, HostAgentConfig]:
     """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
@@ -57,7 +57,7 @@ def open_sockets(
         ) from error
     log_dir = folders.make_log_folder()
     session_dir = folders.name_session_folder(place)
-    wire = RankSockets(deliver, unread, address, allowed)
+    wire = RankSockets(inbox, hooks, address, allowed)
     config = HostAgentConfig(
         size=size,
         launch=tuple(command),

@@ -19,15 +19,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
 from allranks.cluster.sharing import WatcherFeed
-from allranks.errors import StartFailed
+from allranks.errors import StartFailed, WireError
 from allranks.records.config import BEAT_SECONDS, COMMANDS_AT_HOME, EVENTS_AT_HOME, LIMIT_SECONDS
 from allranks.records.deferred import deferred
-from allranks.records.wire import Answer, Record, decode, encode, split_messages
+from allranks.records.wire import Answer, Record, decode_all, encode
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,6 @@ class EventQueue:
         # Its put() may be called from a signal handler; queue.Queue's may not.
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._wake: Callable[[], object] | None = None
-
-    def put_unreadable(self, problem: Exception) -> None:
-        self.put(Unreadable(problem))
 
     def put(self, event: Event) -> None:
         """Adds an event, from any thread and from signal handlers."""
@@ -142,9 +139,17 @@ class EventQueue:
 Answers = dict[int, tuple[dict[str, Any], list[bytes]]]
 DeliverAnswer = Callable[[Answer], None]
 
-Deliver = Callable[[Record, list[bytes]], None]
-DeliverUnread = Callable[[Exception], None]
 DeliverHost = Callable[[str, bytes], None]
+
+
+class Interceptors(Protocol):
+    """The features that get records before the queue does: those of their ``arriving``."""
+
+    interceptors: list[Any]
+
+    def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None: ...
+
+
 _POLL_SECONDS = BEAT_SECONDS / 2
 #: A host is lost after this many polls without a heartbeat. Polls, not seconds, because this
 #: process may have been suspended: heartbeats sent meanwhile are read before the next poll.
@@ -155,21 +160,21 @@ _SILENT = json.dumps({"event": "host_silent"}).encode()
 class RankSockets:
     """Sends records to ranks; a thread of its own receives theirs.
 
-    It calls ``deliver`` with every record and its payloads, and ``unread`` with the problem of a
-    message that it cannot read or deliver. ``ports`` are the lowest and the highest
-    port to listen on; ``home`` is the session's folder of another notebook's ranks.
+    They go to ``inbox``; features get some of them first, through ``hooks``. ``ports`` are the
+    lowest and the highest port to listen on; ``home`` is the session's folder of another notebook's
+    ranks.
     """
 
     def __init__(
         self,
-        deliver: Deliver,
-        unread: DeliverUnread,
+        inbox: EventQueue,
+        hooks: Interceptors,
         address: str,
         ports: tuple[int, int],
         home: str = "",
     ) -> None:
-        self._deliver = deliver
-        self._unread = unread
+        self._inbox = inbox
+        self._hooks = hooks
         #: Called in that thread with each line of a host's agent or relay.
         self.deliver_host: DeliverHost = lambda host, line: None
         #: The host whose relay passes messages to a rank on; empty on this machine alone.
@@ -275,7 +280,7 @@ class RankSockets:
                     self._find_silent_hosts()
             except Exception as error:
                 # The thread must go on: without it no cell would ever end.
-                self._unread(error)
+                self._inbox.put(Unreadable(error))
 
     def _take(self, frames: list[bytes]) -> None:
         if frames[0] in (b"beat", b"agent"):
@@ -284,14 +289,19 @@ class RankSockets:
             if frames[0] == b"agent":
                 self.deliver_host(host, frames[2])
         else:
-            for message in split_messages(frames):
+            for message, record in decode_all(frames):
                 try:
-                    record, payloads = decode(message)
+                    if isinstance(record, WireError):
+                        raise record
+                    payloads = message[1:]
                     if isinstance(record, self.sharing.records):
                         self.sharing.take(record, message)
-                    self._deliver(record, payloads)
+                    if any(isinstance(record, one.arriving) for one in self._hooks.interceptors):
+                        self._hooks.receive(self._inbox, record, payloads)
+                    else:
+                        self._inbox.put(FromRank(record, payloads))
                 except Exception as error:
-                    self._unread(error)  # the other ranks' are handled all the same
+                    self._inbox.put(Unreadable(error))  # the other ranks' are handled all the same
 
     def _find_silent_hosts(self) -> None:
         self._next_poll = time.monotonic() + _POLL_SECONDS

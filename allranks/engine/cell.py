@@ -191,7 +191,10 @@ class CellRunner:
         # must find that this rank waits no longer.
         if features.in_cells:
             features.cell_finished(error)
-        reason, this = _reason(error, interrupted), world.current()
+        reason = FINISHED
+        if error is not None:
+            reason = INTERRUPTED if interrupted else f"raised {type(error).__name__}"
+        this = world.current()
         collectives.scope.leave(reason, failed=error is not None, where=where)
         dirty = this.dirty  # also if a call was pending, which `leave` has ended
         if error is None and exceptions.lines:
@@ -204,15 +207,16 @@ class CellRunner:
             late = self._or_failure(error)
             if late is not None and late is not error:
                 error, found = late, self._report(late, None)
-        value, problem = self._pickled(result.result, cell.want_value and error is None)
-        status = "interrupted" if interrupted else "error" if error is not None else "ok"
+        value, problem = list[bytes](), ""
+        if cell.want_value and error is None:
+            value, problem = self._pickled(result.result)
         exceptions.muted.clear()
         if inspected is not None:
             self._remember(inspected)
         reply = Reply(
             rank=self.rank,
             cell=cell.cell,
-            status=status,
+            status="ok" if found is None else "interrupted" if interrupted else _failed_as(found),
             seconds=monotonic() - started,
             dirty=dirty,
             has_value=bool(value),
@@ -247,7 +251,7 @@ class CellRunner:
         collectives.scope.leave("failed when its cell had ended", failed=True)
         lines = traceback.format_exception(error)
         found = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
-        return Reply(self.rank, cell, "error", 0.0, collectives.dirty(), False, "", found)
+        return Reply(self.rank, cell, _failed_as(found), 0.0, collectives.dirty(), False, "", found)
 
     async def _execute(self, source: str) -> ExecutionResult:
         shell = self.shell
@@ -323,9 +327,7 @@ class CellRunner:
         lines, more = shown.lines_of(error), self.features.error_details(error)
         return report(error, lines, self.rank, self.device, shown.cell_file, more, text)
 
-    def _pickled(self, value: object, wanted: bool) -> tuple[list[bytes], str]:
-        if not wanted:
-            return [], ""
+    def _pickled(self, value: object) -> tuple[list[bytes], str]:
         try:
             return [cloudpickle.dumps(value, protocol=5)], ""
         except BaseException as error:  # an object's own way to be pickled may do anything
@@ -391,12 +393,8 @@ def _untraced() -> None:
         frame = frame.f_back
 
 
-def _reason(error: BaseException | None, interrupted: bool) -> str:
-    if error is None:
-        return FINISHED
-    if interrupted:
-        return INTERRUPTED
-    return f"raised {type(error).__name__}"
+def _failed_as(found: Report) -> str:
+    return "waiting" if found.waiting else "error"
 
 
 class CellNames:

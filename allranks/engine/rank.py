@@ -310,11 +310,7 @@ class Rank:
             self._notice(f"this cell closed or redirected {', '.join(closed)}: restored.")
         if self._features.in_cells:
             self._features.output_sending(final=True)
-        # All output is sent before the reply, with which the notebook ends the cell.
-        self.wire.send_output(final=True)
-        self.wire.busy = False
-        for record, values in replies:
-            self.wire.send(record, *values)
+        self.wire.send_output(replies)
 
     def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
         try:

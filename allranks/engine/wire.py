@@ -27,7 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 from allranks.engine.telemetry import TelemetrySender
 from allranks.engine.transcript import Transcript
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
-from allranks.records.wire import Answer, Hello, Output, Record, decode, encode
+from allranks.records.wire import Answer, Hello, Output, Record, decode, encode, join_messages
 
 _TICK_SECONDS = 0.05
 _IDLE_TICK_SECONDS = 0.25
@@ -171,36 +171,48 @@ class RankWire:
 
     def send(self, record: Record, *payloads: bytes) -> None:
         """Sends a record from any thread, after all that were sent before it."""
+        self._send_all([(record, list(payloads))])
+
+    def _send_all(self, messages: Sequence[tuple[Record, list[bytes]]]) -> None:
         if getpid() != self._pid:
             return
-        # Copied before the first part is sent, because half a message would take the next one with
-        # it. Sending without a copy needs a thread and descriptors, which a cell may have used up.
-        parts = encode(record, *payloads)
-        frames = [*map(_copied, parts)]
+        parts = [encode(record, *payloads) for record, payloads in messages]
         with self._lock:
             if self._kept is not None:
-                self._kept.take(record, parts)
-            if not self._attached and not isinstance(record, Answer | Hello):
-                return
-            self._events.send_multipart(frames)
+                for (record, _), frames in zip(messages, parts, strict=True):
+                    self._kept.take(record, frames)
+            if not self._attached:
+                pairs = zip(messages, parts, strict=True)
+                parts = [part for (one, _), part in pairs if isinstance(one, Answer | Hello)]
+            if parts:
+                # Copied before the first part is sent, because half a message would take the next
+                # one with it. Sending without a copy needs a thread and descriptors, which a cell
+                # may have used up.
+                self._events.send_multipart([*map(_copied, join_messages(parts))])
 
-    def send_output(self, final: bool = False) -> None:
+    def send_output(self, replies: Sequence[tuple[Record, list[bytes]]] = ()) -> None:
+        """Sends what is new; at the end of a cell the rest of it, together with the replies."""
+        final = bool(replies)
         if not final:  # else the end of the cell has done this
             lost = self._transcript.lost() if getpid() == self._pid else []
             if lost:
                 self.end_without_log(lost)
             self.before_output()
         with self._lock:
+            messages = list[tuple[Record, list[bytes]]]()
             entries, lines, nbytes, offset = self._transcript.collect(final)
             if entries or (lines, nbytes) != self._last_counts:
                 self._last_counts = (lines, nbytes)
                 spans = self._transcript.err_spans
-                self.send(
-                    Output(self.rank, self.cell, tuple(entries), lines, nbytes, offset, spans)
-                )
+                output = Output(self.rank, self.cell, tuple(entries), lines, nbytes, offset, spans)
+                messages.append((output, []))
             if self.busy:
-                for record, payloads in self._telemetry.news(final):
-                    self.send(record, *payloads)
+                messages += self._telemetry.news(final)
+            if final:
+                self.busy = False
+            if messages or replies:
+                # As one message, with which the notebook also ends the cell.
+                self._send_all([*messages, *replies])
 
     def end_without_log(self, lost: list[int]) -> NoReturn:
         """Ends the rank: without these descriptors of its log, further output would be lost."""

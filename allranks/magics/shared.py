@@ -102,7 +102,7 @@ class WatchedCells:
             view.telemetry(record, payloads)
         elif isinstance(record, Reply) and record.cell == self.cell:
             if record.rank not in self._replies:
-                view.left(record.rank, record.shown_status)
+                view.left(record.rank, record.status)
             self._replies[record.rank] = record
         # The other notebook does not say that its cell has ended.
         if self.cell and set(self._ranks) <= set(self._replies) | self._lost:

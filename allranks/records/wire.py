@@ -196,8 +196,10 @@ class Output(Record):
 
 @dataclass(frozen=True, slots=True)
 class Reply(Record):
-    """A rank has left a cell. ``status`` is ``ok``, ``error`` or ``interrupted``.
+    """A rank has left a cell.
 
+    ``status`` is ``ok``, ``error``, ``interrupted``, or ``waiting`` if the rank only waited for one
+    that had left.
     Payload frame 0, where ``has_value``, is the pickled value of the last expression;
     ``value_problem`` is why a wanted value could not be pickled.
     ``dirty``: the rank's communicators must be renewed before they are used again.
@@ -211,11 +213,6 @@ class Reply(Record):
     has_value: bool
     value_problem: str
     report: Report | None
-
-    @property
-    def shown_status(self) -> str:
-        """The status, and ``waiting`` for a rank that only waited for one that left."""
-        return "waiting" if self.report is not None and self.report.waiting else self.status
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -306,7 +303,7 @@ BATCH = b"batch"
 def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
     """Returns the frames of one message that holds several; a single message stays as it is.
 
-    A host's relay sends the messages of its ranks so.
+    A rank sends the end of a cell so, and a host's relay the messages of its ranks.
     """
     if len(messages) == 1:
         return list(messages[0])
@@ -314,15 +311,29 @@ def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
     return [BATCH, counts, *(frame for frames in messages for frame in frames)]
 
 
-def split_messages(frames: list[bytes]) -> list[list[bytes]]:
+def decode_all(frames: list[bytes]) -> list[tuple[list[bytes], Record | WireError]]:
+    """Returns the messages that :func:`join_messages` has joined, each with its record.
+
+    A message that cannot be read has a WireError in its place.
+    """
+    found: list[tuple[list[bytes], Record | WireError]] = []
+    for message in split_messages(frames):
+        try:
+            found.append((message, decode(message)[0]))
+        except WireError as error:
+            found.append((message, error))
+    return found
+
+
+def split_messages(frames: list[Any]) -> list[list[Any]]:
     """Returns the messages that :func:`join_messages` has joined, in order.
 
     Raises WireError if the frames were not joined by :func:`join_messages`.
     """
-    if frames[0] != BATCH:
+    if bytes(frames[0]) != BATCH:
         return [frames]
     try:
-        counts = [int(count) for count in json.loads(frames[1])]
+        counts = [int(count) for count in json.loads(bytes(frames[1]))]
     except (IndexError, TypeError, ValueError) as error:
         raise WireError(f"a batch of {len(frames)} frames cannot be read: {error!r}") from error
     rest = frames[2:]

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from allranks.engine.telemetry import importing
-from allranks.errors import Report
 from allranks.records.telemetry import CallTotals, Points, Pulse, Timings
-from allranks.records.wire import Hello, Output, Reply
+from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.cell_model import CellModel, Imports, Logs, Memory, Tiles
 from allranks.widgets.dashboard.curves import Curves, Key
 from allranks.widgets.dashboard.saved_panel import bundle
@@ -136,8 +135,7 @@ def test_a_tile_keeps_how_its_rank_left():
 def test_a_rank_that_waited_is_not_failed_and_a_replaced_one_is_not_lost() -> None:
     tiles = Tiles([hello(0), hello(1)])
     tiles.left(1, "lost")
-    waited = Report(0, "host", "cpu", "RankLeft", "rank 1 has left", (), 3, "f(x)", waiting=True)
-    tiles.left(0, Reply(0, 1, "error", 0.1, True, False, "", waited).shown_status)
+    tiles.left(0, "waiting")
     tiles.left(1, "replaced")
     assert tiles.said() == "1 waiting, rank 1 replaced"
 

@@ -41,7 +41,7 @@ from allranks.records.config import (
     Invitation,
     version,
 )
-from allranks.records.wire import join_messages
+from allranks.records.wire import join_messages, split_messages
 
 _AGENT = "allranks.agent"
 _STOP_SECONDS = 8.0
@@ -96,9 +96,10 @@ class Batching:
             if nbytes + self._nbytes > _MOST_NBYTES:
                 self.send()
                 urgent = False
-            self._waiting.append(frames)
+            for message in split_messages(frames):
+                self._waiting.append(message)
+                urgent = urgent or not bytes(message[0].buffer[:_LONGEST]).startswith(_WAITING)
             self._nbytes += nbytes
-            urgent = urgent or not bytes(frames[0].buffer[:_LONGEST]).startswith(_WAITING)
         if urgent or not self.left_seconds:
             self.send()
 

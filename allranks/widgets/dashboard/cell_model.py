@@ -399,6 +399,7 @@ class CellModel:
         #: A headline, in place of the states of the ranks.
         self.title = ""
         self.ranks = tuple(hello.rank for hello in hellos)
+        self.sections = [section(self.ranks) for section in _sections if members is None]
         self.tiles = Tiles(hellos)
         self.imports = Imports()
         self.memory = Memory()
@@ -407,7 +408,6 @@ class CellModel:
         self.timings = TimingTable()
         self.strips = Strips(len(self.ranks))
         self._has_records = False
-        self.sections = [section(self.ranks) for section in _sections if members is None]
         self.started = time.monotonic()
         self.seconds: float | None = None
 
@@ -422,8 +422,8 @@ class CellModel:
             self.strips.take(record, payloads)
         elif isinstance(record, Pulse):
             self.tiles.take(record)
-            self.memory.take(record, self.elapsed)
             self.imports.take(record)
+            self.memory.take(record, self.elapsed)
         for section in self.sections:
             section.take(record, payloads)
 

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from allranks.cluster import sockets
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 
 SECONDS = 60
@@ -22,7 +23,9 @@ class Told:
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
-        self.wire = sockets.RankSockets(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
+        self.wire = sockets.RankSockets(
+            sockets.EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS
+        )
         self.wire.deliver_host = self.deliver
 
     def deliver(self, host: str, line: bytes) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
-from allranks.cluster.sockets import RankSockets
+from allranks.cluster.sockets import Event, EventQueue, FromRank, RankSockets, Unreadable
 from allranks.engine.host import relay
 from allranks.engine.host.relay import Batching
 from allranks.errors import WireError
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Output, Record, encode, join_messages, split_messages
+from allranks.records.wire import Answer, Output, encode, join_messages, split_messages
 from tests.kernel import wait_until
 
 
@@ -98,9 +99,8 @@ def test_a_batch_that_is_none_is_refused(frames):
 
 
 def test_what_cannot_be_read_takes_nothing_along():
-    read: list[Record] = []
-    unread: list[Exception] = []
-    wire = RankSockets(lambda record, _: read.append(record), unread.append, LOOPBACK, ANY_PORTS)
+    inbox = EventQueue()
+    wire = RankSockets(inbox, NotebookHooks(()), LOOPBACK, ANY_PORTS)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     relay = context.socket(zmq.PUSH)
     public, secret = zmq.curve_keypair()
@@ -109,9 +109,16 @@ def test_what_cannot_be_read_takes_nothing_along():
     relay.connect(wire.events_url)
     try:
         relay.send_multipart(join_messages([output(0, "a"), [b"what"], output(1, "b")]))
-        wait_until(lambda: len(read) == 2)
-        assert [each.rank for each in read if isinstance(each, Output)] == [0, 1]
-        assert len(unread) == 1
+        events: list[Event] = []
+
+        def all_came() -> bool:
+            events.extend(inbox.wait(0.1))
+            return len(events) == 3
+
+        wait_until(all_came)
+        read = [one.record for one in events if isinstance(one, FromRank)]
+        assert [record.rank for record in read if isinstance(record, Output)] == [0, 1]
+        assert len([one for one in events if isinstance(one, Unreadable)]) == 1
     finally:
         wire.close()
         context.destroy(0)

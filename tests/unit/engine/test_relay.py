@@ -16,9 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, RELAY
-from allranks.cluster.sockets import RankSockets
+from allranks.cluster.sockets import EventQueue, RankSockets
 from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
 
@@ -31,7 +32,7 @@ class Notebook:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.wire = RankSockets(lambda *_: None, lambda _: None, LOOPBACK, ANY_PORTS)
+        self.wire = RankSockets(EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS)
         self.wire.deliver_host = lambda host, line: self.told.append(json.loads(line))
         self.relays: list[subprocess.Popen[bytes]] = []
 
