@@ -129,7 +129,7 @@ class Grid:
         rows = [[dict(values) for values in one] for one in self.lists] + rows
         count = math.prod(len(row) for row in rows)
         _check_count(count)
-        return [_merged(parts) for parts in itertools.product(*rows)]
+        return [_joined(parts) for parts in itertools.product(*rows)]
 
     def draw(self, count: int, seed: int) -> list[Values]:
         # Each member is drawn independently; the same seed gives the same members.
@@ -142,7 +142,7 @@ class Grid:
             for name, choice in self.choices.items():
                 spans = isinstance(choice, Span)
                 parts.append({name: choice.draw(source) if spans else source.choice(choice)})  # type: ignore[union-attr,arg-type]
-            drawn.append(_merged(parts))
+            drawn.append(_joined(parts))
         return drawn
 
 
@@ -281,11 +281,8 @@ def check_list(found: Any, word: str) -> Sequence[Values]:
     return found
 
 
-def _merged(parts: Iterable[Values]) -> Values:
-    merged: Values = {}
-    for part in parts:
-        merged.update(part)
-    return merged
+def _joined(parts: Iterable[Values]) -> Values:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _check_count(count: int) -> None:
@@ -386,28 +383,26 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_line(line: str, parser: argparse.ArgumentParser) -> Options:
-    given, options = _sorted(words(line))
-    # In this order: an option at the end would take a word of the grid as its value.
-    made = parser.parse_args([*given, *options], namespace=Options())
+    made = parser.parse_args(names_first(parser, words(line)), namespace=Options())
     made.cluster = ClusterOptions.take_from(vars(made))
     _check(made)
     return made
 
 
-def _sorted(found: Sequence[str]) -> tuple[list[str], list[str]]:
-    # argparse would take words of the grid for values of options.
-    flags = {"--trust-store", "--retry-failed", "--no-fold", "--exclusive"}
-    given: list[str] = []
+def names_first(parser: argparse.ArgumentParser, found: Sequence[str]) -> list[str]:
+    """Moves options to the end: before a name, argparse would take it as their value."""
+    names: list[str] = []
     options: list[str] = []
+    flags = {word for word, one in parser._option_string_actions.items() if one.nargs == 0}
     rest = iter(found)
     for word in rest:
         if not word.startswith("-"):
-            given.append(word)
+            names.append(word)
             continue
         options.append(word)
         if word not in flags and "=" not in word and (value := next(rest, None)) is not None:
             options.append(unquoted(value))
-    return given, options
+    return names + options
 
 
 def _check(options: Options) -> None:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks.cluster.variables import reading
 from allranks.errors import UsageError
@@ -42,46 +42,37 @@ class Arena:
         self._end = 0
         weakref.finalize(self, os.close, self.fd)
 
-    def put(self, packed: bytes | SharedResult) -> InArena:
+    def put(self, packed: bytes | SharedResult) -> Place:
         os.lseek(self.fd, self._end, os.SEEK_SET)
         write(self.fd, packed)
-        nbytes = len(packed)
-        place = InArena(self, self._end, nbytes)
-        self._end += nbytes
+        place = Place(self, self._end, len(packed))
+        self._end += place.nbytes
         return place
 
 
-class Place(Protocol):
-    """The place of a packed result."""
+@dataclass(frozen=True)
+class Place:
+    """A packed result in a file of a store, or in an arena, which exists as long as its results.
 
+    ``trusted`` also unpickles another user's file.
+    """
+
+    where: Path | Arena
+    start: int
     nbytes: int
+    trusted: bool = False
 
     def load(self) -> Any:
-        """Returns a new copy of the result."""
+        """Returns a new copy of the result.
 
-
-class InArena:
-    """A result in an arena. The arena exists as long as one of its results."""
-
-    def __init__(self, arena: Arena, start: int, nbytes: int) -> None:
-        self._arena, self._start, self.nbytes = arena, start, nbytes
-
-    def load(self) -> Any:
-        return _load(self._arena.fd, self._start, self.nbytes)
-
-
-class InFile:
-    """A result in a file of a store; ``trusted`` also unpickles another user's file."""
-
-    def __init__(self, path: Path, start: int, nbytes: int, trusted: bool = False) -> None:
-        self._path, self._start, self.nbytes, self._trusted = path, start, nbytes, trusted
-
-    def load(self) -> Any:
-        # Raises OSError if the file does not exist, or belongs to another user now.
-        with self._path.open("rb") as file:
-            if not self._trusted and is_foreign(os.fstat(file.fileno())):
-                raise PermissionError(f"{self._path} is another user's by now: not unpickled")
-            return _load(file.fileno(), self._start, self.nbytes)
+        Raises OSError if the file does not exist, or belongs to another user now.
+        """
+        if isinstance(self.where, Arena):
+            return _load(self.where.fd, self.start, self.nbytes)
+        with self.where.open("rb") as file:
+            if not self.trusted and is_foreign(os.fstat(file.fileno())):
+                raise PermissionError(f"{self.where} is another user's by now: not unpickled")
+            return _load(file.fileno(), self.start, self.nbytes)
 
 
 def is_foreign(file: os.stat_result) -> bool:
@@ -233,9 +224,7 @@ class Member:
 
     def again(self) -> None:
         # Back to the state before its first run.
-        self.state, self.ranks, self.seconds = WAITING, (), None
-        self.error = self.traceback = self.text = self.problem = ""
-        self.numbers, self.series, self.place = {}, {}, None
+        self.become(Member(self.number, self.values))
 
     def become(self, other: Member) -> None:
         # The other member has the same values.

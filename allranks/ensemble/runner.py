@@ -1,47 +1,50 @@
-"""Runs the members of an ensemble on the ranks of a cluster, and ``Cluster.map``."""
+"""Runs the members of an ensemble on the ranks of a cluster."""
 
 from __future__ import annotations
 
 import socket
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any
 from uuid import uuid4
 
+from allranks.cluster import failures
 from allranks.cluster.cells import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import culprits, ended, stubborn
+from allranks.cluster.failures import CellRecord, culprits, ended, stubborn
 from allranks.cluster.members import MemberSlots, Slot
-from allranks.cluster.options import check_timeout
-from allranks.ensemble.ledger import Early, Ledger
+from allranks.ensemble.early import Early, remaining_seconds
+from allranks.ensemble.grid import Options
 from allranks.ensemble.member import (
+    ENDED,
     FAILED,
     FINISHED,
     RUNNING,
     STOPPED,
     STOPPED_EARLY,
     WAITING,
+    Arena,
     Member,
-    short,
+    SharedResult,
 )
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store
-from allranks.ensemble.view import TextEnsemble, bar_view
-from allranks.errors import (
-    CellFailed,
-    CellInterrupted,
-    ClusterLost,
-    MapFailed,
-    MapInterrupted,
-    UsageError,
-)
+from allranks.ensemble.view import TextEnsemble
+from allranks.errors import CellFailed, CellInterrupted, ClusterLost, UsageError
 from allranks.records.ranks import label
-from allranks.records.wire import Output
+from allranks.records.telemetry import Points, Pulse
+from allranks.records.wire import Output, Reply, Result
+from allranks.widgets.dashboard.curves import parts
+from allranks.widgets.dashboard.tables import seconds
 
 _POLL_SECONDS = 0.1
+_ESTIMATE_SECONDS = 1.0
+_COUNT_SECONDS = 0.2
+_AGAIN_SECONDS = 5.0
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 1024
 _MOST_DEATHS = 2
@@ -49,40 +52,64 @@ _MOST_DEATHS = 2
 _MOST_UNEXPLAINED_DEATHS = 3
 
 
-@dataclass(frozen=True)
-class EnsemblePlan:
-    """The cell's source and number, and the options of a run."""
+@dataclass
+class _Attempt:
+    """A member that runs now. ``why`` is its state once an interrupt has ended it."""
 
-    source: str
-    number: int
-    ranks_each: int = 1
-    timeout: float | None = None
-    metric: str | None = None
+    member: Member
+    slot: Slot
+    unheard: InterruptTimeout
+    began: float = field(default_factory=time.monotonic)
+    why: str = ""
+    interrupts: list[float] = field(default_factory=list)
+    result: Result | None = None
+    payloads: list[bytes] = field(default_factory=list)
 
 
 class EnsembleRunner:
     """Runs members until all have ended, or the notebook is interrupted.
 
     The cluster is started again if it is lost meanwhile. Members that have ended do not run again.
+
+    Args:
+        source: the cell as it is sent, and ``number`` its number.
     """
+
+    _slots: MemberSlots
 
     def __init__(
         self,
         cluster: Cluster,
         runs: Runs,
-        plan: EnsemblePlan,
+        options: Options,
         view: TextEnsemble,
+        source: str,
+        number: int = 0,
         store: Store | None = None,
         early: Early | None = None,
     ) -> None:
-        self.cluster, self.runs, self.plan, self.view = cluster, runs, plan, view
-        self._store = store
-        self.ledger = Ledger(runs, view, plan.metric, plan.timeout, store, early)
+        self.cluster, self.runs, self.options, self.view = cluster, runs, options, view
+        self.source, self.number = source, number
+        wanted = options.wanted()
+        self._metric = wanted[0] if wanted is not None else ""
+        self._store, self._early = store, early
         self._name = uuid4().hex
         self._interrupts = 0
         self._unexplained_deaths = 0
-        #: The positions of the ranks of each interrupted cell.
-        self._unheard: dict[int, InterruptTimeout] = {}
+        #: Members to run, in this order; after `_closed` none are put back.
+        self._waiting: deque[Member] = deque()
+        self._closed = False
+        #: By the numbers of their cells.
+        self._attempts: dict[int, _Attempt] = {}
+        self._arena = Arena()
+        #: Whether shared memory can carry large results.
+        self._shared = sys.platform == "linux"
+        #: The reason why the store accepts no further member.
+        self._problem: UsageError | None = None
+        self._stored = 0
+        self._taken: list[float] = []
+        self._wanted = runs.metric()
+        self._estimated = self._counted = (0.0, "")
 
     def run(self) -> None:
         """Runs the members; returns when all have ended.
@@ -97,9 +124,9 @@ class EnsembleRunner:
         with self._running():
             while self._has_work():
                 with self._crew() as crew, crew.attending():
-                    self._step(crew, 0)
-                    while not self._is_done(crew):
-                        self._step(crew, crew.attend(_POLL_SECONDS))
+                    self._step(0)
+                    while not self._is_done():
+                        self._step(crew.attend(_POLL_SECONDS))
         self._raise_outcome()
 
     async def run_awaited(self) -> None:
@@ -107,17 +134,17 @@ class EnsembleRunner:
         with self._running():
             while self._has_work():
                 with self._crew() as crew, crew.attending(), crew.awaiting() as attend:
-                    self._step(crew, 0)
-                    while not self._is_done(crew):
-                        self._step(crew, await attend(_POLL_SECONDS))
+                    self._step(0)
+                    while not self._is_done():
+                        self._step(await attend(_POLL_SECONDS))
         self._raise_outcome()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
         try:
             self.runs.requests = SimpleQueue()
-            self._update_ranks()
-            self.ledger.enlist(list(self.runs))
+            self.view.ranks(list(self.cluster.hellos.values()))
+            self._enlist(list(self.runs))
             yield
         finally:
             if self._store is not None:
@@ -126,22 +153,17 @@ class EnsembleRunner:
             for member in self.runs:
                 if member.state in (WAITING, RUNNING):
                     member.state = STOPPED
-            self.ledger.show_all()
-            self.view.members.said = self.ledger.counts()
+            self._show_all()
+            self.view.members.said = self.counts()
             self.view.finish()
-
-    def _update_ranks(self) -> None:
-        hellos = self.cluster.hellos
-        self.view.ranks(list(hellos.values()))
-        self.ledger.logs = {rank: hello.log for rank, hello in hellos.items()}
 
     @contextmanager
     def _crew(self) -> Iterator[MemberSlots]:
-        with self.cluster.crew(self.plan.ranks_each) as crew:
-            crew.deliver = self.ledger.take
+        with self.cluster.crew(self.options.ranks_each) as crew:
+            self._slots, self._attempts = crew, {}
+            crew.deliver = self._take
             for slot in crew.slots:
-                for rank in slot.ranks:
-                    self.view.works_on(rank, None)
+                self._works_on(slot, None)
             try:
                 yield crew
             except BaseException:
@@ -149,80 +171,271 @@ class EnsembleRunner:
                     crew.interrupt(slot)
                 raise
             if crew.ranks.roster.ends and not crew.ranks.closed:
-                self._handle_death(crew)
+                self._handle_death()
         if self.cluster.state != "running" and self._has_work():
             began = time.monotonic()
             self.cluster.start()
-            self._update_ranks()
+            self.view.ranks(list(self.cluster.hellos.values()))
             self.view.notice(
                 f"started again {label(range(self.cluster.size))} in "
                 f"{time.monotonic() - began:.1f} s"
             )
 
     def _has_work(self) -> bool:
-        return bool(self.ledger.waiting) and not self._interrupts and self.ledger.problem is None
+        return bool(self._waiting) and not self._interrupts and self._problem is None
 
-    def _is_done(self, crew: MemberSlots) -> bool:
-        if crew.ranks.over:
+    def _is_done(self) -> bool:
+        if self._slots.ranks.over:
             return True
-        return not crew.at_work() and not self._has_work() and crew.ranks.up
+        return not self._attempts and not self._has_work() and self._slots.ranks.up
 
-    def _step(self, crew: MemberSlots, presses: int) -> None:
+    def _step(self, presses: int) -> None:
         for _ in range(presses):
-            self._handle_interrupt(crew)
-        self._handle_requests(crew)
-        if self.ledger.problem is not None and not self.ledger.closed:
-            self.ledger.closed = True
-            self._stop_all(crew)
-        if crew.ranks.up:
-            self._interrupt_late(crew)
-            self._report_unheard(crew)
-        if crew.ranks.up:
-            while self._has_work() and (slot := crew.free()) is not None:
-                self._start(crew, slot, self.ledger.waiting.popleft())
-        self.view.members.said = self.ledger.progress(crew)
+            self._handle_interrupt()
+        self._handle_requests()
+        if self._problem is not None and not self._closed:
+            self._closed = True
+            self._stop_all()
+        ranks = self._slots.ranks
+        if ranks.up:
+            self._interrupt_late()
+            self._report_unheard()
+        if ranks.up:
+            while self._has_work() and (slot := self._slots.free()) is not None:
+                self._start(slot, self._waiting.popleft())
+        self.view.members.said = self._progress()
         self.view.refresh()
 
-    def _start(self, crew: MemberSlots, slot: Slot, member: Member) -> None:
+    def _enlist(self, members: Sequence[Member]) -> None:
+        # Members in the store have ended already; the others wait.
+        if self._store is not None:
+            kept = self._store.read([m for m in members if m.state == WAITING])
+            self._stored += len(kept)
+            for member in kept:
+                self._compare_stored(member)
+            if self._wanted is None:
+                self._find_metric()
+        for member in members:
+            if member.state == WAITING:
+                self._waiting.append(member)
+            self._show(member)
+
+    def _start(self, slot: Slot, member: Member) -> None:
         member.state, member.ranks = RUNNING, slot.ranks
-        self.ledger.started[member.number] = time.monotonic()
         host = self.cluster.hellos[slot.ranks[0]].host
         try:
-            crew.start(
+            self._slots.start(
                 slot,
                 member.number,
                 member.values,
                 ensemble=self._name,
-                source=self.plan.source,
-                number=self.plan.number,
+                source=self.source,
+                number=self.number,
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(self.runs)),
-                shared=self.ledger.shared and host == socket.gethostname(),
+                shared=self._shared and host == socket.gethostname(),
             )
         except UsageError as error:
             member.state, member.error, member.ranks = FAILED, str(error), ()
         else:
-            for rank in slot.ranks:
-                self.view.works_on(rank, member.number)
-        self.ledger.show(member)
+            unheard = InterruptTimeout(self.cluster.ask_soon)
+            self._attempts[slot.cell] = _Attempt(member, slot, unheard)
+            self._works_on(slot, member.number)
+        self._show(member)
 
-    def _stop_all(self, crew: MemberSlots) -> None:
-        for member in self.ledger.waiting:
+    def _works_on(self, slot: Slot, member: int | None) -> None:
+        for rank in slot.ranks:
+            self.view.figures.tiles.works_on(rank, member)
+
+    def _take(
+        self, crew: MemberSlots, slot: Slot, record: CellRecord, payloads: list[bytes]
+    ) -> None:
+        attempt = self._attempts.get(slot.cell)
+        if attempt is None:
+            return  # its ranks have been killed
+        if isinstance(record, Output):
+            log = self._slots.ranks.roster.hellos[record.rank].log
+            self.view.output(attempt.member.number, record, log)
+        elif isinstance(record, Points):
+            self._take_points(attempt, record, payloads[0])
+        elif isinstance(record, Pulse):
+            self.view.figures.tiles.take(record)
+        elif isinstance(record, Result):
+            if record.rank == slot.ranks[0]:
+                attempt.result, attempt.payloads = record, payloads
+        elif isinstance(record, Reply) and len(slot.replies) == len(slot.ranks):
+            self._end(attempt)
+
+    def _take_points(self, attempt: _Attempt, record: Points, payload: bytes) -> None:
+        member, place = attempt.member, record.rank - attempt.slot.ranks[0]
+        series = record.series
+        if place:
+            series = tuple([n, who or f"rank {place}", count] for n, who, count in series)
+        shown = replace(record, rank=member.number, series=series)
+        self.view.figures.curves.take(shown, payload)
+        if place:
+            return
+        for name, who, steps, values in parts(record, payload):
+            member.log(f"{name} {who}".strip(), steps, values)
+            if self._early is not None and name == self._metric and not who:
+                points = zip(steps, values, strict=True)
+                if self._early.report(member.number, points):
+                    self._interrupt(attempt, STOPPED_EARLY)
+        if self._wanted is None:
+            self._find_metric()
+        self._show(member)
+
+    def _end(self, attempt: _Attempt) -> None:
+        slot, member, why = attempt.slot, attempt.member, attempt.why
+        replies = [slot.replies[rank] for rank in slot.ranks]
+        # The messages of a member count its own ranks, but one rank keeps its number.
+        first = slot.ranks[0] if len(slot.ranks) > 1 else 0
+        given = [reply.report for reply in replies if reply.report is not None]
+        reports = [replace(report, rank=report.rank - first) for report in given]
+        del self._attempts[slot.cell]
+        slot.member = None
+        member.seconds = max(reply.seconds for reply in replies)
+        packed: bytes | SharedResult = b""
+        if not reports:
+            member.state = FINISHED
+            try:
+                packed = _open(attempt)
+            except OSError as error:
+                # Its rank has died, or its memory cannot be seen from here.
+                self._shared = self._shared and bool(self._slots.ranks.roster.ends)
+                self.view.notice(
+                    f"the result of member {member.number} was lost ({error}): it runs again"
+                )
+                self._run_again(member)
+        elif why and all(r.waiting or r.etype == "KeyboardInterrupt" for r in reports):
+            member.state = why
+            if why == FAILED:
+                member.error = f"it exceeded its timeout of {self.options.timeout:g} s"
+        else:
+            member.state = FAILED
+            member.error = failures.plain(failures.headline(reports, len(slot.ranks)))
+            member.error = member.error.partition(": ")[2] or member.error
+        if member.state == FAILED:
+            several = len(slot.ranks) > 1
+            own = range(len(slot.ranks)) if several else slot.ranks
+            member.traceback = failures.describe(reports, own)
+            if several:
+                member.traceback += (
+                    f"\n\n{label(own)} of member {member.number} are "
+                    f"{label(slot.ranks)} of the cluster."
+                )
+        if member.state in ENDED:
+            self._taken.append(member.seconds)
+            self._keep(member, packed)
+        self._works_on(slot, None)
+        if self._wanted is None or (member.numbers and self._wanted[0] not in member.numbers):
+            self._find_metric()
+        self._show(member)
+
+    def _keep(self, member: Member, packed: bytes | SharedResult) -> None:
+        try:
+            if self._store is not None:
+                self._store.write(member, packed)
+        except UsageError as error:
+            self._problem = error
+        try:
+            if member.place is None and len(packed):
+                member.place = self._arena.put(packed)
+        except OSError as error:
+            member.problem = f"its {len(packed):,} bytes could not be kept ({error})"
+            self._problem = self._problem or UsageError(
+                f"the result of member {member.number} could not be kept: {error}. "
+                "Make room, or leave less in it."
+            )
+        if self._problem is None and self._early is not None:
+            value = member.metrics.get(self._metric)
+            self._early.ended(
+                member.number,
+                value if member.state == FINISHED else None,
+                pruned=member.state == STOPPED_EARLY,
+            )
+
+    def _compare_stored(self, member: Member) -> None:
+        series = member.series.get(self._metric)
+        if self._early is not None and series is not None:
+            self._early.report(member.number, zip(series.steps, series.values, strict=True))
+            self._early.ended(member.number, series.last[1], pruned=member.state == STOPPED_EARLY)
+
+    def _run_again(self, member: Member) -> None:
+        # It runs before the members that wait.
+        member.again()
+        self.view.figures.curves.forget(member.number)
+        if self._closed:
             member.state = STOPPED
-            self.ledger.show(member)
-        self.ledger.waiting.clear()
-        for slot in crew.at_work():
-            self.ledger.interrupt(crew, slot, STOPPED)
+        else:
+            self._waiting.appendleft(member)
+        self._show(member)
 
-    def _handle_interrupt(self, crew: MemberSlots) -> None:
+    def _find_metric(self) -> None:
+        wanted = self.runs.metric()
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._show_all()
+
+    def _show_all(self) -> None:
+        for member in self.runs:
+            self._show(member)
+
+    def _show(self, member: Member) -> None:
+        if self._wanted is not None:
+            self.view.members.metric, self.view.members.lower = self._wanted
+        self.view.row(self.runs.row(member, self._wanted))
+
+    def counts(self) -> str:
+        """Returns how many members are in which state, as text."""
+        counts = Counter(member.state for member in self.runs)
+        finished = counts.pop(FINISHED, 0)
+        others = [f"{count} {state}" for state, count in counts.items()]
+        if self._stored and self._store is not None:
+            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self._store.oldest))
+            others.append(f"{self._stored} from the store, computed on {since} or later")
+        return ", ".join([f"{finished} of {len(self.runs)} finished", *others])
+
+    def _progress(self) -> str:
+        now = time.monotonic()
+        if now - self._counted[0] >= _COUNT_SECONDS:
+            self._counted = now, self.counts()
+        if now - self._estimated[0] >= _ESTIMATE_SECONDS:
+            running = [now - attempt.began for attempt in self._attempts.values()]
+            slots = len(self._slots.slots)
+            found = remaining_seconds(self._taken, running, len(self._waiting), slots)
+            self._estimated = now, "" if found is None else f"; {_between(*found)} left"
+        busy = self._attempts or self._waiting
+        return self._counted[1] + (self._estimated[1] if busy else "")
+
+    def _interrupt(self, attempt: _Attempt, why: str) -> None:
+        now = time.monotonic()
+        # One that still runs is interrupted again: a library may have caught the first interrupt.
+        if not attempt.interrupts or now - attempt.interrupts[-1] >= _AGAIN_SECONDS:
+            attempt.why = attempt.why or why
+            attempt.interrupts.append(now)
+            self._slots.interrupt(attempt.slot)
+
+    def _stop_waiting(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._waiting.remove(member)
+            member.state = STOPPED
+            self._show(member)
+
+    def _stop_all(self) -> None:
+        self._stop_waiting(list(self._waiting))
+        for attempt in self._attempts.values():
+            self._interrupt(attempt, STOPPED)
+
+    def _handle_interrupt(self) -> None:
         self._interrupts += 1
-        self.ledger.closed = True
+        self._closed = True
         if self._interrupts == 1:
-            self._stop_all(crew)
-        elif not crew.ranks.closed:
-            pending = [rank for slot in crew.at_work() for rank in slot.ranks]
-            crew.ranks.close("lost", stubborn(pending, self.cluster.size))
+            self._stop_all()
+        elif not self._slots.ranks.closed:
+            pending = [rank for attempt in self._attempts.values() for rank in attempt.slot.ranks]
+            self._slots.ranks.close("lost", stubborn(pending, self.cluster.size))
 
-    def _handle_requests(self, crew: MemberSlots) -> None:
+    def _handle_requests(self) -> None:
         assert self.runs.requests is not None
         while True:
             try:
@@ -230,139 +443,138 @@ class EnsembleRunner:
             except Empty:
                 return
             if kind == "add" and not self._interrupts:
-                self.ledger.enlist(self.runs.append(what))
+                self._enlist(self.runs.append(what))
             elif kind == "stop" and what is None:
-                self._stop_all(crew)
+                self._stop_all()
             elif kind == "stop":
-                member, slot = self.runs[what], crew.running(what)
                 # It may have ended between the click and this.
-                if slot is not None:
-                    self.ledger.interrupt(crew, slot, STOPPED)
-                elif member in self.ledger.waiting:
-                    self.ledger.waiting.remove(member)
-                    member.state = STOPPED
-                    self.ledger.show(member)
+                self._stop_waiting([one for one in self._waiting if one.number == what])
+                for attempt in self._attempts.values():
+                    if attempt.member.number == what:
+                        self._interrupt(attempt, STOPPED)
 
-    def _interrupt_late(self, crew: MemberSlots) -> None:
-        if self.plan.timeout is None:
-            return
-        now = time.monotonic()
-        for slot in crew.at_work():
-            assert slot.member is not None
-            if now - self.ledger.started[slot.member] > self.plan.timeout:
-                self.ledger.interrupt(crew, slot, FAILED)
+    def _interrupt_late(self) -> None:
+        if self.options.timeout is not None:
+            for attempt in self._attempts.values():
+                if time.monotonic() - attempt.began > self.options.timeout:
+                    self._interrupt(attempt, FAILED)
 
-    def _report_unheard(self, crew: MemberSlots) -> None:
-        for slot in crew.at_work():
-            waited = self.ledger.since_interrupt(slot)
-            pending = [rank for rank in slot.ranks if rank not in slot.replies]
-            if not waited or slot.member is None:
+    def _report_unheard(self) -> None:
+        for attempt in self._attempts.values():
+            if not attempt.interrupts:
                 continue
-            unheard = self._unheard.setdefault(slot.cell, InterruptTimeout(self.cluster.ask_soon))
-            late = self.ledger.why.get(slot.member) == FAILED
-            if unheard.due(waited, pending):
+            waited = time.monotonic() - attempt.interrupts[0]
+            pending = [rank for rank in attempt.slot.ranks if rank not in attempt.slot.replies]
+            late, where = attempt.why == FAILED, attempt.unheard.whereabouts
+            if attempt.unheard.due(waited, pending):
                 twice = (
                     "the next interrupt" if self._interrupts else "two interrupts of the notebook"
                 )
                 # Without a timeout only the user may decide to lose the other members' work.
                 then = f"in {GRACE_SECONDS - NOTICE_SECONDS:g} s" if late else f"by {twice}"
                 self.view.notice(
-                    f"member {slot.member} has not ended {NOTICE_SECONDS:g} s after its "
-                    f"interrupt: {unheard.whereabouts(pending)}; all ranks will be killed {then}"
+                    f"member {attempt.member.number} has not ended {NOTICE_SECONDS:g} s after its "
+                    f"interrupt: {where(pending)}; all ranks will be killed {then}"
                 )
             if late and waited >= GRACE_SECONDS:
-                self._kill_ranks(crew, slot, unheard.whereabouts(pending))
+                self._kill_ranks(attempt, where(pending))
                 return
 
-    def _kill_ranks(self, crew: MemberSlots, stuck: Slot, where: str) -> None:
-        assert stuck.member is not None
-        size, busy = self.cluster.size, crew.at_work()
+    def _kill_ranks(self, stuck: _Attempt, where: str) -> None:
+        size, name = self.cluster.size, f"member {stuck.member.number}"
+        busy = [attempt for attempt in self._attempts.values() if attempt is not stuck]
         why = (
-            f"it exceeded its timeout of {self.plan.timeout:g} s, and {GRACE_SECONDS:g} s after "
+            f"it exceeded its timeout of {self.options.timeout:g} s, and {GRACE_SECONDS:g} s after "
             f"the interrupt it was still running on {where}"
         )
-        crew.ranks.close("lost", f"member {stuck.member}: {why}, so {ended(size)}")
-        self.view.notice(f"member {stuck.member}: {why}, so all {size} ranks were killed")
-        self._fail(self.runs[stuck.member], why, why)
-        again = self._put_back([slot for slot in busy if slot is not stuck])
-        if again:
-            self.view.notice(f"{label(again, 'member')}, interrupted by that, will run again")
+        self._slots.ranks.close("lost", f"{name}: {why}, so {ended(size)}")
+        self.view.notice(f"{name}: {why}, so all {size} ranks were killed")
+        self._fail(stuck, why, why)
+        self._put_back(busy)
 
-    def _put_back(self, slots: list[Slot]) -> list[int]:
-        """Queues members again unless they were stopped; returns the numbers of those queued."""
+    def _put_back(self, attempts: list[_Attempt], blamed: _Attempt | None = None) -> None:
+        # Members that were interrupted by another one's end run again, unless they were stopped.
         again = []
         # Reversed, because each is put before those that wait.
-        for slot in reversed(slots):
-            if slot.member is None:
-                continue  # its member has ended meanwhile
-            member = self.runs[slot.member]
-            why = self.ledger.why.pop(member.number, "")
-            if why in (STOPPED, STOPPED_EARLY):
-                member.state = why
-                self.ledger.show(member)
+        for attempt in reversed(attempts):
+            member = attempt.member
+            if self._attempts.pop(attempt.slot.cell, None) is None:
+                continue  # it has ended meanwhile
+            if attempt.why in (STOPPED, STOPPED_EARLY):
+                member.state = attempt.why
+                self._show(member)
             else:
-                self.ledger.again(member)
-                again.append(member.number)
-        return sorted(again)
+                self._run_again(member)
+                if attempt is not blamed:
+                    again.append(member.number)
+        if again:
+            names = label(sorted(again), "member")
+            self.view.notice(f"{names}, interrupted by that, will run again")
 
-    def _handle_death(self, crew: MemberSlots) -> None:
-        died = culprits(crew.ranks.roster.ends)
+    def _handle_death(self) -> None:
+        ranks = self._slots.ranks
+        died = culprits(ranks.roster.ends)
         culprit = died[0].rank if died else None
         # One death ends all ranks. Only the member on the rank that died first counts as the cause.
-        busy = crew.at_work()
-        blamed = next((slot for slot in busy if culprit in slot.ranks), None)
-        if blamed is not None and culprit is not None and blamed.member is not None:
+        busy = list(self._attempts.values())
+        blamed = next((attempt for attempt in busy if culprit in attempt.slot.ranks), None)
+        if blamed is not None and culprit is not None:
             # Unsent output of the rank, from its log; it may contain the reason of the death.
-            text = crew.ranks.roster.unsent_output(culprit)
+            text = ranks.roster.unsent_output(culprit)
             if text:
-                said = Output(culprit, blamed.cell, (["out", text],), 0, 0, 0)
-                self.view.output(blamed.member, said, self.cluster.hellos[culprit].log)
-        told = crew.ranks.lose()
-        first = told.partition("\n")[0]
+                said = Output(culprit, blamed.slot.cell, (["out", text],), 0, 0, 0)
+                log = self.cluster.hellos[culprit].log
+                self.view.output(blamed.member.number, said, log)
+        told = ranks.lose()
+        if blamed is not None and blamed.slot.cell not in self._attempts:
+            blamed = None  # its last messages have ended it
         failed = blamed is not None and self._count_death(blamed, told)
-        again = self._put_back([slot for slot in busy if not (failed and slot is blamed)])
-        others = [number for number in again if blamed is None or number != blamed.member]
-        self.view.notice(first)
-        if blamed is not None and blamed.member is not None:
+        self.view.notice(told.partition("\n")[0])
+        if blamed is not None:
             what = "has failed" if failed else "runs again, once"
-            self.view.notice(f"it ran member {blamed.member}, which {what}")
+            self.view.notice(f"it ran member {blamed.member.number}, which {what}")
         else:
             self._unexplained_deaths += 1
-        if others:
-            self.view.notice(f"{label(others, 'member')}, interrupted by that, will run again")
+        self._put_back(busy, blamed)
         if self._unexplained_deaths > _MOST_UNEXPLAINED_DEATHS:
             raise ClusterLost(
                 f"{told}\nThe ranks have died {self._unexplained_deaths} times, "
                 "and no member is to blame."
             )
 
-    def _count_death(self, slot: Slot, told: str) -> bool:
+    def _count_death(self, attempt: _Attempt, told: str) -> bool:
         # True if the member has failed by this death.
-        if slot.member is None or self.ledger.why.get(slot.member) in (STOPPED, STOPPED_EARLY):
+        member = attempt.member
+        if attempt.why in (STOPPED, STOPPED_EARLY):
             return False
-        member = self.runs[slot.member]
         member.deaths += 1
         if member.deaths < _MOST_DEATHS:
             return False
         first = told.partition("\n")[0]
-        self._fail(member, f"its rank died {member.deaths} times: {first}", told)
+        self._fail(attempt, f"its rank died {member.deaths} times: {first}", told)
         return True
 
-    def _fail(self, member: Member, error: str, told: str) -> None:
+    def _fail(self, attempt: _Attempt, error: str, told: str) -> None:
+        member = attempt.member
+        del self._attempts[attempt.slot.cell]
         member.state, member.error, member.traceback = FAILED, error, told
-        self.ledger.keep(member, b"")
-        self.ledger.show(member)
+        self._keep(member, b"")
+        self._show(member)
 
     def _raise_outcome(self) -> None:
-        if self.ledger.problem is not None:
-            raise self.ledger.problem
+        if self._problem is not None:
+            raise self._problem
         if self._interrupts:
             lost = self.cluster.state == "lost"
             why = f"{self.cluster.lost_because}\n" if lost else "interrupted: "
-            kept = f" and in {self._store.shown}" if self._store is not None else ""
-            raise CellInterrupted(
-                f"{why}{self.ledger.counts()}. What has finished is in runs{kept}."
-            )
+            raise self._interrupted(f"{why}{self.counts()}. What has finished is in")
+        self._raise_failures()
+
+    def _interrupted(self, said: str) -> CellInterrupted:
+        kept = f" and in {self._store.shown}" if self._store is not None else ""
+        return CellInterrupted(f"{said} runs{kept}.")
+
+    def _raise_failures(self) -> None:
         failed = [member for member in self.runs if member.state == FAILED]
         if failed and len(failed) == len(self.runs):
             first = failed[0]
@@ -372,83 +584,17 @@ class EnsembleRunner:
             raise CellFailed(message, f"{message}\n\n{first.traceback}")
 
 
-_SOURCE = "result = function(*arguments)"
-_SHOWN = 3
+def _open(attempt: _Attempt) -> bytes | SharedResult:
+    member, result = attempt.member, attempt.result
+    if result is None:
+        return b""
+    member.numbers, member.text = result.numbers, result.text
+    member.problem = result.problem
+    if result.address:
+        return SharedResult(result.address, result.nbytes)
+    return attempt.payloads[0] if attempt.payloads else b""
 
 
-def map_items(
-    cluster: Cluster, function: Any, items: tuple[Iterable[Any], ...], timeout: float | None
-) -> list[Any]:
-    if not callable(function) or not items:
-        raise UsageError(
-            f"expected a function and a list of items, found {function!r} and {len(items)} "
-            "lists. Type for example: ranks.map(train, [0.1, 0.01])"
-        )
-    check_timeout(timeout)
-    calls = list(zip(*items, strict=False))
-    members = [
-        Member(number, {"function": function, "arguments": call})
-        for number, call in enumerate(calls)
-    ]
-    # With a named metric, no item is searched for one.
-    mapping = _Mapping(
-        cluster,
-        Runs(members, _SOURCE, ("result", True)),
-        EnsemblePlan(_SOURCE, 0, timeout=timeout),
-        bar_view(len(members), getattr(function, "__name__", "function")),
-    )
-    if members:
-        mapping.run()
-    return mapping.results()
-
-
-class _Mapping(EnsembleRunner):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._read: dict[int, Any] = {}
-
-    def results(self) -> list[Any]:
-        return [self._read.get(member.number) for member in self.runs]
-
-    def _raise_outcome(self) -> None:
-        if self.ledger.problem is not None:
-            raise self.ledger.problem
-        failed = {m.number: m.traceback or m.error for m in self.runs if m.state == FAILED}
-        for member in self.runs:
-            if member.problem:
-                failed[member.number] = f"its result could not be sent: {member.problem}"
-            elif member.state == FINISHED:
-                try:
-                    self._read[member.number] = member.result
-                except UsageError as error:
-                    failed[member.number] = str(error)
-        if self._interrupts:
-            lost = self.cluster.state == "lost"
-            why = f"{self.cluster.lost_because}\n" if lost else "interrupted: "
-            message = f"{why}{self.ledger.counts()}. What has finished is in its .results"
-            raise MapInterrupted(message, message, self.results(), failed)
-        if failed:
-            raise MapFailed(self._headline(failed), self._text(failed), self.results(), failed)
-
-    def _headline(self, failed: dict[int, str]) -> str:
-        first = self.runs[min(failed)]
-        return (
-            f"{len(failed)} of {len(self.runs)} items failed; the first, "
-            f"{_named(first)}: {first.error or failed[first.number]}"
-        )
-
-    def _text(self, failed: dict[int, str]) -> str:
-        parts = [self._headline(failed)]
-        for number in sorted(failed)[:_SHOWN]:
-            parts.append(f"{_named(self.runs[number])}\n{failed[number]}")
-        if len(failed) > _SHOWN:
-            others = ", ".join(str(number) for number in sorted(failed)[_SHOWN:])
-            parts.append(f"and items {others}")
-        parts.append(
-            "The error's .failed has each item's report, .results what the others returned."
-        )
-        return "\n\n".join(parts)
-
-
-def _named(member: Member) -> str:
-    return f"item {member.number} ({', '.join(map(short, member.values['arguments']))})"
+def _between(low: float, high: float) -> str:
+    least, most = seconds(max(1.0, round(low))), seconds(max(1.0, round(high)))
+    return f"about {least}" if least == most else f"about {least} to {most}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from allranks.ensemble import grid
 from allranks.ensemble.grid import lower_is_better, words
 from allranks.ensemble.member import FAILED, FINISHED, Member, comparable
-from allranks.ensemble.pictures import (
+from allranks.ensemble.view import (
     MemberRow,
     Picture,
     plot,

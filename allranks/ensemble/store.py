@@ -29,7 +29,7 @@ from typing import Any
 
 import cloudpickle
 
-from allranks.ensemble.member import ENDED, FAILED, InFile, Member, SharedResult, is_foreign, write
+from allranks.ensemble.member import ENDED, FAILED, Member, Place, SharedResult, is_foreign, write
 from allranks.errors import UsageError
 
 _ATOMS = (type(None), type(...), str, bytes, bool, int, float, complex)
@@ -340,7 +340,7 @@ class Store:
         ended = path.stat().st_mtime
         self.oldest = min(ended, self.oldest or ended)
         if head["nbytes"]:
-            member.place = InFile(path, len(line), head["nbytes"], self._trusted)
+            member.place = Place(path, len(line), head["nbytes"], self._trusted)
         return True
 
     def write(self, member: Member, packed: bytes | SharedResult) -> None:
@@ -365,7 +365,7 @@ class Store:
                 "before are kept; free some space, and run the cell again."
             ) from error
         if len(packed):
-            member.place = InFile(path, len(line), len(packed))
+            member.place = Place(path, len(line), len(packed))
 
     def _replace(self, path: Path, head: bytes, packed: bytes | SharedResult = b"") -> None:
         beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")

@@ -27,6 +27,7 @@ from allranks.lessons.frames import (
 from allranks.lessons.records import Explained
 from allranks.widgets.dashboard.saved_panel import FRONT, image, table_html
 from allranks.widgets.dashboard.svg import COLOURS, INK, svg_page
+from allranks.widgets.displays import make_widget
 
 _WIDTH = 760
 _ROW, _DIGIT, _ARCS, _HEAD = 15, 7.2, 26, 34
@@ -134,27 +135,13 @@ _EXAMPLE = "Type for example: ring(values=[[1, 2], [10, 20]])"
 Arrays = list[list[float]]
 
 
-def _make_widget(state: dict[str, Any], clicked: Callable[[dict[str, Any]], None]) -> Any:
-    """Returns the model of a player; a reloaded page finds its last state.
-
-    ``clicked`` gets the page's messages, perhaps in another thread.
-    """
-    # Imported here: anywidget loads ipywidgets, which takes longer than a short cell.
-    import anywidget
-    import traitlets
-
+def _files() -> tuple[str, str]:
     own = Path(__file__).parent / "front"
     scripts = [FRONT / "format.js"]
     scripts += [own / name for name in ("circle.js", "quiz.js", "saving.js", "player.js")]
-
-    class ExplainerWidget(anywidget.AnyWidget):
-        _esm = "\n".join(path.read_text("utf-8") for path in scripts)
-        _css = "\n".join((place / "front.css").read_text("utf-8") for place in (FRONT, own))
-        state = traitlets.Dict().tag(sync=True)
-
-    widget = ExplainerWidget(state=state)
-    widget.on_msg(lambda _widget, content, _buffers: clicked(content))
-    return widget
+    styles = [place / "front.css" for place in (FRONT, own)]
+    script, style = ("\n".join(path.read_text("utf-8") for path in p) for p in (scripts, styles))
+    return script, style
 
 
 class Explainer:
@@ -194,7 +181,7 @@ class Explainer:
         show(self._bundle(), raw=True, display_id=self._place)
         if self._widget is None:
             self._loop = asyncio.get_running_loop()
-            self._widget = _make_widget(self.state(), self._clicked)
+            self._widget = make_widget(*_files(), self.state, self._clicked)
 
     def _bundle(self) -> dict[str, str]:
         return bundle(self.told, frames(self.told.run), self._place)
@@ -278,7 +265,7 @@ class Explainer:
         self._problem = problem
         self._answers += 1  # so that an answer equal to the last one also changes the state
         if self._widget is not None:
-            self._widget.state = self.state()
+            self._widget.send_state("state")
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

@@ -195,18 +195,18 @@ def terms(
         )
     if ranks == 1:
         return Terms()
-    if algorithm == "ring":
-        return ring(nbytes, ranks, hosts)
-    if algorithm == "recursive doubling":
-        return recursive_doubling(nbytes, ranks, hosts)
-    if algorithm == "tree":
-        return (double_tree if pipelined_tree else binary_tree)(nbytes, ranks, hosts)
-    if algorithm == "nvls":
-        return in_switch(nbytes, ranks)
-    raise ValueError(
-        "the model knows ring, recursive doubling, tree and nvls: "
-        f"found {algorithm!r}. Use algorithm='best' to have it choose."
-    )
+    count = {
+        "ring": ring,
+        "recursive doubling": recursive_doubling,
+        "tree": double_tree if pipelined_tree else binary_tree,
+        "nvls": in_switch,
+    }.get(algorithm)
+    if count is None:
+        raise ValueError(
+            "the model knows ring, recursive doubling, tree and nvls: "
+            f"found {algorithm!r}. Use algorithm='best' to have it choose."
+        )
+    return count(nbytes, ranks, hosts)
 
 
 def ring(nbytes: float, ranks: int, hosts: int) -> Terms:
@@ -274,7 +274,7 @@ def recursive_doubling(nbytes: float, ranks: int, hosts: int) -> Terms:
     return Terms(inside, between, inside * nbytes, between * per_host * nbytes)
 
 
-def in_switch(nbytes: float, ranks: int) -> Terms:
+def in_switch(nbytes: float, ranks: int, hosts: int = 1) -> Terms:
     """One message: the switch adds and copies; a rank sends and receives (p + 1) / p arrays.
 
     Each rank owns one p-th of the array. It reads that part, summed by the switch, and writes it

@@ -34,11 +34,6 @@ class Values:
         """True when ``items`` holds every element."""
         return len(self.items) == self.count
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Values:
-        """The inverse of ``dataclasses.asdict``."""
-        return cls(data["count"], tuple(data["items"]), data["minimum"], data["maximum"])
-
 
 @dataclass(frozen=True)
 class Step:
@@ -64,12 +59,6 @@ class Step:
     """The content of the message."""
     after: Values
     """The receiver's chunk after the message: combined, or replaced."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Step:
-        """The inverse of ``dataclasses.asdict``."""
-        values = {key: Values.from_dict(data[key]) for key in ("before", "received", "after")}
-        return cls(**{**data, **values})
 
 
 @dataclass(frozen=True)
@@ -143,14 +132,24 @@ class AllreduceRun:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AllreduceRun:
         """The inverse of ``to_dict``, also after JSON, which turns tuples into lists."""
-        parsed = {
-            "shape": tuple(data["shape"]),
-            "steps": tuple(Step.from_dict(step) for step in data["steps"]),
-            "inputs": tuple(Values.from_dict(values) for values in data["inputs"]),
-            "result": Values.from_dict(data["result"]),
-        }
-        derived = ("rounds", "nbytes")
-        return cls(**{**{k: v for k, v in data.items() if k not in derived}, **parsed})
+
+        def values(told: Mapping[str, Any]) -> Values:
+            return Values(**{**told, "items": tuple(told["items"])})
+
+        def step(told: Mapping[str, Any]) -> Step:
+            each = {name: values(told[name]) for name in ("before", "received", "after")}
+            return Step(**{**told, **each})
+
+        return cls(
+            data["algorithm"],
+            data["op"],
+            data["size"],
+            data["dtype"],
+            tuple(data["shape"]),
+            tuple(map(step, data["steps"])),
+            tuple(map(values, data["inputs"])),
+            values(data["result"]),
+        )
 
 
 def _check_same_run(by_rank: Sequence[RankSteps]) -> None:

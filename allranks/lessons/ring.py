@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,14 +115,12 @@ class Pieces:
         return self.flat[self.edges[chunk] : self.edges[chunk + 1]]
 
     def combine(self, chunk: int, received: Array, **step: Any) -> None:
-        before = self._look(self[chunk])
-        OPS[self.op](self[chunk], received, out=self[chunk])
-        self._record(chunk, before, received, **step)
+        with self._recorded(chunk, received, **step):
+            OPS[self.op](self[chunk], received, out=self[chunk])
 
     def replace(self, chunk: int, received: Array, **step: Any) -> None:
-        before = self._look(self[chunk])
-        self[chunk][:] = received
-        self._record(chunk, before, received, **step)
+        with self._recorded(chunk, received, **step):
+            self[chunk][:] = received
 
     def result(self) -> Array:
         # Also completes the recorder's part.
@@ -139,21 +138,16 @@ class Pieces:
             )
         return self.flat.reshape(self.shape)
 
-    def _look(self, array: Array) -> Values | None:
-        return self.recorder.values(array) if self.recorder else None
-
-    def _record(
-        self,
-        chunk: int,
-        before: Values | None,
-        received: Array,
-        *,
-        number: int,
-        phase: str,
-        sender: int,
-    ) -> None:
-        if self.recorder is None or before is None:
+    @contextmanager
+    def _recorded(
+        self, chunk: int, received: Array, *, number: int, phase: str, sender: int
+    ) -> Iterator[None]:
+        if self.recorder is None:
+            yield
             return
+        values = self.recorder.values
+        before = values(self[chunk])
+        yield
         self.recorder.steps.append(
             Step(
                 number=number,
@@ -165,8 +159,8 @@ class Pieces:
                 stop=self.edges[chunk + 1],
                 nbytes=received.nbytes,
                 before=before,
-                received=self.recorder.values(received),
-                after=self.recorder.values(self[chunk]),
+                received=values(received),
+                after=values(self[chunk]),
             )
         )
 

@@ -20,7 +20,6 @@ from allranks.cluster.failures import status_tree
 from allranks.cluster.healing import AfterCells, listed
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
-from allranks.magics.completion import Completion
 from allranks.magics.options import (
     CellOptions,
     CommandOptions,
@@ -30,7 +29,6 @@ from allranks.magics.options import (
 )
 from allranks.magics.session import (
     BEFORE_THE_CELL,
-    ClientPatch,
     Session,
     short_interrupts,
     watchers,
@@ -39,6 +37,8 @@ from allranks.magics.shell import (
     AwaitedMagics,
     BusyStatus,
     CellReplies,
+    ClientPatch,
+    Completion,
     EveryCell,
     is_awaited,
     nothing_to_run,
@@ -49,20 +49,7 @@ from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
 from allranks.widgets.dashboard.view import Profiler, cell_view
-from allranks.widgets.output_replay import replay
-
-LOOK_BACK = ("last", "compare", "export")
-
-
-def look(command: str, options: CommandOptions, past: CellHistory) -> None:
-    """Runs a command of :data:`LOOK_BACK` on the notebook's earlier cells ``past``."""
-    words = options.names
-    if command == "last":
-        _last(words, past)
-    elif command == "compare":
-        _compare(words, options.ranks, past)
-    else:
-        _export(words, past)
+from allranks.widgets.displays import replay
 
 
 def _last(words: list[str], past: CellHistory) -> None:
@@ -126,10 +113,9 @@ class DistributedMagics(Magics):
         super().__init__(shell)
         self.session = Session()
         self.toggle = EveryCell(shell)
-        self.awaiting = AwaitedMagics(shell)
         self._removals: list[Callable[[], None]] = [
             Completion(shell, self.session, self.toggle).remove,
-            self.awaiting.remove,
+            AwaitedMagics(shell).remove,
             CellReplies(shell).remove,
             BusyStatus(shell).remove,
             ClientPatch(self.session).remove,
@@ -283,8 +269,12 @@ class DistributedMagics(Magics):
             self._attach("".join(options.names))
         elif name == "clusters":
             print(sessions.listing())
-        elif name in LOOK_BACK:
-            look(name, options, session.past)
+        elif name == "last":
+            _last(options.names, session.past)
+        elif name == "compare":
+            _compare(options.names, options.ranks, session.past)
+        elif name == "export":
+            _export(options.names, session.past)
         elif name == "profile":
             self._profile(options)
         elif name == "on":
@@ -318,7 +308,7 @@ class DistributedMagics(Magics):
             print(_FIXED if fixed else _HEALING[words[0]])
             return
         cluster = self.session.running
-        if cluster is None and (line := self.session.shared.line()):
+        if cluster is None and (line := self.session.shared_line()):
             raise UsageError(f"expected ranks of this notebook, found {line} Type it there")
         if cluster is None:
             raise UsageError("no ranks are running. Type: %distributed start")
@@ -396,8 +386,8 @@ class DistributedMagics(Magics):
 
     def _ask(self, name: str, names: list[str], ranks: str | None) -> Any:
         cluster = self.session.running
-        if cluster is None and self.session.shared.joined is not None:
-            line = self.session.shared.line()
+        if cluster is None and self.session.joined is not None:
+            line = self.session.shared_line()
             if name == "status":
                 print(line)
                 return None

@@ -10,23 +10,17 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from allranks.cluster.options import below_magic, check_source, explain_syntax
-from allranks.ensemble.grid import Options, add_to, check_size, parse_line
-from allranks.ensemble.ledger import Early
+from allranks.ensemble.early import Early
+from allranks.ensemble.grid import Options, check_size, parse_line
 from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
-from allranks.ensemble.runner import EnsemblePlan, EnsembleRunner
+from allranks.ensemble.runner import EnsembleRunner
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of, normal
 from allranks.ensemble.view import ensemble_view
 from allranks.errors import InvalidCell, UsageError
-from allranks.magics.options import HelpShown, Parser
+from allranks.magics.options import HelpShown, ensemble_parser
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
 from allranks.magics.shell import is_awaited, nothing_to_run
-
-
-def ensemble_parser() -> Parser:
-    parser = Parser("%%ensemble", "Runs the cell once for each member of a grid.")
-    add_to(parser)
-    return parser
 
 
 @magics_class
@@ -65,7 +59,7 @@ class EnsembleMagics(Magics):
         try:
             yield
         finally:
-            self.session.past.keep(runner.plan.number, runner.view, folder)
+            self.session.past.keep(runner.number, runner.view, folder)
 
     def _prepare(self, line: str, cell: str) -> EnsembleRunner:
         options = parse_line(line, ensemble_parser())
@@ -96,20 +90,13 @@ class EnsembleMagics(Magics):
             raise
         # Now, not at the end: widgets and other cells use it while the ensemble runs.
         self.shell.user_ns[options.name] = runs
-        plan = EnsemblePlan(
-            source=text,
-            number=number,
-            ranks_each=options.ranks_each,
-            timeout=options.timeout,
-            metric=wanted[0] if wanted else None,
-        )
         view = ensemble_view(
             options.view,
             lambda kind, what: _act(runs, kind, what),
             cluster.ask_soon,
             fold=options.fold,
         )
-        return EnsembleRunner(cluster, runs, plan, view, store, early)
+        return EnsembleRunner(cluster, runs, options, view, text, number, store, early)
 
     def _members(self, options: Options, cell: str) -> list[Member]:
         # With --retry-failed some have ended already.

@@ -23,8 +23,6 @@ from allranks.magics.session import RANKS, RanksProxy
 from allranks.magics.shell import nothing_to_run
 from allranks.records.config import START_WITH
 
-#: The cell magics of `PxMagics`.
-_PX_CELLS = ("px", "rank")
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
 
 
@@ -60,18 +58,18 @@ class PxMagics(Magics):
 
     def _parse(self, line: str) -> CellOptions:
         parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")
-        parser.add_argument("-t", "--targets")
-        parser.add_argument("--local", action="store_true")
-        parser.add_argument("-o", "--out", metavar="NAME")
-        parser.add_argument("-a", "--noblock", action="store_true")
-        parser.add_argument("-b", "--block", action="store_true")
+        add = parser.add_argument
+        add("-t", "--targets")
+        add("-o", "--out", metavar="NAME")
+        for flags in (["--local"], ["-a", "--noblock"], ["-b", "--block"]):
+            add(*flags, action="store_true")
         for flag in ("--stream", "--no-stream", "--verbose", "--no-verbose"):
-            parser.add_argument(flag, action="store_true")
-        parser.add_argument("--progress-after", type=float, metavar="SECONDS")
-        parser.add_argument("--signal-on-interrupt", default="SIGINT", metavar="SIGNAL")
-        parser.add_argument("--group-outputs", choices=("type", "engine", "order"), default="type")
-        parser.add_argument("-e", dest="group_outputs", action="store_const", const="engine")
-        parser.add_argument("-r", dest="group_outputs", action="store_const", const="order")
+            add(flag, action="store_true")
+        add("--progress-after", type=float, metavar="SECONDS")
+        add("--signal-on-interrupt", default="SIGINT", metavar="SIGNAL")
+        add("--group-outputs", choices=("type", "engine", "order"), default="type")
+        add("-e", dest="group_outputs", action="store_const", const="engine")
+        add("-r", dest="group_outputs", action="store_const", const="order")
         said = parser.parse_args(split(line))
         if said.noblock:
             raise UsageError(f"{_ALWAYS}. {_IN_BACKGROUND}")
@@ -184,8 +182,6 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
     if px and PxMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(PxMagics(shell, magics))
         magics.toggle.commands += _PX_COMMANDS
-        for name in _PX_CELLS:
-            magics.awaiting.add(name)
 
 
 def load_kernel(shell: InteractiveShell) -> None:
@@ -215,8 +211,6 @@ def unload(shell: InteractiveShell) -> None:
 def unload_px(shell: InteractiveShell) -> None:
     magics = _loaded(shell)
     if magics is not None and PxMagics.__name__ in shell.magics_manager.registry:
-        for name in _PX_CELLS:
-            magics.awaiting.drop(name)
         for command in _PX_COMMANDS:
             magics.toggle.commands.remove(command)
         _take_away(shell, PxMagics)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from allranks.cluster.options import ClusterOptions, check_out, check_timeout
+from allranks.ensemble import grid
 from allranks.errors import UsageError
 
 COMMANDS = {
@@ -51,6 +51,7 @@ _TAKE_WORDS = {
     "detach": ("TIME", "a time as 30m"),
     "attach": ("NAME", "the name of one cluster"),
 }
+_SAVE = "write the profile here: stacks as text, or a .svg picture"
 _ONE_WORD = ("detach-on-exit", "detach", "attach")
 
 
@@ -92,15 +93,13 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, program: str, about: str = "") -> None:
-        self.words: list[str] = []
-        """The options, as they are typed."""
         # Without abbreviations: a later option could make one ambiguous.
         super().__init__(prog=program, description=about, allow_abbrev=False)
 
-    def add_argument(self, *names: Any, **how: Any) -> argparse.Action:
-        action = super().add_argument(*names, **how)
-        self.words += action.option_strings
-        return action
+    @property
+    def words(self) -> list[str]:
+        """The options, as they are typed."""
+        return list(self._option_string_actions)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         # argparse calls it after printing the help.
@@ -116,36 +115,30 @@ def _parser(program: str, about: str, *, cluster: bool = True, ranks: bool = Tru
     if cluster:
         ClusterOptions.add_to(parser)
     if ranks:
-        parser.add_argument(
-            "-r", "--ranks", metavar="RANKS", help="only these ranks: 0, 0,2, 1-3 or all"
-        )
+        said = "only these ranks: 0, 0,2, 1-3 or all"
+        parser.add_argument("-r", "--ranks", metavar="RANKS", help=said)
     return parser
 
 
 @cache
 def cell_parser() -> Parser:
     parser = _parser("%%distributed", "Runs the cell on every rank.")
-    parser.add_argument(
-        "-o", "--out", metavar="NAME", help="store the ranks' values of the last expression here"
-    )
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="interrupt a cell that takes longer"
-    )
-    parser.add_argument(
-        "--local", action="store_true", help="run the cell in the notebook too, after the ranks"
-    )
-    parser.add_argument(
-        "--no-fold", dest="fold", action="store_false", help="do not fold equal output of ranks"
-    )
-    parser.add_argument(
-        "--view",
-        choices=("full", "auto", "plain"),
-        help="the live panel: always, when it has something to show, or text only",
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="show a flame graph of the ranks' time in the cell"
-    )
-    _add_save(parser)
+    add = parser.add_argument
+    add("-o", "--out", metavar="NAME", help="store the ranks' values of the last expression here")
+    add("--timeout", type=float, metavar="SECONDS", help="interrupt a cell that takes longer")
+    add("--local", action="store_true", help="run the cell in the notebook too, after the ranks")
+    said = "do not fold equal output of ranks"
+    add("--no-fold", dest="fold", action="store_false", help=said)
+    said = "the live panel: always, when it has something to show, or text only"
+    add("--view", choices=("full", "auto", "plain"), help=said)
+    add("--profile", action="store_true", help="show a flame graph of the ranks' time in the cell")
+    add("--save", metavar="FILE", help=_SAVE)
+    return parser
+
+
+def ensemble_parser() -> Parser:
+    parser = Parser("%%ensemble", "Runs the cell once for each member of a grid.")
+    grid.add_to(parser)
     return parser
 
 
@@ -154,36 +147,20 @@ def command_parser(command: str) -> Parser:
     about = f"{about[0].upper()}{about[1:]}."
     chooses = command in _CHOOSE_RANKS
     parser = _parser(program, about, cluster=command in _START_RANKS, ranks=chooses)
+    add = parser.add_argument
     if command in _NAME_VARIABLES:
-        parser.add_argument("names", nargs="*", metavar="NAMES", help="the variables' names")
+        add("names", nargs="*", metavar="NAMES", help="the variables' names")
     if command == "keep":
-        parser.add_argument(
-            "--every",
-            type=float,
-            default=0.0,
-            metavar="SECONDS",
-            help="after a cell, but at most once in this time",
-        )
+        said = "after a cell, but at most once in this time"
+        add("--every", type=float, default=0.0, metavar="SECONDS", help=said)
     if command in _TAKE_WORDS:
         shown, about = _TAKE_WORDS[command]
-        parser.add_argument("names", nargs="*", metavar=shown, help=about)
+        add("names", nargs="*", metavar=shown, help=about)
     if command == "profile":
-        parser.add_argument(
-            "seconds",
-            nargs="?",
-            type=float,
-            default=0.0,
-            metavar="SECONDS",
-            help="how long; default: all of the cell",
-        )
-        _add_save(parser)
+        said = "how long; default: all of the cell"
+        add("seconds", nargs="?", type=float, default=0.0, metavar="SECONDS", help=said)
+        add("--save", metavar="FILE", help=_SAVE)
     return parser
-
-
-def _add_save(parser: Parser) -> None:
-    parser.add_argument(
-        "--save", metavar="FILE", help="write the profile here: stacks as text, or a .svg picture"
-    )
 
 
 def commands_text() -> str:
@@ -236,7 +213,7 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     command = words[0]
     starts, named = command in _START_RANKS, command in _NAME_VARIABLES
     parser = command_parser(command)
-    rest = words[1:] if starts else _with_names_first(words[1:])
+    rest = words[1:] if starts else grid.names_first(parser, words[1:])
     options = ClusterOptions.parse(parser, rest, CommandOptions())
     if starts:
         options.cluster = ClusterOptions.take_from(vars(options))
@@ -251,18 +228,3 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
             f"Type for example: %distributed {command} x, y"
         )
     return command, options
-
-
-def _with_names_first(words: Sequence[str]) -> list[str]:
-    """Moves options to the end: argparse reads names in one run only."""
-    names: list[str] = []
-    options: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == "--exclusive":
-            options.append(word)
-        elif word.startswith("-"):
-            options += [word, *([value] if (value := next(rest, None)) is not None else [])]
-        else:
-            names.append(word)
-    return names + options

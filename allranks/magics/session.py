@@ -1,32 +1,40 @@
-"""The notebook's cluster: started when it is first needed, and again after it was lost."""
+"""The notebook's cluster: started when it is first needed, and again after it was lost.
+
+Several notebooks may share ranks; one of them holds the ranks at a time. To run a cell, another
+one asks the holder, which lets them go if it is idle. So the notebook that ran the last cell holds
+them.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
-from functools import wraps
-from types import ModuleType
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from allranks.cluster import devices, sessions
 from allranks.cluster.cluster import HEALING, Cluster
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.folders import connection_files
 from allranks.cluster.healing import AfterCells
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.cluster.sessions import as_time, seconds_of
-from allranks.cluster.sharing import DetachedCell
-from allranks.errors import UsageError
-from allranks.magics.shared import ClusterSharing
-from allranks.post_import import PostImportHook
+from allranks.cluster.sharing import DetachedCell, answer, has_gone
+from allranks.errors import AllranksError, UsageError
+from allranks.magics.shared import Joined, WatchedCells
 from allranks.records.ranks import label
 from allranks.widgets.cell_history import CellHistory
 
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 _NOTHING = ClusterOptions()
 _DEFAULT = ClusterOptions(preload="")
+_TICK_SECONDS = 0.1
+_AGAIN_SECONDS = 0.05
+_LOOKS = 10
 
 
 class Session:
@@ -41,8 +49,9 @@ class Session:
         self._healing = "on"
         self._keeping: AfterCells | None = None
         self._stays = 0.0
-        #: The ranks that it shares with other notebooks.
-        self.shared = ClusterSharing(self)
+        #: The ranks that it shares with other notebooks, also while another one has them.
+        self.joined: Joined | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> Cluster | None:
@@ -63,9 +72,9 @@ class Session:
             return running
         if running is not None:
             print(running.lost_because.splitlines()[0])
-            self.shared.forget()
-        if self.shared.joined is not None:
-            taken = self.shared.take()
+            self.forget_shared()
+        if self.joined is not None:
+            taken = self._borrow()
             self._check(taken, options)
             self._show_news(taken)
             return taken
@@ -83,9 +92,9 @@ class Session:
         cluster.keeping = self._keeping
         if lost and self._cluster is not None:
             cluster.take_over(self._cluster)
-        cluster.start(_Waiting().show)
+        cluster.start(_Changes().show)
         self._cluster = cluster
-        self.shared.offer(cluster)
+        self._offer(cluster)
         if self._stays:
             try:
                 cluster.stay(self._stays, self._memo())
@@ -164,7 +173,7 @@ class Session:
 
     def detach(self, text: str = "") -> str:
         # A guest leaves the ranks to their first notebook. Returns a line about it.
-        if self._is_guest or (self.running is None and self.shared.joined is not None):
+        if self._is_guest or (self.running is None and self.joined is not None):
             return self._leave()
         running = self.running
         if running is None or not running.is_up(print):
@@ -180,7 +189,7 @@ class Session:
         running.let_go()
         name = sessions.name_of(running.session_dir)
         self._cluster, self._asked = None, _DEFAULT
-        self.shared.forget()
+        self.forget_shared()
         keep = "keeps" if running.size == 1 else "keep"
         return (
             f"{label(range(running.size))} {keep} running for {as_time(seconds)}. Type in another "
@@ -198,7 +207,7 @@ class Session:
                 "expected a notebook without ranks, found ranks running for this one. Type first: "
                 "%distributed detach 30m   or: %distributed stop"
             )
-        joined = self.shared.joined
+        joined = self.joined
         found = sessions.chosen(name or (joined.name if joined is not None else ""))
         if joined is not None and joined.folder != found.folder:
             raise UsageError(
@@ -206,11 +215,11 @@ class Session:
                 f"{joined.name}. Type first: %distributed detach"
             )
         if found.holder:
-            self.shared.watch(found)
+            self._watch(found)
             return None
-        cluster, left = self.attach_to(found)
+        cluster, left = self._attach_to(found)
         if joined is not None and not joined.guest:
-            self.shared.forget()
+            self.forget_shared()
         since = time.strftime("%H:%M", time.localtime(found.began))
         stays = (
             f"When this notebook's kernel ends, they keep running for {as_time(cluster.stays)}"
@@ -224,7 +233,7 @@ class Session:
             f"{stays}.",
         )
 
-    def attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
+    def _attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
         taken = sessions.AttachedHostAgent(found)
         asked = ClusterOptions(**taken.memo)
         try:
@@ -237,39 +246,21 @@ class Session:
             taken.let_go()
             raise
         self._cluster, self._asked, self._stays = cluster, asked, taken.stays
-        self.shared.offer(cluster)
+        self._offer(cluster)
         return cluster, left
-
-    def lend(self) -> None:
-        cluster = self.running
-        assert cluster is not None
-        cluster.lend(self._memo())
-        self._cluster = None
-        self.shared.lent(cluster)
-
-    def let_go(self) -> None:
-        # The ranks stay as they are.
-        if self._cluster is not None:
-            self._cluster.let_go()
-            self._cluster = None
 
     @property
     def _is_guest(self) -> bool:
         # The ranks belong to another notebook as well.
-        joined = self.shared.joined
+        joined = self.joined
         if self.running is None or joined is None or not joined.guest:
             return False
         found = sessions.visit(joined.folder)
         return found is not None and bool(found.watchers)
 
-    def _leave(self) -> str:
-        if self.running is not None:
-            self.lend()
-        return self.shared.leave()
-
     def restart(self, options: ClusterOptions = _NOTHING) -> None:
         """Ends the ranks and starts others, by default with the same options."""
-        joined = self.shared.joined
+        joined = self.joined
         if joined is not None and joined.guest:
             raise UsageError(
                 f"expected ranks of this notebook, found that {joined.ranks} are another one's. "
@@ -282,14 +273,14 @@ class Session:
 
     def stop(self) -> str:
         """Ends the ranks; those of another notebook are only left. Returns a line about it."""
-        joined = self.shared.joined
+        joined = self.joined
         if joined is not None and (self._is_guest or (joined.guest and self.running is None)):
             return self._leave()
         if joined is not None and self.running is None:
-            self.shared.take()
+            self._borrow()
         # A cluster that is lost is stopped as well.
         running, held, self._cluster = self.running, self._cluster, None
-        self.shared.forget()
+        self.forget_shared()
         self._asked = self._default
         if held is not None:
             held.stop()
@@ -301,17 +292,188 @@ class Session:
         except UsageError:  # another notebook has the ranks: they stay
             self._leave()
 
+    def _offer(self, cluster: Cluster) -> None:
+        # Other notebooks may ask for these ranks, if this one's kernel can answer.
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # without an event loop nothing answers between cells
+        # The cluster keeps the function, and must not keep the session.
+        mine = weakref.WeakMethod(self._answer)
 
-class _Waiting:
+        def lend(visitor: socket.socket) -> None:
+            loop.call_soon_threadsafe(_call, mine, visitor)
+
+        cluster.lends(lend)
+
+    def _answer(self, visitor: socket.socket) -> None:
+        # Runs in the kernel's loop, between cells.
+        cluster: Cluster | None = self.running
+        if has_gone(visitor):
+            visitor.close()
+        elif cluster is None:
+            answer(visitor, "they are not up. Type there: %distributed status")
+        elif cluster.busy:
+            answer(visitor, "it runs a cell. Wait for its end there")
+        else:
+            try:
+                self._lend(cluster)
+            except AllranksError as error:
+                answer(visitor, f"it cannot let them go: {error}. Wait a moment")
+            else:
+                answer(visitor)
+
+    def _lend(self, cluster: Cluster) -> None:
+        cluster.lend(self._memo())
+        self._cluster = None
+        if self.joined is None:
+            folder = cluster.session_dir
+            name = sessions.name_of(folder)
+            self.joined = Joined(name, folder, cluster.size, guest=False)
+        self.joined.count, self.joined.news = cluster.count, list(cluster.news)
+
+    def _borrow(self) -> Cluster:
+        """Borrows the shared ranks, or takes them back; returns the cluster.
+
+        Raises UsageError if a cell of another notebook runs on them, also of one that has ended; or
+        if they have ended.
+        """
+        joined = self.joined
+        assert joined is not None
+        try:
+            found = sessions.borrow(joined.folder)
+        except UsageError:
+            if sessions.visit(joined.folder) is None:
+                self.forget_shared()
+            raise
+        if found.running:
+            raise UsageError(
+                f"expected idle ranks, found that {joined.ranks} still run In[{found.running}] of "
+                "a notebook that is gone. Type, to see its end: %distributed attach"
+            )
+        cluster, left = self._attach_to(found)
+        if left.unseen or left.members:
+            # The ranks stay as they are.
+            cluster.let_go()
+            self._cluster = None
+            raise UsageError(
+                f"expected ranks whose last cell was seen, found {left.name.removeprefix('cell ')} "
+                "of a notebook that is gone. Type, to see it: %distributed attach"
+            )
+        cluster.news[:0] = joined.news
+        joined.news = []
+        if not joined.guest:
+            count = cluster.count - joined.count
+            cells = f"{count} cell{'s' * (count != 1)}"
+            print(f"{joined.ranks} are back: another notebook has run {cells} on them.")
+            self.forget_shared()
+        return cluster
+
+    def forget_shared(self) -> None:
+        """This notebook no longer shares ranks, or has them for itself."""
+        self._stop_showing()
+        self.joined = None
+
+    def _stop_showing(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _watch(self, found: sessions.SessionInfo) -> None:
+        # Shows another notebook's cells from now on, and prints a line about it.
+        sessions.check_version(found)
+        if self.joined is None:
+            self.joined = Joined(found.name, found.folder, found.size, guest=True)
+        sessions.visit(found.folder, "watch")
+        try:
+            door = sessions.watch(found.folder, self.joined.count)
+        except OSError:  # it ends just now, or does not answer: look again
+            door = None
+        print(
+            f"Watching {self.joined.ranks}, attached to the notebook of process {found.holder}: "
+            "what it runs on them is shown here. When it is idle, a %%distributed cell runs here "
+            "too. To end: %distributed detach",
+            flush=True,
+        )
+        self._stop_showing()
+        # A task that kept the session would keep the ranks of a notebook that was closed.
+        show = Session._show(weakref.proxy(self), self.joined.folder, found.holder, door)
+        try:
+            self._task = asyncio.get_running_loop().create_task(show)
+        except RuntimeError:  # a terminal shows nothing during input
+            try:
+                asyncio.run(show)
+            except KeyboardInterrupt:
+                print("Stopped showing it. To go on: %distributed attach")
+
+    async def _show(self, folder: str, holder: int, door: socket.socket | None) -> None:
+        # Until the ranks have ended.
+        found: sessions.SessionInfo | None
+        seen = looks = 0
+        while True:
+            if door is not None:
+                watched = WatchedCells(f"the notebook of process {holder}")
+                await watched.show(door)
+                seen, door = max(seen, watched.cell), None
+            await asyncio.sleep(_AGAIN_SECONDS)
+            if self.running is not None:
+                continue
+            found = await asyncio.to_thread(sessions.visit, folder, "watch")
+            if found is None:
+                break
+            if found.holder in (0, os.getpid()):
+                looks += 1
+                if looks == _LOOKS:  # before that, the ranks may be between two notebooks
+                    print(f"{found.name}: {sessions.whose(found)}.", flush=True)
+                await asyncio.sleep(_TICK_SECONDS)
+                continue
+            holder, looks = found.holder, 0
+            seen = max(seen, self.joined.count if self.joined is not None else 0)
+            with suppress(OSError):  # it ends just now
+                door = await asyncio.to_thread(sessions.watch, folder, seen)
+        if self.joined is not None:
+            print(f"{self.joined.ranks} have ended.", flush=True)
+            self.joined = None
+        self._task = None
+
+    def shared_line(self) -> str:
+        """Returns a line about the shared ranks; empty if there are none."""
+        if self.joined is None:
+            return ""
+        found = sessions.visit(self.joined.folder)
+        what = " have ended" if found is None else f": {sessions.whose(found)}"
+        return f"{self.joined.ranks}{what}."
+
+    def _leave(self) -> str:
+        if self.running is not None:
+            self._lend(self.running)
+        joined = self.joined
+        assert joined is not None
+        self.forget_shared()
+        found = sessions.visit(joined.folder, "leave")
+        if found is None:
+            return f"{joined.ranks} have ended."
+        return f"{joined.ranks} are no longer watched here: {sessions.whose(found)}."
+
+
+def _call(method: Callable[[], Callable[[socket.socket], None] | None], it: socket.socket) -> None:
+    found = method()
+    if found is not None:
+        found(it)
+    else:
+        it.close()
+
+
+@dataclass
+class _Changes:
     """Prints the state of the start when it changes."""
 
-    def __init__(self) -> None:
-        self._shown = ""
+    shown: str = ""
 
-    def show(self, waits: str) -> None:
-        if waits != self._shown:
-            self._shown = waits
-            print(waits, flush=True)
+    def show(self, text: str) -> None:
+        if text != self.shown:
+            self.shown = text
+            print(text, flush=True)
 
 
 def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
@@ -376,52 +538,3 @@ class RanksProxy:
     def __repr__(self) -> str:
         running = self._session.running
         return repr(running) if running is not None else "<ranks, not started yet>"
-
-
-class ClientPatch:
-    """Makes ipyparallel's ``Client`` find the ranks of one notebook."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._plain: Callable[..., None] | None = None
-        self._kind: Any = None
-        self._hook = PostImportHook(("ipyparallel.client.client",), self._replace)
-        self._hook.install()
-
-    def remove(self) -> None:
-        self._hook.uninstall()
-        if self._plain is not None:
-            self._kind.__init__ = self._plain
-
-    def _replace(self, module: ModuleType) -> None:
-        kind = self._kind = module.Client
-        plain = self._plain = kind.__init__
-
-        @wraps(plain)
-        def init(client: Any, connection_info: Any = None, **options: Any) -> None:
-            if connection_info is None and not any(map(options.get, _CHOOSE)):
-                connection_info = self._own()
-            plain(client, connection_info, **options)
-
-        kind.__init__ = init
-
-    def _own(self) -> dict[str, Any] | None:
-        """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
-
-        Raises UsageError if only other notebooks have ranks.
-        """
-        running = self._session.running
-        if running is not None:
-            return running.connection_information()
-        others = connection_files()
-        if not others:
-            return None
-        lines = [f"  ipp.Client({str(path)!r})  {size} ranks" for path, size in others]
-        raise UsageError(
-            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
-            "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
-        )
-
-
-_CHOOSE = ("url_file", "url_or_file", "profile", "profile_dir", "ipython_dir", "cluster_id")
-"""Arguments that choose a cluster."""

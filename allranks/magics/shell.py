@@ -4,20 +4,33 @@
 - `AwaitedMagics`: widgets react while a cell runs, because IPython awaits our cell magics.
 - `CellReplies`: the kernel replies to a cell that was interrupted just before or after its code.
 - `BusyStatus`: the kernel stays busy while a cell runs.
+- `Completion`: Tab, Shift-Tab and ``--help``, on the magics' lines and in cells for the ranks.
+- `ClientPatch`: ipyparallel's ``Client`` finds the ranks of the notebook.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
-from types import FrameType
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from traceback import walk_stack
+from types import ModuleType
 from typing import Any
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
+
+from allranks.cluster.folders import connection_files
+from allranks.errors import AllranksError, UsageError
+from allranks.magics.options import COMMANDS, cell_parser, command_parser, ensemble_parser
+from allranks.magics.session import Session
+from allranks.post_import import PostImportHook
+from allranks.records import requests
 
 _CELL_MAGIC = "%%distributed\n"
 _COMMAND = "%distributed"
@@ -118,7 +131,7 @@ def _without_first(lines: list[str]) -> list[str]:
     return rest if rest and rest[0].lstrip().startswith("%%") else ["\n"] * (at + 1) + rest
 
 
-_CALL = "get_ipython().run_cell_magic('{}'"
+_CALL = "get_ipython().run_cell_magic('"
 #: Below one of these a cell is run by another magic, as ``%%time``, which awaits nothing.
 _MAGICS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_magic.__code__)
 
@@ -128,17 +141,10 @@ class AwaitedMagics:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self._calls = [_CALL.format(name) for name in ("distributed", "ensemble")]
         self._added = getattr(shell, "kernel", None) is not None
         if self._added:
             shell.input_transformers_post.append(self._transform)
             shell.events.register("pre_run_cell", self._begin)
-
-    def add(self, name: str) -> None:
-        self._calls.append(_CALL.format(name))
-
-    def drop(self, name: str) -> None:
-        self._calls.remove(_CALL.format(name))
 
     def remove(self) -> None:
         if self._added:
@@ -151,22 +157,22 @@ class AwaitedMagics:
         vars(self._shell)["_last_traceback_during_displayhook"] = False
 
     def _transform(self, lines: list[str]) -> list[str]:
-        if not lines or not lines[0].startswith(tuple(self._calls)) or not self._shell.autoawait:
+        if not lines or not lines[0].startswith(_CALL) or not self._shell.autoawait:
             return lines
         # Another package may have replaced the magic, as view.activate() does with %%px.
         magic = self._shell.find_cell_magic(lines[0].split("'", 2)[1])
         ours = getattr(magic, "__module__", "").startswith("allranks.")
-        if not ours or _called_by_a_magic(sys._getframe()):
+        by_magic = any(frame.f_code in _MAGICS for frame, _ in walk_stack(sys._getframe()))
+        if not ours or by_magic:
             return lines
         return ["await " + lines[0], *lines[1:]]
 
 
 def is_awaited() -> bool:
     """Whether the calling cell magic stands behind an ``await`` in the notebook's cell."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _MAGICS[0]:
-        frame = frame.f_back
-    caller = frame.f_back if frame is not None else None
+    above = (frame for frame, _ in walk_stack(sys._getframe(1)))
+    magic = next((frame for frame in above if frame.f_code is _MAGICS[0]), None)
+    caller = magic.f_back if magic is not None else None
     if caller is None or caller.f_code.co_name != "<module>":
         return False
     return bool(caller.f_code.co_flags & inspect.CO_COROUTINE)
@@ -179,14 +185,6 @@ def nothing_to_run() -> Coroutine[Any, Any, None] | None:
         pass
 
     return nothing() if is_awaited() else None
-
-
-def _called_by_a_magic(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code in _MAGICS:
-            return True
-        frame = frame.f_back
-    return False
 
 
 _REQUEST = "execute_request"
@@ -216,7 +214,7 @@ class CellReplies:
             return reply
         finally:
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, _too_late)
+                signal.signal(signal.SIGINT, lambda *_: None)
 
     async def _answer(self, stream: Any, ident: Any, request: dict[str, Any]) -> None:
         try:
@@ -229,10 +227,6 @@ class CellReplies:
             self._kernel.session.send(stream, "execute_reply", reply, request, ident=ident)
             if request["content"].get("stop_on_error", True):
                 self._kernel._abort_queues(request["header"].get("subshell_id"))
-
-
-def _too_late(_signal: int, _frame: FrameType | None) -> None:
-    pass
 
 
 class BusyStatus:
@@ -273,3 +267,159 @@ class BusyStatus:
             self._running[subshell] = parent or {}
         else:
             self._running.pop(subshell, None)
+
+
+#: Arguments that choose a cluster.
+_CHOOSE = ("url_file", "url_or_file", "profile", "profile_dir", "ipython_dir", "cluster_id")
+
+
+class ClientPatch:
+    """Makes ipyparallel's ``Client`` find the ranks of one notebook."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._plain: Callable[..., None] | None = None
+        self._kind: Any = None
+        self._hook = PostImportHook(("ipyparallel.client.client",), self._replace)
+        self._hook.install()
+
+    def remove(self) -> None:
+        self._hook.uninstall()
+        if self._plain is not None:
+            self._kind.__init__ = self._plain
+
+    def _replace(self, module: ModuleType) -> None:
+        kind = self._kind = module.Client
+        plain = self._plain = kind.__init__
+
+        @wraps(plain)
+        def init(client: Any, connection_info: Any = None, **options: Any) -> None:
+            if connection_info is None and not any(map(options.get, _CHOOSE)):
+                connection_info = self._own()
+            plain(client, connection_info, **options)
+
+        kind.__init__ = init
+
+    def _own(self) -> dict[str, Any] | None:
+        """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
+
+        Raises UsageError if only other notebooks have ranks.
+        """
+        running = self._session.running
+        if running is not None:
+            return running.connection_information()
+        others = connection_files()
+        if not others:
+            return None
+        lines = [f"  ipp.Client({str(path)!r})  {size} ranks" for path, size in others]
+        raise UsageError(
+            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
+            "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
+        )
+
+
+_MAGIC = re.compile(r"\s*(%{1,2})(distributed|ensemble)\b(.*)", re.DOTALL)
+_ASKS = re.compile(r"%%(distributed|ensemble)\s+(.*\s)?(-h|--help)\s*$")
+_RANK = (0,)
+
+
+def words_for(line: str) -> Sequence[str]:
+    """Returns the candidates for the last word of a line: commands, or options not used yet."""
+    found = _MAGIC.match(line)
+    if found is None or not found[3][:1].isspace():
+        return ()
+    *before, last = re.split(r"\s+", found[3].lstrip())
+    if found[2] == "ensemble":
+        known = ensemble_parser().words if found[1] == "%%" else []
+    elif found[1] == "%%":
+        known = cell_parser().words
+    elif not before:
+        return [*COMMANDS, "--help"]
+    else:
+        known = command_parser(before[0]).words if before[0] in COMMANDS else []
+    # While a name or a value is typed, options would be wrong.
+    return [word for word in known if word not in before] if last.startswith("-") else ()
+
+
+def _with_a_cell(lines: list[str]) -> list[str]:
+    # IPython refuses a cell magic without a cell; help needs none.
+    text = [line for line in lines if line.strip()]
+    if len(text) == 1 and _ASKS.match(text[0]):
+        return [f"{text[0].rstrip()}\n", "#\n"]
+    return lines
+
+
+class Completion:
+    """Completes the lines of the magics.
+
+    Names of the ranks are completed and documented by requests to rank 0.
+    """
+
+    def __init__(self, shell: InteractiveShell, session: Session, toggle: EveryCell) -> None:
+        self._shell = shell
+        self._session = session
+        self._toggle = toggle
+        shell.Completer.custom_matchers += [self._match_line, self._match_name]
+        shell.input_transformers_cleanup.append(_with_a_cell)
+        self._kernel = getattr(shell, "kernel", None)
+        self._inspect: Callable[..., Any] | None = getattr(self._kernel, "do_inspect", None)
+        if self._kernel is not None:
+            self._kernel.do_inspect = self._do_inspect
+
+    def remove(self) -> None:
+        self._shell.Completer.custom_matchers.remove(self._match_line)
+        self._shell.Completer.custom_matchers.remove(self._match_name)
+        self._shell.input_transformers_cleanup.remove(_with_a_cell)
+        if self._kernel is not None:
+            self._kernel.do_inspect = self._inspect
+
+    def _is_for_ranks(self, code: str) -> bool:
+        if self._session.running is None:
+            return False
+        return code.lstrip().startswith(("%%distributed", "%%ensemble", "%%px")) or (
+            self._toggle.is_on and not code.lstrip().startswith("%")
+        )
+
+    def _ask(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        cluster = self._session.running
+        if cluster is None:
+            return {}
+        try:
+            return cluster.ask(name, arguments, ranks=_RANK)[0][0]
+        except AllranksError:
+            return {}  # rank 0 is busy: better no answer than a late or a wrong one
+
+    @context_matcher(priority=1001, identifier="allranks_line")  # type: ignore[untyped-decorator]
+    def _match_line(self, context: CompletionContext) -> dict[str, Any]:
+        line = context.line_with_cursor[: context.cursor_position]
+        found = [word for word in words_for(line) if word.startswith(context.token)]
+        completions = [SimpleCompletion(text=word, type="magic") for word in found]
+        return {"completions": completions, "suppress": bool(found), "ordered": True}
+
+    @context_matcher(priority=1000, identifier="allranks")  # type: ignore[untyped-decorator]
+    def _match_name(self, context: CompletionContext) -> dict[str, Any]:
+        code = context.full_text
+        in_magic_line = context.cursor_line == 0 and code.startswith("%%")
+        if in_magic_line or not self._is_for_ranks(code):
+            return {"completions": []}
+        lines = code.split("\n")
+        cursor = sum(len(line) + 1 for line in lines[: context.cursor_line])
+        cursor += context.cursor_position
+        found = self._ask(requests.COMPLETE, {"code": code, "cursor": cursor})
+        start = cursor - len(context.token)
+        completions = [
+            SimpleCompletion(text=code[start : match["start"]] + match["text"], type=match["type"])
+            for match in found.get("matches", [])
+        ]
+        # The notebook's own results for names of the ranks would be wrong.
+        return {"completions": completions, "suppress": True, "ordered": True}
+
+    def _do_inspect(
+        self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
+    ) -> Any:
+        if self._is_for_ranks(code):
+            arguments = {"code": code, "cursor": cursor_pos, "detail": detail_level}
+            found = {"found": False, "data": {}} | self._ask(requests.INSPECT, arguments)
+            return {"status": "ok", "metadata": {}, "found": found["found"], "data": found["data"]}
+        assert self._inspect is not None
+        return self._inspect(code, cursor_pos, detail_level, omit_sections)

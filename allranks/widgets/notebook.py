@@ -7,8 +7,15 @@ import time
 from html import escape
 
 from allranks.records.wire import Output
-from allranks.widgets.displays import VIEW, DisplaySlot, DrawnBars, Gallery, put_above, reorder
-from allranks.widgets.output_replay import replay
+from allranks.widgets.displays import (
+    VIEW,
+    DisplaySlot,
+    DrawnBars,
+    Gallery,
+    put_above,
+    reorder,
+    replay,
+)
 from allranks.widgets.text import Data, Line, RankText, Row, TextView, is_rich, render
 
 _REFRESH_SECONDS = 0.1
@@ -176,7 +183,7 @@ class NotebookView(TextView):
 
     def make_way(self) -> None:
         # A person is asked below: everything is shown as at the end.
-        self.finish()
+        NotebookView.finish(self)
         self._above += self._stretches
         self._slots_above += self._slots
         self._slots, self._said, self._below = [], [], []

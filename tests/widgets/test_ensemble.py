@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from allranks.ensemble.pictures import (
+from allranks.ensemble.view import (
     MemberRow,
     MemberTable,
     best_of,

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from allranks.ensemble.pictures import MemberRow, MemberTable
+from allranks.ensemble.view import MemberRow, MemberTable
 from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.saved_panel import bundle

@@ -14,7 +14,7 @@ class EnsembleMap(NotebookFeature):
 
     def command(self, name: str, *arguments: Any) -> Any:
         # Imported at the first use: loading the extension does not need ensembles.
-        from allranks.ensemble.runner import map_items
+        from allranks.ensemble.mapping import map_items
 
         return map_items(*arguments)
 

@@ -6,7 +6,8 @@ import gc
 import pickle
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -132,34 +133,32 @@ class RankEnsemble(RankFeature):
         return values
 
     def _leave(self, member: RunMember, value: Any) -> tuple[Result, list[bytes]]:
+        result = Result(self._rank, member.cell, {}, "", 0, "", "")
         if value is None:
-            return Result(self._rank, member.cell, {}, "", 0, "", ""), []
+            return result, []
         try:
-            numbers, text = numbers_of(value), summary_of(value)
+            result = replace(result, numbers=numbers_of(value), text=summary_of(value))
         except BaseException:  # an attribute of an object may raise anything
-            numbers, text = {}, type(value).__name__
+            result = replace(result, text=type(value).__name__)
         buffers: list[pickle.PickleBuffer] = []
         try:
             head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         except BaseException as error:  # an object's own way to be pickled may do anything
-            problem = f"{type(error).__name__}: {text_of(error)}"
-            return Result(self._rank, member.cell, numbers, text, 0, "", problem), []
+            return replace(result, problem=f"{type(error).__name__}: {text_of(error)}"), []
         parts = [head, *(buffer.raw() for buffer in buffers)]
         *_, nbytes = wire.lay_out(parts)
+        result = replace(result, nbytes=nbytes)
         if member.shared and nbytes > _SENT_NBYTES:
-            try:
+            # No such memory here, or not enough: the result is sent.
+            with suppress(OSError, AttributeError):
                 # A large result does not pass through the socket: the notebook maps this memory.
                 self._left = Segment(nbytes)
-            except (OSError, AttributeError):
-                pass  # there is no such memory here, or not enough: it is sent
-            else:
                 with memoryview(self._left.memory) as target:
                     wire.fill(target, parts)
-                address = self._left.address
-                return Result(self._rank, member.cell, numbers, text, nbytes, address, ""), []
+                return replace(result, address=self._left.address), []
         packed = bytearray(nbytes)
         wire.fill(packed, parts)
-        return Result(self._rank, member.cell, numbers, text, nbytes, "", ""), [bytes(packed)]
+        return result, [bytes(packed)]
 
     def _forget(self) -> None:
         # The last member does not run again, and the notebook has its result or will not take it.

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 from IPython.core import debugger
@@ -95,7 +95,8 @@ class RankPrompts(RankFeature):
         if not in_rank():
             raise UsageError(_FORKED)
         # Frame 2 has called `input` or `getpass`.
-        goes_on = _asked_by_a_debugger(sys._getframe(2))
+        callers = (frame for frame, _ in walk_stack(sys._getframe(2)))
+        goes_on = any(isinstance(frame.f_locals.get("self"), bdb.Bdb) for frame in callers)
         with self._turn:
             rank = self._rank
             cell = rank.cell()
@@ -131,14 +132,6 @@ def _shown_as_asking() -> Iterator[None]:
         yield
     finally:
         scope.asks(False)
-
-
-def _asked_by_a_debugger(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if isinstance(frame.f_locals.get("self"), bdb.Bdb):
-            return True
-        frame = frame.f_back
-    return False
 
 
 FEATURE = RankPrompts

@@ -25,15 +25,29 @@ _MOST_OUTPUTS = 1000
 _NBYTES_A_SECOND = 500_000
 
 
-class ProxyWidget:
-    """Stands for a rank's widget where a page that is loaded anew asks for all that there are."""
+def _of_state(name: str) -> property:
+    return property(lambda proxy: proxy.state.get(name, ""))
 
-    def __init__(self, name: str, state: dict[str, Any]) -> None:
-        self.model_id = name
-        self.state = state
-        self._model_name = state.get("_model_name", "")
-        self._model_module = state.get("_model_module", "")
-        self._model_module_version = state.get("_model_module_version", "")
+
+@dataclass(eq=False)
+class ProxyWidget:
+    """A widget of one rank: its channel to the front end, and its current state.
+
+    A page that is loaded anew finds it among the kernel's own widgets.
+    """
+
+    rank: int
+    model_id: str
+    channel: Any
+    state: dict[str, Any]
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    clears_next: bool = False
+    next_at: float = 0.0
+    shown_soon: bool = False
+
+    _model_name = _of_state("_model_name")
+    _model_module = _of_state("_model_module")
+    _model_module_version = _of_state("_model_module_version")
 
     def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
         return dict(self.state)
@@ -49,19 +63,6 @@ class ProxyWidget:
         ...
 
 
-@dataclass
-class _Proxy:
-    """A widget of one rank: its channel to the front end, and its current state."""
-
-    rank: int
-    channel: Any
-    state: dict[str, Any]
-    outputs: list[dict[str, Any]] = field(default_factory=list)
-    clears_next: bool = False
-    next_at: float = 0.0
-    shown_soon: bool = False
-
-
 class WidgetProxies:
     """The widgets of one cluster's ranks."""
 
@@ -70,7 +71,7 @@ class WidgetProxies:
         self.send: Callable[..., object] = lambda *_: None
         #: Whether the front end draws widgets; else their content is shown as text.
         self.drawn = False
-        self._proxies: dict[str, _Proxy] = {}
+        self._proxies: dict[str, ProxyWidget] = {}
         #: In which widget each rank writes now.
         self._into: dict[int, str] = {}
         #: The widgets of ranks that are gone, and their last states.
@@ -83,9 +84,11 @@ class WidgetProxies:
             with self._lock:
                 self._take(record, payloads)
             return None
-        if isinstance(record, Output) and (record.rank in self._into or _has_into(record)):
-            with self._lock:
-                return self._divert(record)
+        if isinstance(record, Output):
+            into = record.rank in self._into
+            if into or any(entry[0] == "into" for entry in record.entries):
+                with self._lock:
+                    return self._divert(record)
         return record
 
     def close(self) -> None:
@@ -119,11 +122,12 @@ class WidgetProxies:
 
     def _open(self, record: Widget, buffers: list[bytes]) -> None:
         state = _whole(record.data, buffers)
-        channel = None
+        proxy = ProxyWidget(record.rank, record.comm, NullComm(), state)
         if self.drawn:
             import comm
+            from ipywidgets.widgets import widget
 
-            channel = comm.create_comm(
+            channel = proxy.channel = comm.create_comm(
                 target_name=record.target,
                 comm_id=record.comm,
                 data=record.data,
@@ -133,8 +137,8 @@ class WidgetProxies:
             channel.on_msg(lambda message: self._heard(record, message))
             channel.on_close(lambda _: self._gone(record.comm))
             if record.target == _TARGET:
-                _remember(record.comm, state)
-        self._proxies[record.comm] = _Proxy(record.rank, channel or NullComm(), state)
+                widget._instances[record.comm] = proxy
+        self._proxies[record.comm] = proxy
         STATES[record.comm] = state
 
     def _gone(self, name: str) -> None:
@@ -181,7 +185,7 @@ class WidgetProxies:
             rest += self._show(name, self._proxies[name])
         return replace(record, entries=tuple(rest))
 
-    def _show(self, name: str, proxy: _Proxy) -> list[list[Any]]:
+    def _show(self, name: str, proxy: ProxyWidget) -> list[list[Any]]:
         """Shows the content of a widget for output; where none is drawn, returns it as an entry."""
         if not self.drawn:
             return [["update", {"text/plain": _as_text(proxy.outputs)}, {}, name]]
@@ -195,12 +199,12 @@ class WidgetProxies:
             later.start()
         return []
 
-    def _show_late(self, proxy: _Proxy) -> None:
+    def _show_late(self, proxy: ProxyWidget) -> None:
         with self._lock:
             proxy.shown_soon = False
             self._send_outputs(proxy)
 
-    def _send_outputs(self, proxy: _Proxy) -> None:
+    def _send_outputs(self, proxy: ProxyWidget) -> None:
         outputs = list(proxy.outputs)
         nbytes = sum(len(str(output.get("text") or output.get("data"))) for output in outputs)
         proxy.next_at = time.monotonic() + nbytes / _NBYTES_A_SECOND
@@ -209,7 +213,7 @@ class WidgetProxies:
         proxy.channel.send(data)
 
 
-def _write(proxy: _Proxy, entry: list[Any]) -> None:
+def _write(proxy: ProxyWidget, entry: list[Any]) -> None:
     # As a notebook keeps outputs.
     kind, *rest = entry
     outputs = proxy.outputs
@@ -271,10 +275,6 @@ def _around(name: str, states: dict[str, dict[str, Any]]) -> list[str]:
     return found
 
 
-def _has_into(record: Output) -> bool:
-    return any(entry[0] == "into" for entry in record.entries)
-
-
 def _whole(data: dict[str, Any], buffers: list[bytes]) -> dict[str, Any]:
     state: dict[str, Any] = data.get("state", {})
     paths = data.get("buffer_paths", [])
@@ -285,12 +285,6 @@ def _whole(data: dict[str, Any], buffers: list[bytes]) -> dict[str, Any]:
     whole: dict[str, Any] = copy.deepcopy(state)
     _put_buffers(whole, paths, buffers)
     return whole
-
-
-def _remember(name: str, state: dict[str, Any]) -> None:
-    from ipywidgets.widgets import widget
-
-    widget._instances[name] = ProxyWidget(name, state)
 
 
 def _forget(name: str) -> None:

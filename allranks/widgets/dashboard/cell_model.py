@@ -8,6 +8,7 @@ import socket
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -248,32 +249,32 @@ class Piece(NamedTuple):
     skipped: int
 
 
-class _Tail:
-    """One rank's log from where the cell began, as far as it is known to be complete."""
+class _RankOutput:
+    """The output of a rank of another host: only what it sends for the screen can be had."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            self.start = os.path.getsize(path)
-        except OSError:  # another process has removed it
-            self.start = 0
+    start = 0
+
+    def __init__(self) -> None:
         self.at = self.known = self.start
         self.spans: list[list[int]] = []
+        self._text = b""
 
     def take(self, batch: Output) -> None:
-        self.known = max(self.known, batch.log_nbytes)
-        self.spans += batch.err_spans
+        for kind, *rest in batch.entries:
+            if kind in ("out", "err"):
+                piece = rest[0].encode("utf-8", "replace")
+                if kind == "err":
+                    self.spans.append([self.known, self.known + len(piece)])
+                self._text += piece
+                self.known = len(self._text)
+
+    def bytes(self, at: int, count: int) -> bytes:
+        return self._text[at : at + count]
 
     def read(self, rank: int, behind_nbytes: int) -> Piece | None:
         at = max(self.at, self.known - behind_nbytes)
         skipped, self.at = at - self.at, at
-        try:
-            with open(self.path, "rb") as log:
-                log.seek(at)
-                # What stands behind ``known`` may end in the middle of a write.
-                text = log.read(min(self.known - at, PIECE_NBYTES))
-        except OSError:
-            text = b""  # the log has been removed
+        text = self.bytes(at, min(self.known - at, PIECE_NBYTES))
         if not text:
             return None
         end = self.at = at + len(text)
@@ -281,29 +282,25 @@ class _Tail:
         return Piece(rank, text, spans, skipped)
 
 
-class _RemoteOutput:
-    """A rank of another host: only the text that it sends for the screen can be had."""
+class _LogFile(_RankOutput):
+    """A rank's log from where the cell began, as far as it is known to be complete."""
 
-    def __init__(self) -> None:
-        self.text = b""
-        self.spans: list[list[int]] = []
-        self.at = 0
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with suppress(OSError):  # another process has removed it
+            self.start = os.path.getsize(path)
+        super().__init__()
 
     def take(self, batch: Output) -> None:
-        for kind, *rest in batch.entries:
-            if kind in ("out", "err"):
-                piece = rest[0].encode("utf-8", "replace")
-                if kind == "err":
-                    self.spans.append([len(self.text), len(self.text) + len(piece)])
-                self.text += piece
+        self.known = max(self.known, batch.log_nbytes)
+        self.spans += batch.err_spans
 
-    def read(self, rank: int, behind_nbytes: int) -> Piece | None:
-        before, self.at = self.at, len(self.text)
-        at = max(before, self.at - behind_nbytes)
-        if at == self.at:
-            return None
-        spans = [[max(a, at) - at, b - at] for a, b in self.spans if b > at]
-        return Piece(rank, self.text[at:], spans, at - before)
+    def bytes(self, at: int, count: int) -> bytes:
+        # What stands behind ``known`` may end in the middle of a write.
+        with suppress(OSError), open(self._path, "rb") as log:
+            log.seek(at)
+            return log.read(count)
+        return b""  # the log has been removed
 
 
 class Logs:
@@ -312,8 +309,8 @@ class Logs:
     def __init__(self, hellos: Sequence[Hello]) -> None:
         here = socket.gethostname()
         self.paths = {h.rank: h.log for h in hellos}
-        self._ranks: dict[int, _Tail | _RemoteOutput] = {
-            h.rank: _Tail(h.log) if h.host == here and os.path.exists(h.log) else _RemoteOutput()
+        self._ranks = {
+            h.rank: _LogFile(h.log) if h.host == here and os.path.exists(h.log) else _RankOutput()
             for h in hellos
         }
 
@@ -338,7 +335,7 @@ class Logs:
     def rewind(self) -> None:
         # For a new reader.
         for reader in self._ranks.values():
-            reader.at = reader.start if isinstance(reader, _Tail) else 0
+            reader.at = reader.start
 
 
 class Imports:

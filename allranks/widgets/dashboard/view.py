@@ -33,7 +33,7 @@ from allranks.widgets.dashboard.saved_panel import (
 )
 from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import timings_page
-from allranks.widgets.displays import VIEW, ProgressLine, bar_data
+from allranks.widgets.displays import VIEW, ProgressLine, bar_data, make_widget
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
@@ -45,37 +45,43 @@ _TIMINGS_SECONDS = 0.5
 _STRIPS_SECONDS, _MEMORY_SECONDS = 1.0, 3.0
 #: Before the first message of a page, changes are sent less often, and no logs.
 _UNHEARD_SECONDS = 0.5
+#: A rank without a report of its time for so long is asked again: it may have come to the cell
+#: later, or in the place of one that died. Each time the wait is twice as long.
+_AGAIN_SECONDS = 3.0
+
+#: Makes a request of ranks: its name, its arguments, what takes each answer, and which ranks. The
+#: answers are delivered later.
+Ask = Callable[[str, Data, Callable[[Answer], None], Iterable[int]], None]
+#: Handles a click on ``add`` or ``stop``, and its value; returns the message for the page.
+ClickHandler = Callable[[str, Any], str]
+PROFILE_SECONDS = 5.0
+#: Profiles the running cell for some seconds, and passes on the profiles of its ranks. Returns
+#: why that is not possible, or "".
+Profiler = Callable[[Callable[[Data | None], object], float], str]
+
+_PROFILE_BEGUN = f"profiling the next {PROFILE_SECONDS:g} s"
+_PROFILE_BELOW = "the flame graph is below"
+_NO_PROFILE = "no rank could be looked at in this cell: there is no flame graph"
 
 
-def _make_widget(snapshot: Callable[[], Data], clicked: Callable[[Data], None]) -> Any:
-    """Returns the model behind a live panel. Both functions may be called from another thread.
+class LivePanel:
+    """Keeps the widget of one cell up to date; ``mode`` is ``auto`` or ``full``.
 
     News are messages, numbered from 1. The state is made when a page asks for it: it holds the
     content of all messages up to its number, in as few bytes as possible.
     """
-    # Imported here: anywidget loads ipywidgets, which takes longer than a short cell.
-    import anywidget
-    import traitlets
-
-    class DashboardWidget(anywidget.AnyWidget):
-        _esm, _css = panel_files()
-        state = traitlets.Dict().tag(sync=True, to_json=lambda *_: snapshot())
-
-    widget = DashboardWidget()
-    widget.on_msg(lambda _widget, content, _buffers: clicked(content))
-    return widget
-
-
-class LivePanel:
-    """Keeps the widget of one cell up to date; ``mode`` is ``auto`` or ``full``."""
 
     def __init__(self, figures: CellModel, logs: Logs, mode: str) -> None:
         self.figures = figures
         self.logs = logs
         self.with_logs = mode == "full"
-        #: Whether the ranks are another notebook's, and nothing is asked of them here.
+        #: None if the ranks are another notebook's, or nothing is asked of them.
+        self.ask: Ask | None = None
+        #: Adds and stops members of an ensemble.
+        self.act: ClickHandler | None = None
+        #: Whether the ranks are another notebook's.
         self.watched = False
-        self.clicks: deque[Data] = deque()
+        self._clicks: deque[Data] = deque()
         #: The reader's choices on the page.
         self.settings: Data = {}
         #: By which the output that stays finds the view on the page.
@@ -86,35 +92,35 @@ class LivePanel:
         self._lock = threading.RLock()
         self._number = 0
         self._heard = self._ended = False
-        self._next_news = 0.0
-        self._next_timings = self._next_strips = self._next_memory = 0.0
+        #: When a part of the page may be sent again.
+        self._next: dict[str, float] = {}
+        self._looked, self._wait = False, _AGAIN_SECONDS
         self._memory = ""
         #: As HTML, by their titles: the sections that were added, as a page has them.
         self._sections = {section.title: "" for section in figures.sections}
-        self._next_sections = 0.0
         self._widget: Any = None
 
     @property
-    def looks_at_time(self) -> bool:
+    def shown(self) -> bool:
+        return self._widget is not None
+
+    @property
+    def _looks_at_time(self) -> bool:
         # Whether a reader has opened that section.
         return "time" not in self.settings.get("closed", ["time"])
 
-    def widget(self) -> Any:
-        if self._widget is None:
-            self._widget = _make_widget(self.snapshot, self.clicks.append)
-        return self._widget
-
     def panel(self, text: str) -> Data:
         """Returns the widget as a display's data, with a text for pages that show no widgets."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget().model_id}
+        self._widget = make_widget(*panel_files(), self.snapshot, self._clicks.append)
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
         return {VIEW: view, "text/plain": text}
 
     def end(self) -> None:
         # A page that has everything goes on showing it.
         self._ended = True
-        if self._widget is None:
+        if not self.shown:
             return
-        self.refresh(final=True)
+        self._send_news(final=True)
         # A page from which no message came was not sent the logs.
         if self._heard or not self.with_logs:
             self.say(ended=True, elapsed=self.figures.elapsed)
@@ -154,7 +160,7 @@ class LivePanel:
                 "profiles": self.profile is not None,
             }
 
-    def greet(self) -> None:
+    def _greet(self) -> None:
         # A page listens, or has missed something: it is sent everything.
         with self._lock:
             self._heard = True
@@ -167,13 +173,27 @@ class LivePanel:
         with self._lock:
             self._send(message, [])
 
-    def refresh(self, final: bool = False) -> None:
-        """Sends what is new, at most ten times a second, and less often of many ranks."""
-        now = time.monotonic()
-        if not final and now < self._next_news:
+    def refresh(self) -> None:
+        """Handles clicks, and sends what is new; nothing before the panel is shown."""
+        if not self.shown:
             return
+        while self._clicks:
+            self._handle(self._clicks.popleft())
+        if self.figures.members is None:
+            self._request_strips()
+        # At most ten times a second, and less often of many ranks.
         seconds = _NEWS_SECONDS if self._heard else _UNHEARD_SECONDS
-        self._next_news = now + max(seconds, len(self.figures.tiles.tiles) / _RANKS_A_SECOND)
+        if self._is_due("news", max(seconds, len(self.figures.tiles.tiles) / _RANKS_A_SECOND)):
+            self._send_news()
+
+    def _is_due(self, part: str, seconds: float, final: bool = False) -> bool:
+        now = time.monotonic()
+        if not final and now < self._next.get(part, 0.0):
+            return False
+        self._next[part] = now + seconds
+        return True
+
+    def _send_news(self, final: bool = False) -> None:
         with self._lock:
             message: Data = {}
             buffers: list[bytes] = []
@@ -188,8 +208,7 @@ class LivePanel:
                 message["curves"] = heads
                 buffers.append(points)
             timings = self.figures.timings
-            if timings.changed and (final or now >= self._next_timings):
-                self._next_timings = now + _TIMINGS_SECONDS
+            if timings.changed and self._is_due("timings", _TIMINGS_SECONDS, final):
                 timings.changed = False
                 message["timings"] = timings_page(timings)
             if self.with_logs and self._heard:
@@ -199,8 +218,8 @@ class LivePanel:
                         {"rank": p.rank, "spans": p.err_spans, "skipped": p.skipped} for p in pieces
                     ]
                     buffers += [piece.text for piece in pieces]
-            self._add_time(message, now, final)
-            self._add_sections(message, now, final)
+            self._add_time(message, final)
+            self._add_sections(message, final)
             if message:
                 self._send({**message, "elapsed": self.figures.elapsed}, buffers)
 
@@ -208,23 +227,21 @@ class LivePanel:
     def _has_strips(self) -> bool:
         return bool(self.figures.strips) and self.figures.noun == "rank"
 
-    def _add_time(self, message: Data, now: float, final: bool) -> None:
-        if not final and not self.looks_at_time:
+    def _add_time(self, message: Data, final: bool) -> None:
+        if not final and not self._looks_at_time:
             return
         strips = self.figures.strips
-        if self._has_strips and (final or (strips.changed and now >= self._next_strips)):
-            self._next_strips = now + _STRIPS_SECONDS
+        changed = self._has_strips and (final or strips.changed)
+        if changed and self._is_due("strips", _STRIPS_SECONDS, final):
             message["strips"] = strips.everything() if final else strips.news()
-        if final or now >= self._next_memory:
-            self._next_memory = now + _MEMORY_SECONDS
+        if self._is_due("memory", _MEMORY_SECONDS, final):
             memory = memory_page(self.figures)
             if memory != self._memory:
                 self._memory = message["memory"] = memory
 
-    def _add_sections(self, message: Data, now: float, final: bool) -> None:
-        if not self._sections or not (final or now >= self._next_sections):
+    def _add_sections(self, message: Data, final: bool) -> None:
+        if not self._sections or not self._is_due("sections", _MEMORY_SECONDS, final):
             return
-        self._next_sections = now + _MEMORY_SECONDS
         made = self._section_pages()
         changed = {title: html for title, html in made.items() if html != self._sections[title]}
         if changed:
@@ -236,85 +253,63 @@ class LivePanel:
 
     def _send(self, message: Data, buffers: list[bytes]) -> None:
         self._number += 1
-        self.widget().send({**message, "seq": self._number}, buffers)
+        self._widget.send({**message, "seq": self._number}, buffers)
 
+    def _handle(self, click: Data) -> None:
+        kind = click.get("kind")
+        if kind == "ready":
+            self._greet()
+        elif kind == "where" and self.ask is not None:
+            for name in (requests.STATUS, requests.STACK):
+                self.ask(name, {}, partial(self._say_where, name), self.figures.ranks)
+        elif kind == "profile" and self.profile is not None:
+            self.profile()
+        elif kind in ("add", "stop") and self.act is not None:
+            self.say(answer=self.act(kind, click.get("what")))
+        elif kind == "settings" and isinstance(click.get("settings"), dict):
+            # Kept for the picture, and for other pages.
+            self.settings = click["settings"]
+        elif kind == "interrupt" and not self.watched:
+            # From pages that cannot ask the server to interrupt the kernel.
+            signal.raise_signal(signal.SIGINT)
 
-#: Makes a request of ranks: its name, its arguments, what takes each answer, and which ranks. The
-#: answers are delivered later.
-Ask = Callable[[str, Data, Callable[[Answer], None], Iterable[int]], None]
+    def _say_where(self, name: str, answer: Answer) -> None:
+        self.say(where={"rank": answer.rank, "what": name, **answer.content})
 
-
-def handle_click(click: Data, live: LivePanel, ask: Ask) -> None:
-    kind = click.get("kind")
-    if kind == "ready":
-        live.greet()
-    elif kind == "where":
-        for name in (requests.STATUS, requests.STACK):
-            ask(name, {}, partial(_say_where, live, name), live.figures.ranks)
-    elif kind == "profile" and live.profile is not None:
-        live.profile()
-    elif kind == "settings" and isinstance(click.get("settings"), dict):
-        # Kept for the picture, and for other pages.
-        live.settings = click["settings"]
-    elif kind == "interrupt" and not live.watched:
-        # From pages that cannot ask the server to interrupt the kernel.
-        signal.raise_signal(signal.SIGINT)
-
-
-def _say_where(live: LivePanel, name: str, answer: Answer) -> None:
-    live.say(where={"rank": answer.rank, "what": name, **answer.content})
-
-
-#: A rank without a report for this time is asked again: it may have come to the cell later, or
-#: in the place of one that died. Each time the wait is twice as long.
-_AGAIN_SECONDS = 3.0
-
-
-class StripRequests:
-    """Asks the ranks of a cell to report their time while the section is open."""
-
-    def __init__(self, figures: CellModel) -> None:
-        self._figures = figures
-        self._looks = False
-        self._wait, self._again_at = _AGAIN_SECONDS, 0.0
-
-    def update(self, looks: bool, ask: Ask) -> None:
-        if not (looks or self._looks):
+    def _request_strips(self) -> None:
+        # Asks the ranks to report their time while the section is open.
+        looks = self._looks_at_time
+        if self.ask is None or not (looks or self._looked):
             return  # as nearly always: this is called with every message
-        now, strips = time.monotonic(), self._figures.strips
-        ranks = [tile.rank for tile in self._figures.tiles.tiles.values() if not tile.gone]
-        if looks != self._looks:
-            self._looks, self._wait = looks, _AGAIN_SECONDS
-        elif now >= self._again_at:
+        strips = self.figures.strips
+        ranks = [tile.rank for tile in self.figures.tiles.tiles.values() if not tile.gone]
+        if looks != self._looked:
+            self._looked, self._wait = looks, _AGAIN_SECONDS
+            self._is_due("reports", self._wait, final=True)
+        elif self._is_due("reports", 2 * self._wait):
             self._wait *= 2
-            since = self._figures.elapsed - _AGAIN_SECONDS
+            since = self.figures.elapsed - _AGAIN_SECONDS
             ranks = [rank for rank in ranks if strips.seconds(rank) < since]
         else:
             return
-        self._again_at = now + self._wait
         if ranks:
-            ask(requests.STRIPS, {"bins": strips.bins if looks else 0}, lambda _: None, ranks)
+            bins = strips.bins if looks else 0
+            self.ask(requests.STRIPS, {"bins": bins}, lambda _: None, ranks)
 
+    def profile_with(self, profiler: Profiler, show: Callable[[Data], object]) -> None:
+        """Lets the page profile the cell; ``show`` shows the picture."""
 
-PROFILE_SECONDS = 5.0
-#: Profiles the running cell for some seconds, and passes on the profiles of its ranks. Returns
-#: why that is not possible, or "".
-Profiler = Callable[[Callable[[Data | None], object], float], str]
+        def take(picture: Data | None) -> None:
+            if picture is not None:
+                show(picture)
+            self.say(profiled=_NO_PROFILE if picture is None else _PROFILE_BELOW)
 
-_PROFILE_BEGUN = f"profiling the next {PROFILE_SECONDS:g} s"
-_PROFILE_BELOW = "the flame graph is below"
-_NO_PROFILE = "no rank could be looked at in this cell: there is no flame graph"
+        self.profile = lambda: self.say(profiled=profiler(take, PROFILE_SECONDS) or _PROFILE_BEGUN)
 
-
-def begin_profile(profiler: Profiler, live: LivePanel, show: Callable[[Data], object]) -> None:
-    """Profiles the cell for some seconds; ``show`` shows the picture."""
-
-    def take(picture: Data | None) -> None:
-        if picture is not None:
-            show(picture)
-        live.say(profiled=_NO_PROFILE if picture is None else _PROFILE_BELOW)
-
-    live.say(profiled=profiler(take, PROFILE_SECONDS) or _PROFILE_BEGUN)
+    def leave(self, view: NotebookView, picture: Callable[[PlotStyle], dict[str, str]]) -> None:
+        """Ends the panel, and puts what stays in its place; ``picture`` is without scripts."""
+        self.end()
+        view.show_panel(self.saved(picture(PlotStyle.of(self.settings))))
 
 
 #: A cell with hidden output that runs for longer than this has a panel, to search the output.
@@ -323,7 +318,7 @@ _MUCH_TEXT_SECONDS = 1.0
 _NOTHING = {"text/html": "", "text/plain": ""}
 
 
-class Dashboard:
+class Dashboard(NotebookView):
     """Shows a cell's text, and above it a live panel that stays when the cell has ended.
 
     See ``cell_view`` for the arguments.
@@ -333,78 +328,61 @@ class Dashboard:
         self,
         mode: str,
         hellos: Sequence[Hello],
-        text: NotebookView,
+        log_dir: str,
+        fold: bool,
         ask: Ask | None,
-        profiler: Profiler | None = None,
+        profiler: Profiler | None,
     ) -> None:
+        super().__init__([hello.rank for hello in hellos], log_dir, fold)
         self.figures = CellModel(hellos)
         self._logs = Logs(hellos)
         self._live = LivePanel(self.figures, self._logs, mode)
         if profiler is not None:
-            self._live.profile = partial(begin_profile, profiler, self._live, text.show_below_panel)
-        self._strip_requests = StripRequests(self.figures)
-        self._live.watched = ask is None
-        self._text = text
+            self._live.profile_with(profiler, self.show_below_panel)
         # No page of another notebook has a button that asks its ranks.
-        self._ask: Ask = ask or (lambda *_: None)
+        self._live.ask, self._live.watched = ask, ask is None
         self._full = self.figures.memory.asked = mode == "full"
-        self._shown = self._with_imports = self._hidden = False
+        self._with_imports = self._much = False
 
     def output(self, batch: Output) -> None:
         self._logs.take(batch)
         if batch.hidden_lines:
-            self._hidden = self._live.with_logs = True
-        self._text.output(batch)
+            self._much = self._live.with_logs = True
+        super().output(batch)
 
     def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
         self.figures.take(record, payloads)
 
     def left(self, rank: int, status: str) -> None:
         self.figures.left(rank, status)
-        self._text.left(rank, status)
-
-    def notice(self, text: str) -> None:
-        self._text.notice(text)
-
-    def make_way(self) -> None:
-        self._text.make_way()
+        super().left(rank, status)
 
     def refresh(self) -> None:
-        much = self._hidden and self.figures.elapsed >= _MUCH_TEXT_SECONDS
-        if not self._shown and (self._full or much or self.figures.worth_showing()):
-            self._shown = True
-            self._text.show_panel(self._live.panel(summary(self.figures)))
-        if not self._shown:
+        much = self._much and self.figures.elapsed >= _MUCH_TEXT_SECONDS
+        if not self._live.shown and (self._full or much or self.figures.worth_showing()):
+            self.show_panel(self._live.panel(summary(self.figures)))
+        if not self._live.shown:
             self._show_imports()
-        self._text.refresh()
-        if self._shown:
-            while self._live.clicks:
-                handle_click(self._live.clicks.popleft(), self._live, self._ask)
-            self._strip_requests.update(self._live.looks_at_time, self._ask)
-            self._live.refresh()
+        super().refresh()
+        self._live.refresh()
 
     def finish(self) -> None:
         self.figures.end()
         # A panel for text comes only to a cell that takes its time; what stays is the same for all.
-        if self._shown or self._full or self._hidden or self.figures.worth_showing():
-            self._live.end()
-            picture = bundle(self.figures, PlotStyle.of(self._live.settings))
-            self._text.show_panel(self._live.saved(picture))
+        if self._live.shown or self._full or self._much or self.figures.worth_showing():
+            self._live.leave(self, partial(bundle, self.figures))
         elif self._with_imports:
-            self._text.show_panel(_NOTHING)
-        self._text.finish()
+            self.show_panel(_NOTHING)
+        super().finish()
         self._live.close()
-
-    def outputs(self) -> list[tuple[Data, Data]]:
-        return self._text.outputs()
 
     def _show_imports(self) -> None:
         line = self.figures.imports.line()
         if line is not None:
             self._with_imports = True
-            self._text.show_panel(bar_data(*line, ""))
+            self.show_panel(bar_data(*line, ""))
         elif self._with_imports:
-            self._text.show_panel(_NOTHING)
+            self.show_panel(_NOTHING)
 
 
 class TerminalDashboard(TerminalView):
@@ -476,7 +454,7 @@ def cell_view(
         return text_view(ranks, log_dir, fold)
     view: Dashboard | TerminalDashboard
     if front_end() == NOTEBOOK:
-        view = Dashboard(mode, hellos, NotebookView(ranks, log_dir, fold), ask, profiler)
+        view = Dashboard(mode, hellos, log_dir, fold, ask, profiler)
     else:
         view = TerminalDashboard(mode, hellos, log_dir, fold)
     view.figures.started -= ago

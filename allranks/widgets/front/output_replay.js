@@ -7,7 +7,7 @@ class Page {
     this.asked = false;
     this.first = new Map();
     // The first page has seen everything; a later one hears nothing until it has been answered.
-    this.listens = !model.get("page").later;
+    this.listens = !model.get("state").later;
     model.on("msg:custom", (message) => this.take(message));
     if (!this.listens) model.send({ kind: "opened" });
   }

@@ -21,14 +21,13 @@ from allranks.cluster.options import ClusterOptions
 from allranks.collectives.host.memory import Segment
 from allranks.ensemble import grid
 from allranks.ensemble import runs as predict
-from allranks.ensemble.ledger import Early, remaining_seconds
+from allranks.ensemble.early import Early, remaining_seconds
 from allranks.ensemble.member import FAILED, FINISHED, WAITING, Arena, Member, SharedResult
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of
 from allranks.errors import MissingDependency, UsageError
 from allranks.features.ensemble.rank import numbers_of, summary_of
-from allranks.magics.ensemble import ensemble_parser
-from allranks.magics.options import parse_cell
+from allranks.magics.options import ensemble_parser, parse_cell
 from allranks.records import wire
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from allranks.cluster.options import check_preload
 from allranks.errors import UsageError
-from allranks.magics.completion import words_for
 from allranks.magics.options import COMMANDS, HelpShown, cell_parser, parse_cell, parse_command
+from allranks.magics.shell import words_for
 
 
 def test_a_cells_options_are_read() -> None:
