@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -113,18 +113,18 @@ class DistributedMagics(Magics):
         super().__init__(shell)
         self.session = Session()
         self.toggle = EveryCell(shell)
-        self._removals: list[Callable[[], None]] = [
-            Completion(shell, self.session, self.toggle).remove,
-            AwaitedMagics(shell).remove,
-            CellReplies(shell).remove,
-            BusyStatus(shell).remove,
-            ClientPatch(self.session).remove,
-        ]
+        self._undo = ExitStack()
+        Completion(shell, self.session, self.toggle, self._undo)
+        ClientPatch(self.session, self._undo)
+        kernel = getattr(shell, "kernel", None)
+        if kernel is not None:
+            AwaitedMagics(shell, self._undo)
+            CellReplies(kernel, self._undo)
+            BusyStatus(kernel, self._undo)
 
     def close(self) -> None:
         self.toggle.off()
-        for remove in self._removals:
-            remove()
+        self._undo.close()
         replay.close()
         self.session.close()
 

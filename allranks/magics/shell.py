@@ -1,4 +1,6 @@
-"""What the extension changes in IPython's shell and in ipykernel, until it is unloaded.
+"""What the extension changes in IPython's shell and in ipykernel.
+
+When it is unloaded, an ``ExitStack`` undoes the changes.
 
 - `EveryCell`: ``%distributed on`` sends every following cell to the ranks, until ``off``.
 - `AwaitedMagics`: widgets react while a cell runs, because IPython awaits our cell magics.
@@ -16,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from traceback import walk_stack
 from types import ModuleType
@@ -136,20 +139,25 @@ _CALL = "get_ipython().run_cell_magic('"
 _MAGICS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_magic.__code__)
 
 
+def _append(undo: ExitStack, items: list[Any], item: Any) -> None:
+    items.append(item)
+    undo.callback(items.remove, item)
+
+
+def _replace(undo: ExitStack, target: object, name: str, value: object) -> None:
+    # On the instance: until then its class has what is replaced.
+    setattr(target, name, value)
+    undo.callback(delattr, target, name)
+
+
 class AwaitedMagics:
     """Puts an ``await`` before our cell magics in the cells of a notebook, not of a terminal."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell, undo: ExitStack) -> None:
         self._shell = shell
-        self._added = getattr(shell, "kernel", None) is not None
-        if self._added:
-            shell.input_transformers_post.append(self._transform)
-            shell.events.register("pre_run_cell", self._begin)
-
-    def remove(self) -> None:
-        if self._added:
-            self._shell.input_transformers_post.remove(self._transform)
-            self._shell.events.unregister("pre_run_cell", self._begin)
+        _append(undo, shell.input_transformers_post, self._transform)
+        shell.events.register("pre_run_cell", self._begin)
+        undo.callback(shell.events.unregister, "pre_run_cell", self._begin)
 
     def _begin(self, _: object) -> None:
         # A value that could not be shown fails its cell. Where the next one is awaited, ipykernel
@@ -193,19 +201,12 @@ _REQUEST = "execute_request"
 class CellReplies:
     """Answers every request to run a cell, in a notebook but not in a terminal."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._kernel: Any = getattr(shell, "kernel", None)
-        if self._kernel is None:
-            return
-        self._handle = self._kernel.shell_handlers[_REQUEST]
-        self._execute = self._kernel.do_execute
-        self._kernel.shell_handlers[_REQUEST] = self._answer
-        self._kernel.do_execute = self._run
-
-    def remove(self) -> None:
-        if self._kernel is not None:
-            self._kernel.shell_handlers[_REQUEST] = self._handle
-            del self._kernel.do_execute
+    def __init__(self, kernel: Any, undo: ExitStack) -> None:
+        self._kernel, self._execute = kernel, kernel.do_execute
+        self._handle = kernel.shell_handlers[_REQUEST]
+        kernel.shell_handlers[_REQUEST] = self._answer
+        undo.callback(kernel.shell_handlers.update, {_REQUEST: self._handle})
+        _replace(undo, kernel, "do_execute", self._run)
 
     async def _run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         # From its end on an interrupt comes too late, until the next cell.
@@ -234,21 +235,14 @@ class BusyStatus:
     terminal.
     """
 
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._kernel: Any = getattr(shell, "kernel", None)
+    def __init__(self, kernel: Any, undo: ExitStack) -> None:
+        self._kernel, self._publish = kernel, kernel._publish_status
         #: The requests of the cells that run, by their subshell; the main shell's is None.
         self._running: dict[str | None, dict[str, Any]] = {}
         #: Without it, a subshell's busy could follow the idle of a cell that ends meanwhile.
         self._lock = threading.Lock()
-        if self._kernel is None:
-            return
-        self._note(self._kernel.get_parent("shell"), "busy")
-        self._publish = self._kernel._publish_status
-        self._kernel._publish_status = self._published
-
-    def remove(self) -> None:
-        if self._kernel is not None:
-            del self._kernel._publish_status
+        self._note(kernel.get_parent("shell"), "busy")
+        _replace(undo, kernel, "_publish_status", self._published)
 
     def _published(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
         parent = parent or self._kernel.get_parent(channel)
@@ -276,21 +270,16 @@ _CHOOSE = ("url_file", "url_or_file", "profile", "profile_dir", "ipython_dir", "
 class ClientPatch:
     """Makes ipyparallel's ``Client`` find the ranks of one notebook."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._plain: Callable[..., None] | None = None
-        self._kind: Any = None
-        self._hook = PostImportHook(("ipyparallel.client.client",), self._replace)
-        self._hook.install()
+    def __init__(self, session: Session, undo: ExitStack) -> None:
+        self._session, self._undo = session, undo
+        hook = PostImportHook(("ipyparallel.client.client",), self._patch)
+        hook.install()
+        undo.callback(hook.uninstall)
 
-    def remove(self) -> None:
-        self._hook.uninstall()
-        if self._plain is not None:
-            self._kind.__init__ = self._plain
-
-    def _replace(self, module: ModuleType) -> None:
-        kind = self._kind = module.Client
-        plain = self._plain = kind.__init__
+    def _patch(self, module: ModuleType) -> None:
+        kind: Any = module.Client
+        plain = kind.__init__
+        self._undo.callback(setattr, kind, "__init__", plain)
 
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
@@ -355,23 +344,17 @@ class Completion:
     Names of the ranks are completed and documented by requests to rank 0.
     """
 
-    def __init__(self, shell: InteractiveShell, session: Session, toggle: EveryCell) -> None:
-        self._shell = shell
-        self._session = session
-        self._toggle = toggle
-        shell.Completer.custom_matchers += [self._match_line, self._match_name]
-        shell.input_transformers_cleanup.append(_with_a_cell)
-        self._kernel = getattr(shell, "kernel", None)
-        self._inspect: Callable[..., Any] | None = getattr(self._kernel, "do_inspect", None)
-        if self._kernel is not None:
-            self._kernel.do_inspect = self._do_inspect
-
-    def remove(self) -> None:
-        self._shell.Completer.custom_matchers.remove(self._match_line)
-        self._shell.Completer.custom_matchers.remove(self._match_name)
-        self._shell.input_transformers_cleanup.remove(_with_a_cell)
-        if self._kernel is not None:
-            self._kernel.do_inspect = self._inspect
+    def __init__(
+        self, shell: InteractiveShell, session: Session, toggle: EveryCell, undo: ExitStack
+    ) -> None:
+        self._session, self._toggle = session, toggle
+        for match in (self._match_line, self._match_name):
+            _append(undo, shell.Completer.custom_matchers, match)
+        _append(undo, shell.input_transformers_cleanup, _with_a_cell)
+        kernel = getattr(shell, "kernel", None)
+        if kernel is not None:
+            self._inspect: Callable[..., Any] = kernel.do_inspect
+            _replace(undo, kernel, "do_inspect", self._do_inspect)
 
     def _is_for_ranks(self, code: str) -> bool:
         if self._session.running is None:
@@ -421,5 +404,4 @@ class Completion:
             arguments = {"code": code, "cursor": cursor_pos, "detail": detail_level}
             found = {"found": False, "data": {}} | self._ask(requests.INSPECT, arguments)
             return {"status": "ok", "metadata": {}, "found": found["found"], "data": found["data"]}
-        assert self._inspect is not None
         return self._inspect(code, cursor_pos, detail_level, omit_sections)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -207,13 +208,9 @@ def _number(entry: Any) -> float | None:
     return scalar if isinstance(scalar, bool | int | float) and _fits(scalar) else None
 
 
-def _fits(number: float) -> bool:
-    try:
-        float(number)
+def _fits(number: Any) -> bool:
     # Whole numbers of Python have no bound.
-    except OverflowError:
-        return False
-    return True
+    return isinstance(number, float) or abs(number) <= sys.float_info.max
 
 
 def summary_of(value: Any) -> str:
