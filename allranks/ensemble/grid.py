@@ -114,6 +114,7 @@ class Grid:
 
     def members(self) -> list[Values]:
         # The last parameter changes fastest.
+        rows = [*self.lists]
         for name, choice in self.choices.items():
             if isinstance(choice, Span):
                 scale = "log" if choice.log else "lin"
@@ -122,13 +123,8 @@ class Grid:
                     f"{span} expected a count, or a random search. "
                     f"Type {span}:5, or add --random 20"
                 )
-        rows: list[list[Values]] = [
-            [{name: value} for value in choice]  # type: ignore[union-attr]
-            for name, choice in self.choices.items()
-        ]
-        rows = [[dict(values) for values in one] for one in self.lists] + rows
-        count = math.prod(len(row) for row in rows)
-        _check_count(count)
+            rows.append([{name: value} for value in choice])
+        _check_count(math.prod(map(len, rows)))
         return [_joined(parts) for parts in itertools.product(*rows)]
 
     def draw(self, count: int, seed: int) -> list[Values]:
@@ -138,10 +134,10 @@ class Grid:
         source = random.Random(seed)
         drawn = []
         for _ in range(count):
-            parts = [dict(source.choice(one)) for one in self.lists]
+            parts = [source.choice(one) for one in self.lists]
             for name, choice in self.choices.items():
-                spans = isinstance(choice, Span)
-                parts.append({name: choice.draw(source) if spans else source.choice(choice)})  # type: ignore[union-attr,arg-type]
+                value = choice.draw(source) if isinstance(choice, Span) else source.choice(choice)
+                parts.append({name: value})
             drawn.append(_joined(parts))
         return drawn
 
@@ -188,7 +184,7 @@ def parse_choices(name: str, text: str) -> Choices:
     ends = text.split(":")
     if len(ends) > 1 and all(_WHOLE.fullmatch(end) for end in ends) and len(ends) <= 3:
         whole = [int(end) for end in ends]
-        found: Choices = () if whole[2:] == [0] else range(*whole)
+        found: Sequence[Any] = () if whole[2:] == [0] else range(*whole)
     elif len(ends) > 1 and all(_is_number(end) for end in ends):
         raise UsageError(
             f"{name}={text} expected whole numbers as in 0:8, found others. "
@@ -200,7 +196,6 @@ def parse_choices(name: str, text: str) -> Choices:
         # A list is a list of values; a tuple is one value.
         if len(pieces) == 1 and isinstance(found[0], list):
             found = found[0]
-    assert not isinstance(found, Span)
     if not found:
         raise UsageError(f"{name}={text} expected at least one value, found none. {_EXAMPLE}")
     try:

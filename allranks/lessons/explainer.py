@@ -181,7 +181,7 @@ class Explainer:
         show(self._bundle(), raw=True, display_id=self._place)
         if self._widget is None:
             self._loop = asyncio.get_running_loop()
-            self._widget = make_widget(*_files(), self.state, self._clicked)
+            self._widget = make_widget("ExplainerWidget", *_files(), self.state, self._clicked)
 
     def _bundle(self) -> dict[str, str]:
         return bundle(self.told, frames(self.told.run), self._place)

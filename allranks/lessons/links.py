@@ -102,7 +102,12 @@ class MpiLink:
 
     def _post_send(self, to: int, array: Array) -> list[Any]:
         array = np.ascontiguousarray(array)
-        header = np.array([_code(array.dtype.name), array.size], np.int64)
+        name = array.dtype.name
+        if name not in DTYPES:
+            raise TypeError(
+                f"an MPI link carries {', '.join(DTYPES)}: found {name}. Convert first."
+            )
+        header = np.array([DTYPES.index(name), array.size], np.int64)
         data = array.view(np.uint8)
         requests = [self.comm.Isend(header, to, HEADER_TAG), self.comm.Isend(data, to, DATA_TAG)]
         return self._keep(requests, header, data)
@@ -114,12 +119,6 @@ class MpiLink:
     def _finish(self, requests: list[Any]) -> None:
         self._wait(requests)
         del self.unfinished[id(requests)]
-
-
-def _code(name: str) -> int:
-    if name not in DTYPES:
-        raise TypeError(f"an MPI link carries {', '.join(DTYPES)}: found {name}. Convert first.")
-    return DTYPES.index(name)
 
 
 class LoopbackLinks:

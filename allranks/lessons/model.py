@@ -342,23 +342,21 @@ def _candidates(
 
 
 def _waiting(counts: Terms, latency: Latency, fabric: Fabric) -> float:
-    seconds = latency.base
-    if counts.inside:
-        seconds += counts.inside * _known(latency.inside, "latency inside a host", fabric)
-    if counts.between:
-        seconds += counts.between * _known(latency.between, "latency between hosts", fabric)
-    return seconds
+    inside = counts.inside, latency.inside, "latency inside a host"
+    between = counts.between, latency.between, "latency between hosts"
+    return latency.base + sum(
+        count * _known(each, what, fabric) for count, each, what in (inside, between) if count
+    )
 
 
 def _moving(counts: Terms, share: Share, hosts: int, fabric: Fabric) -> float:
-    seconds = 0.0
-    if counts.inside_nbytes:
-        link = _known(fabric.inside_bandwidth, "bandwidth inside a host", fabric)
-        seconds += counts.inside_nbytes / share.of(link, hosts)
-    if counts.between_nbytes:
-        link = _known(fabric.between_bandwidth, "bandwidth between hosts", fabric)
-        seconds += counts.between_nbytes / share.of(link, hosts)
-    return seconds
+    inside = counts.inside_nbytes, fabric.inside_bandwidth, "bandwidth inside a host"
+    between = counts.between_nbytes, fabric.between_bandwidth, "bandwidth between hosts"
+    return sum(
+        nbytes / share.of(_known(link, what, fabric), hosts)
+        for nbytes, link, what in (inside, between)
+        if nbytes
+    )
 
 
 def _known(value: float | None, what: str, fabric: Fabric) -> float:

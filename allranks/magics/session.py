@@ -14,7 +14,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from typing import Any
 
 from allranks.cluster import devices, sessions
@@ -92,7 +93,8 @@ class Session:
         cluster.keeping = self._keeping
         if lost and self._cluster is not None:
             cluster.take_over(self._cluster)
-        cluster.start(_Changes().show)
+        # The last call is cached: a state of the start is printed when it changes.
+        cluster.start(lru_cache(maxsize=1)(partial(print, flush=True)))
         self._cluster = cluster
         self._offer(cluster)
         if self._stays:
@@ -462,18 +464,6 @@ def _call(method: Callable[[], Callable[[socket.socket], None] | None], it: sock
         found(it)
     else:
         it.close()
-
-
-@dataclass
-class _Changes:
-    """Prints the state of the start when it changes."""
-
-    shown: str = ""
-
-    def show(self, text: str) -> None:
-        if text != self.shown:
-            self.shown = text
-            print(text, flush=True)
 
 
 def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:

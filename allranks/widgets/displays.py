@@ -102,10 +102,14 @@ class OutputReplay:
         """Makes the widget through which pages ask, once a cell runs for long."""
         cell = None if self._widget is not None else self._running()
         if cell is not None and time.monotonic() - cell.began > _LONG_SECONDS:
-            states = count()
-            # The first page sees the model being made; a later one asks for its state.
+            script, states = _REPLAY.read_text("utf-8"), count()
             self._widget = make_widget(
-                _REPLAY.read_text("utf-8"), "", lambda: {"later": next(states) > 0}, self._heard
+                "ReplayWidget",
+                script,
+                "",
+                # The first page sees the model being made; a later one asks for its state.
+                lambda: {"later": next(states) > 0},
+                self._heard,
             )
 
     def close(self) -> None:
@@ -172,23 +176,19 @@ class OutputReplay:
 
 
 def make_widget(
-    script: str, style: str, state: Callable[[], Data], heard: Callable[[Data], object]
+    name: str, script: str, style: str, state: Callable[[], Data], heard: Callable[[Data], object]
 ) -> Any:
     """Returns the model of a widget. Pages ask for its state, and ``heard`` gets their messages.
 
-    Both functions may be called from another thread.
+    Both functions may be called from another thread. Pages keep one style for each ``name``.
     """
     # Imported here: anywidget loads ipywidgets, which takes longer than a short cell.
     import anywidget
     import traitlets
 
-    to_page = state
-
-    class FrontWidget(anywidget.AnyWidget):
-        _esm, _css = script, style
-        state = traitlets.Dict().tag(sync=True, to_json=lambda *_: to_page())
-
-    widget = FrontWidget()
+    synced = traitlets.Dict().tag(sync=True, to_json=lambda *_: state())
+    own = {"__module__": __name__, "_esm": script, "_css": style, "state": synced}
+    widget = type(name, (anywidget.AnyWidget,), own)()
     widget.on_msg(lambda _widget, content, _buffers: heard(content))
     return widget
 

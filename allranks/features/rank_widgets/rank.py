@@ -121,7 +121,8 @@ class RankWidgets(RankFeature):
                 return
             if kind == "comm_close":
                 self._outputs.discard(name)
-            self._tell(name, kind, told, _as_json(metadata or {}), channel.target_name, raw)
+            more = _as_json(metadata or {})
+            self._send(Widget(self._rank, kind, name, told, more, channel.target_name), *raw)
 
     def output_sending(self, final: bool) -> None:
         # The states that have waited longest, or at the end all of them.
@@ -139,18 +140,7 @@ class RankWidgets(RankFeature):
         state = self._states.pop(name, None)
         if state is not None:
             data, buffers = state.message()
-            self._tell(name, "comm_msg", data, {}, "", buffers)
-
-    def _tell(
-        self,
-        name: str,
-        kind: str,
-        data: dict[str, Any],
-        metadata: dict[str, Any],
-        target: str,
-        buffers: list[bytes],
-    ) -> None:
-        self._send(Widget(self._rank, kind, name, data, metadata, target), *buffers)
+            self._send(Widget(self._rank, "comm_msg", name, data, {}, ""), *buffers)
 
     def _afford(self, nbytes: int) -> bool:
         now = monotonic()

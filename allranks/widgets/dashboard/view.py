@@ -111,7 +111,8 @@ class LivePanel:
 
     def panel(self, text: str) -> Data:
         """Returns the widget as a display's data, with a text for pages that show no widgets."""
-        self._widget = make_widget(*panel_files(), self.snapshot, self._clicks.append)
+        files, heard = panel_files(), self._clicks.append
+        self._widget = make_widget("DashboardWidget", *files, self.snapshot, heard)
         view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
         return {VIEW: view, "text/plain": text}
 
