@@ -78,3 +78,11 @@ def new_kernel(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
 @pytest.fixture
 def kernel(new_kernel: Callable[..., Kernel]) -> Kernel:
     return new_kernel()
+
+
+@pytest.fixture(scope="module")
+def own_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel that has loaded allranks, for all tests of a file."""
+    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        kernel.run("%load_ext allranks").ok()
+        yield kernel

@@ -26,7 +26,7 @@ from jupyter_client.kernelspec import KernelSpec
 from tests.ports import free_port
 
 MARK = "ALLRANKS_TEST_KERNEL"
-"""The environment variable by which a kernel's processes are known, orphans included."""
+"""The environment variable by which the processes of a kernel, a server or a command are known."""
 
 WARNINGS_AS_ERRORS = "error" + (
     ",ignore:There is no current event loop:DeprecationWarning" * (sys.version_info >= (3, 12))
@@ -98,18 +98,34 @@ class Cell:
         return self._idle and self.status != "running"
 
     def wait(self, timeout: float = 60) -> Self:
-        """Returns this cell once it has ended.
-
-        Raises:
-            TimeoutError: it still runs after ``timeout`` seconds; the message has its output.
-            KernelDied: the kernel ended first.
-        """
+        """Returns this cell once it has ended; see `Kernel.pump`."""
         self._kernel.pump(lambda: self.done, timeout, f"the end of {self.source!r}", self)
         return self
 
     def wait_for(self, text: str, timeout: float = 60) -> Self:
         """Returns this cell once ``text`` stands in its output, whether or not it has ended."""
         self._kernel.pump(lambda: text in self.text, timeout, f"{text!r}", self)
+        return self
+
+    def ok(self) -> Self:
+        assert self.status == "ok", self.text
+        return self
+
+    def fails(self, name: str, *parts: str) -> Self:
+        """Raises unless an error of this name has ended the cell, with these parts in its value."""
+        assert self.error_name == name, self.text
+        for part in parts:
+            assert part in self.error_value, f"{part!r} is not in {self.error_value}"
+        return self
+
+    def says(self, *parts: str) -> Self:
+        for part in parts:
+            assert part in self.text, f"{part!r} is not in {self.text}"
+        return self
+
+    def lacks(self, *parts: str) -> Self:
+        for part in parts:
+            assert part not in self.text, f"{part!r} is in {self.text}"
         return self
 
     def prompt(self, count: int = 1, timeout: float = 60) -> str:
@@ -193,6 +209,9 @@ class Kernel:
         """Runs ``source`` as a cell and returns it once it has ended, well or badly."""
         return self.start(source).wait(timeout)
 
+    def value(self, expression: str) -> str:
+        return str(self.run(expression).ok().displays[0]["text/plain"])
+
     def start(
         self,
         source: str,
@@ -209,14 +228,8 @@ class Kernel:
             metadata: what its front end says of the cell, as JupyterLab ``{"cellId": …}``.
             history: False for what a front end asks for itself.
         """
-        content = {
-            "code": source,
-            "silent": False,
-            "store_history": history,
-            "user_expressions": {},
-            "allow_stdin": typing,
-            "stop_on_error": True,
-        }
+        content = {"code": source, "silent": False, "store_history": history}
+        content |= {"user_expressions": {}, "allow_stdin": typing, "stop_on_error": True}
         message = self._client.session.msg("execute_request", content, metadata=metadata)
         self._client.shell_channel.send(message)
         cell = Cell(source, message["header"]["msg_id"], self)
@@ -275,22 +288,19 @@ class Kernel:
 
     def children(self) -> list[psutil.Process]:
         """Returns every live process that came from this kernel, orphans included, oldest first."""
-        return [process for process in _marked(self.mark) if process.pid != self.pid]
+        return [process for process in marked(self.mark) if process.pid != self.pid]
 
     def wait_for_no_children(self, timeout: float = 10) -> None:
-        deadline = time.monotonic() + timeout
-        while children := self._children_twice():
-            if time.monotonic() > deadline:
-                names = "\n".join(f"  {_describe(process)}" for process in children)
-                raise TimeoutError(f"still there after {timeout:g} s:\n{names}")
-            time.sleep(0.1)
-
-    def _children_twice(self) -> list[psutil.Process]:
-        """Looks again where there are none: one that just begins has no environment yet."""
-        if not (children := self.children()):
+        def left() -> list[psutil.Process]:
             time.sleep(0.05)
-            children = self.children()
-        return children
+            return self.children()
+
+        # Twice where there are none: one that just begins has no environment yet.
+        wait_until(
+            lambda: not left() and not left(),
+            lambda: "\n".join(["the end of", *map(_describe, self.children())]),
+            timeout,
+        )
 
     def drain(self, seconds: float = 0.5) -> None:
         """Takes in what arrives after cells have ended, for ``seconds``."""
@@ -305,10 +315,9 @@ class Kernel:
         if self._manager.has_kernel:
             self._manager.shutdown_kernel(now=True)
         # What cleans up after itself is given the time to; the suite of faults says if it does.
-        deadline = time.monotonic() + 5
-        while _marked(self.mark) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for process in _marked(self.mark):
+        with suppress(TimeoutError):
+            wait_until(lambda: not marked(self.mark), seconds=5)
+        for process in marked(self.mark):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._manager.cleanup_resources()
@@ -437,7 +446,8 @@ def _private_env(cwd: Path) -> dict[str, str | None]:
     }
 
 
-def _marked(mark: str) -> list[psutil.Process]:
+def marked(mark: str) -> list[psutil.Process]:
+    """Returns every live process with a mark, orphans included, oldest first."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -460,11 +470,7 @@ def wait_until(
     what: Callable[[], str] = lambda: "what the test waits for",
     seconds: float = 30,
 ) -> None:
-    """Returns once something is so.
-
-    Raises:
-        TimeoutError: after so many seconds, with what was waited for.
-    """
+    """Returns once something is so; after so many seconds raises TimeoutError with what it is."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

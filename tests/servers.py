@@ -13,11 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.kernel import wait_until
+from tests.kernel import MARK, marked, wait_until
 from tests.ports import free_port
-
-MARK = "ALLRANKS_TEST_SERVER"
-"""The environment variable by which a server's processes are known, orphans included."""
 
 PLACES = (
     "IPYTHONDIR",
@@ -81,10 +78,9 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for process in psutil.process_iter():
+        for process in marked(self.token):
             with suppress(psutil.Error):
-                if process.environ().get(MARK) == self.token:
-                    process.kill()
+                process.kill()
 
     def _answers(self) -> bool:
         if self.process.poll() is not None:

@@ -1,10 +1,6 @@
 """The notebooks that the faults are tried in."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +8,7 @@ from tests.faults.notebook import KEPT, Notebook
 
 
 @pytest.fixture(scope="session")
-def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def shared_notebook(tmp_path_factory):
     """One notebook for all files; at the end nothing is left."""
     with Notebook(tmp_path_factory.mktemp("notebook")) as shared:
         yield shared
@@ -21,7 +17,7 @@ def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebo
 
 
 @pytest.fixture(scope="module")
-def notebook(shared_notebook: Notebook, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+def notebook(shared_notebook, request):
     """That notebook, with four ranks, each with ``kept``.
 
     A file that damages its ranks, or makes them keep variables, has ``DAMAGES_RANKS = True``:
@@ -38,14 +34,14 @@ def notebook(shared_notebook: Notebook, request: pytest.FixtureRequest) -> Itera
 
 
 @pytest.fixture
-def _ranks_live_on(notebook: Notebook) -> Iterator[None]:
+def _ranks_live_on(notebook):
     yield
     notebook.settle()
     assert notebook.on_ranks("kept").text == KEPT
 
 
 @pytest.fixture
-def new_notebook(tmp_path: Path) -> Iterator[Callable[..., Notebook]]:
+def new_notebook(tmp_path):
     """Opens notebooks, ``new_notebook(env={…})``, that are closed with the test."""
     with ExitStack() as stack:
 
@@ -55,3 +51,10 @@ def new_notebook(tmp_path: Path) -> Iterator[Callable[..., Notebook]]:
             return stack.enter_context(Notebook(cwd, env))
 
         yield open_one
+
+
+@pytest.fixture(scope="module")
+def own_notebook(tmp_path_factory):
+    """A notebook without ranks, for all tests of a file."""
+    with Notebook(tmp_path_factory.mktemp("notebook")) as opened:
+        yield opened

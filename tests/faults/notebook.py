@@ -14,7 +14,7 @@ from typing import Self
 
 import psutil
 
-from tests.kernel import Cell, Kernel, KernelDied
+from tests.kernel import Cell, Kernel, KernelDied, wait_until
 
 GONE_SECONDS = 30
 #: What four ranks show of ``kept``, which is 10 * rank.
@@ -106,9 +106,6 @@ class Notebook(Kernel):
         super().stop()
         self.__enter__()
 
-    def value(self, expression: str) -> str:
-        return self.run(expression).displays[0]["text/plain"]
-
     def pids(self) -> dict[int, int]:
         return {
             int(rank): int(pid)
@@ -142,10 +139,7 @@ class Notebook(Kernel):
     def check_nothing_left(self) -> None:
         """Raises unless every process is soon gone, and every file but the logs."""
         self.wait_for_no_children(GONE_SECONDS)
-        deadline = time.monotonic() + GONE_SECONDS
-        while (left := self.files_left()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert left == [], left
+        wait_until(lambda: not self.files_left(), lambda: f"the end of {self.files_left()}")
 
     def files_left(self) -> list[str]:
         shared = [name for name in self._segments if (_SHARED_MEMORY / name).exists()]

@@ -11,19 +11,12 @@ pytestmark = pytest.mark.usefixtures("_ranks_live_on")
     ("options", "said"),
     [
         ("-n 0", "expected between 1 and"),
-        ("-n 100000", "found 100000"),
-        ("-n 3", "Leave out -n, or type: %distributed restart -n 3"),
-        ("-r 9", "expected ranks between 0 and 3, found '9'"),
-        ("--frobnicate", "unrecognized arguments: --frobnicate"),
         ("--gpus 7", "--gpus"),
         ("--on moon", "Available: --on local"),
     ],
 )
 def test_a_bad_option_of_a_cell_is_refused(notebook, options, said):
-    cell = notebook.on_ranks("kept = 'overwritten'", options)
-    assert (cell.status, cell.error_name) == ("error", "UsageError")
-    assert said in cell.error_value
-    assert "Traceback" not in cell.text
+    notebook.on_ranks("kept = 'overwritten'", options).fails("UsageError", said).lacks("Traceback")
 
 
 @pytest.mark.parametrize("options", ["--on local", "--gpus all", "--on local --gpus all -n 4"])
@@ -34,8 +27,6 @@ def test_an_option_that_names_what_runs_is_no_conflict(notebook, options):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("frobnicate", "expected a command, found 'frobnicate'"),
-        ("restart -n 0", "expected between 1 and"),
         ("restart --on moon", "expected a launcher, found 'moon'"),
         ("restart --gpus 7", "--gpus"),
         ("start -n 2", "4 ranks are running"),
@@ -50,10 +41,7 @@ def test_an_option_that_names_what_runs_is_no_conflict(notebook, options):
     ],
 )
 def test_a_bad_command_is_refused(notebook, command, said):
-    cell = notebook.run(f"%distributed {command}")
-    assert (cell.status, cell.error_name) == ("error", "UsageError")
-    assert said in cell.error_value
-    assert "Traceback" not in cell.text
+    notebook.run(f"%distributed {command}").fails("UsageError", said).lacks("Traceback")
 
 
 @pytest.mark.parametrize(
@@ -61,15 +49,12 @@ def test_a_bad_command_is_refused(notebook, command, said):
     [
         ("%distributed", "  restart         ends the ranks and starts them again"),
         ("%distributed log --help", "usage: %distributed log"),
-        ("%%distributed --help", "--timeout SECONDS"),
         ("%%distributed -n 4 -h\nkept = 'overwritten'", "--timeout SECONDS"),
         ("%%ensemble --help", "--ranks-per-member K"),
     ],
 )
 def test_help_is_printed_and_nothing_runs(notebook, typed, shown):
-    cell = notebook.run(typed)
-    assert cell.status == "ok"
-    assert shown in cell.text
+    notebook.run(typed).ok().says(shown)
 
 
 def test_tab_completes_commands_and_options(notebook):
@@ -96,11 +81,9 @@ def test_what_cannot_be_pickled_is_not_sent(notebook):
     ],
 )
 def test_a_value_that_cannot_be_sent_is_named_and_the_cell_has_run(notebook, value, said):
-    cell = notebook.on_ranks(
+    notebook.on_ranks(
         f"import threading\nmade, lock = {value!r}, threading.Lock()\n{value}", "-o unsent"
-    )
-    assert cell.error_name == "UsageError"
-    assert said in cell.error_value
+    ).fails("UsageError", said)
     assert notebook.run("unsent").error_name == "NameError"
     assert notebook.on_ranks("made").text == f"ranks 0–3 → {value!r}\n"
     assert notebook.value("'mpi4py.MPI' in __import__('sys').modules") == "False"

@@ -6,104 +6,110 @@ import socket
 import sys
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-import allranks
-from allranks.errors import ClusterLost
-from tests.faults.notebook import Notebook
 from tests.kernel import WARNINGS_AS_ERRORS, wait_until
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory):
-    with Notebook(tmp_path_factory.mktemp("opened")) as shared:
-        yield shared
-
-
 @pytest.fixture
-def idle(opened):
+def idle(own_notebook):
     """That kernel without ranks; its environment, folder and Python are restored after the test."""
-    opened.run("import os, sys; before = dict(os.environ), os.getcwd(), sys.executable")
-    yield opened
-    opened.run(
+    own_notebook.run("import os, sys; before = dict(os.environ), os.getcwd(), sys.executable")
+    yield own_notebook
+    own_notebook.run(
         "os.environ.clear(); os.environ.update(before[0])\n"
         "os.chdir(before[1]); sys.executable = before[2]"
     )
-    assert opened.run("%distributed stop").status == "ok"
+    assert own_notebook.run("%distributed stop").status == "ok"
+
+
+WORK, WORKED = (
+    "size, rank // 2, allreduce(1, op=Sum), comm.allreduce(1)",
+    "ranks 0–1 → (2, 0, 2, 2)\n",
+)
 
 
 def environ(notebook, **values):
     """Changes the environment of a kernel; a value of None removes the name."""
     added = {name: value for name, value in values.items() if value is not None}
-    cell = notebook.run(
+    notebook.run(
         f"for name in {list(values)}: os.environ.pop(name, None)\nos.environ.update({added})"
+    ).ok()
+
+
+def test_what_ranks_cannot_start_with_is_named_with_what_to_type(idle, tmp_path):
+    environ(idle, ALLRANKS_MPIEXEC="/nowhere/mpiexec")
+    idle.on_ranks("rank", "-n 2").fails(
+        "MissingDependency",
+        "found '/nowhere/mpiexec', which cannot be run",
+        "unset ALLRANKS_MPIEXEC",
+    ).lacks("Traceback")
+    environ(idle, ALLRANKS_MPIEXEC="/bin/false")
+    idle.on_ranks("rank", "-n 2").fails(
+        "StartFailed", "expected 2 ranks, found 0", "The launcher ended with exit code 1"
     )
-    assert cell.status == "ok", cell.text
+    environ(idle, ALLRANKS_MPIEXEC=None)
+    (tmp_path / "python").write_text("#!/bin/sh\n")  # without the right to execute it
+    idle.run(f"sys.executable = {str(tmp_path / 'python')!r}")
+    idle.on_ranks("rank", "-n 2").fails(
+        "StartFailed",
+        f"expected to start {tmp_path}/python for the ranks",
+        "a Python that this user may run",
+    )
+    idle.run("sys.executable = before[2]")
+    idle.run("os.makedirs('gone'); os.chdir('gone'); os.rmdir('../gone')")
+    assert "No such file or directory" in idle.on_ranks("rank", "-n 2").error_value
+    idle.run("os.chdir(before[1])")
+    idle.check_nothing_left()
 
 
-def test_a_missing_mpiexec_is_named_with_what_to_type(idle):
-    notebook = idle
-    environ(notebook, ALLRANKS_MPIEXEC="/nowhere/mpiexec")
-    cell = notebook.on_ranks("rank", "-n 2")
-    assert (cell.status, cell.error_name) == ("error", "MissingDependency")
-    assert "found '/nowhere/mpiexec', which cannot be run" in cell.error_value
-    assert "unset ALLRANKS_MPIEXEC" in cell.error_value
-    assert "Traceback" not in cell.text
-    notebook.check_nothing_left()
-    environ(notebook, ALLRANKS_MPIEXEC=None)
-    notebook.on_ranks(
+def test_a_rank_whose_folder_is_gone_may_wait_for_others(idle):
+    idle.on_ranks(
         "import os, tempfile, time\n"
         "folder = tempfile.mkdtemp()\nos.chdir(folder); os.rmdir(folder)",
         "-n 2",
     )
-    a_rank_whose_folder_is_gone_may_wait_for_others(notebook)
-
-
-def a_rank_whose_folder_is_gone_may_wait_for_others(notebook):
-    cell = notebook.on_ranks("if rank:\n    time.sleep(0.5)\nallreduce(1, op=Sum)")
+    cell = idle.on_ranks("if rank:\n    time.sleep(0.5)\nallreduce(1, op=Sum)")
     assert cell.text == "ranks 0–1 → 2\n"
-    cell = notebook.on_ranks("if rank:\n    raise ValueError('mine')\nbarrier()")
-    assert "rank 1 of 2 at line 3: ValueError: mine" in cell.error_value
-    assert "rank 0 was waiting at line 4: barrier()" in cell.text
-
-
-def test_an_mpiexec_that_fails_is_quoted_and_nothing_is_left(idle):
-    notebook = idle
-    environ(notebook, ALLRANKS_MPIEXEC="/bin/false")
-    cell = notebook.on_ranks("rank", "-n 2")
-    assert (cell.status, cell.error_name) == ("error", "StartFailed")
-    assert "expected 2 ranks, found 0" in cell.error_value
-    assert "The launcher ended with exit code 1" in cell.error_value
-    notebook.wait_for_no_children()
-    assert notebook.files_left() == []
+    idle.on_ranks("if rank:\n    raise ValueError('mine')\nbarrier()").fails(
+        "CellFailed", "rank 1 of 2 at line 3: ValueError: mine"
+    ).says("rank 0 was waiting at line 4: barrier()")
 
 
 def test_a_home_that_cannot_be_written_keeps_the_logs_elsewhere(idle):
-    notebook = idle
-    environ(notebook, HOME="/proc/home", XDG_STATE_HOME=None)
-    cell = notebook.on_ranks("rank", "-n 2")
-    assert cell.status == "ok"
-    assert cell.text.endswith("rank 0 → 0\nrank 1 → 1\n")
-    status = notebook.run("%distributed status").text
-    assert f"logs in {notebook.temporary}/allranks-logs-" in status
-    notebook.run("%distributed stop")
-    notebook.wait_for_no_children()
-    assert {path.suffix for path in notebook.temporary.rglob("*.*")} == {".log"}
-    for folder in notebook.temporary.glob("allranks-logs-*"):
+    environ(idle, HOME="/proc/home", XDG_STATE_HOME=None)
+    environ(idle, **_mpi4py({"THREADS": "0", "RECV_MPROBE": "0", "FAST_REDUCE": "0"}))
+    assert idle.on_ranks(WORK, "-n 2").text.endswith(WORKED)
+    idle.run("%distributed status").says(f"logs in {idle.temporary}/allranks-logs-")
+    idle.run("%distributed stop")
+    idle.wait_for_no_children()
+    assert {path.suffix for path in idle.temporary.rglob("*.*")} == {".log"}
+    for folder in idle.temporary.glob("allranks-logs-*"):
         shutil.rmtree(folder)
 
 
-def test_a_temporary_folder_with_a_long_name_is_good_enough(new_notebook, tmp_path):
+def test_a_long_temporary_folder_warnings_as_errors_and_little_shared_memory_are_good_enough(
+    new_notebook, tmp_path
+):
+    """A container has 64 MiB of shared memory by default, or less."""
     long = tmp_path / ("a" * 60) / ("b b" * 20)
     long.mkdir(parents=True)
-    notebook = new_notebook(env={"TMPDIR": str(long)})
-    assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
+    notebook = new_notebook({"TMPDIR": str(long), "PYTHONWARNINGS": WARNINGS_AS_ERRORS})
+    notebook.run(_SMALL)
+    small = notebook.value("small")
+    cell = notebook.on_ranks("import warnings\nwarnings.warn('mine')", "-n 2")
+    assert cell.error_value == "ranks 0–1 of 2 at line 3: UserWarning: mine"
+    big = "import numpy as np\nint(allreduce(np.ones(500_000), Sum)[-1])"
+    notebook.on_ranks(f"{big}, comm.allreduce(1)").says("ranks 0–1 → (2, 2)\n")
     notebook.shutdown()
-    notebook.wait_for_no_children()
+    notebook.check_nothing_left()
     assert list(long.iterdir()) == []
+    if small != "True":
+        pytest.skip("this user may not mount a /dev/shm of 64 KiB")
 
 
 def test_an_environment_that_others_stumble_over_is_good_enough(idle, tmp_path):
@@ -121,12 +127,7 @@ def test_an_environment_that_others_stumble_over_is_good_enough(idle, tmp_path):
     jobs |= {"JOB_ID": "7", "PE_HOSTFILE": str(nodes), "SGE_ROOT": str(tmp_path), "ARC": "lx"}
     mpi4py = {"INITIALIZE": "0", "FINALIZE": "0", "ERRORS": "abort"}
     environ(idle, HOME=None, XDG_STATE_HOME=None, **jobs, **_mpi4py(mpi4py))
-    work = "size, rank // 2, allreduce(1, op=Sum), comm.allreduce(1)"
-    assert "ranks 0–1 → (2, 0, 2, 2)\n" in idle.on_ranks(work, "-n 2").text
-    idle.run("%distributed stop")
-    environ(idle, **dict.fromkeys(_mpi4py(mpi4py)))
-    environ(idle, **_mpi4py({"THREADS": "0", "RECV_MPROBE": "0", "FAST_REDUCE": "0"}))
-    assert "ranks 0–1 → (2, 0, 2, 2)\n" in idle.on_ranks(work, "-n 2").text
+    idle.on_ranks(WORK, "-n 2").says(WORKED)
 
 
 def _mpi4py(settings):
@@ -151,10 +152,14 @@ def _links(process):
 
 def check_closed(addresses, ports):
     """Tries each port with its own family: in the other one its number may be another process's."""
-    for family, port in ports:
-        for address in addresses.get(family, ()):
-            with pytest.raises(OSError, match=r"timed out|refused"):
-                socket.create_connection((address, port), timeout=0.3).close()
+
+    def check(place):
+        with pytest.raises(OSError, match=r"timed out|refused"):
+            socket.create_connection(place, timeout=0.3).close()
+
+    places = [(one, port) for family, port in ports for one in addresses.get(family, ())]
+    with ThreadPoolExecutor(16) as pool:
+        [*pool.map(check, places)]
 
 
 def test_nobody_can_connect_before_a_rank_has_died_and_then_nobody_from_the_network(notebook):
@@ -162,8 +167,7 @@ def test_nobody_can_connect_before_a_rank_has_died_and_then_nobody_from_the_netw
     ports = open_ports(notebook)
     assert len(ports) > len(notebook.pids())  # the ranks', and the launcher's
     check_closed({socket.AF_INET: ["127.0.0.1"], socket.AF_INET6: ["::1"]}, ports)
-    died = notebook.on_ranks("import os\nif rank == 1: os._exit(5)\nbarrier()")
-    assert "rank 1 was replaced" in died.text
+    notebook.on_ranks("import os\nif rank == 1: os._exit(5)\nbarrier()").says("rank 1 was replaced")
     own = defaultdict(list)
     for each in psutil.net_if_addrs().values():
         for found in each:
@@ -186,54 +190,6 @@ small = (
 """
 
 
-def test_little_shared_memory_is_enough(new_notebook):
-    """What a container has by default, or less."""
-    notebook = new_notebook()
-    notebook.run(_SMALL)
-    if notebook.value("small") != "True":
-        pytest.skip("this user may not mount a /dev/shm of 64 KiB")
-    big = "import numpy as np\nint(allreduce(np.ones(500_000), Sum)[-1])"
-    cell = notebook.on_ranks(f"{big}, comm.allreduce(1)", "-n 2")
-    assert "ranks 0–1 → (2, 2)\n" in cell.text, cell.text
-    notebook.shutdown()
-    notebook.check_nothing_left()
-
-
-def test_files_of_the_notebook_do_not_shadow_the_standard_library(idle, tmp_path):
-    for name in ("json", "socket", "random", "numpy"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
-    (tmp_path / "mine.py").write_text("value = 42\n")
-    idle.run(f"os.chdir({str(tmp_path)!r})")
-    cell = idle.on_ranks("import mine\nmine.value", "-n 2")
-    assert "ranks 0–1 → 42\n" in cell.text
-
-
-def test_a_folder_that_is_gone_is_named(idle):
-    notebook = idle
-    notebook.run("os.makedirs('gone'); os.chdir('gone'); os.rmdir('../gone')")
-    cell = notebook.on_ranks("rank", "-n 2")
-    assert cell.status == "error"
-    assert "No such file or directory" in cell.error_value
-    notebook.run(f"os.chdir({str(notebook.cwd)!r})")
-    assert "ranks 0–1 → 2\n" in notebook.on_ranks("size", "-n 2").text
-
-
-def test_warnings_are_errors_in_cells_and_not_in_what_ranks_run_on(new_notebook):
-    notebook = new_notebook(env={"PYTHONWARNINGS": WARNINGS_AS_ERRORS})
-    cell = notebook.on_ranks("import warnings\nwarnings.warn('mine')", "-n 2")
-    assert cell.error_value == "ranks 0–1 of 2 at line 3: UserWarning: mine"
-    assert "ranks 0–1 → 2\n" in notebook.on_ranks("comm.allreduce(1)").text
-
-
-def test_a_python_that_the_user_may_not_run_is_named(idle, tmp_path):
-    (tmp_path / "python").write_text("#!/bin/sh\n")  # without the right to execute it
-    idle.run(f"sys.executable = {str(tmp_path / 'python')!r}")
-    cell = idle.on_ranks("rank", "-n 2")
-    assert (cell.status, cell.error_name) == ("error", "StartFailed")
-    assert f"expected to start {tmp_path}/python for the ranks" in cell.error_value
-    assert "a Python that this user may run" in cell.error_value
-
-
 THREADS = """
 import numpy as np
 from threadpoolctl import threadpool_info
@@ -241,11 +197,16 @@ print({pool["num_threads"] for pool in threadpool_info()})
 """
 
 
-def test_numpy_has_one_ranks_share_of_the_cores(idle):
+def test_numpy_has_one_ranks_share_of_the_cores_and_files_here_shadow_no_library(idle, tmp_path):
+    for name in ("json", "socket", "random", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
+    (tmp_path / "mine.py").write_text("value = 42\n")
+    idle.run(f"os.chdir({str(tmp_path)!r})")
     environ(idle, OMP_NUM_THREADS=None)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // 4)
     assert idle.on_ranks(THREADS, "-n 4").text.endswith(f"ranks 0–3 │ {{{share}}}\n")
+    assert idle.on_ranks("import mine\nmine.value").text == "ranks 0–3 → 42\n"
 
 
 _HOLDS_ONE_BACK = """#!/bin/sh
@@ -283,12 +244,6 @@ def _maps(pid: int) -> str:
         return ""  # the shell's sleep has ended
 
 
-def test_settings_of_ones_own_leave_no_way_to_new_ranks_and_all_are_fresh(monkeypatch):
-    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")
-    with allranks.Cluster(2) as cluster, pytest.raises(ClusterLost, match="ended with exit code 5"):
-        cluster.run("import os\nif rank: os._exit(5)\nbarrier()")
-
-
 def test_under_an_unknown_mpiexec_no_rank_is_replaced_and_all_are_fresh(idle, tmp_path):
     """It is not the wheel's, and nothing tells what it can do."""
     other = tmp_path / "mpiexec"
@@ -297,6 +252,5 @@ def test_under_an_unknown_mpiexec_no_rank_is_replaced_and_all_are_fresh(idle, tm
     environ(idle, ALLRANKS_MPIEXEC=str(other))
     idle.on_ranks("kept = 1", "-n 2")
     assert "These ranks cannot be replaced" in idle.run("%distributed heal on").text
-    cell = idle.on_ranks("import os\nif rank: os._exit(5)\nbarrier()")
-    assert cell.error_name == "ClusterLost", cell.text
+    idle.on_ranks("import os\nif rank: os._exit(5)\nbarrier()").fails("ClusterLost")
     assert "ranks 0–1 → False" in idle.on_ranks("'kept' in globals()").text

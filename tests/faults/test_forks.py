@@ -62,8 +62,7 @@ def _nothing_of_them_is_left(notebook):
 
 @pytest.mark.parametrize(("act", "code"), LEAVING.values(), ids=LEAVING.keys())
 def test_a_forked_process_ends_with_the_cell_and_its_rank_goes_on(notebook, act, code):
-    cell = notebook.on_ranks(FORK.format(act=act), "-r 1")
-    assert cell.status == "ok", cell.text
+    cell = notebook.on_ranks(FORK.format(act=act), "-r 1").ok()
     assert cell.text.count("│ of the child\n") == 1
     if "allreduce" in act:
         assert "a collective must be called by a rank: process" in cell.text
@@ -77,8 +76,7 @@ def test_a_forked_process_ends_with_the_cell_and_its_rank_goes_on(notebook, act,
 )
 def test_a_forked_process_leaves_a_cell_that_awaits(notebook, act):
     """One that awaits itself does not run the loop of its rank."""
-    cell = notebook.on_ranks(f"import asyncio\nawait asyncio.sleep(0){FORK.format(act=act)}")
-    assert cell.status == "ok", cell.text
+    notebook.on_ranks(f"import asyncio\nawait asyncio.sleep(0){FORK.format(act=act)}").ok()
     if act == "pass":
         assert notebook.on_ranks("ended").text == "ranks 0–3 → 0\n"
 
@@ -86,13 +84,12 @@ def test_a_forked_process_leaves_a_cell_that_awaits(notebook, act):
 def test_a_fork_that_python_does_not_see_ends_with_the_cell(notebook):
     # PyDLL keeps Python's lock, and nobody may be asking for it: a child would wait for ever for
     # the thread that asked, or that has it.
-    cell = notebook.on_ranks(
+    notebook.on_ranks(
         "import ctypes, os, sys, time\n"
         "usual = sys.getswitchinterval()\nsys.setswitchinterval(60)\ntime.sleep(0.1)\n"
         "pid = ctypes.PyDLL(None).fork()\nif pid: os.waitpid(pid, 0)\n"
         "sys.setswitchinterval(usual)"
-    )
-    assert cell.status == "ok", cell.text
+    ).ok()
 
 
 def test_pools_of_forked_processes_work_and_may_print(notebook):

@@ -1,4 +1,7 @@
-"""An interrupt ends the cell on every rank and keeps ranks and variables; a second ends ranks."""
+"""An interrupt ends the cell on every rank and keeps ranks and variables; a second ends ranks.
+
+How both are told, and a timeout: docs/failures.md and docs/cells.md.
+"""
 
 import pytest
 
@@ -15,7 +18,6 @@ CELLS = {
         "libc.bsearch(minute, None, n, nbytes, libc.usleep)"
     ),
     "computing": "print('here')\nwhile True:\n    pass",
-    "in numpy": "import numpy as np\na = np.ones((300, 300))\nprint('here')\nwhile True: a @ a",
     "in a finalizer": (
         "import time\nclass Held:\n    def __del__(self):\n        print('here')\n"
         "        time.sleep(2)\nheld = Held()\ndel held\nwhile True: time.sleep(0.01)"
@@ -28,9 +30,7 @@ CELLS = {
     "in a shell command": "print('here')\n!sleep 60",
     "in captured output": "print('here')\nlines = !sleep 60",
     "in a script": "print('here')\nget_ipython().run_cell_magic('bash', '', 'sleep 60')",
-    "in a child process": "import subprocess\nprint('here')\nsubprocess.run(['sleep', '60'])",
     "waiting for a thread": "import threading\nprint('here')\nthreading.Event().wait()",
-    "in a collective": "import numpy as np\nprint('here')\nwhile True:\n    allreduce(np.ones(3))",
     "waiting in a collective": (
         "import time\nimport numpy as np\nprint('here')\n"
         "time.sleep(60) if rank == 0 else allreduce(np.ones(3))"
@@ -48,11 +48,9 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(notebook, source):
     notebook.drain(0.3)
     notebook.interrupt()
     cell.wait(SETTLED_SECONDS)
-    assert (cell.status, cell.error_name) == ("error", "CellInterrupted")
-    assert "ranks 0–3 of 4" in cell.error_value
-    assert "KeyboardInterrupt" in cell.error_value
-    assert "│ after" not in cell.text
-    assert "allranks/engine" not in cell.text
+    cell.fails("CellInterrupted", "ranks 0–3 of 4", "KeyboardInterrupt").lacks(
+        "│ after", "allranks/engine"
+    )
     assert notebook.on_ranks("kept").text == KEPT
     following = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])")
     assert following.text == "ranks 0–3 → 4.0\n"
@@ -62,9 +60,7 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(notebook, source):
 SLOW_TEXT = "import time\nclass Slow({}):\n    def __str__(self):\n        time.sleep(600)\n{}"
 SLOW_TEXTS = {
     "an exception": ("Exception", "raise Slow()", "Slow: <str() of it was interrupted>"),
-    "one that we show": ("ValueError", "raise Slow()", "Slow: <str() of it was interrupted>"),
     "an interrupt": ("KeyboardInterrupt", "raise Slow()", "Slow: <str() of it was interrupted>"),
-    "an exit": ("SystemExit", "raise Slow(1)", "Slow: <str() of it was interrupted>"),
     "a cause": ("Exception", "raise KeyError('outer') from Slow()", "KeyError: 'outer'"),
     "in a group": ("Exception", "raise ExceptionGroup('several', [Slow()])", "several (1 sub-"),
     "awaiting": (
@@ -135,12 +131,19 @@ def test_an_interrupt_before_the_first_statement_shows_no_own_frames(notebook):
     cell = notebook.start_on_ranks("kept").wait_for("here")
     notebook.interrupt()
     cell.wait(SETTLED_SECONDS)
-    assert "KeyboardInterrupt: it came before the cell's first statement" in cell.text
-    assert ".py" not in cell.text
+    cell.says("KeyboardInterrupt: it came before the cell's first statement").lacks(".py")
     assert notebook.on_ranks("kept").text == KEPT
 
 
-def test_an_interrupt_reaches_only_the_ranks_that_still_run(notebook):
+def test_a_cell_may_answer_an_interrupt_itself_and_only_ranks_that_run_are_interrupted(notebook):
+    cell = notebook.start_on_ranks(
+        "import time\ntry:\n    print('here')\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('stopped early')"
+    ).wait_for("ranks 0–3 │ here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).status == "ok"
+    assert "ranks 0–3 │ here\n          │ stopped early" in cell.text
     # The others are not told of it by rank 2: they have a second's start.
     cell = notebook.start_on_ranks(
         "import time\nif rank == 2: time.sleep(1); print('here'); time.sleep(60)"
@@ -150,65 +153,6 @@ def test_an_interrupt_reaches_only_the_ranks_that_still_run(notebook):
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_value == "rank 2 of 4 at line 3: KeyboardInterrupt"
     assert notebook.on_ranks("kept").text == KEPT
-
-
-def test_a_cell_may_answer_an_interrupt_itself(notebook):
-    cell = notebook.start_on_ranks(
-        "import time\ntry:\n    print('here')\n    time.sleep(60)\n"
-        "except KeyboardInterrupt:\n    print('stopped early')"
-    ).wait_for("ranks 0–3 │ here")
-    notebook.drain(0.3)
-    notebook.interrupt()
-    assert cell.wait(SETTLED_SECONDS).status == "ok"
-    assert "ranks 0–3 │ here\n          │ stopped early" in cell.text
-
-
-def test_a_cell_is_interrupted_once_its_time_is_over(notebook):
-    cell = notebook.on_ranks("import time\ntime.sleep(60)", "--timeout 0.5", SETTLED_SECONDS)
-    assert (cell.status, cell.error_name) == ("error", "CellTimeout")
-    assert "timeout of 0.5 s reached: interrupting ranks 0–3" in cell.text
-    assert "raised CellTimeout at line 3: time.sleep(60)" in cell.text
-    assert "KeyboardInterrupt" not in cell.text
-    assert "----> 3 time.sleep(60)" in cell.text
-    assert notebook.on_ranks("kept").text == KEPT
-    assert notebook.on_ranks("kept", "--timeout 60").text == KEPT
-
-
-def test_a_second_interrupt_ends_ranks_that_ignore_the_first_and_says_so(notebook):
-    cell = notebook.start_on_ranks(
-        "import time\nprint('here')\nwhile rank == 1:\n    try:\n        time.sleep(60)\n"
-        "    except KeyboardInterrupt:\n        print('ignored')\n"
-    ).wait_for("ranks 0–3 │ here")
-    notebook.drain(0.3)
-    notebook.interrupt()
-    cell.wait_for("ignored")
-    assert cell.status == "running"
-    notebook.interrupt()
-    assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
-    assert "interrupted twice: rank 1 did not stop" in cell.error_value
-    assert "all 4 ranks were killed and their variables are lost" in cell.error_value
-    assert "The next cell starts a fresh cluster" in cell.error_value
-    following = notebook.on_ranks("'kept' in globals()")
-    assert "allranks started again ranks 0–3" in following.text
-    assert "ranks 0–3 → False" in following.text
-
-
-def test_a_time_out_ends_ranks_that_do_not_hear_and_says_which_and_where(notebook):
-    cell = notebook.on_ranks(
-        "plain = MPI.Intracomm(MPI.COMM_WORLD)\nif rank == 2:\n    plain.recv(source=1)",
-        "--timeout 0.5",
-        timeout=SETTLED_SECONDS,
-    )
-    where = f"rank 2 at In[{cell.execution_count}]:4  plain.recv(source=1)"
-    assert (
-        f"still in the cell 2 s after the interrupt: {where}; all ranks will be killed in 8 s"
-        in cell.text
-    )
-    assert cell.error_name == "CellTimeout"
-    assert "the cell exceeded its timeout of 0.5 s" in cell.error_value
-    assert f"it was still running on {where}" in cell.error_value
-    assert "were killed and their variables are lost" in cell.error_value
-    assert notebook.on_ranks("size").status == "ok"
 
 
 def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_them(notebook):

@@ -23,18 +23,14 @@ SOURCES = {
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
 def test_what_a_pushed_object_or_an_argument_of_a_call_raises_is_answered(notebook, source):
     notebook.run(LEAVES.format(source=source))
-    cell = notebook.run("%distributed push leaves")
-    assert (cell.status, cell.error_name) == ("error", "UsageError")
-    assert "rank 0: " in cell.error_value
-    cell = notebook.run("import allranks\nallranks.run(print, args=(leaves,), np=4)")
-    assert (cell.status, cell.error_name) == ("error", "CellFailed")
+    notebook.run("%distributed push leaves").fails("UsageError", "rank 0: ")
+    notebook.run("import allranks\nallranks.run(print, args=(leaves,), np=4)").fails("CellFailed")
 
 
 def test_values_of_members_and_what_is_pulled_may_raise_anything(notebook):
     notebook.run(LEAVES.format(source="raise SystemExit(3)"))
     notebook.run("members = [{'x': leaves}, {'x': 1}]")
-    cell = notebook.run("%%ensemble members\nresult = x")
-    assert "SystemExit" in cell.text
+    notebook.run("%%ensemble members\nresult = x").says("SystemExit")
     assert notebook.value("len(runs.failed), len(runs.finished)") == "(1, 1)"
     notebook.on_ranks("class Stays:\n    def __reduce__(self): raise SystemExit\nstays = Stays()")
     cell = notebook.run("%distributed pull stays")
@@ -55,16 +51,14 @@ LEFT_BEHIND = {
 
 @pytest.mark.parametrize("source", LEFT_BEHIND.values(), ids=LEFT_BEHIND.keys())
 def test_a_task_that_a_cell_leaves_in_the_event_loop_may_do_what_it_likes(notebook, source):
-    cell = notebook.on_ranks(f"import asyncio, sys\nloop = asyncio.get_event_loop()\n{source}")
-    assert cell.status == "ok", cell.text
+    notebook.on_ranks(f"import asyncio, sys\nloop = asyncio.get_event_loop()\n{source}").ok()
     notebook.drain(0.3)
     cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])")
     assert cell.text.endswith("→ 4.0\n")
 
 
 def test_ipyparallel_may_end_the_engines(notebook):
-    cell = notebook.run(
+    notebook.run(
         "import allranks\ncluster = allranks.Cluster(2).start()\n"
         "cluster.client().shutdown(block=True)\ncluster.run('1')"
-    )
-    assert cell.error_name == "ClusterLost"
+    ).fails("ClusterLost")

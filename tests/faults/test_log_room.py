@@ -28,8 +28,7 @@ def disk_nbytes(log):
 
 
 def test_a_flood_takes_no_more_than_the_limit_and_its_end_is_whole(limited):
-    cell = limited.on_ranks(FLOOD.format(lines=100_000), "-r 0")
-    assert cell.status == "ok"
+    cell = limited.on_ranks(FLOOD.format(lines=100_000), "-r 0").ok()
     assert cell.text.count("the log has reached 2 MB (ALLRANKS_LOG_LIMIT)") == 1
     assert "flood 99999" in cell.text
     log = limited.logs()["rank-0.log"]
@@ -50,9 +49,7 @@ def test_a_process_that_a_cell_has_started_goes_on_writing_to_a_log_that_is_cut(
         "child = subprocess.Popen(['sh', '-c', 'read go; echo from the child'], stdin=-1)\n"
         f"{FLOOD.format(lines=50_000)}\nchild.communicate(b'go')\nprint('the end')",
         "-r 1",
-    )
-    assert "ALLRANKS_LOG_LIMIT" in cell.text
-    assert "│ from the child\n" in cell.text
+    ).says("ALLRANKS_LOG_LIMIT", "│ from the child\n")
     assert cell.text.rstrip().endswith(("│ the end", "part is removed."))
     assert limited.on_ranks("print('little')").text == "ranks 0–1 │ little\n"
 
@@ -60,9 +57,7 @@ def test_a_process_that_a_cell_has_started_goes_on_writing_to_a_log_that_is_cut(
 def test_a_limit_that_is_no_size_is_refused_with_what_to_type(limited):
     cell = limited.run("%env ALLRANKS_LOG_LIMIT=much\n%distributed restart")
     limited.run("%env ALLRANKS_LOG_LIMIT=2 MB")
-    assert cell.error_name == "StartFailed"
-    assert "expected ALLRANKS_LOG_LIMIT to be a size" in cell.error_value
-    assert "found 'much'" in cell.error_value
+    cell.fails("StartFailed", "expected ALLRANKS_LOG_LIMIT to be a size", "found 'much'")
 
 
 @pytest.fixture
@@ -91,9 +86,7 @@ def test_a_full_disk_is_said_in_the_cell_and_ends_when_there_is_room(limited, sm
     cell = notebook.on_ranks("os.system('head -c 20000 /dev/zero | tr \"\\\\0\" x');", "-r 0")
     assert f"no space left for {small_disk}" in cell.text
     assert "rank-0.log: output is lost" in cell.text
-    cell = notebook.on_ranks("print('x' * 20_000)", "-r 1")
-    assert cell.error_name == "CellFailed"
-    assert "No space left on device" in cell.error_value
+    notebook.on_ranks("print('x' * 20_000)", "-r 1").fails("CellFailed", "No space left on device")
     filler.unlink()
     assert notebook.on_ranks("print('room')", "-r 0").text.endswith("│ room\n")
     assert "no space left" not in notebook.on_ranks("print('room')").text

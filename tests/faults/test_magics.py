@@ -12,14 +12,11 @@ PNG = "image/png"
 
 
 def on_two(notebook, source):
-    cell = notebook.on_ranks(source, "-r 0-1")
-    assert cell.status == "ok", cell.text
+    cell = notebook.on_ranks(source, "-r 0-1").ok()
     return cell
 
 
-@pytest.mark.parametrize(
-    "magic", ["%matplotlib inline", "%pylab inline --no-import-all", "%gui", "%matplotlib"]
-)
+@pytest.mark.parametrize("magic", ["%matplotlib inline", "%pylab inline --no-import-all", "%gui"])
 def test_figures_are_drawn_into_the_notebook(notebook, magic):
     pytest.importorskip("matplotlib")
     cell = on_two(notebook, f"{magic}\nimport matplotlib.pyplot as plt\nplt.plot([0, rank]);")
@@ -35,8 +32,7 @@ def test_a_figures_format_can_be_set_and_a_window_is_refused(notebook):
     )
     assert ["image/svg+xml" in data for data in cell.displays].count(True) == 2
     on_two(notebook, "%config InlineBackend.figure_formats = ['png']")
-    cell = notebook.on_ranks("%gui qt")
-    assert "a rank opens no windows. Type: %matplotlib inline" in cell.text
+    notebook.on_ranks("%gui qt").says("a rank opens no windows. Type: %matplotlib inline")
 
 
 def test_a_changed_module_is_read_again_and_an_extension_loaded_on_the_ranks(notebook):
@@ -56,10 +52,13 @@ def test_a_changed_module_is_read_again_and_an_extension_loaded_on_the_ranks(not
     )
 
 
-def test_the_doctor_looks_at_the_machine(notebook):
-    cell = notebook.run("%distributed doctor")
-    assert cell.status == "ok", cell.text
+def test_a_reset_leaves_what_every_rank_has_and_the_doctor_looks_at_the_machine(notebook):
+    cell = notebook.run("%distributed doctor").ok()
     assert re.search(r"^ok +MPI .*: 2 processes are 2 ranks$", cell.text, re.MULTILINE)
+    on_two(notebook, "own = 1\n%reset -f")
+    told = on_two(notebook, "'own' in globals(), size, callable(allreduce), comm.size").text
+    assert told == "ranks 0–1 → (False, 4, True, 4)\n"
+    on_two(notebook, "kept = 10 * rank")
 
 
 @pytest.mark.parametrize("magic", ["%%time\n", "%time "])
@@ -79,24 +78,14 @@ def test_what_is_captured_and_what_fails_there(notebook):
     assert "rank 0    │ text 0" in shown
     assert "'shown'" in shown
     source = "%%capture got\nprint('text')\nif rank == 1:\n    int('x')\nbarrier()"
-    cell = notebook.on_ranks(source, "-r 0-1")
-    assert cell.error_name == "CellFailed"
+    cell = notebook.on_ranks(source, "-r 0-1").fails("CellFailed")
     assert re.search(r"^rank 1 .* raised ValueError", cell.text)
-    assert "----> 3     int('x')" in cell.text
-    assert "interactiveshell.py" not in cell.text
-    assert "rank 0 was waiting" in cell.text
+    cell.says("----> 3     int('x')", "rank 0 was waiting").lacks("interactiveshell.py")
     assert notebook.on_ranks("got.stdout", "-r 0-1").text == "ranks 0–1 → 'text\\n'\n"
     cell = notebook.on_ranks("%%capture\nimport asyncio\nawait asyncio.sleep(0)", "-r 0-1")
     assert "RuntimeError: This event loop is already running" in cell.error_value
     cell = notebook.on_ranks("%%capture got\nimport time\ntime.sleep(60)", "--timeout 1")
     assert cell.error_name == "CellTimeout"
-
-
-def test_a_reset_leaves_what_every_rank_has(notebook):
-    on_two(notebook, "own = 1\n%reset -f")
-    told = on_two(notebook, "'own' in globals(), size, callable(allreduce), comm.size").text
-    assert told == "ranks 0–1 → (False, 4, True, 4)\n"
-    on_two(notebook, "kept = 10 * rank")
 
 
 def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):
@@ -109,3 +98,50 @@ def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):
         notebook.run("import os; os.remove('made.txt')")
     cell = notebook.on_ranks("%%bash\nexit 3", "-r 0")
     assert re.search("rank 0 .* raised CalledProcessError", cell.text)
+
+
+def test_the_variables_of_the_notebook_are_never_touched_and_values_cross_as_asked_for(notebook):
+    notebook.run("kept, rank, mine = 'the notebook’s', -1, [1, 2]")
+    before = notebook.value("sorted(name for name in globals() if not name.startswith('_'))")
+    notebook.on_ranks("mine = rank\nmine += 1\nfresh = mine\ndel fresh").ok()
+    assert notebook.value("kept, rank, mine") == "('the notebook’s', -1, [1, 2])"
+    after = notebook.value("sorted(name for name in globals() if not name.startswith('_'))")
+    assert after == before
+    notebook.run("del kept, rank, mine")
+    notebook.on_ranks("secret = rank * 2\nsecret", "-o wanted -r 1,3")
+    assert notebook.value("wanted") == "[2, 6]"
+    assert notebook.run("secret").error_name == "NameError"
+    notebook.run("import numpy as np\npushed = np.arange(3)\n%distributed push pushed")
+    assert (
+        notebook.on_ranks("int(pushed.sum()) + rank", "-r 0-1").text == "rank 0 → 3\nrank 1 → 4\n"
+    )
+    cell = notebook.run("got = %distributed pull kept\ngot")
+    assert cell.displays[-1]["text/plain"] == "{0: 0, 1: 10, 2: 20, 3: 30}"
+    shown = notebook.run("class Shy:\n    def __repr__(self): raise ValueError\nShy()")
+    assert shown.status == "error"
+    assert notebook.on_ranks("rank", "-r 1").status == "ok"
+
+
+CELLS = {
+    "its output": ("lines = !echo one; echo two\nlines", "rank 2 → ['one', 'two']\n"),
+    # Lightning refuses to use several processes from an interactive Python, which has ps1.
+    "no prompt": ("import sys\nhasattr(sys, 'ps1')", "rank 2 → False\n"),
+    "a comment": ("# nothing\n", ""),
+    "nothing": ("\n\n", ""),
+    "a semicolon": ("rank;", ""),
+}
+
+
+@pytest.mark.parametrize(("source", "shown"), CELLS.values(), ids=CELLS.keys())
+def test_a_cell_is_what_it_is_in_ipython(notebook, source, shown):
+    cell = notebook.on_ranks(source, "-r 2")
+    assert (cell.status, cell.text) == ("ok", shown)
+
+
+def test_commands_that_fail_and_deprecations_are_shown(notebook):
+    cell = notebook.on_ranks("!ls /nowhere/at/all\n_exit_code != 0", "-r 0")
+    assert cell.status == "ok"
+    assert "No such file or directory" in cell.text
+    assert cell.text.endswith("→ True\n")
+    cell = notebook.on_ranks("import warnings\nwarnings.warn('old', DeprecationWarning)")
+    assert "DeprecationWarning: old" in cell.text

@@ -19,19 +19,15 @@ def test_functions_are_called_for_each_item_in_order_with_a_bar_and_what_they_pr
     cell = notebook.run(
         "def slow(x):\n    import time\n    print('squaring', x)\n    time.sleep(0.3)\n"
         "    return x * x\nsquares = ranks.map(slow, range(8))"
-    )
-    assert cell.status == "ok", cell.text
+    ).ok()
     assert notebook.value("squares") == str([x * x for x in range(8)])
-    assert "slow: 8 of 8" in cell.text
-    assert "█" * 30 in cell.text
-    assert "item 5 │ squaring 5" in cell.text
+    cell.says("slow: 8 of 8", "█" * 30, "item 5 │ squaring 5")
 
 
 def test_what_failed_is_told_by_item_and_the_rest_is_kept(notebook):
-    cell = notebook.run("ranks.map(lambda x: 1 / (x % 3), range(7))")
-    assert cell.error_name == "MapFailed"
-    assert "3 of 7 items failed; the first, item 0 (0): ZeroDivisionError" in cell.text
-    assert "item 3 (3)\n" in cell.text
+    notebook.run("ranks.map(lambda x: 1 / (x % 3), range(7))").fails("MapFailed").says(
+        "3 of 7 items failed; the first, item 0 (0): ZeroDivisionError", "item 3 (3)\n"
+    )
     caught = (
         "from allranks.errors import MapFailed\ntry:\n"
         "    ranks.map(lambda x: 1 // (x % 3), range(7))\n"
@@ -67,12 +63,10 @@ def test_an_interrupt_ends_it_and_what_has_finished_is_kept(notebook):
         cell.wait_for(f"at {last}")  # each of them runs where one of the first five has ended
     notebook.interrupt()
     cell.wait(45)
-    assert cell.status == "ok", cell.text
-    assert "MapInterrupted [0, 1, 2, 3, 4]" in cell.text
+    cell.ok().says("MapInterrupted [0, 1, 2, 3, 4]")
     assert notebook.on_ranks("kept").text == KEPT
 
 
 @pytest.mark.parametrize("call", ["ranks.map(3, [1])", "ranks.map(len)"])
 def test_what_cannot_be_mapped_is_refused(notebook, call):
-    cell = notebook.run(call)
-    assert "UsageError: expected a function and a list of items" in cell.text
+    notebook.run(call).says("UsageError: expected a function and a list of items")

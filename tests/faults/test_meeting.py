@@ -1,7 +1,5 @@
 """Who a rank is and where the ranks meet stands in its environment, whoever has started them."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -53,8 +51,7 @@ def test_ranks_know_who_they_are_and_where_to_meet(notebook):
     assert notebook.on_ranks("raise ValueError").status == "error"
     check(asked(notebook), 2)
     # Each member of an ensemble is a world of its own.
-    alone = notebook.run(f"%%ensemble x=0:2\n{ASK}\nresult = mine")
-    assert alone.status == "ok", alone.text
+    notebook.run(f"%%ensemble x=0:2\n{ASK}\nresult = mine").ok()
     assert notebook.value("[run.result[:4] for run in runs]") == str([["0", "1"] * 2] * 2)
     assert notebook.value("len({run.result[5] for run in runs})") == "2"
     check(asked(notebook), 2)

@@ -27,7 +27,7 @@ def _held(notebook):
     notebook.on_ranks(HELD)
 
 
-def test_the_frames_of_the_last_failed_cell_are_kept_and_no_others(notebook):
+def test_frames_of_the_last_cell_or_call_that_failed_are_kept_and_no_others(notebook):
     for name, raises in RAISES.items():
         for first in ("", "import asyncio; await asyncio.sleep(0)"):
             cell = notebook.on_ranks(first + FAIL.format(raises=raises, name=name + first))
@@ -37,9 +37,6 @@ def test_the_frames_of_the_last_failed_cell_are_kept_and_no_others(notebook):
         "import sys\nframe = sys.last_traceback\nwhile frame.tb_next: frame = frame.tb_next"
     )
     assert notebook.on_ranks(f"{post_mortem}\ndel frame").status == "ok"
-
-
-def test_a_call_that_fails_takes_the_place_of_the_cell_that_failed_before(notebook):
     notebook.on_ranks(FAIL.format(raises="raise ValueError", name="of a cell"))
     notebook.run(
         "import allranks\ndef fails():\n    mine = held['of a call'] = Held()\n    1 / 0\n"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-LINES = 100_000
+LINES = 30_000
 
 
 def lines_of(log, pattern):
@@ -33,8 +33,7 @@ def test_a_megabyte_of_stderr_is_counted_and_kept(notebook, last):
     cell = notebook.on_ranks(
         "import sys\nfor i in range(10_000): print(f'complaint {i:089d}', file=sys.stderr)" + last,
         "-r 2",
-    )
-    assert cell.status == "ok"
+    ).ok()
     assert cell.iopub_nbytes < 2_000_000
     log = notebook.logs()["rank-2.log"]
     assert lines_of(log, r"^complaint 0*(\d+)$")[-10_000:] == list(range(10_000))
@@ -43,14 +42,11 @@ def test_a_megabyte_of_stderr_is_counted_and_kept(notebook, last):
     assert int(said[1].replace(",", "")) + shown == 10_000
 
 
-def test_long_lines_and_progress_are_bounded_on_screen(notebook):
-    cell = notebook.on_ranks("print('x' * 1_000_000)\nprint('the end')")
-    assert cell.status == "ok"
+def test_long_lines_are_bounded_on_screen(notebook):
+    cell = notebook.on_ranks("print('x' * 1_000_000)\nprint('the end')").ok()
     assert cell.iopub_nbytes < 1_000_000
     assert "not shown" in cell.text
     assert "x" * 1_000_000 + "\nthe end" in notebook.logs()["rank-0.log"].read_text()
-    cell = notebook.on_ranks("for i in range(100): print(f'\\rstep {i}', end='')\nprint()", "-r 0")
-    assert cell.text == "rank 0 │ step 99\n"
 
 
 @pytest.mark.parametrize(
@@ -78,20 +74,6 @@ def test_python_c_and_child_processes_write_in_one_order(notebook):
     assert cell.text.startswith("ranks 0–3 │ print\n")
     cell = notebook.on_ranks("import ctypes\nctypes.CDLL(None).printf(b'buffered in C\\n')", "-r 0")
     assert "│ buffered in C" in cell.text
-
-
-def test_output_after_the_end_of_a_cell_is_shown_by_the_next(notebook):
-    first = notebook.on_ranks(
-        "import threading\nthreading.Timer(1, lambda: print('late from', rank)).start()", "-r 3"
-    )
-    log = notebook.logs()["rank-3.log"]
-    notebook.pump(lambda: "late from 3\n" in log.read_text(errors="replace"), 30, "what is late")
-    following = notebook.on_ranks("'on time'", "-r 3")
-    assert (first.status, first.text) == ("ok", "")
-    assert re.search(
-        r"rank 3 · written after its cell had ended:\n +│ late from 3\n +→ 'on time'",
-        following.text,
-    )
 
 
 def test_lines_that_a_thread_writes_across_cells_are_shown_in_order(notebook):
@@ -132,9 +114,7 @@ class Table:
 
 @pytest.mark.parametrize("then", ["", "import time\ntime.sleep(0.3)\n"])
 def test_bytes_and_numpys_numbers_are_displayed_as_json_has_them(notebook, then):
-    cell = notebook.on_ranks(
+    notebook.on_ranks(
         f"{PICTURE}display(Picture())\ndisplay(Picture(), display_id='p')\n{then}Table()"
-    )
-    assert cell.status == "ok", cell.text
-    assert "a table" in cell.text
+    ).ok().says("a table")
     assert notebook.on_ranks("kept", "-r 1").text == "rank 1 → 10\n"

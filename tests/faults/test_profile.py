@@ -1,7 +1,5 @@
 """A profile of real ranks: what it shows of a cell, and that no cell is any different for it."""
 
-from __future__ import annotations
-
 import re
 
 UNEVEN = """
@@ -19,8 +17,7 @@ allreduce(1.0, op=Sum)
 
 
 def test_a_profile_shows_which_rank_is_at_what(notebook):
-    cell = notebook.on_ranks(UNEVEN, "--profile")
-    assert cell.status == "ok", cell.text
+    cell = notebook.on_ranks(UNEVEN, "--profile").ok()
     shown = next(d for d in cell.displays if d["text/plain"].startswith("profile of ranks 0–3"))
     assert re.search(r"^≠ works In\[\d+\]:\d+ .*: rank 3 [\d.]+ m?s", shown["text/plain"], re.M)
     assert re.search(
@@ -30,10 +27,9 @@ def test_a_profile_shows_which_rank_is_at_what(notebook):
 
 
 def test_a_cell_is_profiled_where_it_is_asked_for_also_if_it_fails(notebook):
-    cell = notebook.on_ranks("import threading; [t.name for t in threading.enumerate()]")
-    assert "allranks-wire" in cell.text
-    assert "allranks-sampler" not in cell.text
-    assert "profile of" not in cell.text
+    notebook.on_ranks("import threading; [t.name for t in threading.enumerate()]").says(
+        "allranks-wire"
+    ).lacks("allranks-sampler", "profile of")
     cell = notebook.on_ranks("import time\ntime.sleep(0.2)\n1 / 0", "--profile")
     assert "ZeroDivisionError" in cell.text
     assert re.search(r"In\[\d+\]:3  time.sleep\(0.2\)", cell.text)
@@ -65,8 +61,7 @@ def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(no
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "seen = []\n_ = cluster.hooks.command('profile', 0.0, None, seen.extend)\n"
         "cluster.run(nap), [max(p.stacks, key=p.stacks.get) for p in seen]"
-    )
-    assert cell.status == "ok", cell.text
+    ).ok()
     assert cell.text.count("('nap (__main__)',)") == 4, cell.text
 
 

@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -13,6 +13,7 @@ import pytest
 
 import allranks
 from allranks.errors import CellFailed, ClusterLost, RankDied, UsageError
+from allranks.records.ranks import label
 from allranks.widgets.dashboard.view import text_view
 from tests.faults.notebook import stopped
 from tests.kernel import wait_until
@@ -24,7 +25,7 @@ ALL = "(kept, comm.allreduce(1), float(allreduce(1.0, op=Sum)))"
 class Holds:
     """Named pipes at which a new rank waits for a test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
     @contextmanager
@@ -32,47 +33,42 @@ class Holds:
         """Within, the first new rank that comes there goes on once ``act`` has been called."""
         pipe = self.folder / where
         os.mkfifo(pipe)
-        ended = threading.Event()
+        came = []
 
         def attend():
-            while not ended.is_set():
-                try:
-                    descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-                    break
-                except OSError:
-                    ended.wait(0.01)
-            else:
-                return
-            pipe.unlink()
-            try:
-                act()
-            finally:
-                os.close(descriptor)
-                came.append(where)
+            with pipe.open("wb"):  # once a rank reads it
+                if pipe.exists():
+                    pipe.unlink()
+                    act()
+                    came.append(where)
 
-        came = []
         thread = threading.Thread(target=attend)
         thread.start()
         try:
             yield
         finally:
-            ended.set()
+            with suppress(FileNotFoundError):
+                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+                pipe.unlink()
+                os.close(reader)
             thread.join()
-            pipe.unlink(missing_ok=True)
         assert came == [where]
 
     def held_pid(self):
         """The process that is held: the pipe is among its files a moment after it is opened."""
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
+
+        def held():
             for process in psutil.Process().children(recursive=True):
                 for link in Path(f"/proc/{process.pid}/fd").glob("*"):
                     if os.path.islink(link) and str(self.folder) in os.readlink(link):
                         return process.pid
-        raise AssertionError("nobody is held")
+            return None
+
+        wait_until(held)
+        return held()
 
 
-def press():
+def press(*_):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.3)  # two that come at once are one
 
@@ -142,55 +138,56 @@ def test_a_rank_that_dies_in_a_cell_that_was_left_is_replaced_before_the_next(cl
     assert "ended with exit code 5" in said
 
 
-@pytest.mark.parametrize(("dead", "new"), [([2], "ranks 1–2"), ([0, 2], "ranks 0–2")])
-def test_others_that_die_once_all_have_agreed_are_named_and_replaced(
-    cluster, capsys, holds, dead, new
+def kill_held(pids, holds):
+    os.kill(holds.held_pid(), signal.SIGKILL)
+
+
+def kill_others(*ranks):
+    return lambda pids, holds: [os.kill(pids[rank], signal.SIGKILL) for rank in ranks]
+
+
+DIE = "if rank == 1: os._exit(5)\nbarrier()"
+#: What is done while a new rank is held, and which ranks are new then.
+REPLACED = {
+    "another dies": ("joined", kill_others(2), [1, 2]),
+    "two others die": ("joined", kill_others(0, 2), [0, 1, 2]),
+    "the new one dies": ("joined", kill_held, [1]),
+    "an interrupt before all have agreed": ("join", press, [1]),
+    "an interrupt when all have agreed": ("joined", press, [1]),
+}
+
+
+@pytest.mark.parametrize(("where", "act", "new"), REPLACED.values(), ids=REPLACED.keys())
+def test_who_dies_once_all_have_agreed_is_replaced_and_an_interrupt_waits_for_the_end(
+    cluster, holds, capsys, where, act, new
 ):
     pids = {rank: hello.pid for rank, hello in cluster.hellos.items()}
-
-    def kill():
-        for rank in dead:
-            os.kill(pids[rank], signal.SIGKILL)
-
-    with holds.hold("joined", kill), pytest.raises(RankDied, match="rank 1 of 4"):
-        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+    with holds.hold(where, lambda: act(pids, holds)), pytest.raises(RankDied, match="rank 1 of 4"):
+        cluster.run(DIE, timeout=30)
     said = capsys.readouterr().out
-    for rank in dead:
+    for rank in set(new) - {1}:
         assert f"rank {rank} was killed by signal 9" in said
-    assert f"{new} were replaced and have no variables; rank" in said
-    check(cluster, [1, *dead])
+        assert f"{label(tuple(new))} were replaced and have no variables; rank" in said
+    assert ("rank 1, which was new, was killed by signal 9" in said) == (act is kill_held)
+    check(cluster, new)
 
 
-@pytest.mark.parametrize("who", ["another", "the new one"])
-def test_one_that_dies_before_that_may_cost_all_ranks_but_no_more_time(
-    cluster, holds, monkeypatch, who
+#: MPI itself waits for who dies while it makes the communicator with the new one.
+LOST = {
+    "another dies": (kill_others(2), 2.0, "could not be replaced: "),
+    "the new one dies": (kill_held, 2.0, "could not be replaced: "),
+    "two interrupts": (lambda *_: (press(), press()), 30.0, "interrupted twice"),
+}
+
+
+@pytest.mark.parametrize(("act", "seconds", "said"), LOST.values(), ids=LOST.keys())
+def test_before_that_a_death_or_two_interrupts_cost_all_ranks_but_no_more_time(
+    cluster, holds, monkeypatch, act, seconds, said
 ):
-    """MPI itself waits for it, while it makes the communicator with the new one."""
-    monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", 2.0)
-    another = cluster.hellos[2].pid
-
-    def kill():
-        os.kill(another if who == "another" else holds.held_pid(), signal.SIGKILL)
-
-    with holds.hold("join", kill), pytest.raises(ClusterLost, match="could not be replaced: "):
-        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
-
-
-def test_a_new_rank_that_dies_once_all_have_agreed_is_replaced(cluster, holds, capsys):
-    def kill():
-        os.kill(holds.held_pid(), signal.SIGKILL)
-
-    with holds.hold("joined", kill), pytest.raises(RankDied, match="rank 1 of 4"):
-        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
-    assert "rank 1, which was new, was killed by signal 9" in capsys.readouterr().out
-    check(cluster, [1])
-
-
-@pytest.mark.parametrize("where", ["join", "joined"])
-def test_an_interrupt_waits_for_the_end(cluster, holds, where):
-    with holds.hold(where, press), pytest.raises(RankDied, match="rank 1 of 4"):
-        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
-    check(cluster, [1])
+    monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", seconds)
+    pids = {rank: hello.pid for rank, hello in cluster.hellos.items()}
+    with holds.hold("join", lambda: act(pids, holds)), pytest.raises(ClusterLost, match=said):
+        cluster.run(DIE, timeout=30)
 
 
 def test_an_interrupt_before_a_cell_waits_for_the_end_and_the_cell_does_not_run(cluster, holds):
@@ -200,22 +197,13 @@ def test_an_interrupt_before_a_cell_waits_for_the_end_and_the_cell_does_not_run(
     check(cluster, [1])
 
 
-def test_a_second_interrupt_ends_all(cluster, holds):
-    def twice():
-        press()
-        press()
-
-    with holds.hold("join", twice), pytest.raises(ClusterLost, match="interrupted twice"):
-        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
-
-
 def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, monkeypatch, capsys):
     monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", 0.0)
     monkeypatch.setattr("allranks.cluster.healing._SLOW_SECONDS", 0.2)
     done = threading.Event()
     with holds.hold("join", lambda: done.wait(20)):
         with pytest.raises(ClusterLost, match="took over 1 s"):
-            cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+            cluster.run(DIE, timeout=30)
         done.set()
     assert "rank 1: still being replaced" in capsys.readouterr().out
 
@@ -226,7 +214,7 @@ def test_without_memory_to_share_nobody_is_replaced_and_all_are_fresh(cluster):
         "if rank == 0: memory.segment = lambda *_, **__: None"
     )
     with pytest.raises(ClusterLost, match="expected memory for all ranks to share"):
-        cluster.run("if rank == 1: os._exit(5)\nbarrier()", timeout=30)
+        cluster.run(DIE, timeout=30)
     check(cluster.start(), range(SIZE))
 
 
@@ -292,12 +280,21 @@ def test_a_rank_that_the_launcher_has_ended_ends_all(cluster):
     assert "could not be replaced" not in str(raised.value)
 
 
-def test_the_status_replaces_nobody(cluster):
+def test_the_status_replaces_nobody_and_what_needs_all_ranks_is_refused(cluster):
     kill(cluster, 3)
     for _ in range(2):  # the first may be earlier than the news of it
         cluster.status()
     assert cluster.dead == (3,)
     check(cluster, [3])
+    cluster.heal_when("ask")
+    try:
+        kill(cluster, 1)
+        with pytest.raises(UsageError, match=r"rank 1 \(.*Type: %distributed heal"):
+            cluster.pull("kept")
+        cluster.heal()
+    finally:
+        cluster.heal_when("on")
+    check(cluster, [1, 3])
 
 
 def test_last_words_are_of_the_cell_in_which_a_rank_dies(cluster):
@@ -313,21 +310,8 @@ def test_last_words_are_of_the_cell_in_which_a_rank_dies(cluster):
         cluster.run("print('of an earlier cell')")
 
 
-def test_what_needs_all_ranks_is_refused_where_one_has_died(cluster):
-    cluster.heal_when("ask")
-    try:
-        kill(cluster, 1)
-        with pytest.raises(UsageError, match=r"rank 1 \(.*Type: %distributed heal"):
-            cluster.pull("kept")
-        cluster.heal()
-    finally:
-        cluster.heal_when("on")
-    check(cluster, [1])
-
-
-@pytest.mark.parametrize("end", ["kill9", "shutdown"])
-def test_a_kernel_that_ends_while_a_rank_is_replaced_leaves_nothing_but_logs(
-    new_notebook, tmp_path_factory, end
+def test_a_kernel_that_is_killed_while_a_rank_is_replaced_leaves_nothing_but_logs(
+    new_notebook, tmp_path_factory
 ):
     folder = tmp_path_factory.mktemp("holds")
     os.mkfifo(folder / "join")
@@ -335,5 +319,5 @@ def test_a_kernel_that_ends_while_a_rank_is_replaced_leaves_nothing_but_logs(
     cell = notebook.start_on_ranks("import os\nif rank == 1: os._exit(5)\nbarrier()", "-n 2")
     cell.wait_for("rank 1: still being replaced")
     notebook.note_files()
-    getattr(notebook, end)()
+    notebook.kill9()
     notebook.check_nothing_left()

@@ -1,26 +1,18 @@
 """``allranks run``: a script on real ranks, what is said of it, and that nothing of it is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-import psutil
 import pytest
 
 from tests.faults.notebook import name_of
+from tests.kernel import MARK, marked, wait_until
 from tests.torch.conftest import MISSING, python_with_torch
 
-MARK = "ALLRANKS_TEST_MARK"
-GONE_SECONDS = 30
 SCRIPT = """
 import sys, time
 import allranks.batch
@@ -54,148 +46,111 @@ dist.destroy_process_group()
 RUN = ["-m", "allranks.command.main", "run", "-np", "2"]
 
 
-class Started(NamedTuple):
-    """A command that runs in a session of its own, and what marks whatever it starts."""
+class Command(subprocess.Popen):
+    """A command in a session of its own; a mark is on whatever it starts."""
 
-    process: subprocess.Popen[str]
-    mark: str
+    def __init__(self, folder, words, python):
+        self.mark = uuid.uuid4().hex
+        super().__init__(
+            [python, *RUN, *words],
+            cwd=folder,
+            env=os.environ | {MARK: self.mark, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
-    def said(self, text: str) -> str:
-        """Waits for a line that has a text in it; returns all until then."""
-        lines = []
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            lines.append(line)
-            if text in line:
-                return "".join(lines)
-        raise AssertionError(f"expected {text!r}, found {''.join(lines)}")
+    def wait_for(self, text):
+        assert any(text in line for line in self.stdout), f"expected {text!r}"
 
-    def press(self) -> None:
-        os.killpg(self.process.pid, signal.SIGINT)
+    def press(self):
+        os.killpg(self.pid, signal.SIGINT)
 
-    def left(self) -> list[psutil.Process]:
-        deadline = time.monotonic() + GONE_SECONDS
-        while (found := self.marked()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return found
-
-    def marked(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-
-@contextmanager
-def started(folder: Path, *words: str, python: str = sys.executable) -> Iterator[Started]:
-    mark = uuid.uuid4().hex
-    with subprocess.Popen(
-        [python, *RUN, *words],
-        cwd=folder,
-        env=os.environ | {MARK: mark, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield Started(process, mark)
-        finally:
-            process.kill()
+    def end(self):
+        """Returns its exit code and what it says from now on, once nothing of it is left."""
+        said, _ = self.communicate(timeout=200)
+        wait_until(lambda: not marked(self.mark), lambda: f"the end of {marked(self.mark)}")
+        return self.returncode, said
 
 
 @pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "ddp.py").write_text(TORCH)
-    return tmp_path
+def run(tmp_path):
+    scripts = {"train.py": SCRIPT, "ddp.py": TORCH, "ends.py": "import os\nos._exit(3)\n"}
+    for name, source in scripts.items():
+        (tmp_path / name).write_text(source)
+    started = []
+
+    def start(*words, python=sys.executable):
+        started.append(Command(tmp_path, words, python))
+        return started[-1]
+
+    yield start
+    for command in started:
+        with command:
+            command.kill()
 
 
-def test_the_rank_to_blame_comes_first_and_a_report_keeps_all_of_it(folder):
+def test_the_rank_to_blame_comes_first_and_a_report_keeps_all_of_it(run, tmp_path):
     flags = ["--report", "out/run.html", "--log-dir", "logs"]
-    with started(folder, *flags, "train.py", "raise", "--epochs", "3") as run:
-        said, _ = run.process.communicate(timeout=120)
-        assert run.process.returncode == 1
-        assert run.left() == []
+    code, said = run(*flags, "train.py", "raise", "--epochs", "3").end()
+    assert code == 1
     assert "ranks 0–1 │ arguments ['raise', '--epochs', '3']\n" in said
     assert said.index(") raised ValueError at line 12: ") < said.index("rank 0 was waiting at line")
-    page = (folder / "out" / "run.html").read_text()
+    page = (tmp_path / "out" / "run.html").read_text()
     for told in ("ended with exit code 1", "rank 1    │ rank 1 is here", "no such row", "<td>loss"):
         assert told in page
-    assert "rank 0 is here\n" in (folder / "logs" / "rank-0.log").read_text()
+    assert "rank 0 is here\n" in (tmp_path / "logs" / "rank-0.log").read_text()
 
 
-def test_an_interrupt_ends_the_script_and_its_ranks(folder):
-    with started(folder, "python", "-u", "train.py", "wait") as run:
-        run.said("rank 1 is here")
-        run.press()
-        said, _ = run.process.communicate(timeout=60)
-        assert run.process.returncode == 130
-        assert "KeyboardInterrupt" in said
-        assert run.left() == []
+@pytest.mark.parametrize("what", ["wait", "insist"])
+def test_an_interrupt_ends_the_script_and_a_second_one_ranks_that_ignore_the_first(run, what):
+    command = run("python", "-u", "train.py", what)
+    command.wait_for("rank 1 is here")
+    command.press()
+    if what == "insist":
+        command.wait_for("pressed")
+        command.press()
+    code, said = command.end()
+    assert code == 130
+    lost = "all 2 ranks were killed and their variables are lost.\n"
+    assert said.endswith(lost) == (what == "insist")
+    assert "KeyboardInterrupt" in said or what == "insist"
 
 
-def test_a_second_interrupt_ends_ranks_that_do_not_hear_the_first(folder):
-    with started(folder, "train.py", "insist") as run:
-        run.said("rank 1 is here")
-        run.press()
-        run.said("pressed")
-        run.press()
-        said, _ = run.process.communicate(timeout=60)
-        assert run.process.returncode == 130
-        assert said.endswith("all 2 ranks were killed and their variables are lost.\n")
-        assert run.left() == []
+def test_an_interrupt_while_the_ranks_start_leaves_nothing(run):
+    command = run("train.py", "wait")
+    wait_until(lambda: any(name_of(one).startswith("prterun") for one in marked(command.mark)))
+    command.press()
+    code, said = command.end()
+    assert (code, "Traceback" in said) == (130, False), said
 
 
-def test_an_interrupt_while_the_ranks_start_leaves_nothing(folder):
-    with started(folder, "train.py", "wait") as run:
-        while not any(name_of(one).startswith("prterun") for one in run.marked()):
-            assert run.process.poll() is None
-            time.sleep(0.02)
-        run.press()
-        said, _ = run.process.communicate(timeout=60)
-        assert (run.process.returncode, "Traceback" in said) == (130, False), said
-        assert run.left() == []
+def test_nothing_is_left_where_the_command_is_killed(run):
+    command = run("train.py", "wait")
+    command.wait_for("rank 1 is here")
+    assert marked(command.mark)
+    command.kill()
+    command.end()
 
 
-def test_nothing_is_left_where_the_command_is_killed(folder):
-    with started(folder, "train.py", "wait") as run:
-        run.said("rank 1 is here")
-        assert run.marked()
-        run.process.kill()
-        run.process.wait()
-        assert run.left() == []
-
-
-def test_torchs_process_group_finds_the_ranks(folder):
-    python = python_with_torch() or pytest.skip(MISSING)
-    with started(folder, "ddp.py", python=python) as run:
-        said, _ = run.process.communicate(timeout=200)
-        assert (run.process.returncode, "ranks 0–1 │ sum [3.0, 3.0]" in said) == (0, True), said
+def test_torchs_process_group_finds_the_ranks(run):
+    code, said = run("ddp.py", python=python_with_torch() or pytest.skip(MISSING)).end()
+    assert (code, "ranks 0–1 │ sum [3.0, 3.0]" in said) == (0, True), said
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "said"),
     [
-        (["nowhere.py"], "expected a script, found no file 'nowhere.py'. Type its path."),
+        (["nowhere.py"], "allranks: expected a script, found no file 'nowhere.py'. Type its path."),
         (
             ["--report", ".", "train.py"],
-            "expected a place to write to, found [Errno 21] Is a directory",
+            "allranks: expected a place to write to, found [Errno 21] Is a directory",
         ),
+        (["ends.py"], "\nThe logs are in "),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_runs(folder, words, expected):
-    with started(folder, *words) as run:
-        said, _ = run.process.communicate(timeout=60)
-    assert said.startswith(f"allranks: {expected}")
-
-
-def test_a_script_that_ends_its_process_is_told_of_in_whole_lines(folder):
-    (folder / "ends.py").write_text("import os\nos._exit(3)\n")
-    with started(folder, "ends.py") as run:
-        said, _ = run.process.communicate(timeout=120)
-    assert "\nThe logs are in " in said
+def test_what_cannot_be_run_and_a_script_that_ends_its_process_are_told_of(run, words, said):
+    found = run(*words).end()[1]
+    assert said in found
+    assert not said.startswith("allranks: ") or found.startswith(said)

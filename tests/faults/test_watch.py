@@ -1,7 +1,5 @@
 """Two notebooks that share ranks: one watches what the other runs, and runs when it is idle."""
 
-from __future__ import annotations
-
 import re
 import sys
 
@@ -34,8 +32,7 @@ def watcher(notebook, tmp_path_factory):
 @pytest.fixture
 def watching(notebook, watcher):
     """The first notebook has the ranks, the second one watches; its cell that shows them."""
-    had = notebook.on_ranks("kept = 10 * rank")
-    assert had.status == "ok", had.error_value
+    notebook.on_ranks("kept = 10 * rank").ok()
     cell = watcher.run(attach_to(watcher, notebook))
     # A cell that has just ended may be shown below that line.
     assert re.match(WATCHING.format(notebook.pid), cell.text), cell.text + cell.error_value
@@ -117,9 +114,7 @@ def test_a_cell_that_runs_already_is_shown_and_no_other_runs_beside_it(
 
 def test_cells_of_both_take_turns(notebook, watcher, watching):
     pids = notebook.pids()
-    ran = watcher.on_ranks("theirs = kept + 1\ntheirs")
-    assert ran.status == "ok", ran.error_value
-    assert "rank 3 → 31\n" in ran.text
+    watcher.on_ranks("theirs = kept + 1\ntheirs").ok().says("rank 3 → 31\n")
     assert watcher.pids() == pids
     assert watcher.on_ranks(SUM).text == "ranks 0–3 → 4.0\n"
     watcher.run("here = 7")
@@ -141,8 +136,7 @@ def test_cells_of_both_take_turns(notebook, watcher, watching):
     for each in (watcher, notebook) * 2:
         assert "rank 0 → 1\n" in each.on_ranks("theirs", "-r 0").text
     assert notebook.pids() == pids
-    ran = watcher.run("%%ensemble x=0:5\nresult = x")
-    assert "5 of 5 finished" in ran.text, ran.text
+    watcher.run("%%ensemble x=0:5\nresult = x").says("5 of 5 finished")
     back = notebook.on_ranks("kept")
     assert "are back: another notebook has run 5 cells on them" in back.text, back.text
     assert "rank 3 → 30\n" in back.text
@@ -154,10 +148,8 @@ def test_cells_of_both_take_turns(notebook, watcher, watching):
 def test_a_cell_is_refused_while_the_watcher_runs_one(notebook, watcher, watching, go):
     cell = watcher.start_on_ranks(WAITS.format(str(go))).wait_for("begun")
     for line in ("%%distributed\nkept = 0", "%distributed stop", "%distributed pull kept"):
-        refused = notebook.run(line)
-        assert refused.error_name == "UsageError"
-        assert f"the notebook of process {watcher.pid} has them, and it runs In[" in (
-            refused.error_value
+        notebook.run(line).fails(
+            "UsageError", f"the notebook of process {watcher.pid} has them, and it runs In["
         )
     assert "Interrupt there" in notebook.run("%distributed interrupt").error_value
     go.touch()
@@ -183,8 +175,7 @@ def test_a_watcher_that_is_slow_or_killed_costs_nothing(notebook, watcher, watch
     notebook.run("from allranks.cluster import sharing\nsharing._MOST_NBYTES = 100_000")
     with stopped(watcher.pid):
         for _ in range(8):  # more than the socket takes
-            cell = notebook.on_ranks("for line in range(300): print(rank, line, 80 * '.')")
-            assert cell.status == "ok"
+            cell = notebook.on_ranks("for line in range(300): print(rank, line, 80 * '.')").ok()
     watching.wait_for("are not shown: this notebook was too slow for them. All text is in the logs")
     assert re.search(r"\d+ messages \(0\.\d MB\) are not shown", watching.text)
     notebook.on_ranks("print('after all that')")

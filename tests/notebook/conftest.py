@@ -1,10 +1,7 @@
 """A notebook with ranks, and each lab, run once for all tests that look at it."""
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 from nbclient import NotebookClient
@@ -17,7 +14,7 @@ from tests.torch.conftest import MISSING, python_with_torch
 
 
 @pytest.fixture(scope="session")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def notebook(tmp_path_factory):
     """A kernel with two ranks, for all files that do not start their own."""
     with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
         kernel.run("%load_ext allranks\n%distributed start -n 2")
@@ -31,7 +28,7 @@ def python_for(name: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NotebookNode]:
+def executed(tmp_path_factory):
     """Returns a lab after a run of all of its cells, with the exercises solved at its end.
 
     Where the browser's suite has run it before, that run; else one without a browser.

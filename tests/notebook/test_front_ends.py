@@ -1,11 +1,8 @@
 """Output where displays are not changed in place: each line once, labelled, and nothing lost."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
-from pathlib import Path
 
 import pexpect
 import pytest
@@ -71,15 +68,6 @@ def test_the_environment_says_it_either_way(notebook, said, displays):
         notebook.run("%env ALLRANKS_FRONT_END=auto")
 
 
-def test_another_word_for_it_is_refused(notebook):
-    cell = notebook.run(
-        "import os\nos.environ['ALLRANKS_FRONT_END'] = 'lab'\n"
-        "try: get_ipython().run_cell_magic('distributed', '', '1')\n"
-        "finally: del os.environ['ALLRANKS_FRONT_END']"
-    )
-    assert "expected ALLRANKS_FRONT_END to be auto, notebook or console, found 'lab'" in cell.text
-
-
 def test_a_console_is_shown_the_end_of_updates_logs_and_members(notebook):
     seen = in_console(
         notebook,
@@ -96,14 +84,13 @@ def test_a_console_is_shown_the_end_of_updates_logs_and_members(notebook):
     seen = in_console(notebook, "barrier()\nlog(loss=0.5)\nprint('logged')")
     assert "ranks 0–1 │ logged\n" in seen
     assert re.search(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\n", seen)
-    cell = notebook.start("%%ensemble x=1,2\nprint('x is', x)\nresult = x", typing=True).wait()
-    assert cell.status == "ok"
+    cell = notebook.start("%%ensemble x=1,2\nprint('x is', x)\nresult = x", typing=True).wait().ok()
     assert re.search(r"member 1 \(x=2\) finished on rank \d", cell.text), cell.text
     assert "member 0 │ x is 1" in cell.text
     assert not any("display_id" in shown.get("transient", {}) for shown in cell.outputs)
 
 
-def test_jupyter_console_shows_all_that_the_ranks_write(tmp_path: Path):
+def test_jupyter_console_shows_all_that_the_ranks_write(tmp_path):
     command = [
         *("-m", "jupyter_console", "--simple-prompt", "--no-confirm-exit"),
         "--ZMQTerminalInteractiveShell.banner=",
@@ -148,7 +135,7 @@ def debug_on_rank_1(shell: pexpect.spawn, number: int) -> None:
     shell.expect(rf"In \[{number + 1}\]: ")
 
 
-def test_a_terminals_ipython_shows_tables_and_members_and_asks_in_the_terminal(tmp_path: Path):
+def test_a_terminals_ipython_shows_tables_and_members_and_asks_in_the_terminal(tmp_path):
     command = f"{sys.executable} -m IPython --simple-prompt --no-banner --colors=NoColor"
     with pexpect.spawn(command, cwd=str(tmp_path), encoding="utf-8", timeout=120) as shell:
         shell.setwinsize(50, 200)

@@ -1,9 +1,6 @@
 """Ranks pinned to the GPUs of a FAKE pynvml: what each rank sees, and what the notebook says."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +25,7 @@ raise OutOfMemoryError("full")
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def opened(tmp_path_factory):
     env: dict[str, str | None] = {
         "PYTHONPATH": f"{Path(__file__).resolve().parents[2]}:{FAKE}",
         "ALLRANKS_FAKE_NVML": GPUS,
@@ -40,7 +37,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 @pytest.fixture
-def kernel(opened: Kernel) -> Iterator[Kernel]:
+def kernel(opened):
     yield opened
     opened.run("%distributed stop")
 
@@ -67,8 +64,7 @@ def test_shared_gpus_are_said_and_limited(kernel):
     assert "cuda:0 (GPU-0) GPU-0 None" in text
     failed = kernel.run(FULL)
     said = "rank 2 is out of memory on FAKE GPU (GPU-1): 1.0 GiB of 2.0 GiB are in use"
-    assert said in failed.text
-    assert "Also using it: rank 0." in failed.text
+    failed.says(said, "Also using it: rank 0.")
 
 
 def test_no_gpus_wanted_are_none_seen(kernel):

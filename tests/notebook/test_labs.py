@@ -4,8 +4,6 @@ When cells say something else on purpose:
 ``python notebooks/run.py --write notebooks/01_ranks.ipynb``
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,22 +1,22 @@
-"""Looking back at cells: drawn again, compared, and written where the user says."""
-
-from __future__ import annotations
+"""Looking back at cells: drawn again, compared, written where the user says; further sections."""
 
 import csv
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from allranks.widgets.dashboard.cell_model import PanelSection, add_section
 from tests.kernel import Kernel
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
 LOGGING = "%%distributed\nprint('loss of', {0})\nfor i in range(5): log(loss={0} * i + rank)"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def notebook(tmp_path_factory):
     """A kernel with two ranks; its third cell has logged, and its fifth; the fourth has failed."""
     with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
         kernel.run("%load_ext allranks\n%distributed start -n 2")
@@ -80,17 +80,15 @@ def test_csv_is_written_where_it_was_asked_for_and_nowhere_else(notebook, tmp_pa
     ],
 )
 def test_what_is_not_there_is_said(notebook, line, said):
-    cell = notebook.run(f"%distributed {line}")
-    assert cell.error_name == "UsageError"
+    cell = notebook.run(f"%distributed {line}").fails("UsageError")
     assert re.search(said, cell.error_value)
 
 
 def test_every_logged_value_and_every_kind_of_call_is_exported(notebook, tmp_path):
-    ran = notebook.run(
+    notebook.run(
         "%%distributed\nfor i in range(10_000): log(loss=i % 7 + rank)\n"
         "for i in range(150): allreduce(i, name=f'value {i}')"
-    )
-    assert ran.status == "ok", ran.text
+    ).ok()
     assert "missing" not in notebook.run(f"%distributed export {tmp_path}").text
     rows = [*csv.DictReader((tmp_path / "curves.csv").read_text().splitlines())]
     for rank in range(2):
@@ -98,3 +96,54 @@ def test_every_logged_value_and_every_kind_of_call_is_exported(notebook, tmp_pat
         assert found == [(str(float(i)), str(float(i % 7 + rank))) for i in range(10_000)]
     calls = [*csv.DictReader((tmp_path / "timings.csv").read_text().splitlines())]
     assert {row["name"] for row in calls} == {f"value {i}" for i in range(150)}
+
+
+UNEVEN = """
+import time
+for i in range(20 + 5 * rank):
+    log(step=i, loss=1 / (i + 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def with_section(notebook):
+    """That kernel with the example of docs/extending.md, a section from outside of the package."""
+    section = PAGE.read_text().partition("## Adding a panel section\n")[2].partition("\n## ")[0]
+    (source,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (notebook.cwd / "slowest_steps.py").write_text(source)
+    notebook.run("import slowest_steps").ok()
+    return notebook
+
+
+def test_a_section_stays_in_the_notebook(with_section):
+    cell = with_section.run(f"%%distributed{UNEVEN}")
+    assert re.search(r"rank 0 +19 +5\n +rank 1 +24 +0", cell.text)
+    page = cell.displays[-1]["text/html"]
+    section = page.partition("<details><summary>slowest steps</summary>")[2]
+    assert section.startswith('<img alt="the last step of each rank"')
+    assert "<td>rank 1</td><td>24</td><td>0</td>" in section
+
+
+def test_the_live_panel_has_the_section(with_section):
+    cell = with_section.start(f"%%distributed{UNEVEN}time.sleep(60)")
+
+    def html() -> str:
+        messages = [comm["data"].get("content", {}) for comm in cell.comms]
+        return "".join(m.get("sections", {}).get("slowest steps", "") for m in messages)
+
+    with_section.pump(lambda: "<td>rank 1</td><td>24</td>" in html(), 30, "the section", cell)
+    with_section.interrupt()
+    cell.wait(20)
+
+
+def test_a_cell_without_logged_values_has_no_such_section(with_section):
+    cell = with_section.run("%%distributed --view full\npass")
+    assert "slowest steps" not in cell.displays[-1]["text/html"].partition("<script>")[0]
+
+
+def test_a_section_needs_a_title():
+    class Untitled(PanelSection):
+        pass
+
+    with pytest.raises(ValueError, match="expected a title of Untitled, found none"):
+        add_section(Untitled)

@@ -1,13 +1,9 @@
 """Ranks begin with the modules that they were told to."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 
 import pytest
-
-from tests.kernel import Kernel
 
 DRIVER = """
 int state = 3;
@@ -21,33 +17,23 @@ LOADS = "import ctypes; driver = ctypes.CDLL('./libcuda.so.1')"
 STUB = f"{LOADS}; ctypes.c_int.in_dll(driver, 'state').value = 34"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
-        kernel.run("%load_ext allranks")
-        yield kernel
-
-
 @pytest.fixture
-def kernel(shared):
-    yield shared
-    assert shared.run("%distributed stop").status == "ok"
+def kernel(own_kernel):
+    yield own_kernel
+    assert own_kernel.run("%distributed stop").status == "ok"
 
 
 def test_a_module_is_there_before_the_first_cell(kernel):
-    cell = kernel.run(
+    kernel.run(
         "%%distributed -n 2 --preload mailbox,allranks.lessons.model\n"
         "import sys\n"
         "[name in sys.modules for name in ('mailbox', 'allranks.lessons.model')]"
-    )
-    assert "ranks 0–1 → [True, True]" in cell.text
-    members = kernel.run("%%ensemble x=0:2\nimport sys\nresult = 'mailbox' in sys.modules")
-    assert members.status == "ok", members.text
+    ).says("ranks 0–1 → [True, True]")
+    kernel.run("%%ensemble x=0:2\nimport sys\nresult = 'mailbox' in sys.modules").ok()
     assert kernel.run("print([member.result for member in runs])").text.strip() == "[True, True]"
     other = kernel.run("%%distributed --preload wave\npass")
     assert "--preload wave was given, but --preload mailbox," in other.text
-    restarted = kernel.run("%distributed restart --preload wave")
-    assert restarted.status == "ok", restarted.text
+    kernel.run("%distributed restart --preload wave").ok()
     cell = kernel.run("%%distributed\nimport sys\n'wave' in sys.modules, 'mailbox' in sys.modules")
     assert "ranks 0–1 → (True, False)" in cell.text
 
@@ -67,8 +53,7 @@ def test_a_module_may_print_what_it_likes_and_says_in_its_cell_if_it_cannot_be_i
     )
     cell = kernel.run("%%distributed -n 1 --preload printing_module,broken_module\n'started'")
     assert "rank 0 → 'started'" in cell.text
-    cell = kernel.run("%%distributed\nimport broken_module")
-    assert "RuntimeError: broken by itself" in cell.text
+    kernel.run("%%distributed\nimport broken_module").says("RuntimeError: broken by itself")
 
 
 def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(kernel):
@@ -89,8 +74,7 @@ def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(k
         "told.propagate = False\n"
     )
     body = "import logging\nlogging.getLogger('logging_module').warning('the one line')"
-    cell = kernel.run(f"%%distributed -n 2 --preload logging_module\n{body}")
-    assert cell.status == "ok", cell.text
+    cell = kernel.run(f"%%distributed -n 2 --preload logging_module\n{body}").ok()
     loaded = kernel.run("%%distributed\nimport sys\n'logging_module' in sys.modules")
     assert loaded.text == "ranks 0–1 → True\n"
     assert cell.text.endswith("ranks 0–1 ! the one line\n")
@@ -99,10 +83,8 @@ def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(k
         "%%distributed\nlogging.getLogger('logging_module.told').warning('to standard output')"
     )
     assert cell.text == "ranks 0–1 │ to standard output\n"
-    silent = kernel.run("%%distributed\nimport sys\nsys.stderr.close()")
-    assert silent.status == "ok", silent.text
-    cell = kernel.run(f"%%distributed\n{body}")
-    assert cell.text == "ranks 0–1 ! the one line\n"
+    kernel.run("%%distributed\nimport sys\nsys.stderr.close()").ok()
+    assert kernel.run(f"%%distributed\n{body}").text == "ranks 0–1 ! the one line\n"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: apt-get install gcc")

@@ -1,18 +1,32 @@
 """``%load_ext allranks.px``: the magics of ipyparallel and nbdistributed, on our ranks."""
 
 import re
+from pathlib import Path
 
+import nbformat
 import pytest
 
-from tests.kernel import Kernel
+COURSES = sorted(Path(__file__).with_name("courses").glob("*.ipynb"))
+START = "%load_ext allranks.px\n%distributed start -n 4"
+
+
+@pytest.mark.parametrize("path", COURSES, ids=lambda path: path.stem)
+def test_a_course_runs_as_it_is_but_for_the_line_that_starts_the_ranks(own_kernel, path):
+    """Notebooks on MPI written for ipyparallel; what a cell says is in its metadata."""
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    assert cells[0].id == "start"
+    assert "ipyparallel" in cells[0].source
+    for cell in cells:
+        ran = own_kernel.run(START if cell.id == "start" else cell.source)
+        assert ran.status == "ok", f"{cell.source}\n\n{ran.text}"
+        ran.says(*cell.metadata.get("says", ())).lacks("Error")  # of MPI's own too
 
 
 @pytest.fixture(scope="module")
-def px(tmp_path_factory):
-    with Kernel(tmp_path_factory.mktemp("px")) as kernel:
-        assert kernel.run("%load_ext allranks.px").status == "ok"
-        assert "started ranks 0–2" in kernel.run("%dist_init --num-processes 3").text
-        yield kernel
+def px(own_kernel):
+    own_kernel.run("%load_ext allranks.px\n%distributed stop").ok()
+    own_kernel.run("%dist_init --num-processes 3").says("started ranks 0–2")
+    return own_kernel
 
 
 def test_px_runs_a_cell_or_a_line_on_every_rank(px):
@@ -31,25 +45,20 @@ def test_px_takes_targets_as_ipyparallel_writes_them(px, targets, said):
 @pytest.mark.parametrize("magic", ["%%px", "%%rank 0", "%%distributed -r 0"])
 @pytest.mark.parametrize("below", ["%%timeit -n1 -r1", "%%time"])
 def test_a_magic_of_ipythons_may_stand_below_ours(px, magic, below):
-    cell = px.run(f"{magic}\n{below}\nrank")
-    assert cell.status == "ok", cell.text
+    cell = px.run(f"{magic}\n{below}\nrank").ok()
     assert re.search(r"\d [nmµμ]?s", cell.text)
 
 
 def test_cells_run_in_the_notebook_as_well(px):
-    cell = px.run("%%px --local -o values --block\ntwice = 2\nimport os\ntwice * 21")
-    assert cell.status == "ok", cell.text
-    assert px.run("values, twice").displays[0]["text/plain"] == "([42, 42, 42], 2)"
+    px.run("%%px --local -o values --block\ntwice = 2\nimport os\ntwice * 21").ok()
+    assert px.value("values, twice") == "([42, 42, 42], 2)"
     cell = px.run("%%distributed --local\nhere = 'rank' in globals()\nprint('said')")
     assert cell.text == "ranks 0–2 │ said\nsaid\n"
-    assert px.run("here").displays[0]["text/plain"] == "False"
-    assert px.run("%distributed pull here").displays[0]["text/plain"] == (
-        "{0: True, 1: True, 2: True}"
-    )
+    assert px.value("here") == "False"
+    assert px.value("%distributed pull here") == ("{0: True, 1: True, 2: True}")
     cell = px.run("%%px --local\nprint(rank if 'rank' in globals() else nowhere)")
     assert cell.status == "error"
-    assert "NameError: name 'nowhere' is not defined" in cell.text
-    assert "the notebook itself raised NameError" in cell.text
+    cell.says("NameError: name 'nowhere' is not defined", "the notebook itself raised NameError")
 
 
 @pytest.mark.parametrize(
@@ -62,10 +71,7 @@ def test_cells_run_in_the_notebook_as_well(px):
     ],
 )
 def test_what_is_otherwise_here_is_refused_with_words(px, line, said):
-    cell = px.run(f"%%px {line}\nprint('ran')")
-    assert "UsageError" in cell.text
-    assert said in cell.text
-    assert "ran\n" not in cell.text
+    px.run(f"%%px {line}\nprint('ran')").says("UsageError", said).lacks("ran\n")
 
 
 def test_autopx_and_dist_mode_send_the_following_cells(px):
@@ -75,7 +81,7 @@ def test_autopx_and_dist_mode_send_the_following_cells(px):
     px.run("%dist_mode -e")
     assert px.run("size").text == "ranks 0–2 → 3\n"
     px.run("%dist_mode -d")
-    assert px.run("1 + 1").displays[0]["text/plain"] == "2"
+    assert px.value("1 + 1") == "2"
     assert "has nothing to show" in px.run("%pxresult").text
     assert "Type options on each cell" in px.run("%pxconfig --targets 0").text
 
@@ -101,7 +107,6 @@ def test_px_is_ipyparallels_where_a_view_was_activated(px):
     kernel.run(
         "import ipyparallel as ipp\nview = ipp.Client()[:]\nview.block = True\nview.activate()"
     )
-    cell = kernel.run("%%px\nby_ipyparallel = rank")
-    assert cell.status == "ok", cell.text
-    assert kernel.run("view['by_ipyparallel']").displays[0]["text/plain"] == "[0, 1]"
+    kernel.run("%%px\nby_ipyparallel = rank").ok()
+    assert kernel.value("view['by_ipyparallel']") == "[0, 1]"
     assert kernel.run("%%distributed\n'by allranks'").text == "ranks 0–1 → 'by allranks'\n"

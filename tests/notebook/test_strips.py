@@ -1,7 +1,5 @@
 """Where real ranks' time went: for whom each waited, what it imported, what a step took."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -45,6 +43,9 @@ def test_a_cell_that_waits_says_for_whom_and_how_long_a_step_takes(notebook):
     assert re.search(r"^a step, mean of \d+\n +all +computing +waiting +transfer$", said, re.M), (
         said
     )
+    said = notebook.run("%%distributed\nlog(loss=1.0); allreduce(1.0)").text
+    assert "loss" in said
+    assert "computing" not in said
 
 
 def test_a_slow_import_is_shown_in_a_line_and_counted_for_itself(notebook):
@@ -57,12 +58,6 @@ def test_a_slow_import_is_shown_in_a_line_and_counted_for_itself(notebook):
     assert "importing slow_module" not in said
     for rank in range(2):
         assert re.search(rf"rank {rank} .*imports slow_module [\d.]+ m?s", said), said
-
-
-def test_a_short_cell_has_no_strip(notebook):
-    said = notebook.run("%%distributed\nlog(loss=1.0); allreduce(1.0)").text
-    assert "loss" in said
-    assert "computing" not in said
 
 
 GROWS = """

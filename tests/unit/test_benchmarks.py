@@ -1,7 +1,5 @@
 """The figures of the README and of docs/benchmarks.md: what the samples say, and where."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -32,14 +30,14 @@ STUDENTS = result(
 )
 
 
-def test_a_class_of_students_is_told_by_what_one_of_them_takes() -> None:
+def test_a_class_of_students_is_told_by_what_one_of_them_takes():
     table = students.table(STUDENTS)
     assert "| 2 | 2 | 200 | 1,200 |" in table
     assert "| 2 | 2 | 4.0 | 20.0 |" in table
     assert table.endswith("used at most 2.0 % of one core per student.")
 
 
-def test_readme_and_page_show_what_was_measured() -> None:
+def test_readme_and_page_show_what_was_measured():
     for page, names, figures in (
         (report.PAGE, report.ORDER, report.section),
         (report.README, report.AT_A_GLANCE, report.at_a_glance),
@@ -48,15 +46,12 @@ def test_readme_and_page_show_what_was_measured() -> None:
         assert text == report.insert(text, figures([results.read(name) for name in names]))
 
 
-def test_only_what_stands_between_the_markers_is_written() -> None:
+def test_only_what_stands_between_the_markers_is_written():
     before = f"head\n{report.BEGIN}\nold\n{report.END}\ntail\n"
     assert report.insert(before, "new") == f"head\n{report.BEGIN}\nnew\n{report.END}\ntail\n"
-
-
-def test_a_readme_without_markers_is_left_alone() -> None:
     with pytest.raises(ValueError, match="Add both"):
         report.insert("head\ntail\n", "new")
 
 
-def test_the_machine_is_described_with_the_versions_measured() -> None:
+def test_the_machine_is_described_with_the_versions_measured():
     assert {"python", "ipyparallel"} <= results.machine()["versions"].keys()

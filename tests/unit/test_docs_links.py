@@ -1,10 +1,10 @@
 """What README and docs link to, and the pictures that they show, exist."""
 
-from __future__ import annotations
-
+import importlib.util
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,11 +37,19 @@ def test_relative_links_lead_somewhere(path):
         assert not anchor or anchor in anchors_of(found.read_text()), f"{link}: no such heading"
 
 
-def test_links_are_found():
+def test_links_are_found_and_every_page_is_named_in_the_index():
     page = '[a](one.md) ![b](two.png) `[c](three.md)` [d](https://e.org) <img src="four.png">'
     assert links_of(page) == ["one.md", "two.png", "four.png"]
-
-
-def test_every_page_is_named_in_the_index():
     index = links_of((REPOSITORY / "docs" / "index.md").read_text())
     assert {path.name for path in PAGES} - {"README.md", "index.md"} <= set(index)
+
+
+LABS = Path(__file__).parents[2] / "notebooks"
+
+
+def test_lab_7_prints_the_command_that_installs_its_packages(capsys, monkeypatch):
+    lab = nbformat.read(LABS / "07_torch.ipynb", as_version=4)
+    (source,) = (cell.source for cell in lab.cells if cell.id == "load")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    exec(source.replace("%load_ext allranks", ""), {})
+    assert "Type in a cell: %pip install torch scikit-learn" in capsys.readouterr().out

@@ -3,8 +3,6 @@
 ALLRANKS_TEST_CUPY names a Python that has them; ``make test`` makes one. None of it needs a GPU.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

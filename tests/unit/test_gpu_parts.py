@@ -1,7 +1,5 @@
 """The parts of ``make test-gpu``, where there is no GPU: what runs, what skips, what is noted."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

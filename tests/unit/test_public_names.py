@@ -1,7 +1,5 @@
 """The public names of the package."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -9,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 import allranks
+from allranks.engine.namespace import OPERATIONS, PLACE
+from allranks.ensemble.grid import RESERVED
 
 
-def test_a_cluster_has_no_other_public_names() -> None:
+def test_a_cluster_has_no_other_public_names():
     found = [name for name in dir(allranks.Cluster(2)) if not name.startswith("_")]
     assert found == [
         "ask", "ask_soon", "attach", "busy", "call", "can_heal", "client", "connection_information",
@@ -35,7 +35,7 @@ PUBLIC = (
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_public_names_have_docstrings(name: str) -> None:
+def test_public_names_have_docstrings(name):
     module = importlib.import_module(name)
     names = getattr(module, "__all__", [one for one in vars(module) if not one.startswith("_")])
     public = [getattr(module, one) for one in names]
@@ -57,3 +57,23 @@ def undocumented(value: object) -> Iterator[str]:
 
 def is_ours(value: object) -> bool:
     return (getattr(value, "__module__", None) or "").startswith("allranks")
+
+
+NAMES = """
+    rank size local_rank local_size cross_rank cross_size
+    init shutdown is_initialized is_homogeneous
+    allreduce grouped_allreduce reducescatter grouped_reducescatter reduce
+    allgather grouped_allgather gather scatter broadcast alltoall barrier send recv join
+    allreduce_async grouped_allreduce_async reducescatter_async grouped_reducescatter_async
+    reduce_async allgather_async grouped_allgather_async gather_async scatter_async
+    broadcast_async alltoall_async poll synchronize
+    broadcast_object allgather_object
+    ReduceOp Average Sum Min Max Product Adasum Compression
+    ProcessSet global_process_set add_process_set remove_process_set
+    empty records timeline keep
+"""
+
+
+def test_cells_find_every_operation_by_its_name_and_no_value_of_a_member_hides_one():
+    assert sorted([*PLACE, *OPERATIONS]) == sorted(NAMES.split())
+    assert {*PLACE, *OPERATIONS, "comm", "MPI", "device", "log", "member", "result"} == RESERVED

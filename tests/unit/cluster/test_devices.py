@@ -1,7 +1,5 @@
 """Finding GPUs, on a FAKE pynvml: what CUDA_VISIBLE_DEVICES shows, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -20,7 +18,7 @@ CUT = [{"uuid": A, "slices": []}, {"uuid": B, "slices": SLICES}]
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch):
+def driver(monkeypatch):
     """Puts GPUs into the fake, and a CUDA_VISIBLE_DEVICES beside them."""
     monkeypatch.syspath_prepend(FAKE)
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
@@ -40,60 +38,44 @@ def uuids() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "wanted"),
+    ("gpus", "chosen", "wanted"),
     [
-        (None, [A, B, C]),
-        ("", []),
-        ("  ", []),
-        ("-1", []),
-        ("2,0", [C, A]),
-        (" 1 , 2 ", [B, C]),
-        (f"{C},0", [C, A]),
-        ("GPU-c", [C]),
-        ("GPU-aa", []),
-        ("GPU-AAAA", [A]),
-        ("0,-1,1", [A]),
-        ("1,7,0", [B]),
-        ("NoDevFiles", []),
-        ("0,0,1", [A, B]),
+        (PLAIN, None, [A, B, C]),
+        (PLAIN, "", []),
+        (PLAIN, "  ", []),
+        (PLAIN, "-1", []),
+        (PLAIN, "2,0", [C, A]),
+        (PLAIN, " 1 , 2 ", [B, C]),
+        (PLAIN, f"{C},0", [C, A]),
+        (PLAIN, "GPU-c", [C]),
+        (PLAIN, "GPU-aa", []),
+        (PLAIN, "GPU-AAAA", [A]),
+        (PLAIN, "0,-1,1", [A]),
+        (PLAIN, "1,7,0", [B]),
+        (PLAIN, "NoDevFiles", []),
+        (PLAIN, "0,0,1", [A, B]),
+        (CUT, None, [A, *SLICES]),
+        (CUT, SLICES[1], [SLICES[1]]),
+        (CUT, f"{SLICES[0]},{SLICES[1]}", SLICES),
+        (CUT, "MIG-5e1f1", [SLICES[1]]),
+        (CUT, "MIG-5e1f", []),
+        (CUT, "1", [SLICES[0]]),
+        (CUT, B, [SLICES[0]]),
+        (CUT, f"MIG-{B}/1/0", [f"MIG-{B}/1/0"]),
+        (CUT, "MIG-GPU-other/1/0", []),
     ],
 )
-def test_visible_devices_are_read_by_cudas_rules(driver, chosen, wanted):
-    driver(PLAIN, chosen)
+def test_visible_devices_are_read_by_cudas_rules_and_slices_are_gpus(driver, gpus, chosen, wanted):
+    driver(gpus, chosen)
     assert uuids() == wanted
 
 
-@pytest.mark.parametrize(
-    ("chosen", "wanted"),
-    [
-        (None, [A, *SLICES]),
-        (SLICES[1], [SLICES[1]]),
-        (f"{SLICES[0]},{SLICES[1]}", SLICES),
-        ("MIG-5e1f1", [SLICES[1]]),
-        ("MIG-5e1f", []),
-        ("1", [SLICES[0]]),
-        (B, [SLICES[0]]),
-        (f"MIG-{B}/1/0", [f"MIG-{B}/1/0"]),
-        ("MIG-GPU-other/1/0", []),
-    ],
-)
-def test_slices_of_a_gpu_are_gpus(driver, chosen, wanted):
-    driver(CUT, chosen)
-    assert uuids() == wanted
-
-
-def test_a_gpu_that_the_driver_has_lost_is_left_out(driver):
+def test_a_lost_gpu_or_a_missing_driver_or_package_leaves_none_to_choose(driver, monkeypatch):
     driver([{"uuid": A}, {"uuid": B, "lost": True}, {"uuid": C}])
     assert uuids() == [A, C]
-
-
-def test_without_a_driver_there_are_no_gpus(driver):
     driver(None)
     assert devices.visible_gpus() == ()
     assert Cluster(3).size == 3
-
-
-def test_without_the_package_there_are_no_gpus(driver, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert devices.visible_gpus() == ()
     with pytest.raises(UsageError, match=r"--gpus 0 needs a GPU.*pip install nvidia-ml-py"):
@@ -116,13 +98,10 @@ def test_a_driver_without_the_package_is_told_of(driver, monkeypatch):
     assert devices.overlooked().endswith("pip install nvidia-ml-py")
 
 
-def test_there_is_a_rank_for_each_gpu(driver):
+def test_there_is_a_rank_for_each_gpu_of_those_that_are_visible_or_chosen(driver):
     driver(PLAIN)
     assert Cluster().size == 3
     assert Cluster(gpus="2,0").size == 2
-
-
-def test_gpus_are_chosen_among_the_visible_ones(driver):
     driver(PLAIN, "2,1")
     assert [gpu.uuid for gpu in devices.choose("all")] == [C, B]
     assert [gpu.uuid for gpu in devices.choose("1")] == [B]

@@ -1,13 +1,11 @@
 """The report of a failed cell, and what is checked before a cell is sent."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
 
 from allranks.cluster.failures import ProcessExit, all_over, describe, loss_text
-from allranks.cluster.options import check_source, explain_syntax
+from allranks.cluster.options import check_source
 from allranks.records.wire import Hello, Report
 
 
@@ -18,7 +16,7 @@ def report(
     return Report(rank, "host", "cpu", etype, message, lines, 3, "f(x)", waiting)
 
 
-def test_ranks_that_saw_different_ones_wait_are_one_group() -> None:
+def test_ranks_that_waited_are_one_group_and_different_failures_are_a_line_each():
     saw = "rank 2 has left\nWaiting for it:\n  {} at In[1]:3: f(x)"
     reports = [
         report(0, saw.format("rank 0"), "RankLeft", waiting=True),
@@ -27,20 +25,14 @@ def test_ranks_that_saw_different_ones_wait_are_one_group() -> None:
     ]
     text = describe(reports, ran=range(3))
     assert text.endswith("ranks 0–1 were waiting at line 3: f(x)\n  rank 2 has left")
-
-
-def test_who_else_waited_is_listed_where_that_is_not_said_above() -> None:
     saw = "rank 2 has left\nWaiting for it:\n  rank 0 at In[1]:3: f(x)\n  rank 1 at a.py:8: g(x)"
     text = describe([report(0, saw, "RankLeft", waiting=True), report(2)], ran=range(3))
     assert saw in text
-
-
-def test_many_different_failures_are_a_line_each_after_the_first() -> None:
     text = describe([report(rank, "bad", f"Error{rank}") for rank in range(9)], ran=range(9))
     assert "rank 8 raised Error8 at line 3: f(x): bad" in text
 
 
-def test_the_rank_that_died_of_itself_is_the_culprit() -> None:
+def test_the_rank_that_died_of_itself_is_the_culprit():
     hellos = {r: Hello(r, 3, r, 3, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(3)}
     ends = [
         ProcessExit(0, -9, by_launcher=True),
@@ -68,13 +60,5 @@ def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along()
     "cell",
     ["x = 1", "await f()", "!ls", "%time x = 1", "x?", "%%time\nx = 1", "async for a in b: pass"],
 )
-def test_all_of_ipythons_syntax_is_valid(cell: str) -> None:
+def test_all_of_ipythons_syntax_is_valid(cell):
     check_source(cell)
-
-
-def test_a_syntax_error_says_that_nothing_has_run() -> None:
-    with pytest.raises(SyntaxError) as caught:
-        check_source("x = 1\ndef f(:\n")
-    said = explain_syntax(caught.value, number=7)
-    assert said.startswith("the cell was not run on any rank.")
-    assert "Cell In[7], line 2" in said

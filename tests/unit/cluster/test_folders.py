@@ -12,7 +12,7 @@ from allranks.cluster import folders
 
 
 @pytest.fixture(autouse=True)
-def private_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def private_places(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -26,21 +26,16 @@ def age(folder: Path, days: float) -> None:
         os.utime(path, (past, past))
 
 
-def test_logs_lie_in_the_home_and_are_the_owners(tmp_path: Path) -> None:
+def test_logs_lie_in_the_home_or_in_the_temporary_folder_and_are_the_owners(tmp_path, monkeypatch):
     folder = Path(folders.make_log_folder())
     assert folder.parent == tmp_path / "home" / ".local" / "state" / "allranks"
     assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_logs_go_to_the_temporary_folder_where_the_home_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert Path(folders.make_log_folder()).is_relative_to(tmp_path / "tmp")
 
 
-def test_logs_of_more_than_a_week_ago_are_removed() -> None:
+def test_logs_of_more_than_a_week_ago_are_removed_and_other_old_folders_stay(tmp_path, monkeypatch):
     old, recent = Path(folders.make_log_folder()), Path(folders.make_log_folder())
     for folder in (old, recent):
         (folder / "rank-0.log").touch()
@@ -48,9 +43,6 @@ def test_logs_of_more_than_a_week_ago_are_removed() -> None:
     age(recent, days=6)
     folders.make_log_folder()
     assert (old.exists(), recent.exists()) == (False, True)
-
-
-def test_other_old_folders_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thesis = tmp_path / "mine" / "thesis"
     thesis.mkdir(parents=True)
     (thesis / "chapter.tex").touch()
@@ -61,9 +53,7 @@ def test_other_old_folders_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("made", ["by another user", "for all to write", "as a link"])
-def test_a_folder_for_logs_that_others_have_made_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
-) -> None:
+def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypatch, made):
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     place = tmp_path / "tmp" / f"allranks-logs-{os.getuid()}"
@@ -83,7 +73,7 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(
     assert list(place.iterdir()) == []
 
 
-def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
     script = "import os; from allranks.cluster import folders\n"
     script += "path = folders.name_session_folder(); os.mkdir(path); print(path)"
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}

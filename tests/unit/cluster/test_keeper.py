@@ -1,18 +1,16 @@
 """What a notebook writes for other programs, and what tidies up however its process ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
 from allranks.cluster.folders import CleanupProcess, ConnectionFiles, _set_name
 from allranks.cluster.launchers import slurm
+from tests.kernel import wait_until
 
 SECONDS = 20
 NOTEBOOK = """
@@ -71,10 +69,7 @@ def test_a_keeper_tidies_up_after_a_killed_notebook_while_what_it_has_forked_liv
     try:
         notebook.kill()
         notebook.wait()
-        deadline = time.monotonic() + SECONDS
-        while not done.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(done.exists)
         os.kill(child, 0)  # it lives
     finally:
         os.kill(child, 9)

@@ -21,7 +21,7 @@ def prompt(rank: int, number: int, text: str) -> Prompt:
     return Prompt(rank, 1, number, text, hidden=False, goes_on=False, interrupted=False)
 
 
-def test_prompts_are_shown_in_order_of_ranks_and_by_turns() -> None:
+def test_prompts_are_shown_in_order_of_ranks_and_by_turns():
     field = Field()
     prompts = PromptQueue(field, lambda rank, typed: None, lambda: None, lambda line: None)
     for rank in (2, 0, 1):

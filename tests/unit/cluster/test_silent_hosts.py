@@ -1,11 +1,9 @@
 """A host that says nothing any longer is noticed, whatever else the notebook hears or does."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import zmq
@@ -13,6 +11,7 @@ import zmq
 from allranks.cluster import sockets
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from tests.kernel import wait_until
 
 SECONDS = 60
 Talk = Callable[..., threading.Event]
@@ -32,14 +31,11 @@ class Told:
         self.lines.append((host, json.loads(line)["event"]))
 
     def wait_for(self, *line: str) -> None:
-        deadline = time.monotonic() + SECONDS
-        while line not in self.lines:
-            assert time.monotonic() < deadline, self.lines[-3:]
-            time.sleep(0.01)
+        wait_until(lambda: line in self.lines, lambda: f"{line} after {self.lines[-3:]}")
 
 
 @pytest.fixture
-def told(monkeypatch) -> Iterator[Told]:
+def told(monkeypatch):
     monkeypatch.setattr(sockets, "_POLL_SECONDS", 0.1)
     heard = Told()
     yield heard
@@ -47,7 +43,7 @@ def told(monkeypatch) -> Iterator[Told]:
 
 
 @pytest.fixture
-def host(told) -> Iterator[Talk]:
+def host(told):
     """Makes hosts that talk for ever: ``host(name)``; what is returned makes one silent."""
     ends: list[tuple[threading.Event, threading.Thread]] = []
 
@@ -93,6 +89,5 @@ def test_no_host_is_taken_for_silent_because_the_notebook_has_stood_still(told, 
     told.wire.deliver_host = stand_still
     assert stood.wait(SECONDS)
     looks = told.wire._polls
-    while told.wire._polls < looks + sockets._MOST_POLLS + 2:
-        time.sleep(0.01)
+    wait_until(lambda: told.wire._polls >= looks + sockets._MOST_POLLS + 2)
     assert {event for _, event in told.lines} == {"talks"}

@@ -1,7 +1,5 @@
 """Where arrays go and by which transport, and what is said where something is missing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,25 +29,24 @@ ONE, TWO = (
 )
 
 
-def test_a_gpu_for_each_rank_is_nccl():
+def test_a_gpu_for_each_rank_is_nccl_and_a_shared_one_is_staged_unless_it_is_asked_for():
     assert choose("", (0, 1), [ONE, TWO]) == "nccl"
     assert choose("", (0, 1), [ONE, ONE._replace(host=1)]) == "nccl"
     assert choose("", (3,), [ONE]) == "nccl"
-
-
-def test_a_shared_gpu_is_staged():
     assert choose("", (0, 1), [ONE, ONE]) == "staged"
     assert choose("staged", (0, 1), [ONE, TWO]) == "staged"
+    shared = [ONE._replace(nccl=23002, shares=True)] * 2
+    assert choose("nccl", [0, 1], shared) == "nccl"
+    assert choose("", [0, 1], shared) == "staged"
+    with pytest.raises(UsageError, match="NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank"):
+        choose("nccl", [0, 1], [ONE, ONE])
 
 
-def test_slices_of_one_gpu_are_one_to_nccl():
+def test_nccl_that_cannot_be_says_why_and_slices_of_one_gpu_are_one_to_it():
     slices = [ONE._replace(uuid="MIG-1"), ONE._replace(uuid="MIG-2")]
     assert choose("", (0, 1), slices) == "staged"
     with pytest.raises(UsageError, match="ranks 0–1 share slices of one GPU"):
         choose("nccl", (0, 1), slices)
-
-
-def test_nccl_that_cannot_be_says_why():
     with pytest.raises(UsageError, match=r"ranks 2, 5 share one GPU \(GPU-1\)\. Leave transport="):
         choose("nccl", (2, 3, 5), [ONE, TWO, ONE])
     without = TWO._replace(nccl=0, why="pip install it")
@@ -112,15 +109,12 @@ def test_without_cupy_a_gpus_path_says_how_to_get_it():
         assert "pip install 'allranks[cuda12]'" in said
 
 
-def test_a_cupy_that_is_too_old_is_named(monkeypatch):
+def test_a_cupy_that_is_too_old_and_a_missing_nccl_are_named(monkeypatch):
     old = ModuleType("cupy")
     monkeypatch.setattr(old, "__version__", "13.6.0", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", old)
     with pytest.raises(MissingDependency, match=r"cupy 14 or newer .*found 13\.6\.0\. pip install"):
         cupy_api.installed()
-
-
-def test_without_nccls_library_its_path_says_how_to_get_it(monkeypatch):
     for name in ("cupy", "cupy.cuda"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     nccl = ModuleType("cupy.cuda.nccl")
@@ -148,11 +142,3 @@ def test_what_a_fake_cupy_lacks_is_said(missing, needs):
     said = asked_for_a_gpu(PYTHONPATH=path, ALLRANKS_FAKE_GPU=missing)
     assert said.startswith(f"MissingDependency arrays on a GPU need {needs}")
     assert "nvidia-smi" in said
-
-
-def test_nccl_that_lets_ranks_share_a_gpu_is_taken_only_where_it_is_asked_for():
-    shared = [ONE._replace(nccl=23002, shares=True)] * 2
-    assert choose("nccl", [0, 1], shared) == "nccl"
-    assert choose("", [0, 1], shared) == "staged"
-    with pytest.raises(UsageError, match="NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank"):
-        choose("nccl", [0, 1], [ONE, ONE])

@@ -1,7 +1,5 @@
 """An interrupt may come between any two steps of a call: what it leaves does no harm later."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from allranks.collectives.ops import keeping as kept
 from allranks.collectives.ops.keeping import VersionedFiles, snapshot
@@ -20,7 +19,7 @@ def two(folder: Path) -> tuple[VersionedFiles, VersionedFiles]:
     )
 
 
-def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path: Path) -> None:
+def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path):
     first, second = two(tmp_path)
     write(first, 1, x=1)
     assert (first.newest(), second.newest(), second.load()) == (0, 0, None)
@@ -30,14 +29,11 @@ def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path: 
     assert [value for _, value in filter(None, found)] == [{"x": 1}, {"x": 2}]
     write(first, 2, x=4)
     assert first.newest() == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "cells-2-0-of-2",
-        "cells-2-1-of-2",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells-2-0-of-2", "cells-2-1-of-2"]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
 
 
-def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path: Path) -> None:
+def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path):
     series = VersionedFiles([str(tmp_path)], "cells", 0, 1)
     array = np.arange(1000.0)
     parts = snapshot({"x": array, "y": array}, 0, copy=True)
@@ -52,9 +48,7 @@ def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path: Path) -> 
     np.testing.assert_array_equal(values["x"], np.arange(1000.0) + 1)
 
 
-def test_where_one_folder_has_no_room_the_next_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_one_folder_has_no_room_the_next_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "_MEMORY", str(tmp_path / "memory"))
     monkeypatch.setattr(kept, "_SPARED_NBYTES", 1 << 62)
     folders = [tmp_path / "memory", tmp_path / "disk"]
@@ -66,7 +60,7 @@ def test_where_one_folder_has_no_room_the_next_is_taken(
     assert series.newest() == 1
 
 
-def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_path: Path) -> None:
+def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_path):
     gone = VersionedFiles([str(tmp_path / "gone")], "cells", 0, 1)
     write(gone, 1, x=1)
     assert "No such file" in gone.settle()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -32,18 +30,12 @@ def record(rank: int = 0, **more: object) -> CallRecord:
     return CallRecord(**{**fields, **more})
 
 
-def test_bandwidths_are_those_of_nccl_tests():
+def test_a_record_tells_the_bandwidths_of_nccl_tests_and_waiting_from_transfer():
     assert record().algbw_gbps == pytest.approx(2.0)
     assert record().busbw_gbps == pytest.approx(2.0 * 2 * 3 / 4)
     assert record(op="allgather").busbw_gbps == pytest.approx(2.0 * 3 / 4)
     assert record(op="broadcast").busbw_gbps == pytest.approx(2.0)
-
-
-def test_one_rank_has_no_bandwidth():
     assert record(ranks=1).busbw_gbps is None
-
-
-def test_waiting_is_told_from_transfer():
     assert record().wait_seconds == pytest.approx(0.5)
     assert record().transfer_seconds == pytest.approx(0.004)
 

@@ -1,10 +1,7 @@
 """What ranks of one host know of those of another: boards, and the exchange between them."""
 
-from __future__ import annotations
-
 import mmap
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,7 +26,7 @@ def board_of(rank: int, ranks: int = 2) -> Board:
 
 
 @pytest.fixture
-def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+def connected():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         near = socket.create_connection(listening.getsockname())
         far, _ = listening.accept()

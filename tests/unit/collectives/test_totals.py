@@ -1,7 +1,5 @@
 """Sums of collective calls: what is counted, what it says of waiting, and that it is bounded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -31,11 +29,13 @@ def counted():
     return note
 
 
-def test_waiting_and_transfer_are_summed_apart(counted):
+def test_waiting_and_transfer_are_summed_apart_and_come_back_equal_from_their_row(counted):
     (row,) = counted(call("g", 0.0, 2.0, 2.5), call("g", 5.0, 5.0, 5.25, last_rank=0))
     assert (row.op, row.name, row.calls) == ("allreduce", "g", 2)
     assert (row.wait_seconds, row.transfer_seconds, row.fastest_seconds) == (2.0, 0.75, 0.25)
     assert row.last == ((0, 1, 0.0), (1, 1, 2.0))
+    (row,) = counted(call("g", 0.0, 2.0, 2.5))
+    assert CallTotals.from_row(row.to_row()) == row
 
 
 def test_what_a_gpu_moved_while_the_rank_was_away_counts_for_bandwidth_and_not_for_time(counted):
@@ -45,14 +45,11 @@ def test_what_a_gpu_moved_while_the_rank_was_away_counts_for_bandwidth_and_not_f
     assert row.busbw_gbps == pytest.approx(4000 / 2.0 / 1e9)
 
 
-def test_only_what_has_changed_is_told_with_all_its_sums(counted):
+def test_only_what_has_changed_is_told_and_a_new_cell_counts_from_nothing(counted):
     assert len(counted(call("a", 0, 0, 1), call("b", 0, 0, 1))) == 2
     (row,) = counted(call("b", 0, 0, 1))
     assert (row.name, row.calls) == ("b", 2)
     assert counted() == []
-
-
-def test_a_new_cell_counts_from_nothing(counted):
     counted(call("a", 0, 0, 1))
     counted.begin()
     (row,) = counted(call("a", 0, 0, 1))
@@ -74,8 +71,3 @@ def test_what_has_been_counted_stays_among_the_records():
         assert len(totals.changed()) == 1
     journal.fresh.append(call("c", 0, 0, 1))
     assert [record.name for record in journal.records] == ["a", "b", "c"]
-
-
-def test_totals_come_back_equal_from_their_row(counted):
-    (row,) = counted(call("g", 0.0, 2.0, 2.5))
-    assert CallTotals.from_row(row.to_row()) == row

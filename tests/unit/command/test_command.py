@@ -1,7 +1,5 @@
 """The command ``allranks``: what is typed wrongly, and what its output goes to."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +12,12 @@ from allranks.command.main import main
 COMMAND = [sys.executable, "-m", "allranks"]
 
 
-def test_the_package_is_the_command() -> None:
+def test_the_package_is_the_command_which_ends_quietly_where_nobody_reads():
     ended = subprocess.run([*COMMAND, "--version"], text=True, timeout=60, capture_output=True)
     assert (ended.returncode, ended.stdout) == (0, f"{__version__}\n")
+    command = f"{sys.executable} -m allranks doctor | true"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert ended.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_the_package_is_the_command() -> None:
         ("install-kernel --prefix {tmp} --gpus banana", "expected --gpus with numbers of GPUs"),
     ],
 )
-def test_a_wrong_option_is_refused(words: str, said: str, tmp_path: Path, capsys) -> None:
+def test_a_wrong_option_is_refused(words, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words.format(tmp=tmp_path).split())
     # A text as the code is printed by the interpreter, with exit code 1.
@@ -38,16 +39,10 @@ def test_a_wrong_option_is_refused(words: str, said: str, tmp_path: Path, capsys
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_output_that_cannot_be_written_is_one_line() -> None:
+def test_output_that_cannot_be_written_is_one_line():
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [*COMMAND, "doctor"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     said = "allranks: the output cannot be written: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (1, said)
-
-
-def test_output_that_nobody_reads_ends_the_command_quietly() -> None:
-    command = f"{sys.executable} -m allranks doctor | true"
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
-    assert ended.stderr == ""

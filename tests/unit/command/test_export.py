@@ -1,7 +1,5 @@
 """``allranks export``: cells as plain Python, and what batch systems are given."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -18,6 +16,7 @@ from allranks.command.notebook_cells import NotebookCell, cells_of, indented, pl
 from allranks.errors import UsageError
 
 SCHEMAS = Path(__file__).with_name("schemas")
+LABS = sorted((Path(__file__).parents[3] / "notebooks").glob("*.ipynb"))
 SCRIPT = 'print("100 % of $HOME, $(id) and “more”")\n\n\n#\tthe end\n'
 JOB = batch_files.JobFile(
     "04_Data Parallel", "04_Data Parallel.py", SCRIPT, 2, 4, image="me/train:1"
@@ -76,7 +75,7 @@ def test_a_field_that_the_schemas_do_not_know_is_refused():
     ]
 
 
-def test_an_mpijob_mounts_the_script_that_its_ranks_run():
+def test_an_mpijob_mounts_the_script_and_a_trainjob_has_it_among_its_arguments():
     scripts, made = yaml.safe_load_all(batch_files.mpijob(JOB))
     assert scripts["data"] == {"04_Data-Parallel.py": SCRIPT}
     replicas = made["spec"]["mpiReplicaSpecs"]
@@ -89,9 +88,6 @@ def test_an_mpijob_mounts_the_script_that_its_ranks_run():
         assert mount == {"name": volume["name"], "mountPath": "/allranks"}
     (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
     assert launcher["command"][-1] == "/allranks/04_Data-Parallel.py"
-
-
-def test_a_trainjob_has_the_script_among_its_arguments():
     made = yaml.safe_load(batch_files.trainjob(JOB._replace(runtime="mpi")))
     *_, flag, source = made["spec"]["trainer"]["args"]
     assert (flag, source.replace("$$", "$")) == ("-c", SCRIPT)
@@ -155,10 +151,18 @@ def test_a_notebook_that_is_damaged_is_refused(tmp_path, cells, said):
         main(["export", str(tmp_path / "n.ipynb")])
 
 
-def test_metadata_that_is_damaged_says_nothing():
+def test_cells_of_the_ranks_are_those_between_on_and_off_that_do_not_fail_on_purpose():
     cell = {"cell_type": "code", "source": "%%distributed\npass", "metadata": {"tags": 3}}
     made = {"cells": [cell, cell | {"metadata": None}], "metadata": {"kernelspec": None}}
     assert [one.fails for one in cells_of(made)] == [False, False]
+    found = cells(
+        "a = 1", "%distributed on", "b = 1", "%distributed status", "%distributed off", "c"
+    )
+    kinds = [(one.kind, one.source) for one in found if one.source]
+    assert kinds == [("notebook", "a = 1"), ("ranks", "b = 1"), ("notebook", "c")]
+    found = cells("%%distributed\nassert 0", tags=["raises-exception"])
+    with pytest.raises(UsageError, match=r"found none in n\.ipynb"):
+        export_script(found, "n.ipynb", "n.py", "")
 
 
 def test_the_notebook_itself_is_never_written(file, tmp_path):
@@ -168,10 +172,13 @@ def test_the_notebook_itself_is_never_written(file, tmp_path):
     assert (tmp_path / file).read_text() == before
 
 
-def test_a_notebook_may_be_called_anything():
+def test_a_notebook_of_any_name_is_a_module_with_imports_from_the_future_at_its_top():
     name = 'a\\N"""b.ipynb'
     text = export_script(cells("%%distributed\npass"), name, "n.py", "").source
     assert ast.get_docstring(ast.parse(text)).startswith(f"The distributed cells of {name}, in")
+    text = script("%%distributed\nx = 1", "%%distributed\nfrom __future__ import annotations\ny: x")
+    assert text.index("from __future__ import annotations\n") < text.index("import allranks.batch")
+    compile(text, "n.py", "exec")
 
 
 def test_half_a_character_stays_in_a_comment_and_is_no_python(file, tmp_path):
@@ -212,20 +219,6 @@ def test_what_runs_in_the_notebook_is_a_comment():
     assert names == set()
 
 
-def test_cells_between_on_and_off_are_for_the_ranks():
-    found = cells(
-        "a = 1", "%distributed on", "b = 1", "%distributed status", "%distributed off", "c"
-    )
-    kinds = [(one.kind, one.source) for one in found if one.source]
-    assert kinds == [("notebook", "a = 1"), ("ranks", "b = 1"), ("notebook", "c")]
-
-
-def test_a_cell_that_fails_on_purpose_is_left_out():
-    found = cells("%%distributed\nassert 0", tags=["raises-exception"])
-    with pytest.raises(UsageError, match=r"found none in n\.ipynb"):
-        export_script(found, "n.ipynb", "n.py", "")
-
-
 @pytest.mark.parametrize(
     ("cell", "becomes"),
     [
@@ -255,12 +248,6 @@ def test_ipythons_syntax_becomes_python(cell, becomes):
     compile(f"if True:\n{indented(done.source)}", "cell 1", "exec")
 
 
-def test_imports_from_the_future_go_to_the_top():
-    text = script("%%distributed\nx = 1", "%%distributed\nfrom __future__ import annotations\ny: x")
-    assert text.index("from __future__ import annotations\n") < text.index("import allranks.batch")
-    compile(text, "n.py", "exec")
-
-
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
@@ -286,3 +273,9 @@ def test_strings_of_several_lines_stay_when_a_cell_is_put_under_an_if():
     below: dict[str, object] = {}
     exec(f"if True:\n{indented(source)}", below)
     assert [below[name] for name in "abc"] == [plainly[name] for name in "abc"]
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_every_lab_can_be_exported(path):
+    made = [*cells_of(json.loads(path.read_text()))]
+    compile(export_script(made, path.name, "n.py", "").source, "n.py", "exec")

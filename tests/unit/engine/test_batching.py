@@ -1,9 +1,5 @@
 """What ranks of one host tell goes to the notebook as few messages, whole and in order."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import zmq
 
@@ -54,7 +50,7 @@ class Host:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def host(monkeypatch):
     monkeypatch.setattr(relay, "TICK_SECONDS", 1000.0)
     made = Host()
     made.tell(output(0, "after a silence"))
@@ -75,19 +71,16 @@ def test_output_and_telemetry_wait_for_each_other_and_go_before_what_does_not_wa
     assert host.batching.left_seconds == float("inf")
 
 
-def test_what_waits_goes_when_its_time_is_over(host, monkeypatch):
+def test_what_is_large_keeps_nothing_waiting_and_what_waits_goes_in_time(host, monkeypatch):
+    large = answer(1, bytes(1 << 20))
+    host.tell(output(0, "a"), large, output(0, "b"), answer(0))
+    assert host.heard() == [[output(0, "a")], [large], [output(0, "b"), answer(0)]]
     host.tell(output(0, "a"))
     assert host.heard() == []
     monkeypatch.setattr(relay, "TICK_SECONDS", 0.0)
     assert host.batching.left_seconds == 0
     host.tell(output(1, "b"))
     assert host.heard() == [[output(0, "a"), output(1, "b")]]
-
-
-def test_what_is_large_keeps_nothing_waiting_before_it(host):
-    large = answer(1, bytes(1 << 20))
-    host.tell(output(0, "a"), large, output(0, "b"), answer(0))
-    assert host.heard() == [[output(0, "a")], [large], [output(0, "b"), answer(0)]]
 
 
 @pytest.mark.parametrize(

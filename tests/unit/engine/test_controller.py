@@ -1,7 +1,5 @@
 """ipyparallel's controller as the host agent runs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What pins a rank to its GPU, what is told of that GPU, and who is on it when memory runs out."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -18,7 +16,7 @@ GIB = 2**30
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch):
+def nvml(monkeypatch):
     monkeypatch.syspath_prepend(FAKE)
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
@@ -30,7 +28,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("pynvml", None)
 
 
-def test_ranks_on_one_gpu_get_their_share_of_its_memory():
+def test_ranks_on_one_gpu_get_their_share_of_its_memory_and_a_users_own_limits_stay():
     alone = libraries.pinning(("GPU-a",), 0, 1)[1]
     assert "CUPY_GPU_MEMORY_LIMIT" not in alone
     assert alone["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
@@ -38,41 +36,29 @@ def test_ranks_on_one_gpu_get_their_share_of_its_memory():
     assert shared["CUPY_GPU_MEMORY_LIMIT"] == "30%"
     assert shared["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert shared["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.30"
-
-
-def test_a_users_own_limits_stay():
     environment = {"CUPY_GPU_MEMORY_LIMIT": "10%", "CUDA_VISIBLE_DEVICES": "0,1"}
     libraries.set_variables(environment, libraries.pinning(("GPU-a",), 0, 2)[1])
     assert environment["CUPY_GPU_MEMORY_LIMIT"] == "10%"
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
 
 
-def test_the_launcher_says_which_rank_of_its_host_a_process_is():
+def test_a_rank_of_its_host_is_found_by_a_launchers_variables_or_its_own_number():
     of_two_hosts = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
     assert launched.local_place(of_two_hosts, 5, 8) == (1, 4)
-
-
-def test_a_launcher_may_number_its_processes_by_variables_of_its_own():
     own = launched.RankVariables(("FLUX_RANK",), "FLUX_SIZE", "FLUX_LOCAL", "FLUX_LOCAL_SIZE")
     environment = {"FLUX_RANK": "5", "FLUX_LOCAL": "1", "FLUX_LOCAL_SIZE": "4", "PMI_RANK": "0"}
     assert launched.rank(environment, [own]) == 5
     assert launched.local_place(environment, 5, 8, [own]) == (1, 4)
-
-
-def test_on_a_single_host_the_rank_counts():
     oversubscribed = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
     assert launched.local_place(oversubscribed, 2, 3) == (2, 3)
     assert launched.local_place({}, 5, 8) == (5, 8)
 
 
-def test_a_gpus_use_is_what_the_driver_tells(nvml):
+def test_a_gpus_use_is_what_the_driver_tells_and_nothing_without_one(nvml, monkeypatch):
     nvml(used=3 * GIB, total=140 * GIB)
     assert PinnedGpu("cuda:0 (GPU-1)").use() == GpuUse(3 * GIB, 140 * GIB, 87, 54)
     # A slice has memory of its own, and the thermometer is the whole GPU's.
     assert PinnedGpu("cuda:0 (MIG-1)").use() == GpuUse(3 * GIB, 140 * GIB, -1, 54)
-
-
-def test_without_a_gpu_or_a_driver_nothing_is_told(nvml, monkeypatch):
     nvml()
     assert PinnedGpu("cpu").use() == GpuUse()
     assert PinnedGpu("cuda:0 (GPU-gone)").use() == GpuUse()

@@ -1,7 +1,5 @@
 """The host agent's socket and first line, and what lets a hundred ranks start on a few cores."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

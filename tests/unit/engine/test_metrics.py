@@ -1,7 +1,5 @@
 """What ``log()`` takes, what the wire is given, and what is said of values that are no numbers."""
 
-from __future__ import annotations
-
 from array import array
 
 import numpy as np
@@ -23,7 +21,7 @@ def taken(metrics: Metrics) -> dict[tuple[str, str], list[tuple[float, float]]]:
     return found
 
 
-def test_values_are_taken_once_by_name():
+def test_values_are_taken_once_by_name_and_member_and_steps_count_themselves():
     metrics = Metrics()
     metrics.log(step=3, loss=0.5, accuracy=1)
     metrics.log({"val/loss": 2.0}, step=4, loss=0.25)
@@ -33,18 +31,12 @@ def test_values_are_taken_once_by_name():
         ("val/loss", ""): [(4, 2)],
     }
     assert taken(metrics) == {}
-
-
-def test_steps_count_themselves_for_each_name_and_go_on_from_a_given_one():
     metrics = Metrics()
     metrics.log(a=1)
     metrics.log(a=2, b=3)
     metrics.log(step=10, a=4)
     metrics.log(a=5)
     assert taken(metrics) == {("a", ""): [(0, 1), (1, 2), (10, 4), (11, 5)], ("b", ""): [(0, 3)]}
-
-
-def test_members_have_curves_of_their_own():
     metrics = Metrics()
     for member in (0, "wide"):
         metrics.log(member=member, loss=1.0)

@@ -22,11 +22,8 @@ def said(deaths, group):
     return deaths._memory(group, 64 << 20)
 
 
-def test_what_was_counted_before_the_ranks_were_there_is_not_taken_for_theirs(group):
+def test_a_kill_is_told_once_and_none_from_before_the_ranks(group):
     assert said(processes.ExitReports(), group) == NONE
-
-
-def test_a_kill_is_told_once(group):
     deaths = processes.ExitReports()
     (group / "memory.events").write_text("oom_kill 4\n")
     limit = f"the limit of its cgroup {group.name} is 1.0 GiB"

@@ -1,7 +1,5 @@
 """What a host runs for the notebook answers at any time, and leaves nothing there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +52,7 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook() -> Iterator[Notebook]:
+def notebook():
     made = Notebook()
     yield made
     made.wire.close()
@@ -66,7 +63,7 @@ def notebook() -> Iterator[Notebook]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> HostAgentConfig:
+def config(tmp_path):
     session, work = str(tmp_path / "session"), str(tmp_path)
     urls = f"ipc://{session}/commands", f"ipc://{session}/events", ""
     return HostAgentConfig(2, ("false",), {}, session, f"{work}/logs", work, (), *urls)
@@ -135,7 +132,7 @@ def test_a_driver_that_takes_long_keeps_no_host_from_answering(notebook, config,
 class Late:
     """A launcher of two hosts, and its job, which has no say in when they come and go."""
 
-    def run(self, *_: object) -> Late:
+    def run(self, *_):
         return self
 
     def close(self) -> None:

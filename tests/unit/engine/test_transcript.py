@@ -1,7 +1,5 @@
 """A rank's transcript, in a process of its own: it takes over the standard streams."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -32,9 +30,7 @@ def collected(tmp_path: Path, body: str) -> tuple[list[list[Any]], int, int, int
     return entries, lines, nbytes, offset, log.read_bytes()
 
 
-def test_standard_error_that_is_just_being_written_is_told_from_standard_output(
-    tmp_path: Path,
-) -> None:
+def test_standard_error_that_is_just_being_written_is_told_from_standard_output(tmp_path):
     body = """
 import threading, time
 seek = os.lseek
@@ -57,7 +53,7 @@ while thread.is_alive(): found += transcript.collect()[0]
     assert log.count(b"complaint") == 300
 
 
-def test_nothing_counts_as_hidden_that_the_tail_will_show(tmp_path: Path) -> None:
+def test_nothing_counts_as_hidden_that_the_tail_will_show(tmp_path):
     body = """
 for i in range(35):
     print("x" * 99)
@@ -72,7 +68,7 @@ os.write(answer, json.dumps(early).encode() + b"|")
     assert [kind for kind, *_ in end[0]] == ["out"]
 
 
-def test_a_flood_counts_while_it_runs(tmp_path: Path) -> None:
+def test_a_flood_counts_while_it_runs(tmp_path):
     body = """
 for i in range(1000): print("x" * 20)
 first = transcript.collect()
@@ -85,7 +81,7 @@ assert not second[0], second[0]
     assert lines > 0
 
 
-def test_the_next_cell_has_a_budget_of_its_own(tmp_path: Path) -> None:
+def test_the_next_cell_has_a_budget_of_its_own(tmp_path):
     body = """
 print("y" * 10000)
 transcript.collect(final=True)
@@ -96,7 +92,7 @@ print("next")
     assert (entries, lines) == ([["out", "next\n"]], 0)
 
 
-def test_only_the_last_update_of_a_display_is_sent(tmp_path: Path) -> None:
+def test_only_the_last_update_of_a_display_is_sent(tmp_path):
     body = "for i in range(9): transcript.place(['update', {'text/plain': str(i)}, {}, 'bar'])"
     entries, *_ = collected(tmp_path, body)
     # What this cell has not displayed is new in it.
@@ -116,11 +112,8 @@ To enable the following instructions: AVX2 FMA, in other operations, rebuild Ten
 """
 
 
-def test_known_lines_are_held_back_and_what_stands_around_them_stays() -> None:
+def test_known_lines_are_held_back_and_all_others_stay():
     assert held_back(f"before\n{START}after\n{START}") == "before\nafter\n"
-
-
-def test_a_line_that_is_not_known_stays() -> None:
     told = "E0000 00:00:1795381448.301877   21858 gpu.cc:31] out of memory\n"
     spoken = "oneDNN custom operations are on\nport.cc:153] oneDNN custom operations are on\n"
     for text in (told, spoken, told + spoken, "To enable the following instructions: read on"):

@@ -1,7 +1,5 @@
 """The grid of an ensemble: what it says, and what is said of one that cannot be read."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -39,25 +37,19 @@ def test_choices_are_read(text, values):
     assert list(parse_choices("x", text)) == values
 
 
-def test_every_value_goes_with_every_other_and_the_last_changes_fastest():
+def test_values_and_lists_of_dictionaries_go_with_each_other_by_the_names_that_python_reads():
     assert members("a=1,2 b=x,y") == [
         {"a": 1, "b": "x"},
         {"a": 1, "b": "y"},
         {"a": 2, "b": "x"},
         {"a": 2, "b": "y"},
     ]
-
-
-def test_a_name_is_the_one_that_python_reads_in_the_cell():
-    assert members("\u00b5=1") == [{"\u03bc": 1}]
-    with pytest.raises(UsageError, match="found 'rank', which every member has already"):
-        members("\uff52ank=1")
-
-
-def test_a_list_of_dictionaries_goes_with_every_value():
     made = members("configs seed=0:2", configs=[{"lr": 0.1}, {"lr": 0.2, "wide": True}])
     assert made[1] == {"lr": 0.1, "seed": 1}
     assert made[2] == {"lr": 0.2, "wide": True, "seed": 0}
+    assert members("\u00b5=1") == [{"\u03bc": 1}]
+    with pytest.raises(UsageError, match="found 'rank', which every member has already"):
+        members("\uff52ank=1")
 
 
 def test_a_random_search_draws_the_same_for_a_seed_and_stays_inside():

@@ -1,7 +1,5 @@
 """The parts of an ensemble that need no ranks: options, results, stores, estimates, predictions."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os
@@ -44,15 +42,12 @@ def packed(value):
     return bytes(target)
 
 
-def test_options_may_stand_anywhere_on_the_line():
+def test_options_may_stand_anywhere_on_the_line_and_some_are_the_clusters():
     made = parse("lr=1,2 -o table --store 'my runs' seed=0:3 --retry-failed --metric loss -n 4")
     assert made.words == ["lr=1,2", "seed=0:3"]
     assert (made.name, made.store, made.retry_failed) == ("table", "my runs", True)
     assert made.wanted() == ("loss", True)
     assert len(made.members({})) == 6
-
-
-def test_what_is_asked_of_the_cluster_is_what_a_cell_may_ask_of_it():
     asked = "-n 4 --gpus 0,1 --on local --preload math,json --exclusive"
     made = parse(f"lr=1,2 {asked} seed=0:3")
     assert made.words == ["lr=1,2", "seed=0:3"]
@@ -99,7 +94,7 @@ def test_a_packed_value_comes_back_and_can_be_written_to(value):
         back["w"][0] = 5
 
 
-def test_a_result_in_shared_memory_outlives_its_rank():
+def test_shared_memory_of_ours_outlives_its_rank_and_no_other_is_taken(tmp_path):
     data = packed({"w": np.arange(1e5)})
     segment = Segment(len(data))
     segment.memory[: len(data)] = data
@@ -108,9 +103,6 @@ def test_a_result_in_shared_memory_outlives_its_rank():
     segment.close()
     place = Arena().put(shared)
     assert place.load()["w"].sum() == np.arange(1e5).sum()
-
-
-def test_what_is_no_shared_memory_of_ours_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(OSError, match="no shared memory"):
@@ -230,11 +222,15 @@ def test_members_with_the_same_values_are_kept_apart(tmp_path):
     again.close()
 
 
-def test_values_have_a_key_that_tells_them_apart_and_ignores_their_order():
+def test_values_have_a_key_that_tells_them_apart_also_where_they_cannot_be_pickled():
     keys = {key_of({"a": value}) for value in (1, 1.0, True, "1", (1,), [1], None, np.ones(1))}
     assert len(keys) == 8
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
     assert key_of({"a": np.ones(3)}) == key_of({"a": np.ones(3)})
+    circle = []
+    circle.append(circle)
+    values = [threading.Lock(), circle, partial(lambda x: x), partial(lambda x: x + 1)]
+    assert len({key_of({"a": value}) for value in values}) == 4
 
 
 BEFORE = """
@@ -324,13 +320,6 @@ def test_a_key_is_the_same_wherever_the_code_stands_and_in_every_process():
     assert json.loads(told.stdout) == keys_after(BEFORE)
 
 
-def test_what_cannot_be_pickled_or_contains_itself_has_a_key():
-    circle = []
-    circle.append(circle)
-    values = [threading.Lock(), circle, partial(lambda x: x), partial(lambda x: x + 1)]
-    assert len({key_of({"a": value}) for value in values}) == 4
-
-
 def test_a_value_is_shown_in_one_line_that_a_notebook_can_have():
     class Shy(int):
         def __repr__(self):
@@ -351,7 +340,7 @@ def test_the_remaining_time_is_estimated_from_members_that_ended():
     assert 0 <= low < high <= 10
 
 
-def test_the_median_stops_what_is_worse_than_those_that_ended():
+def test_the_median_stops_what_is_worse_and_compares_at_finite_steps():
     pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
     stopper = Early("median", lower=False, grace=2)
     for member in range(5):
@@ -359,9 +348,6 @@ def test_the_median_stops_what_is_worse_than_those_that_ended():
         stopper.ended(member, float(member))
     assert stopper.report(5, [(step, 0.0) for step in range(5)])
     assert not stopper.report(6, [(step, 9.0) for step in range(5)])
-
-
-def test_a_step_that_is_not_finite_is_no_step_to_compare_at():
     pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
     stopper = Early("halving", lower=True, grace=1)
     assert not stopper.report(0, [(float("nan"), 1.0), (float("inf"), 1.0)])
@@ -380,10 +366,20 @@ def test_without_optuna_it_is_said_what_to_type(monkeypatch):
         Early("halving", True, None)
 
 
-def test_a_direction_is_guessed_from_the_name_and_can_be_said():
+def test_the_best_is_found_by_name_and_direction():
     assert grid.read_metric("val_loss") == ("val_loss", True)
     assert grid.read_metric("accuracy") == ("accuracy", False)
     assert grid.read_metric("score:min") == ("score", True)
+    runs = table()
+    assert runs.best("accuracy").number == 2
+    assert runs.best("accuracy", mode="min").number == 0
+    assert runs.best().number == 2
+    with pytest.raises(UsageError, match=r"named 'f1' in a finished member, found accuracy\."):
+        runs.best("f1")
+    with pytest.raises(UsageError, match="expected a number named 'loss' in a finished member"):
+        runs.best("loss")
+    with pytest.raises(UsageError, match="expected a number in a finished member, found none"):
+        Runs([Member(0, {"lr": 1})]).best()
 
 
 def table(count=3):
@@ -395,19 +391,6 @@ def table(count=3):
             packed({"p": np.full(4, float(member.number)), "y": [member.number // 2] * 2})
         )
     return Runs([*members, Member(count, {"lr": 9.0}, state=FAILED, error="ValueError: no")])
-
-
-def test_the_best_is_found_by_name_and_direction():
-    runs = table()
-    assert runs.best("accuracy").number == 2
-    assert runs.best("accuracy", mode="min").number == 0
-    assert runs.best().number == 2
-    with pytest.raises(UsageError, match=r"named 'f1' in a finished member, found accuracy\."):
-        runs.best("f1")
-    with pytest.raises(UsageError, match="expected a number named 'loss' in a finished member"):
-        runs.best("loss")
-    with pytest.raises(UsageError, match="expected a number in a finished member, found none"):
-        Runs([Member(0, {"lr": 1})]).best()
 
 
 def test_the_table_tells_parameters_metrics_and_errors():
@@ -429,15 +412,6 @@ def test_the_table_is_a_pandas_table_where_there_is_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependency, match=r"pip install pandas, or use runs\.rows\(\)"):
         table().to_pandas()
-
-
-def test_predictions_are_gathered_averaged_and_voted():
-    runs = table()
-    assert runs.gather("p").shape == (3, 4)
-    assert list(runs.mean("p")) == [1.0] * 4
-    assert list(runs.spread("p")) == [np.std([0, 1, 2])] * 4
-    labels, share = runs.vote("y")
-    assert (list(labels), list(share)) == ([0, 0], [2 / 3, 2 / 3])
 
 
 def test_a_tie_goes_to_the_least_label_and_probabilities_are_no_votes():

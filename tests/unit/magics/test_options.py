@@ -10,10 +10,12 @@ from allranks.magics.options import COMMANDS, HelpShown, cell_parser, parse_cell
 from allranks.magics.shell import words_for
 
 
-def test_a_cells_options_are_read() -> None:
+def test_options_of_a_cell_and_of_a_command_are_read():
     options = parse_cell("-n 4 -r [0, 2-3] -o runs --timeout 2.5 --no-fold")
     assert (options.cluster.n, options.ranks, options.out) == (4, "[0,2-3]", "runs")
     assert (options.timeout, options.fold) == (2.5, False)
+    name, options = parse_command("pull -r 0,1 x, y")
+    assert (name, options.names, options.ranks) == ("pull", ["x", "y"], "0,1")
 
 
 @pytest.mark.parametrize(
@@ -29,20 +31,14 @@ def test_a_cells_options_are_read() -> None:
         ("-o 'x", "expected options"),
     ],
 )
-def test_a_line_that_cannot_be_understood_says_what_was_expected(line: str, said: str) -> None:
+def test_a_line_that_cannot_be_understood_says_what_was_expected(line, said):
     with pytest.raises(UsageError, match=said.replace("%%", "%%")):
         parse_cell(line)
-
-
-def test_names_and_options_of_a_command_may_be_mixed() -> None:
-    name, options = parse_command("pull -r 0,1 x, y")
-    assert (name, options.names, options.ranks) == ("pull", ["x", "y"], "0,1")
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("begin", "expected a command, found 'begin'"),
         ("push", "expected the names of variables, found none"),
         ("status x", "unrecognized arguments: x. Expected: %distributed status"),
         ("start -r 0", "unrecognized arguments: -r 0. Expected: %distributed start"),
@@ -50,7 +46,7 @@ def test_names_and_options_of_a_command_may_be_mixed() -> None:
         ("interrupt -r 1", "unrecognized arguments: -r 1. Expected: %distributed interrupt"),
     ],
 )
-def test_a_command_that_cannot_be_understood_is_refused(line: str, said: str) -> None:
+def test_a_command_that_cannot_be_understood_is_refused(line, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         parse_command(line)
 

@@ -6,17 +6,7 @@ from allranks.errors import UsageError, WireError
 from allranks.records import config
 from allranks.records.config import HostAgentConfig
 from allranks.records.ranks import compact, label, parse
-from allranks.records.wire import (
-    Ask,
-    Output,
-    Record,
-    Reply,
-    Report,
-    Result,
-    RunMember,
-    decode,
-    encode,
-)
+from allranks.records.wire import Ask, Output, Reply, Report, Result, RunMember, decode, encode
 
 REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", waiting=False)
 
@@ -32,7 +22,7 @@ REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", wa
         Result(1, 3, {"accuracy": 0.5, "n": 3}, "accuracy 0.5", 128, "/proc/1/fd/3", ""),
     ],
 )
-def test_a_record_comes_back_equal(record: Record) -> None:
+def test_a_record_comes_back_equal(record):
     assert decode(encode(record, b"payload")) == (record, [b"payload"])
 
 
@@ -40,7 +30,7 @@ def test_a_record_comes_back_equal(record: Record) -> None:
     ("said", "arrives"),
     [("a\ud800b", "a\\ud800b"), ('"\\\udfff', '"\\\\udfff'), ("caf\udce9", "caf\udce9")],
 )
-def test_text_arrives_as_a_front_end_can_show_it(said: str, arrives: str) -> None:
+def test_text_arrives_as_a_front_end_can_show_it(said, arrives):
     record, _ = decode(encode(Ask(1, said, {said: [said]})))
     assert record == Ask(1, arrives, {arrives: [arrives]})
     arrives.encode("utf-8", "surrogateescape")
@@ -52,17 +42,14 @@ DEEP = b"[" * 100_000
 @pytest.mark.parametrize(
     "frames", [[], [b"{}"], [b'["Nobody", {}]'], [b'["Ask", {}]'], [b"\xff"], [DEEP]]
 )
-def test_what_is_no_record_is_refused(frames: list[bytes]) -> None:
+def test_what_is_no_record_is_refused(frames):
     with pytest.raises(WireError):
         decode(frames)
 
 
-def test_a_field_that_is_not_json_is_refused() -> None:
+def test_the_configuration_comes_back_equal_and_a_field_that_is_not_json_is_refused():
     with pytest.raises(WireError, match="Ask cannot be sent"):
         encode(Ask(1, "push", {"x": object()}))
-
-
-def test_the_configuration_comes_back_equal() -> None:
     config = HostAgentConfig(
         2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "tcp://c", "tcp://e", "key"
     )
@@ -80,19 +67,19 @@ def test_the_configuration_comes_back_equal() -> None:
         ("all", (0, 1, 2, 3)),
     ],
 )
-def test_lists_of_ranks_are_understood(text: str, ranks: tuple[int, ...]) -> None:
+def test_lists_of_ranks_are_understood(text, ranks):
     assert parse(text, size=4) == ranks
 
 
 @pytest.mark.parametrize(
     "text", ["9", "0-4", "3-1", "x", "", "1,,2", "-1", "1-", "²", "0-99999999999"]
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_other_texts_are_refused(text):
     with pytest.raises(UsageError, match=r"expected ranks .* -r "):
         parse(text, size=4)
 
 
-def test_ranks_are_written_in_spans() -> None:
+def test_ranks_are_written_in_spans():
     assert compact((3, 0, 2)) == "0, 2–3"
     assert label((1,)) == "rank 1"
     assert label((0, 1)) == "ranks 0–1"
@@ -106,7 +93,7 @@ def test_ranks_are_written_in_spans() -> None:
         *((word, None) for word in ("Off", "", "0")),
     ],
 )
-def test_a_word_that_is_not_known_is_refused(value, taken, monkeypatch) -> None:
+def test_a_word_that_is_not_known_is_refused(value, taken, monkeypatch):
     if value is None:
         monkeypatch.delenv("ALLRANKS_HOROVOD", raising=False)
     else:
@@ -119,7 +106,7 @@ def test_a_word_that_is_not_known_is_refused(value, taken, monkeypatch) -> None:
         assert config.variable_choice(*choice) == taken
 
 
-def test_what_is_no_time_is_refused(monkeypatch) -> None:
+def test_what_is_no_time_is_refused(monkeypatch):
     monkeypatch.delenv("ALLRANKS_LATE_SECONDS", raising=False)
     assert config.variable_seconds("ALLRANKS_LATE_SECONDS", 5.0) == 5.0
     monkeypatch.setenv("ALLRANKS_LATE_SECONDS", "0.5")

@@ -1,7 +1,5 @@
 """The explainer of an allreduce: from the story to frames, to text and to the still picture."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle
@@ -18,7 +16,7 @@ from allranks.errors import UsageError
 from allranks.lessons import on_ranks
 from allranks.lessons.explainer import ALGORITHMS as OFFERED
 from allranks.lessons.explainer import bundle, example_arrays
-from allranks.lessons.frames import chunks, frames, listed, questions, shown, steps, text
+from allranks.lessons.frames import chunks, frames, listed, questions, shown, steps
 from allranks.lessons.records import Explained, Prediction
 from allranks.lessons.ring import ALGORITHMS, explain
 from allranks.widgets import ring
@@ -60,7 +58,7 @@ def test_the_last_frame_is_the_sum_on_every_rank(algorithm, count, size):
             assert m.after == after.values[m.receiver][part]
 
 
-def test_a_frame_says_who_sends_what_to_whom():
+def test_a_frame_says_who_sends_what_to_whom_and_which_chunks_are_empty():
     made = frames(told([[1, 2], [10, 20]]).run)
     assert made[0].words(0, 2) == "Start: each of 2 ranks has its own array."
     assert made[1].words(1, 2) == (
@@ -68,6 +66,8 @@ def test_a_frame_says_who_sends_what_to_whom():
         "rank 0 sends chunk 0 (element 0) to rank 1: 10 + 1 = 11."
     )
     assert made[2].words(2, 2).endswith("20 becomes 22. Complete: all ranks.")
+    assert chunks(told([[1], [2], [4]]).run) == [(2, 0, 1)]
+    assert "chunk 0, which is empty, to rank 1" in frames(told([[1], [2], [4]]).run)[1].words(1, 4)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -109,27 +109,6 @@ def test_a_mistake_is_told_why_it_is_one():
     ]
 
 
-def test_chunks_without_elements_are_left_out_and_called_empty():
-    assert chunks(told([[1], [2], [4]]).run) == [(2, 0, 1)]
-    assert "chunk 0, which is empty, to rank 1" in frames(told([[1], [2], [4]]).run)[1].words(1, 4)
-
-
-def test_the_text_tells_messages_cost_and_result():
-    found = told([[1, 2], [10, 20]])
-    assert (
-        text(found, frames(found.run))
-        == """\
-ring allreduce of 2 int64 over 2 ranks
-measured: 2.5 ms (shortest of 15); simulated: 3 ms (model of these ranks, fitted)
-  round  phase           message     chunk  values
-  1      reduce-scatter  rank 1 → 0  1      2 + 20 = 22
-  1      reduce-scatter  rank 0 → 1  0      10 + 1 = 11
-  2      allgather       rank 1 → 0  0      1 becomes 11
-  2      allgather       rank 0 → 1  1      20 becomes 22
-every rank has (11, 22)"""
-    )
-
-
 def test_a_long_text_is_cut_and_says_so():
     made = frames(told(example_arrays(16, 16)).run)
     assert len(steps(made).rows) == 64
@@ -150,29 +129,23 @@ def test_the_still_picture_is_small_and_needs_no_scripts(algorithm, count, size)
     assert sum(len(part.encode()) for part in made.values()) < 120_000
 
 
-def test_the_notebook_names_the_function_and_the_algorithms_that_ranks_have():
+def test_the_notebook_has_the_names_of_the_ranks_and_short_values():
     assert pickle.loads(pickle.dumps(explain_here)) is on_ranks.explain_here
     assert list(OFFERED) == list(ALGORITHMS)
+    assert [shown(one) for one in (1111, 0.123456, 1e9)] == ["1111", "0.1235", "1e+09"]
+    assert listed(range(9)) == "(0, 1, 2, 3, 4, 5, 6, 7, …)"
 
 
-def test_a_reader_brings_values_of_their_own():
+def test_a_reader_brings_values_and_the_player_is_told_what_it_plays():
     run = ring(Cluster(), values=np.array([[0.5, 1.0], [0.25, 2.0]])).told.run
     assert run.result.items == (0.75, 3.0)
     assert (run.size, run.dtype) == (2, "float64")
-
-
-def test_the_player_is_told_what_it_plays():
     player = ring(Cluster(), "tree", ranks=2, size=2)
     player.run("ring", 3, 3)
     state = player.state()
     assert state["algorithm"] == "ring"
     assert state["frames"][-1]["values"] == [["111", "222", "333"]] * 3
     assert json.loads(json.dumps(state))["mostRanks"] == 3
-
-
-def test_values_are_short_in_their_cells():
-    assert [shown(one) for one in (1111, 0.123456, 1e9)] == ["1111", "0.1235", "1e+09"]
-    assert listed(range(9)) == "(0, 1, 2, 3, 4, 5, 6, 7, …)"
 
 
 @pytest.mark.parametrize(

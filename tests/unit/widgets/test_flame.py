@@ -1,7 +1,5 @@
 """A profile folded over ranks: no second is lost, and what differs is found where it arises."""
 
-from __future__ import annotations
-
 import base64
 import re
 from xml.etree import ElementTree
