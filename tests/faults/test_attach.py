@@ -376,6 +376,7 @@ def test_nothing_is_left_where_no_rank_can_be_replaced_or_nobody_has_come_in_tim
 
 
 def test_ranks_that_no_notebook_could_find_are_not_said_to_stay(notebook):
+    notebook.run("%distributed detach-on-exit off")
     (folder,) = notebook.temporary.glob("allranks-session-*")
     # Not rmtree: the ranks may write a file into the folder meanwhile.
     moved = folder.rename(notebook.cwd / ".moved")

@@ -7,26 +7,22 @@ from tests.faults.notebook import KEPT
 pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("-n 0", "expected between 1 and"),
-        ("--gpus 7", "--gpus"),
-        ("--on moon", "Available: --on local"),
-    ],
-)
-def test_a_bad_option_of_a_cell_is_refused(notebook, options, said):
-    notebook.on_ranks("kept = 'overwritten'", options).fails("UsageError", said).lacks("Traceback")
-
-
 @pytest.mark.parametrize("options", ["--on local", "--gpus all", "--on local --gpus all -n 4"])
 def test_an_option_that_names_what_runs_is_no_conflict(notebook, options):
     assert notebook.on_ranks("kept", options).text == KEPT
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("typed", "said"),
     [
+        ("%%distributed -n 0", "expected between 1 and"),
+        ("%%distributed --gpus 7", "--gpus"),
+        ("%%distributed --on moon", "Available: --on local"),
+        ("%%ensemble", "expected at least one parameter, found none"),
+        ("%%ensemble x=0:2 --ranks-per-member 3", "3 expected a divisor of the 4 ranks"),
+        ("%%ensemble x=0:2 --retry-failed -o no", "expected an ensemble in no, found none"),
+        ("%%ensemble x=0:2 -n 2", "-n 2 was given, but 4 ranks are running"),
+        ("%%ensemble nowhere", "a variable of the notebook that holds a list of dictionaries"),
         ("restart --on moon", "expected a launcher, found 'moon'"),
         ("restart --gpus 7", "--gpus"),
         ("start -n 2", "4 ranks are running"),
@@ -40,8 +36,9 @@ def test_an_option_that_names_what_runs_is_no_conflict(notebook, options):
         ("pull kept -r 4", "expected ranks between 0 and 3"),
     ],
 )
-def test_a_bad_command_is_refused(notebook, command, said):
-    notebook.run(f"%distributed {command}").fails("UsageError", said).lacks("Traceback")
+def test_what_cannot_be_run_is_refused_before_anything_runs(notebook, typed, said):
+    cell = f"{typed}\nprint('ran')\nkept = 0" if typed[0] == "%" else f"%distributed {typed}"
+    notebook.run(cell).fails("UsageError", said).lacks("Traceback", "│ ran")
 
 
 @pytest.mark.parametrize(
@@ -61,16 +58,6 @@ def test_tab_completes_commands_and_options(notebook):
     assert notebook.complete("%distributed sta") == ["start", "status"]
     assert "--timeout" in notebook.complete("%%distributed --t")
     assert notebook.complete("%%distributed\nkep") == ["kept"]
-
-
-def test_what_cannot_be_pickled_is_not_sent(notebook):
-    cell = notebook.run("import threading; kept = threading.Lock()\n%distributed push kept")
-    assert cell.error_name == "UsageError"
-    assert "kept cannot be sent to the ranks: cannot pickle" in cell.error_value
-    notebook.on_ranks("import threading; lock = threading.Lock()")
-    cell = notebook.run("%distributed pull lock")
-    assert cell.error_name == "UsageError"
-    assert "rank 0 cannot send lock: cannot pickle" in cell.error_value
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ def test_ranks_that_wait_for_nobody_finish_the_cell(notebook, tmp_path):
 def test_where_it_is_to_ask_the_others_can_be_used_until_it_is_told_to(notebook):
     assert "when you type" in notebook.run("%distributed heal ask").text
     assert die(notebook, [1], "os._exit(5)", "barrier()").error_name == "RankDied"
-    notebook.on_ranks("kept").fails("UsageError", "%distributed heal")
+    for needs_all in ("%%distributed\nkept", "%distributed pull kept"):
+        notebook.run(needs_all).fails("UsageError", "rank 1 (", "Type: %distributed heal")
     assert "rank 3 → 30" in notebook.on_ranks("kept", "-r 0,2,3").text
     assert "rank 1 was replaced" in notebook.run("%distributed heal").text
     check(notebook, [1])

@@ -76,7 +76,7 @@ def test_a_start_that_is_interrupted_or_whose_kernel_is_killed_leaves_nothing(ke
 
 
 def test_unloading_the_extension_leaves_nothing_but_logs_and_other_cells_as_they_were(notebook):
-    assert notebook.run("ranks.stop(); ranks").text == "<ranks, not started yet>\n"
+    assert notebook.run("ranks.stop(); ranks.stop(); ranks").text == "<ranks, not started yet>\n"
     notebook.on_ranks("rank", "-n 1")
     notebook.run("%unload_ext allranks")
     notebook.check_nothing_left()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import allranks
-from allranks.errors import CellFailed, ClusterLost, RankDied, UsageError
+from allranks.errors import CellFailed, ClusterLost, RankDied
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.view import text_view
 from tests.faults.notebook import stopped
@@ -280,21 +280,12 @@ def test_a_rank_that_the_launcher_has_ended_ends_all(cluster):
     assert "could not be replaced" not in str(raised.value)
 
 
-def test_the_status_replaces_nobody_and_what_needs_all_ranks_is_refused(cluster):
+def test_the_status_replaces_nobody(cluster):
     kill(cluster, 3)
     for _ in range(2):  # the first may be earlier than the news of it
         cluster.status()
     assert cluster.dead == (3,)
     check(cluster, [3])
-    cluster.heal_when("ask")
-    try:
-        kill(cluster, 1)
-        with pytest.raises(UsageError, match=r"rank 1 \(.*Type: %distributed heal"):
-            cluster.pull("kept")
-        cluster.heal()
-    finally:
-        cluster.heal_when("on")
-    check(cluster, [1, 3])
 
 
 def test_last_words_are_of_the_cell_in_which_a_rank_dies(cluster):

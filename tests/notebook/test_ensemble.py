@@ -248,20 +248,6 @@ result = "through"
     assert notebook.value("min(len(m.history['loss'].steps) for m in runs) >= 5") == "True"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("", "expected at least one parameter, found none"),
-        ("x=0:2 --ranks-per-member 3", "3 expected a divisor of the 4 ranks"),
-        ("x=0:2 --retry-failed -o nothing", "expected an ensemble in nothing, found none"),
-        ("x=0:2 -n 2", "-n 2 was given, but 4 ranks are running"),
-        ("nowhere", "a variable of the notebook that holds a list of dictionaries"),
-    ],
-)
-def test_a_line_that_cannot_be_run_is_refused_before_anything_runs(notebook, line, said):
-    notebook.run(f"%%ensemble {line}\nprint('ran')").fails("UsageError", said).lacks("│ ran")
-
-
 @pytest.mark.parametrize("magic", ["%%time", "%%capture kept"])
 def test_below_another_magic_an_ensemble_is_not_awaited_and_runs(notebook, magic):
     notebook.run(f"{magic}\n%%ensemble x=0:5\nresult = x")

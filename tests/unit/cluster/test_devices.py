@@ -1,8 +1,6 @@
 """Finding GPUs, on a FAKE pynvml: what CUDA_VISIBLE_DEVICES shows, and what is refused."""
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,27 +8,10 @@ from allranks import Cluster
 from allranks.cluster import devices
 from allranks.errors import UsageError
 
-FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
 A, B, C = "GPU-aaaa1111-0", "GPU-aabb2222-1", "GPU-cccc3333-2"
 SLICES = ["MIG-5e1f0000-a", "MIG-5e1f1111-b"]
 PLAIN = [{"uuid": A}, {"uuid": B}, {"uuid": C}]
 CUT = [{"uuid": A, "slices": []}, {"uuid": B, "slices": SLICES}]
-
-
-@pytest.fixture
-def driver(monkeypatch):
-    """Puts GPUs into the fake, and a CUDA_VISIBLE_DEVICES beside them."""
-    monkeypatch.syspath_prepend(FAKE)
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-
-    def put(gpus: list[dict] | None, chosen: str | None = None) -> None:
-        monkeypatch.setenv("ALLRANKS_FAKE_NVML", json.dumps(gpus))
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if chosen is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-
-    yield put
-    sys.modules.pop("pynvml", None)
 
 
 def uuids() -> list[str]:

@@ -1,9 +1,7 @@
 """What pins a rank to its GPU, what is told of that GPU, and who is on it when memory runs out."""
 
-import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,21 +9,12 @@ from allranks import launched
 from allranks.engine import libraries
 from allranks.features.gpu.memory import GpuUse, PinnedGpu, is_out_of_memory
 
-FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "nvml")
 GIB = 2**30
 
 
 @pytest.fixture
-def nvml(monkeypatch):
-    monkeypatch.syspath_prepend(FAKE)
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-
-    def put(**gpu: object) -> None:
-        found = [{"uuid": "GPU-1", "slices": ["MIG-1"], **gpu}]
-        monkeypatch.setenv("ALLRANKS_FAKE_NVML", json.dumps(found))
-
-    yield put
-    sys.modules.pop("pynvml", None)
+def nvml(driver):
+    return lambda **gpu: driver([{"uuid": "GPU-1", "slices": ["MIG-1"], **gpu}])
 
 
 def test_ranks_on_one_gpu_get_their_share_of_its_memory_and_a_users_own_limits_stay():
