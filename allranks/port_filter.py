@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 #: A system call without a function in the C library. Its number is the same on all processors but
 #: Alpha.
@@ -47,10 +48,8 @@ def restrict_ports_of(pid: int) -> None:
         return
     libc = ctypes.CDLL(None)
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-                continue
-            descriptor = libc.syscall(_PIDFD_GETFD, child, int(name), 0)
+        for number in _sockets_of(pid):
+            descriptor = libc.syscall(_PIDFD_GETFD, child, number, 0)
             if descriptor >= 0:
                 # The child's socket stays open, since mpiexec polls it, but receives nothing.
                 with socket.socket(fileno=descriptor) as found:
@@ -80,14 +79,19 @@ def restrict_own_ports(*, allow_this_host: bool) -> list[int]:
     """
     ports = []
     program = _KEEP_LOOPBACK if allow_this_host else _DROP_ALL
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as found:
-                    ports += _restrict(found, program)
-        except OSError:
-            continue  # closed meanwhile: the descriptor of the listing itself
+    for number in _sockets_of(os.getpid()):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as found:
+            ports += _restrict(found, program)
     return ports
+
+
+def _sockets_of(pid: int) -> list[int]:
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):  # closed meanwhile: the descriptor of the listing itself
+            if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                found.append(int(name))
+    return found
 
 
 def _restrict(found: socket.socket, program: bytes = _DROP_ALL) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
@@ -13,9 +14,7 @@ from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import CellContext
-from allranks.cluster.healing import Replacement
 from allranks.cluster.members import MemberSlots
-from allranks.cluster.sharing import DetachedCell
 from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import (
     CellFailed,
@@ -65,15 +64,14 @@ class InterruptTimeout:
         return True
 
     def _take_status(self, answer: Answer) -> None:
-        line = str(answer.content.get("line") or "")
-        if line:
-            self.lines[answer.rank] = line
+        if line := answer.content.get("line"):
+            self.lines[answer.rank] = str(line)
 
     def whereabouts(self, pending: Sequence[int]) -> str:
         """Returns the last known line of each of these ranks, as text."""
-        lines: dict[str, list[int]] = {}
+        lines = defaultdict[str, list[int]](list)
         for rank in pending:
-            lines.setdefault(self.lines.get(rank, ""), []).append(rank)
+            lines[self.lines.get(rank, "")].append(rank)
         return "; ".join(
             f"{label(ranks)} at {line}" if line else f"{label(ranks)}, which does not answer"
             for line, ranks in lines.items()
@@ -133,9 +131,7 @@ class HiddenView:
     def notice(self, text: str) -> None:
         self._tell(text)
 
-    def _drop(self, *_: object) -> None:
-        # The end of the cell is returned or raised.
-        ...
+    def _drop(self, *_: object) -> None: ...  # the end of the cell is returned or raised
 
     telemetry = left = make_way = refresh = finish = _drop
 
@@ -193,8 +189,7 @@ class CellRun:
     @property
     def pending(self) -> tuple[int, ...]:
         """The ranks that have not replied yet, and may."""
-        gone = self._died
-        return tuple(rank for rank in self.ranks if rank not in self.replies and rank not in gone)
+        return tuple(r for r in self.ranks if r not in self.replies and r not in self._died)
 
     def died(self, end: failures.ProcessExit) -> None:
         """Handles the death of a rank that the others survive."""
@@ -223,7 +218,14 @@ class CellRun:
             self.press()
         before, self._stepped_at = self._stepped_at, time.monotonic()
         if self._hooks.polls or self._asks_user:
-            self._poll_features(self._stepped_at - before)
+            asked = self._asks_user
+            try:
+                self._asks_user = self._hooks.polled()
+            except KeyboardInterrupt:
+                self.press()
+            if (asked or self._asks_user) and self._deadline is not None:
+                # Time at an input prompt does not count towards the timeout.
+                self._deadline += self._stepped_at - before
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self.timed_out = True
@@ -235,25 +237,12 @@ class CellRun:
             self._insist(time.monotonic() - self._interrupted_at)
         self.view.refresh()
 
-    def _poll_features(self, seconds: float) -> None:
-        asked = self._asks_user
-        try:
-            self._asks_user = self._hooks.polled()
-        except KeyboardInterrupt:
-            self.press()
-        if (asked or self._asks_user) and self._deadline is not None:
-            # Time at an input prompt does not count towards the timeout.
-            self._deadline += seconds
-
     @property
     def poll_seconds(self) -> float:
         return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
 
     def settled(self) -> bool:
-        ranks = self._connection
-        return not self.pending or (
-            bool(ranks.roster.ends or ranks.state != "running") and ranks.over
-        )
+        return not self.pending or self._connection.over
 
     def press(self) -> None:
         """Interrupts the cell; the second call ends the ranks that did not settle."""
@@ -339,22 +328,22 @@ class CellRun:
     @property
     def failed_first(self) -> int | None:
         """The rank that failed first, without ranks that merely waited for others."""
-        failed = [reply for reply in self.replies.values() if reply.report]
-        # The sort keeps the order of arrival: the first reply is that of the first failure.
-        failed.sort(key=lambda reply: reply.report is not None and reply.report.waiting)
-        return failed[0].rank if failed else None
+        # In the order of arrival: the first reply is that of the first failure.
+        failed = [reply.report for reply in self.replies.values() if reply.report]
+        first = min(failed, key=attrgetter("waiting"), default=None)
+        return first.rank if first is not None else None
 
     def check(self) -> None:
         """Raises CellFailed, CellInterrupted or CellTimeout, unless the cell ended well."""
-        replies = sorted(self.replies.items())
-        reports = [reply.report for _, reply in replies if reply.report]
-        reports[:0] = self._died.values()  # the cause, so it comes first
+        replies = [reply for _, reply in sorted(self.replies.items()) if reply.report]
+        # Those of dead ranks come first: they are the cause.
+        reports = [*self._died.values(), *(reply.report for reply in replies if reply.report)]
         late = self._exceeded if self.timed_out else ""
         if not reports:
             if late:
                 raise CellTimeout(late)
             return
-        failed = any(reply.status == "error" for _, reply in replies)
+        failed = any(reply.status == "error" for reply in self.replies.values())
         kind: type[CellFailed] = CellFailed
         if self._died:
             kind = RankDied
@@ -402,87 +391,72 @@ class Cells:
     cell. Output that comes after the end of its cell is shown with the next one.
     """
 
-    _ranks: Connection
-
     def __init__(self) -> None:
-        self.late: list[Output] = []
-        #: The number of cells that these ranks have run, of any notebook.
         self.count = 0
-        self.running: CellRun | None = None
+        """How many cells these ranks have been sent, by any notebook."""
+        self._connection: Connection | None = None
+        self._late: list[Output] = []
+        self._running: CellRun | None = None
+        #: A cell whose ranks may still be in it, after an exception has ended the wait for it.
         self._abandoned: CellRun | None = None
         self._crew: MemberSlots | None = None
         self._epoch = 0
         self._dirty = False
 
-    def begin(self, ranks: Connection) -> None:
-        self._ranks = ranks
-        self._epoch, self._dirty, self._abandoned = 0, False, None
-        ranks.on_death = self._take_death
-        self.late.clear()
+    def _begin(self, epoch: int = 0, dirty: bool = False) -> None:
+        self._epoch, self._dirty, self._abandoned = epoch, dirty, None
+        self._late.clear()
 
-    def take_over(self, ranks: Connection, left: DetachedCell) -> None:
-        self.begin(ranks)
-        self.count, self._epoch, self._dirty = left.cell, left.epoch, left.dirty
-        if left.members:
-            self._end_members(left)
-
-    def _end_members(self, left: DetachedCell) -> None:
-        """Interrupts the members of an ensemble whose notebook has ended."""
-        for rank, cell in left.members.items():
-            self._ranks.send((rank,), Interrupt(cell))
-            self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
-        deadline = time.monotonic() + _DETACHED_SECONDS
-        while (busy := self._not_idle(left.members)) and time.monotonic() < deadline:
-            self._ranks.wait_until(lambda: False, _REPLY_SECONDS / 4)
-        if busy:
-            raise UsageError(
-                f"expected idle ranks, found {label(busy)} still in a member of an ensemble that "
-                "was interrupted. Try again: %distributed attach   or type: %distributed restart"
+    @property
+    def _ranks(self) -> Connection:
+        if self._connection is None:
+            raise ClusterLost(
+                "the cluster has not been started. Call its method start() first, or write: "
+                "with Cluster(n=2) as cluster:"
             )
-        self._dirty = True
-        for rank, cell in left.members.items():
-            self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, (rank,))
-        self._ask(requests.MEMBERS, {"ranks_each": 0})
+        return self._connection
+
+    @property
+    def state(self) -> str:
+        """How the ranks are: see `Cluster`."""
+        return self._connection.state if self._connection is not None else "new"
 
     @property
     def busy(self) -> bool:
-        # An ensemble counts as well.
-        return self.running is not None or self._crew is not None
+        """Whether a cell, a function or an ensemble is under way."""
+        return self._running is not None or self._crew is not None
 
-    def check_idle(self) -> None:
+    @property
+    def _occupied(self) -> bool:
+        # Ranks may still be in a cell that was interrupted.
+        return self._abandoned is not None and not self._abandoned.settled()
+
+    def _check_idle(self) -> None:
         """Raises UsageError while another cell runs: an awaited cell lets its event loop run."""
-        if self.running is not None:
-            if not self.running.settled():
+        if self._running is not None:
+            if not self._running.settled():
                 raise UsageError(
                     "expected idle ranks, found them running a cell. Wait for its end, or "
                     "interrupt it: cluster.interrupt()"
                 )
             # An interrupt came before the wait for the cell began, so nothing has ended it.
-            self.end(self.running)
+            self._end(self._running)
         if self._crew is not None:
             raise UsageError(
                 "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
                 "runs.stop()"
             )
 
-    def prepare(self, view: View) -> int:
-        """Makes idle ranks ready for another cell; returns its number. Ranks may die meanwhile."""
-        self.check_idle()
-        self.show_late(view)
-        self._renew()
-        self.count += 1
-        return self.count
-
-    def send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
-        self.running = run
+    def _send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
+        self._running = run
         try:
             self._ranks.send(run.ranks, cell, *payloads)
         except BaseException:
             self._abandon(run)
             raise
 
-    def end(self, run: CellRun) -> None:
-        self.running = None
+    def _end(self, run: CellRun) -> None:
+        self._running = None
         self._note_dirty(run)
 
     def _note_dirty(self, run: CellRun) -> None:
@@ -490,115 +464,64 @@ class Cells:
 
     def _abandon(self, run: CellRun) -> None:
         """Interrupts a cell after an exception has ended the wait for it."""
-        self.running, self._abandoned = None, run
-        self._ranks.hooks.cell_abandoned()
+        self._running, self._abandoned = None, run
+        self._ranks.hooks.set_cell(None)
         if not self._ranks.closed:
             run.interrupt()
 
-    def wait(self, run: CellRun) -> None:
-        """Shows a cell until its ranks have left it, or have ended."""
+    @contextmanager
+    def _waiting(self, run: CellRun) -> Iterator[None]:
+        """Within, interrupts go to the cell; an exception abandons it."""
         try:
             with self._ranks.inbox.hearing_interrupts():
-                while not run.settled():
-                    run.step(run.poll_seconds)
+                yield
         except BaseException:
             self._abandon(run)
             raise
-
-    async def wait_awaited(self, run: CellRun) -> None:
-        """Waits like `wait`, and lets the event loop run."""
-        inbox = self._ranks.inbox
-        try:
-            with inbox.hearing_interrupts(), inbox.waking() as next_event:
-                while not run.settled():
-                    await next_event(run.poll_seconds)
-                    run.step(0)
-        except BaseException:
-            self._abandon(run)
-            raise
-
-    @contextmanager
-    def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
-        """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
-        self.check_idle()
-        self._renew()
-        told = self._ask(requests.MEMBERS, {"ranks_each": ranks_each})
-        self._crew = MemberSlots(self._ranks, self.count, ranks_each)
-        for slot in self._crew.slots:
-            slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
-            slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
-        # Members begin again on fresh ranks, from what the store has.
-        self._ranks.in_crew = True
-        try:
-            yield self._crew
-        finally:
-            self.count = self._crew.cells
-            self._crew = None
-            self._ranks.in_crew = False
-            if not self._ranks.closed:
-                self._ranks.ask_soon(
-                    requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(self._ranks.size)
-                )
 
     def interrupt(self) -> bool:
+        """Interrupts the cell, or the ensemble, that is running; returns whether one was."""
         if self._crew is not None:
             self._ranks.inbox.put(InterruptRequested())
-            return True
-        if self.running is None:
-            return False
-        self.running.press()
-        return True
+        elif self._running is not None:
+            self._running.press()
+        return self.busy
 
-    def take(self, record: CellRecord, payloads: list[bytes]) -> None:
+    def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
+        running, left = self._running, self._abandoned
         if self._crew is not None and self._crew.take(record, payloads):
             return
-        if self.running is not None and record.cell == self.running.cell:
+        if running is not None and record.cell == running.cell:
             if not isinstance(record, Result):
-                self.running.take(record, payloads)
-            return
-        if isinstance(record, Output) and record.entries:
-            self.late.append(record)
-            if self.running is not None:
+                running.take(record, payloads)
+        elif isinstance(record, Output) and record.entries:
+            self._late.append(record)
+            if running is not None:
                 # The rank had not begun this cell yet: output of the cell comes later.
-                self.show_late(self.running.view)
-        elif isinstance(record, Reply) and self._abandoned and record.cell == self._abandoned.cell:
-            self._abandoned.replies[record.rank] = record
+                self.show_late(running.view)
+        elif isinstance(record, Reply) and left is not None and record.cell == left.cell:
+            left.replies[record.rank] = record
 
     def _take_death(self, end: ProcessExit) -> None:
-        if self.running is not None:
-            self.running.died(end)
-        if self._abandoned is not None:
-            self._abandoned.died(end)
-
-    @property
-    def occupied(self) -> bool:
-        # Ranks may still be in a cell that was interrupted.
-        return self._abandoned is not None and not self._abandoned.settled()
-
-    def heal(self, tell: Callable[[str], None]) -> Replacement:
-        """Replaces dead ranks by new processes, in a fresh epoch; raises ClusterLost after it has
-        killed all ranks.
-        """
-        if self._abandoned is not None:
-            self._await_abandoned(self._abandoned)
-        healed = Replacement(self._ranks, self._epoch + 1, tell)
-        healed.make()
-        self._epoch = healed.epoch
-        self._dirty = False
-        return healed
+        for run in (self._running, self._abandoned):
+            if run is not None:
+                run.died(end)
 
     def show_late(self, view: View) -> None:
         """Shows what ranks have written since their last cell."""
         if isinstance(view, HiddenView):
             return
-        for rank, batches in groupby(sorted(self.late, key=_rank_of), key=_rank_of):
+        for rank, batches in groupby(sorted(self._late, key=_rank_of), key=_rank_of):
             notice: list[Any] = ["notice", "written after its cell had ended:"]
             late = [notice, *(entry for batch in batches for entry in batch.entries)]
             view.output(Output(rank, 0, tuple(late), 0, 0, 0))
-        self.late.clear()
+        self._late.clear()
 
-    def _await_abandoned(self, left: CellRun) -> None:
+    def _await_abandoned(self) -> None:
         """Waits until all ranks have left an interrupted cell; raises UsageError if one stays."""
+        left = self._abandoned
+        if left is None:
+            return
         deadline = time.monotonic() + _DETACHED_SECONDS
         self._ranks.wait_until(left.settled, _REPLY_SECONDS)
         while not left.settled() and (busy := self._not_idle(left.pending)):
@@ -613,25 +536,48 @@ class Cells:
         self._dirty = self._dirty or bool(left.pending)
         self._abandoned = None
 
+    def _end_members(self, members: Mapping[int, int]) -> None:
+        """Interrupts the members of an ensemble whose notebook has ended: cells, by rank."""
+        for rank, cell in members.items():
+            self._ranks.send((rank,), Interrupt(cell))
+            self._note_seen(cell, rank)
+        deadline = time.monotonic() + _DETACHED_SECONDS
+        while (busy := self._not_idle(members)) and time.monotonic() < deadline:
+            self._ranks.wait_until(lambda: False, _REPLY_SECONDS / 4)
+        if busy:
+            raise UsageError(
+                f"expected idle ranks, found {label(busy)} still in a member of an ensemble that "
+                "was interrupted. Try again: %distributed attach   or type: %distributed restart"
+            )
+        self._dirty = True
+        for rank, cell in members.items():
+            self._note_seen(cell, rank)
+        self._ask_all(requests.MEMBERS, {"ranks_each": 0})
+
+    def _note_seen(self, cell: int, *ranks: int) -> None:
+        # A notebook that attaches later then does not show the cell again.
+        self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, ranks)
+
     def _not_idle(self, ranks: Collection[int]) -> list[int]:
         told = self._ranks.ask(requests.STATUS, {}, ranks=ranks, seconds=1.0, strict=False)
         idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
         return [rank for rank in ranks if rank not in idle]
 
     def _renew(self) -> None:
-        if self._abandoned is not None:
-            self._await_abandoned(self._abandoned)
+        """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile."""
+        self._await_abandoned()
+        dead = self._ranks.roster.dead
         # A new communicator needs all ranks. The living ones can run cells without collectives.
-        if self._dirty and not self._ranks.roster.dead:
+        if self._dirty and not dead:
             self._epoch += 1
             try:
-                self._ask(requests.RENEW, {"epoch": self._epoch})
+                self._ask_all(requests.RENEW, {"epoch": self._epoch})
             except UsageError:
-                if not self._ranks.roster.dead:
+                if not dead:
                     raise
                 return  # those that take the places of the dead begin an epoch with the others
             self._dirty = False
 
-    def _ask(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    def _ask_all(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
         answers = self._ranks.ask(name, arguments, ranks=range(self._ranks.size))
         return {rank: content for rank, (content, _) in answers.items()}

@@ -32,7 +32,6 @@ from allranks.cluster.sockets import (
     FromRank,
     InterruptRequested,
     RankSockets,
-    Unreadable,
 )
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
@@ -63,7 +62,8 @@ class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned.
 
     ``state`` is ``starting``, ``running``, ``stopped`` or ``lost``. ``take_record`` receives output
-    and replies. With ``taken`` it attaches to another notebook's ranks.
+    and replies, ``on_death`` the end of each rank that can be replaced: those of which
+    ``spares_others`` is true. With ``taken`` it attaches to another notebook's ranks.
     """
 
     def __init__(
@@ -73,36 +73,33 @@ class Connection:
         launcher: AnyLauncher,
         preload: tuple[str, ...],
         take_record: TakeRecord,
+        on_death: Callable[[failures.ProcessExit], None] = lambda end: None,
+        spares_others: Callable[[], bool] = lambda: True,
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
         taken: AttachedHostAgent | None = None,
     ) -> None:
         self.size = size
         self.roster = RankRegistry(size)
-        #: Called with each rank that dies and can be replaced.
-        self.on_death: Callable[[failures.ProcessExit], None] = lambda end: None
         self.state = "starting"
         self.lost_because = ""
-        self._clients: list[ipyparallel.Client] = []
         self.launcher_text = ""
+        self.hooks = NotebookHooks(()) if hooks is None else hooks
+        self._launcher, self._taken = launcher, taken
+        self._take_record, self._on_death = take_record, on_death
+        self._spares_others = spares_others
+        self._clients: list[ipyparallel.Client] = []
         self._preloading = ""
         #: The ranks whose processes run.
         self._started: set[int] = set()
         self._cause = ""
-        self._ipyparallel: dict[str, Any] = {}
+        #: What ipyparallel's clients and engines need to connect.
+        self.ipyparallel: dict[str, Any] = {}
         self._files = ConnectionFiles(size)
-        self._take_record = take_record
         # The ranks may still answer what another notebook has asked: begin with another number.
         self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
-        self._awaited: dict[int, AnswersSoFar] = {}
-        self._delivers: dict[int, DeliverAnswer] = {}
-        self._launcher = launcher
-        self._taken = taken
+        self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
         self._early_exits: list[failures.ProcessExit] = []
-        #: ``on``, ``ask`` or ``off``.
-        self.healing = "on"
-        self.in_crew = False
-        self.hooks = NotebookHooks(()) if hooks is None else hooks
         # No thread, feature or socket may refer to the connection: it closes with its last
         # reference.
         inbox = self.inbox = EventQueue()
@@ -124,15 +121,8 @@ class Connection:
         #: None or one; a list, because the finalizer must not refer to the connection.
         self._agents: list[AnyAgent] = []
         # Runs when the connection is garbage, and when the kernel exits.
-        self._finalizer = weakref.finalize(
-            self,
-            _end_anywhere,
-            self._clients,
-            self._agents,
-            self._wire,
-            self._files,
-            self.session_dir,
-        )
+        held = self._clients, self._agents, self._wire, self._files, self.session_dir
+        self._finalizer = weakref.finalize(self, _end_anywhere, *held)
 
     def start(self, tell: Callable[[str], None], progress: Callable[[int, int, str], None]) -> None:
         """Brings up the ranks; after StartFailed only their logs are left.
@@ -161,7 +151,7 @@ class Connection:
             raise
         self.all_up()
         if self.size <= CLIENTS_RANKS:
-            agent.clients()
+            agent.say("clients")
         self.state = "running"
 
     def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
@@ -253,10 +243,9 @@ class Connection:
         self.state = "attaching"
         self._agents.append(self._taken)
         self._taken.listen(self._agent_listener())
-        ask, got = Ask(next(self._numbers), requests.ATTACH), AnswersSoFar()
-        self._awaited[ask.request] = got
         try:
-            self._reach(ask, got)
+            with self._asking(requests.ATTACH, {}) as (ask, got):
+                self._reach(ask, got)
         except BaseException:
             self.let_go()
             raise
@@ -379,17 +368,27 @@ class Connection:
                 self.inbox.put(pressed)
 
     @contextmanager
+    def _asking(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, AnswersSoFar]]:
+        got = AnswersSoFar()
+
+        def take(answer: Answer, payloads: list[bytes]) -> None:
+            got[answer.rank] = answer, payloads
+
+        ask = Ask(next(self._numbers), name, arguments)
+        self._delivers[ask.request] = take
+        try:
+            yield ask, got
+        finally:
+            del self._delivers[ask.request]
+
+    @contextmanager
     def asking(
         self, ranks: Iterable[int], name: str, arguments: dict[str, Any], *payloads: bytes
     ) -> Iterator[AnswersSoFar]:
         """Makes a request of ranks; within, their answers are there as they come."""
-        ask, got = Ask(next(self._numbers), name, arguments), AnswersSoFar()
-        self._awaited[ask.request] = got
-        try:
+        with self._asking(name, arguments) as (ask, got):
             self.send(ranks, ask, *payloads)
             yield got
-        finally:
-            del self._awaited[ask.request]
 
     def ask(
         self,
@@ -431,7 +430,7 @@ class Connection:
     ) -> None:
         """Makes a request of ranks; ``deliver`` gets each answer, however late."""
         ask = Ask(next(self._numbers), name, arguments)
-        self._delivers[ask.request] = deliver
+        self._delivers[ask.request] = lambda answer, _: deliver(answer)
         self.send(ranks, ask)
 
     def client(self) -> ipyparallel.Client:
@@ -439,12 +438,12 @@ class Connection:
         import ipyparallel
 
         for agent in self._agents:
-            agent.clients()
+            agent.say("clients")
         # A caller may have closed the last one, for instance by ``with``.
         self._clients[:] = [client for client in self._clients if not client._closed]
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
-            made = ipyparallel.Client(self._ipyparallel["client"])
+            made = ipyparallel.Client(self.ipyparallel["client"])
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
             except TimeoutError:
@@ -459,32 +458,25 @@ class Connection:
                 self._clients.append(made)
         return self._clients[0]
 
-    @property
-    def connection_information(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._ipyparallel["client"]
-        return found
-
     def _handle(self, event: Event) -> None:
-        if isinstance(event, Unreadable):
+        if isinstance(event, Exception):
             raise WireError(
-                f"expected a readable message from a rank, found {event.problem}: its content is "
-                "lost. The ranks kept their variables: run the cell again"
-            ) from event.problem
+                f"expected a readable message from a rank, found {event}: its content is lost. The "
+                "ranks kept their variables: run the cell again"
+            ) from event
         if isinstance(event, FromRank):
             record = event.record
             if isinstance(record, Hello):
                 self.roster.register(record)
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
-                if record.request in self._awaited:
-                    self._awaited[record.request][record.rank] = (record, event.payloads)
-                elif record.request in self._delivers:
-                    self._delivers[record.request](record)
+                if record.request in self._delivers:
+                    self._delivers[record.request](record, event.payloads)
             else:
                 self.hooks.message_received(record, event.payloads)
         elif isinstance(event, FromHostAgent):
             if event.name == "connection":
-                self._ipyparallel = event.fields
+                self.ipyparallel = event.fields
             elif event.name == "preloading":
                 self._preloading = event.fields["module"]
             elif event.name == "admitted":
@@ -502,11 +494,6 @@ class Connection:
             elif event.name in ("exit", "launcher_exit", "agent_exit", "host_left"):
                 self._handle_exit(failures.ProcessExit.of(event.name, event.fields))
 
-    @property
-    def spares_others(self) -> bool:
-        """Whether the other ranks survive the death of a rank."""
-        return self.can_heal and self.healing != "off" and not self.in_crew
-
     def _handle_exit(self, end: failures.ProcessExit) -> None:
         roster = self.roster
         if roster.is_outdated(end):
@@ -514,7 +501,8 @@ class Connection:
         if self.state == "attaching":  # the other ranks' answers are still to come
             self._early_exits.append(end)
             return
-        replaceable = self.spares_others and end.rank >= 0 and not end.by_launcher
+        spared = self.can_heal and self._spares_others()
+        replaceable = spared and end.rank >= 0 and not end.by_launcher
         if not replaceable or self.state != "running" or roster.ends:
             roster.ends.append(end)
             return
@@ -524,7 +512,7 @@ class Connection:
         if roster.alive:
             self.send(roster.alive, Died(end.rank, roster.death_text(end)))
             if not again:
-                self.on_death(end)
+                self._on_death(end)
 
     @property
     def up(self) -> bool:
@@ -537,12 +525,12 @@ class Connection:
     @property
     def over(self) -> bool:
         # The ranks were ended or have died: no event can follow.
-        ends = self.roster.ends
-        return self.closed or (bool(ends) and failures.all_over(ends, self.size))
+        return self.closed or failures.all_over(self.roster.ends, self.size)
 
     def all_up(self) -> None:
+        # The agents then note the processes that the ranks share.
         for agent in self._agents:
-            agent.all_up()
+            agent.say("up")
 
     def lose(self, shown: bool = False) -> str:
         """Ends the ranks after a death; returns the text of :meth:`loss_text`."""
@@ -552,10 +540,9 @@ class Connection:
 
     def loss_text(self, shown: bool = False) -> str:
         """Returns which rank died, how, and what is lost; ``shown`` leaves out shown lines."""
-        known = self.roster
-        return failures.loss_text(
-            known.ends, known.hellos, self.launcher_text, self.size, shown, self._cause
-        )
+        ends, hellos = self.roster.ends, self.roster.hellos
+        text = self.launcher_text
+        return failures.loss_text(ends, hellos, text, self.size, shown, self._cause)
 
 
 def _end_anywhere(*held: Any) -> None:

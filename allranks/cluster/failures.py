@@ -19,7 +19,6 @@ import psutil
 
 from allranks.errors import WAITING, CellTimeout, Report
 from allranks.records.ranks import label
-from allranks.records.requests import end_of
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
 
@@ -127,14 +126,17 @@ def _whole(group: Sequence[Report]) -> str:
     places = {(report.host, report.device) for report in group}
     where = f"{first.host}, {first.device}" if len(places) == 1 else f"{len(places)} devices"
     what = "died" if first.etype == DEATH else f"raised {first.etype}"
-    title = f"\x1b[1;31m{label(r.rank for r in group)}\x1b[0m ({where}) {what}"
-    line = f" at line {first.line}: {first.source_line}" if first.line else ""
-    return f"{title}{line}\n" + "\n".join(first.traceback)
+    title = f"\x1b[1;31m{label(r.rank for r in group)}\x1b[0m ({where}) {what}{_place(first)}"
+    return "\n".join([title, *first.traceback])
+
+
+def _place(report: Report) -> str:
+    return f" at line {report.line}: {report.source_line}" if report.line else ""
 
 
 def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
     first, ranks = group[0], label(r.rank for r in group)
-    line = f" at line {first.line}: {first.source_line}" if first.line else ""
+    line = _place(first)
     if first.etype == DEATH:
         return f"{ranks} died{line}: {first.message}"
     if verb == "raised":
@@ -294,8 +296,18 @@ def loss_text(
     return "\n".join(filter(None, parts))
 
 
+def end_of(path: str, nbytes: int, start: int = 0) -> str:
+    """Returns the last bytes of a log as text, not before ``start``.
+
+    Raises OSError if it cannot be read; it may be on another host.
+    """
+    with open(path, "rb") as log:
+        log.seek(max(start, log.seek(0, os.SEEK_END) - nbytes))
+        return log.read().decode("utf-8", "replace")
+
+
 def log_end(path: str, offset: int) -> str:
-    """Returns the end of a log from ``offset`` on, at most 16 KiB."""
+    # At most 16 KiB.
     try:
         return end_of(path, _SHOWN_NBYTES, offset)
     except OSError:
@@ -454,8 +466,7 @@ def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
 
 def status_tree(statuses: Sequence[RankStatus], title: str) -> str:
     lines = [title]
-    hosts = list(dict.fromkeys(status.host for status in statuses))
-    for host in hosts:
+    for host in dict.fromkeys(status.host for status in statuses):
         lines.append(f"└── {host}")
         here = [status for status in statuses if status.host == host]
         for status in here:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
@@ -88,6 +89,9 @@ class NotebookFeature:
 
     cell: CellContext | None = None
     """The cell that runs; the core sets it."""
+    in_cells = True
+    """Whether ``cell_started`` and ``cell_finished`` are called; the feature may change it at any
+    time."""
     records: tuple[type[Record], ...] = ()
     """Records from ranks that ``message_received`` takes."""
     arriving: tuple[type[Record], ...] = (Record,)
@@ -143,7 +147,8 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
 class NotebookHooks:
     """Calls the hooks of a notebook's features; a cell fails with what they raise.
 
-    ``classes`` are by default the registered features.
+    An attribute with the name of a hook calls all its implementations. ``classes`` are by default
+    the registered features.
     """
 
     def __init__(self, classes: Iterable[type[NotebookFeature]] | None = None) -> None:
@@ -154,20 +159,12 @@ class NotebookHooks:
                 found.append(kind())
             except Exception as error:
                 self._keep(failure(kind, error))
-
-        def hook(
-            method: Callable[Concatenate[NotebookFeature, P], Any],
-        ) -> list[Callable[P, Any]]:
-            return implementations(found, method)
-
-        self._started = hook(NotebookFeature.started)
-        self._ensemble_started = hook(NotebookFeature.ensemble_started)
-        self._cell_started = hook(NotebookFeature.cell_started)
+        self.started = self._hook(NotebookFeature.started)
+        self.ensemble_started = self._hook(NotebookFeature.ensemble_started)
+        self.rank_died = self._hook(NotebookFeature.rank_died)
+        self._stopped = self._hook(NotebookFeature.stopped)
         own = NotebookFeature.message_arriving
         self.interceptors = [one for one in found if type(one).message_arriving is not own]
-        self._cell_finished = hook(NotebookFeature.cell_finished)
-        self._rank_died = hook(NotebookFeature.rank_died)
-        self._stopped = hook(NotebookFeature.stopped)
         self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
         self.commands: dict[str, Callable[..., Any]] = {}
         self.polls: list[Callable[[], bool]] = []
@@ -178,15 +175,16 @@ class NotebookHooks:
             for name in feature.commands:
                 self.commands[name] = feature.command
 
+    def _hook(self, method: Callable[Concatenate[NotebookFeature, P], Any]) -> Callable[P, None]:
+        return partial(self._call, implementations(self._features, method))
+
     def _keep(self, failed: FeatureFailed) -> None:
         self._failed = self._failed or failed
 
-    def _call(
-        self, hooks: Iterable[Callable[P, object]], *args: P.args, **kwargs: P.kwargs
-    ) -> None:
+    def _call(self, hooks: Iterable[Callable[..., object]], *args: Any) -> None:
         for hook in hooks:
             try:
-                hook(*args, **kwargs)
+                hook(*args)
             except Exception as error:
                 self._keep(failure(hook, error))
 
@@ -195,20 +193,23 @@ class NotebookHooks:
         failed, self._failed = self._failed, None
         return failed
 
-    def started(self, cluster: ClusterContext) -> None:
-        self._call(self._started, cluster)
-
-    def ensemble_started(self) -> None:
-        self._call(self._ensemble_started)
-
     def cell_started(self, cell: CellContext) -> None:
-        self._set_cell(cell)
-        self._call(self._cell_started)
+        self.set_cell(cell)
+        self._call(feature.cell_started for feature in self._features if feature.in_cells)
 
-    def _set_cell(self, cell: CellContext | None) -> None:
+    def cell_finished(self) -> None:
+        self._call(feature.cell_finished for feature in self._features if feature.in_cells)
+        self.set_cell(None)
+
+    def set_cell(self, cell: CellContext | None) -> None:
+        """Sets the cell whose output is shown, if any."""
         self.polls.clear()
         for feature in self._features:
             feature.cell = cell
+
+    def stopped(self) -> None:
+        self._stopped()
+        self.set_cell(None)
 
     def polled(self) -> bool:
         """Calls the polls of features; returns whether a prompt is open. KeyboardInterrupt
@@ -240,21 +241,6 @@ class NotebookHooks:
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         # A record that no feature takes is dropped.
         self._call(self._takers.get(type(record), []), record, payloads)
-
-    def cell_finished(self) -> None:
-        self._call(self._cell_finished)
-        self._set_cell(None)
-
-    def cell_abandoned(self) -> None:
-        # An exception has ended the wait for the cell: its output is no longer shown.
-        self._set_cell(None)
-
-    def rank_died(self, rank: int) -> None:
-        self._call(self._rank_died, rank)
-
-    def stopped(self) -> None:
-        self._call(self._stopped)
-        self._set_cell(None)
 
     def command(self, name: str, *arguments: Any) -> Any:
         """Runs a command of a feature; returns its result.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+from allranks.cluster.cells import CellRun, Cells
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import ProcessExit, ending
-from allranks.cluster.sockets import Answers
+from allranks.cluster.failures import ProcessExit, ending, plain
+from allranks.cluster.members import MemberSlots
 from allranks.cluster.variables import OnRank
-from allranks.errors import ClusterLost, UsageError
+from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
 
+HEALING = ("on", "ask", "off")
 keep_here = OnRank("allranks.collectives.ops.keeping", "keep")
 
 _REPLACE_SECONDS = 15.0
@@ -20,6 +23,8 @@ _SLOW_SECONDS = 2.0
 _SETTLE_SECONDS = 0.3
 _STEP_SECONDS = 0.1
 _TRIES = 5
+#: A model's library may have to be imported first.
+_RESTORE_SECONDS = 120.0
 
 
 class Replacement:
@@ -121,16 +126,185 @@ class Replacement:
                 self._tell(f"{label(sorted(known))}: {still}")
 
 
+class HealedCells(Cells):
+    """Cells on ranks that are replaced when they die, and then have again what they had kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.healing = "on"
+        self.news: list[str] = []
+        """Lines about events between cells, which the next cell shows."""
+        self.goes_on = 0
+        """The commit that a training which a death has ended can go on from; else 0."""
+
+    @property
+    def can_heal(self) -> bool:
+        """Whether ranks that die can be replaced, where and as these run."""
+        return self._ranks.can_heal
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """The ranks that have died, and can be replaced."""
+        return tuple(sorted(self._ranks.roster.dead))
+
+    def heal_when(self, healing: str) -> None:
+        """Sets when ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
+
+        Raises:
+            UsageError: there is no such choice.
+        """
+        if healing not in HEALING:
+            raise UsageError(
+                f"expected {', '.join(HEALING)}, found {healing!r}. Type: %distributed heal on"
+            )
+        self.healing = healing
+
+    def _spares_others(self) -> bool:
+        # Members of an ensemble begin again on fresh ranks, from what the store has.
+        return self.healing != "off" and self._crew is None
+
+    @property
+    def _heals_by_itself(self) -> bool:
+        waiting = self.state == "running" and self.healing == "on" and not self._ranks.roster.ends
+        return waiting and bool(self._ranks.roster.dead)
+
+    def is_up(self, tell: Callable[[str], None] | None = None) -> bool:
+        """Handles events since the last cell; returns whether the ranks are up. With automatic
+        healing it replaces dead ranks.
+        """
+        self._look()
+        if self._heals_by_itself and not self.busy and not self._occupied:
+            tell = tell or self.news.append
+            tell(self._ranks.roster.deaths_text())
+            with suppress(ClusterLost):  # then the state is lost, with the reason
+                tell(self.heal(tell))
+        return self.state == "running"
+
+    def _look(self) -> None:
+        if self.state == "running":
+            self._ranks.step(0)
+            if self._ranks.roster.ends and not self.busy:
+                self._ranks.lose()
+
+    def _catch_up(self) -> None:
+        """Handles events since the last cell; raises ClusterLost if the ranks are not up."""
+        self.is_up()
+        self._check_up()
+
+    def _check_up(self) -> None:
+        why = self._ranks.lost_because  # raises where nothing was ever started
+        if self.state != "running":
+            raise ClusterLost(
+                why
+                or "the ranks are stopped. Type: %distributed start   or, of a Cluster: .start()"
+            )
+
+    def heal(self, tell: Callable[[str], None] | None = None) -> str:
+        """Replaces ranks that have died by new processes; returns a line about it.
+
+        Args:
+            tell: called with what happens meanwhile; by default that is shown with the next cell.
+
+        Raises:
+            ClusterLost: they could not be replaced, and all were killed.
+            UsageError: the ranks run a cell, or none has died.
+            KeyboardInterrupt: an interrupt came while they were; it has waited for the end.
+        """
+        self._check_idle()
+        if not self.dead:
+            raise UsageError("expected ranks that have died, found all ranks alive")
+        said, pressed = self._replace(tell or self.news.append)
+        if pressed:
+            # The ranks are complete again, and the user still expects an interrupt.
+            self.news.append(said)
+            raise KeyboardInterrupt
+        return said
+
+    def _heal_after(self, run: CellRun) -> None:
+        if not self._heals_by_itself:
+            return
+
+        def tell(text: str) -> None:
+            run.view.notice(text)
+            run.view.refresh()
+
+        try:
+            dead = self.dead
+            said, _ = self._replace(tell)  # an interrupt concerns the cell, which has ended
+        except ClusterLost:
+            # The cell's own failure would be hidden by the loss: show it as text.
+            try:
+                run.check()
+            except CellFailed as failed:
+                run.view.notice(plain(failed.text))
+            raise
+        for rank in set(dead).intersection(run.ranks):
+            run.view.left(rank, "replaced")
+        run.view.notice(said)
+
+    def _replace(self, tell: Callable[[str], None]) -> tuple[str, bool]:
+        """Replaces dead ranks by new processes, in a fresh epoch; raises ClusterLost after it has
+        killed all ranks. Returns a line about it, and whether an interrupt came meanwhile.
+        """
+        began = time.monotonic()
+        self._await_abandoned()
+        healed = Replacement(self._ranks, self._epoch + 1, tell)
+        healed.make()
+        self._epoch, self._dirty = healed.epoch, False
+        dead = sorted(healed.ends)
+        left = [rank for rank in range(self._ranks.size) if rank not in healed.ends]
+        had = self._restore(set(dead) - set(self.dead))
+        are = "was replaced" if len(dead) == 1 else "were replaced"
+        new = f"{are}, with {had}" if had else f"{are} and {have(len(dead))} no variables"
+        kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
+        return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
+
+    def _restore(self, new: Iterable[int]) -> str:
+        """New ranks take back what was kept in their places. Returns what that is, as ``model and
+        step kept 12 s ago``.
+        """
+        ask, old = self._ranks.ask, set(self._ranks.roster.alive) - set(new)
+        try:
+            settled = ask(requests.SETTLE, {}, ranks=old, seconds=_RESTORE_SECONDS)
+            self.goes_on = min((content["goes_on"] for content, _ in settled.values()), default=0)
+            answers = ask(requests.RESTORE, {}, ranks=new, seconds=_RESTORE_SECONDS).values()
+        except UsageError as error:
+            self.news.append(str(error))
+            return ""
+        found = [content for content, _ in answers if content["names"]]
+        if not found:
+            return ""
+        seconds = max(content["seconds"] for content in found)
+        ago = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        return f"{listed(found[0]['names'])} kept {ago} ago"
+
+    @contextmanager
+    def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
+        """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
+        self._catch_up()
+        self._ranks.hooks.ensemble_started()
+        self._check_idle()
+        self._renew()
+        told = self._ask_all(requests.MEMBERS, {"ranks_each": ranks_each})
+        # Members begin again on fresh ranks, from what the store has: no death is healed meanwhile.
+        crew = self._crew = MemberSlots(self._ranks, self.count, ranks_each)
+        for slot in crew.slots:
+            slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
+            slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
+        try:
+            yield crew
+        finally:
+            self.count, self._crew = crew.cells, None
+            if not self._ranks.closed:
+                self._ranks.ask_soon(
+                    requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(self._ranks.size)
+                )
+
+
 class AfterCells:
     """Which variables are kept after a cell; ``every`` is the least interval in seconds."""
 
     def __init__(self, names: Sequence[str], every: float = 0.0) -> None:
-        other = next((name for name in names if not name.isidentifier()), None)
-        if other is not None:
-            raise UsageError(
-                f"expected the names of variables, found {other}. "
-                "Type for example: %distributed keep x, y"
-            )
         if not every >= 0:
             raise UsageError(
                 f"--every expected 0 seconds or more, found {every:g}. Type for example: --every 60"
@@ -147,14 +321,8 @@ class AfterCells:
         return True
 
 
-def restored(answers: Answers) -> str:
-    """Returns what new ranks have again, as ``model and step kept 12 s ago``."""
-    told = [content for content, _ in answers.values() if content["names"]]
-    if not told:
-        return ""
-    seconds = max(content["seconds"] for content in told)
-    ago = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return f"{listed(told[0]['names'])} kept {ago} ago"
+def have(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def listed(names: Sequence[str]) -> str:

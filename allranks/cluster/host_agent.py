@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -81,6 +81,10 @@ _STOP_SECONDS = 10.0
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
+_TRACKER = "multiprocessing.resource_tracker"
+
+#: Takes the name and the fields of a host agent's event, in any thread.
+DeliverEvent = Callable[[str, dict[str, Any]], None]
 
 
 class HostAgentProcess:
@@ -89,11 +93,12 @@ class HostAgentProcess:
     A thread calls ``deliver`` with each event's name and fields.
     """
 
-    def __init__(
-        self, config: HostAgentConfig, deliver: Callable[[str, dict[str, Any]], None]
-    ) -> None:
-        self._deliver = deliver
-        self._session_dir = config.session_dir
+    #: For commands to the agent, and for its events.
+    _input: IO[bytes]
+    _lines: IO[bytes]
+
+    def __init__(self, config: HostAgentConfig, deliver: DeliverEvent) -> None:
+        self.config = config
         log = os.path.join(config.log_dir, "host-agent.log")
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -109,63 +114,63 @@ class HostAgentProcess:
             )
         finally:
             os.close(descriptor)
-        self._say(config.to_json())
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._lines = self._process.stdin, self._process.stdout
+        self.pid = self._process.pid
+        self.say(config.to_json())
+        self.listen(deliver)
+
+    def listen(self, deliver: DeliverEvent) -> None:
+        """Delivers the agent's events from now on, in a thread."""
         self._thread = threading.Thread(
-            target=self._listen, name="allranks-host-agent", daemon=True
+            target=self._listen, args=(deliver,), name="allranks-host-agent", daemon=True
         )
         self._thread.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def all_up(self) -> None:
-        # The agent then notes the processes that the ranks share.
-        self._say("up")
-
-    def clients(self) -> None:
-        # Starts ipyparallel's controller, if it does not run yet.
-        self._say("clients")
+    def say(self, text: str) -> None:
+        """Sends a command; see `allranks.engine.host.host_agent`."""
+        with suppress(OSError, ValueError):  # the listening thread reports its end
+            self._input.write(text.encode() + b"\n")
+            self._input.flush()
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
-        self._say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
+        self.say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
 
     def let_go(self) -> None:
-        assert self._process.stdin is not None
+        """Leaves the ranks, which stay, to another notebook."""
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._input.close()
 
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they have ended."""
-        self._say("stop")
-        try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its children die with it
-            self._process.wait()
-        self._thread.join(_STOP_SECONDS)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):  # unsent commands are dropped: the process has exited
-                pipe.close()
+        self.say("stop")
+        self._thread.join(_STOP_SECONDS)  # it ends after the agent
+        if self._thread.is_alive():
+            _kill([self.pid])  # its children die with it
+            self._thread.join(_STOP_SECONDS)
+        for end in (self._input, self._lines):
+            with suppress(OSError):  # unsent commands are dropped: the process has exited
+                end.close()
 
-    def _say(self, text: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(text.encode() + b"\n")
-            self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            pass  # the listening thread reports its end
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._deliver(*event_of(line))
-        code = self._process.wait()
-        self._deliver("agent_exit", {"code": code})
+    def _listen(self, deliver: DeliverEvent) -> None:
+        stopped = False
+        with suppress(OSError, ValueError):
+            for line in self._lines:
+                name, fields = event_of(line)
+                stopped = stopped or name == "stopped"
+                deliver(name, fields)
+        code = self._exit_code(stopped)
+        if code is None:
+            return
+        deliver("agent_exit", {"code": code})
         if code < 0:  # it was killed, and could end nothing
-            end_session(self.pid, self._session_dir)
+            end_session(self.pid, self.config.session_dir)
+
+    def _exit_code(self, stopped: bool) -> int | None:
+        # None if it is still running; ``stopped`` is whether it has reported its end.
+        return self._process.wait()
 
 
 def end_session(leader: int, session_dir: str) -> None:
@@ -178,10 +183,10 @@ def end_session(leader: int, session_dir: str) -> None:
     """
     left = _wait_for_end(leader, _LAUNCHER_SECONDS)
     # A tracker ends with the last process that it serves, and frees the shared memory of that.
-    trackers = [pid for pid in left if _is_tracker(pid)]
+    trackers = [pid for pid in left if _has(pid, psutil.Process.cmdline, _TRACKER)]
     _kill(pid for pid in left if pid not in trackers)
     _kill(_wait_for_end(leader, _TRACKER_SECONDS) if trackers else ())
-    _kill(pid for pid in psutil.pids() if _is_of(pid, session_dir))
+    _kill(pid for pid in psutil.pids() if _has(pid, lambda it: it.environ().values(), session_dir))
 
 
 def _wait_for_end(leader: int, seconds: float) -> list[int]:
@@ -199,18 +204,11 @@ def _kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _is_of(pid: int, session_dir: str) -> bool:
+def _has(pid: int, words: Callable[[psutil.Process], Iterable[str]], text: str) -> bool:
     try:
-        return any(session_dir in value for value in psutil.Process(pid).environ().values())
+        return any(text in word for word in words(psutil.Process(pid)))
     except (psutil.Error, OSError):
         return False  # the process has ended, or is another user's
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        return any("multiprocessing.resource_tracker" in it for it in psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return False  # the process has ended
 
 
 def _session_of(pid: int) -> int:
@@ -244,7 +242,7 @@ class MultiHostAgents:
         launcher: MultiHostLauncher,
         config: HostAgentConfig,
         wire: RankSockets,
-        deliver: Callable[[str, dict[str, Any]], None],
+        deliver: DeliverEvent,
     ) -> None:
         self._launcher = launcher
         self._config = config
@@ -313,14 +311,10 @@ class MultiHostAgents:
             )
         return said
 
-    def all_up(self) -> None:
-        # The agent then notes the processes that the ranks share.
-        for host in self._hosts:
-            self._wire.command(host.name, "say", "up")
-
-    def clients(self) -> None:
-        # Starts ipyparallel's controller, if it does not run yet.
-        self._wire.command(self._hosts[0].name, "say", "clients")
+    def say(self, text: str) -> None:
+        """Sends a command to the agents of all hosts, or the first one's for ``clients``."""
+        for host in self._hosts[:1] if text == "clients" else self._hosts:
+            self._wire.command(host.name, "say", text)
 
     def stop(self) -> None:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is

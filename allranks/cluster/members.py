@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,10 +41,8 @@ class MemberSlots:
         #: Called with the records of a slot's ranks about their member.
         self.deliver: Callable[[MemberSlots, Slot, CellRecord, list[bytes]], None] = lambda *_: None
 
-    def free(self) -> Slot | None:
-        return next((slot for slot in self.slots if slot.member is None), None)
-
-    def running(self, member: int) -> Slot | None:
+    def running(self, member: int | None) -> Slot | None:
+        """Returns the slot of a member; for None, a free one."""
         return next((slot for slot in self.slots if slot.member == member), None)
 
     def at_work(self) -> list[Slot]:
@@ -98,22 +95,3 @@ class MemberSlots:
                 self.deliver(self, slot, record, payloads)
                 return True
         return False
-
-    def attending(self) -> AbstractContextManager[None]:
-        # Within, `attend` counts the notebook's interrupts instead of raising them.
-        return self.ranks.inbox.hearing_interrupts()
-
-    def attend(self, seconds: float) -> int:
-        """Handles events within ``seconds``; returns the number of the notebook's interrupts."""
-        return len(self.ranks.step(seconds))
-
-    @contextmanager
-    def awaiting(self) -> Iterator[Callable[[float], Awaitable[int]]]:
-        """Within, `attend` can be awaited."""
-        with self.ranks.inbox.waking() as next_event:
-
-            async def attend(seconds: float) -> int:
-                await next_event(seconds)
-                return self.attend(0)
-
-            yield attend

@@ -9,16 +9,15 @@ import pwd
 import re
 import signal
 import socket
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from allranks.cluster import folders
-from allranks.cluster.host_agent import HostAgentProcess, end_session, event_of
+from allranks.cluster.host_agent import HostAgentProcess, event_of
 from allranks.cluster.sharing import unpack
 from allranks.errors import UsageError
 from allranks.records.config import (
@@ -63,7 +62,6 @@ def as_time(seconds: float) -> str:
 
 _VISIT_SECONDS = 3.0
 _GLANCE_SECONDS = 0.2
-_STOP_SECONDS = 10.0
 _LIST = "%distributed clusters"
 _STAYS = (
     "Ranks end with their notebook, unless you typed there before: %distributed detach-on-exit 30m"
@@ -109,30 +107,23 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
     """
     found = []
     for path in folders.session_folders():
-        try:
-            if path.stat().st_uid != os.getuid():
-                continue
-            found.append(_found(path, "about", seconds))
-        except (OSError, ValueError, TypeError):
-            continue  # an agent that starts or ends, or the folder of a killed one
-    return sorted(found, key=lambda session: session.began)
+        with suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                found.append(visit(str(path), seconds=seconds))
+    return sorted(filter(None, found), key=lambda session: session.began)
 
 
-def _found(path: str | Path, want: str, seconds: float = _VISIT_SECONDS) -> SessionInfo:
-    with _visit(Path(path), want, seconds) as connection:
-        told = json.loads(connection.makefile("rb").readline())
-    # Another version may send more fields.
-    known = {field.name: told[field.name] for field in fields(SessionInfo) if field.name in told}
-    return SessionInfo(name_of(path), str(path), **known)
-
-
-def visit(folder: str, want: str = "about") -> SessionInfo | None:
-    """Returns the cluster of a session's folder; None if it has ended.
+def visit(folder: str, want: str = "about", seconds: float = _VISIT_SECONDS) -> SessionInfo | None:
+    """Returns the cluster of a session's folder; None if it has ended, or starts or ends just now.
 
     ``want`` is a request beside: ``watch``, ``share`` or ``leave``.
     """
     try:
-        return _found(folder, want)
+        with _visit(folder, want, seconds) as connection:
+            told = json.loads(connection.makefile("rb").readline())
+        # Another version may send more fields.
+        known = {name: told[name] for name in SessionInfo.__dataclass_fields__ if name in told}
+        return SessionInfo(name_of(folder), folder, **known)
     except (OSError, ValueError, TypeError):
         return None
 
@@ -248,13 +239,18 @@ def name_of(folder: str | Path) -> str:
     return Path(folder).name.rpartition("-")[2]
 
 
-def _visit(path: Path, want: str, seconds: float = _VISIT_SECONDS) -> socket.socket:
+def _visit(folder: str, want: str, seconds: float = _VISIT_SECONDS) -> socket.socket:
+    path = os.path.join(folder, NOTEBOOKS_DOOR)
+    return _asked(path, {"want": want, "notebook": own_notebook()}, seconds)
+
+
+def _asked(path: str, request: dict[str, Any], seconds: float) -> socket.socket:
+    """Returns a connection to a socket that has been sent a request, as a line of JSON."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(seconds)
-        connection.connect(str(path / NOTEBOOKS_DOOR))
-        said = {"want": want, "notebook": own_notebook()}
-        connection.sendall(json.dumps(said).encode() + b"\n")
+        connection.connect(path)
+        connection.sendall(json.dumps(request).encode() + b"\n")
     except BaseException:
         connection.close()
         raise
@@ -270,40 +266,26 @@ class AttachedHostAgent(HostAgentProcess):
     def __init__(self, session: SessionInfo) -> None:
         # The process runs already, so the constructor of the base class is not called.
         check_version(session)
-        self._pid = session.pid
+        self.pid = session.pid
         #: False after the ranks have been left to another notebook.
         self._holds = True
         gone = f"the ranks of {session.name} have just ended. Type: {_LIST}"
         try:
-            self._socket = _visit(Path(session.folder), "attach")
-            self._lines = self._socket.makefile("rb")
+            self._socket = _visit(session.folder, "attach")
+            self._input, self._lines = (self._socket.makefile(mode) for mode in ("wb", "rb"))
             name, told = event_of(self._lines.readline())
         except OSError as error:
             raise UsageError(gone) from error
         if name != "attached":
             self._socket.close()
             holder = told.get("holder", 0)
-            raise UsageError(
-                held(SessionInfo(**vars(session) | {"holder": holder})) if holder else gone
-            )
+            raise UsageError(held(replace(session, holder=holder)) if holder else gone)
         self._socket.settimeout(None)  # from now on it waits for events
         self.config = HostAgentConfig.from_fields(told["config"])
         self.memo: dict[str, Any] = told["memo"]
         self.stays = float(told["stays"])
         #: Whether other notebooks watch the ranks, or have had them.
         self.shared = bool(told["watchers"])
-
-    def listen(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
-        """Delivers the agent's events from now on, in a thread."""
-        self._deliver = deliver
-        self._thread = threading.Thread(
-            target=self._listen, name="allranks-host-agent", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def pid(self) -> int:
-        return self._pid
 
     def let_go(self) -> None:
         self._holds = False
@@ -312,32 +294,14 @@ class AttachedHostAgent(HostAgentProcess):
         self._socket.close()
 
     def stop(self) -> None:
-        """Ends every process of the cluster; returns when they have ended."""
-        self._say("stop")
-        self._thread.join(_STOP_SECONDS)  # the connection ends with the agent
-        if self._thread.is_alive():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # its children die with it
-            self._thread.join(_STOP_SECONDS)
+        super().stop()
         self._socket.close()
 
-    def _say(self, text: str) -> None:
-        with suppress(OSError):  # the listening thread reports its end
-            self._socket.sendall(text.encode() + b"\n")
-
-    def _listen(self) -> None:
-        said_so = False
-        with suppress(OSError, ValueError):
-            for line in self._lines:
-                name, fields = event_of(line)
-                said_so = said_so or name == "stopped"
-                self._deliver(name, fields)
+    def _exit_code(self, stopped: bool) -> int | None:
         if not self._holds:
-            return  # the process is still running
+            return None
         # Another process's child: its exit code is unknown, but it sends an event before it stops.
-        self._deliver("agent_exit", {"code": 0 if said_so else -signal.SIGKILL})
-        if not said_so:
-            end_session(self.pid, self.config.session_dir)
+        return 0 if stopped else -signal.SIGKILL
 
 
 _OPENS_SECONDS = 2.0
@@ -352,13 +316,7 @@ def watch(folder: str, seen: int) -> socket.socket:
     ``seen`` is the last cell that the watcher has seen; 0 for none. Raises OSError if the holder
     does not listen.
     """
-    connection = _connected(folder)
-    try:
-        connection.sendall(json.dumps({"want": "watch", "seen": seen}).encode() + b"\n")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return _ask_holder(folder, {"want": "watch", "seen": seen})
 
 
 async def messages(connection: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
@@ -399,8 +357,7 @@ def borrow(folder: str) -> SessionInfo:
 def _ask(found: SessionInfo) -> None:
     whose = f"the notebook of process {found.holder}"
     try:
-        with _connected(found.folder) as connection:
-            connection.sendall(json.dumps({"want": "lend"}).encode() + b"\n")
+        with _ask_holder(found.folder, {"want": "lend"}) as connection:
             line = connection.makefile("rb").readline()
     except TimeoutError:
         why = f"{whose} has not answered: it runs a cell of its own. Wait for its end there"
@@ -414,19 +371,13 @@ def _ask(found: SessionInfo) -> None:
         )
 
 
-def _connected(folder: str) -> socket.socket:
+def _ask_holder(folder: str, request: dict[str, Any]) -> socket.socket:
     """Returns a connection to the holder of the ranks; it may start to listen only in a moment."""
-    path = os.path.join(folder, WATCHERS_DOOR)
     deadline = time.monotonic() + _OPENS_SECONDS
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(_ANSWERS_SECONDS)
         try:
-            connection.connect(path)
+            return _asked(os.path.join(folder, WATCHERS_DOOR), request, _ANSWERS_SECONDS)
         except OSError:
-            connection.close()
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_SECONDS)
-        else:
-            return connection

@@ -298,10 +298,9 @@ class _Watcher:
     """The messages that one watcher has not received yet."""
 
     def __init__(self) -> None:
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[memoryview] = deque()
         self._nbytes = 0
         self._lost, self._lost_nbytes = 0, 0
-        self._part = memoryview(b"")
 
     def add(self, message: bytes) -> None:
         """Appends a message, if there is room."""
@@ -310,29 +309,29 @@ class _Watcher:
             self._lost += 1
             self._lost_nbytes += len(message)
         else:
-            self._queue.append(message)
-            self._nbytes += len(message)
+            self._append(message)
+
+    def _append(self, message: bytes) -> None:
+        self._queue.append(memoryview(message))
+        self._nbytes += len(message)
 
     def next(self, state: Callable[[], list[bytes]]) -> memoryview:
         """Returns the bytes to send now; those of ``state`` if something was lost before."""
-        if not self._part and not self._queue and self._lost:
-            self._queue.append(pack({"lost": self._lost, "nbytes": self._lost_nbytes}, ()))
-            self._queue += state()
-            self._nbytes = sum(map(len, self._queue))
+        if not self._queue and self._lost:
+            for message in (pack({"lost": self._lost, "nbytes": self._lost_nbytes}, ()), *state()):
+                self._append(message)
             self._lost, self._lost_nbytes = 0, 0
-        if not self._part and self._queue:
-            message = self._queue.popleft()
-            self._nbytes -= len(message)
-            self._part = memoryview(message)
-        return self._part
+        return self._queue[0] if self._queue else memoryview(b"")
 
     def sent(self, nbytes: int) -> None:
-        """Drops the bytes that were sent."""
-        self._part = self._part[nbytes:]
+        # Drops the bytes that were sent.
+        self._nbytes -= nbytes
+        if left := self._queue.popleft()[nbytes:]:
+            self._queue.appendleft(left)
 
     @property
     def waits(self) -> bool:
-        return bool(self._part or self._queue or self._lost)
+        return bool(self._queue or self._lost)
 
 
 def pack(head: dict[str, float], frames: Frames) -> bytes:

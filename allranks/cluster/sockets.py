@@ -51,14 +51,8 @@ class InterruptRequested:
     """The user interrupted the notebook's kernel."""
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """A message of a rank that could not be read."""
-
-    problem: Exception
-
-
-Event = FromRank | FromHostAgent | InterruptRequested | Unreadable
+#: An exception is that of a message of a rank that could not be read.
+Event = FromRank | FromHostAgent | InterruptRequested | Exception
 
 
 class EventQueue:
@@ -280,7 +274,7 @@ class RankSockets:
                     self._find_silent_hosts()
             except Exception as error:
                 # The thread must go on: without it no cell would ever end.
-                self._inbox.put(Unreadable(error))
+                self._inbox.put(error)
 
     def _take(self, frames: list[bytes]) -> None:
         if frames[0] in (b"beat", b"agent"):
@@ -301,7 +295,7 @@ class RankSockets:
                     else:
                         self._inbox.put(FromRank(record, payloads))
                 except Exception as error:
-                    self._inbox.put(Unreadable(error))  # the other ranks' are handled all the same
+                    self._inbox.put(error)  # the other ranks' are handled all the same
 
     def _find_silent_hosts(self) -> None:
         self._next_poll = time.monotonic() + _POLL_SECONDS

@@ -19,10 +19,7 @@ _MPI = "mpi4py.MPI"
 
 
 def pack(values: dict[str, Any], to: str) -> bytes:
-    """Returns variables in the form that ranks read; ``to`` is for errors, as ``the ranks``.
-
-    Raises UsageError if one of them cannot be pickled.
-    """
+    """Returns variables in the form that ranks read; ``to`` is for errors, as ``the ranks``."""
     try:
         packed: bytes = cloudpickle.dumps(values, protocol=5)
     except Exception as error:

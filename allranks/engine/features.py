@@ -18,7 +18,8 @@ There is no hook inside a collective call. There is none for the end of a rank e
 agent kills ranks, so a feature that has to tidy up does so in `HostFeature.stopping`.
 
 The hooks that each cell calls are those of steps 2 to 6. A feature that few cells need is
-`RankFeature.dormant`, and costs a cell nothing until it calls `RankContext.activate`.
+`RankFeature.dormant`: it has none of these called, nor ``epoch_ended`` and ``rank_replaced``, until
+it calls `RankContext.activate`.
 
 A hook that raises fails the cell that runs, or else the next one, with an error that names the
 feature. The rank stays.
@@ -101,7 +102,9 @@ class RankFeature:
     """One feature in one rank: override the hooks that it needs."""
 
     dormant = False
-    """Whether the hooks that each cell calls are left out until `RankContext.activate`."""
+    """Whether the hooks of cells, epochs and replacements are left out until
+    `RankContext.activate`.
+    """
     records: tuple[type[Record], ...] = ()
     """Records from the notebook that ``message_received`` takes."""
     requests: frozenset[str] = frozenset()
@@ -199,12 +202,10 @@ class RankHooks:
 
         self._features = found
         self._dormant = [feature for feature in found if feature.dormant]
-        self._find_cell_hooks()
+        self._find_active_hooks()
         self._starting = implementations(found, RankFeature.starting)
         self._started = implementations(found, RankFeature.started)
-        self._epoch_ended = implementations(found, RankFeature.epoch_ended)
         self._rank_died = implementations(found, RankFeature.rank_died)
-        self._rank_replaced = implementations(found, RankFeature.rank_replaced)
         self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
         self._answers: dict[str, Callable[..., Answered]] = {}
         for feature in found:
@@ -214,7 +215,7 @@ class RankHooks:
                 self._answers[name] = feature.answer
         self.requests_while_busy = frozenset[str]().union(*(f.requests_while_busy for f in found))
 
-    def _find_cell_hooks(self) -> None:
+    def _find_active_hooks(self) -> None:
         active = [feature for feature in self._features if feature not in self._dormant]
         self._cell_started = implementations(active, RankFeature.cell_started)
         self._interrupted = implementations(active, RankFeature.interrupted)
@@ -225,6 +226,8 @@ class RankHooks:
         self._pulse_fields = implementations(active, RankFeature.pulse_fields)
         self._cell_finished = implementations(active, RankFeature.cell_finished)
         self._cell_left = implementations(active, RankFeature.cell_left)
+        self._epoch_ended = implementations(active, RankFeature.epoch_ended)
+        self._rank_replaced = implementations(active, RankFeature.rank_replaced)
         self.in_cells = any(
             (self._cell_started, self._output_sending, self._cell_finished, self._cell_left)
         )
@@ -234,7 +237,7 @@ class RankHooks:
             # May run in any thread, and more than once.
             self._dormant.remove(feature)
             # New lists: another thread may be in a loop over the old ones.
-            self._find_cell_hooks()
+            self._find_active_hooks()
 
     def _keep(self, failed: FeatureFailed) -> None:
         self.failed = self.failed or failed

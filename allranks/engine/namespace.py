@@ -35,9 +35,3 @@ def place() -> dict[str, Any]:
 
     found: dict[str, Any] = {name: getattr(collectives, name)() for name in PLACE}
     return found | {"comm": collectives.comm, "MPI": MPI}
-
-
-def renew(namespace: dict[str, Any], old: object) -> None:
-    # A cell may have given the name away.
-    if namespace.get("comm") is old:
-        namespace["comm"] = collectives.comm

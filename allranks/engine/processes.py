@@ -30,6 +30,7 @@ _COUNTS = "memory.events", "memory.oom_control"
 _ANY_NUMBER = 1 << 60
 _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
 _KIB = 1024
+_TRACKER = "multiprocessing.resource_tracker"
 
 
 def _prctl(option: int, value: int) -> None:
@@ -84,18 +85,14 @@ def close_all_but(kept: set[int]) -> None:
     highest = max([int(name) for name in os.listdir("/dev/fd") if name.isdigit()], default=255)
     for descriptor in range(highest + 1):
         if descriptor not in kept:
-            try:
+            with suppress(OSError):
                 os.close(descriptor)
-            except OSError:
-                pass
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     if pid > 0:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def reap_all() -> bool:
@@ -128,7 +125,7 @@ def kill_children(spare_trackers: bool = False, spare_agents: bool = False) -> b
             with suppress(psutil.Error):  # it has ended
                 spared |= {process.pid, *(p.pid for p in process.children(recursive=True))}
     for process in found:
-        if process.pid not in spared and not (spare_trackers and _is_tracker(process)):
+        if process.pid not in spared and not (spare_trackers and _has_word(process, _TRACKER)):
             kill(process.pid)
     return bool(found)
 
@@ -140,10 +137,6 @@ def shared_memory_left() -> float:
     except OSError:
         return math.inf  # there is no such place, so no files go there
     return found.f_bavail * found.f_frsize
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    return _has_word(process, "multiprocessing.resource_tracker")
 
 
 def _is_host_agent(process: psutil.Process) -> bool:
@@ -163,14 +156,12 @@ def _has_word(process: psutil.Process, text: str) -> bool:
 
 def shared_segments(pid: int) -> set[str]:
     found = set()
-    try:
-        with open(f"/proc/{pid}/maps") as maps:
-            for line in maps:
-                path = line.rstrip("\n").partition(_SHARED_MEMORY)[2]
-                if path and not path.endswith(" (deleted)"):
-                    found.add(_SHARED_MEMORY + path)
-    except OSError:
-        pass  # the process is gone, or the platform has no /proc
+    # Without it the process is gone, or the platform has no /proc.
+    with suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+        for line in maps:
+            path = line.rstrip("\n").partition(_SHARED_MEMORY)[2]
+            if path and not path.endswith(" (deleted)"):
+                found.add(_SHARED_MEMORY + path)
     return found
 
 
@@ -178,12 +169,10 @@ def segments_since(began: float) -> set[str]:
     # Files of this user only.
     found = set()
     for path in glob.glob(f"{_SHARED_MEMORY}*"):
-        try:
+        with suppress(OSError):  # it has just been removed
             about = os.stat(path)
-        except OSError:
-            continue  # it has just been removed
-        if about.st_uid == os.geteuid() and about.st_ctime >= began - 1:
-            found.add(path)
+            if about.st_uid == os.geteuid() and about.st_ctime >= began - 1:
+                found.add(path)
     return found
 
 
@@ -201,10 +190,8 @@ def first_line(descriptor: int) -> tuple[bytes, bytes] | None:
 
 
 def unlink(path: str) -> None:
-    try:
+    with suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
 
 
 def fork(

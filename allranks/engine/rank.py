@@ -38,7 +38,7 @@ from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.config import SLOW_START_SECONDS, HostAgentConfig, variable_nbytes
-from allranks.records.requests import ANSWERED_WHILE_BUSY, end_of
+from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     Answer,
     Ask,
@@ -332,7 +332,7 @@ class Rank:
         elif name == requests.STACK:
             return {"text": _stack()}, []
         elif name == requests.LOG:
-            return {"text": end_of(arguments["path"], arguments["nbytes"])}, []
+            return {"text": _log_end(arguments["path"], arguments["nbytes"])}, []
         elif name == requests.STRIPS:
             self._telemetry.watch(arguments["bins"])
         elif name == requests.PUSH:
@@ -350,11 +350,9 @@ class Rank:
         return {}, []
 
     def _begin_epoch(self, begin: Callable[[], T]) -> T:
-        # The cells' ``comm`` becomes that of the new epoch.
-        old, ended = self._shell.user_ns.get("comm"), collectives.epoch()
+        ended = world.current().epoch
         found = begin()
         self._features.epoch_ended(ended)
-        namespace.renew(self._shell.user_ns, old)
         return found
 
     def _status(self) -> dict[str, Any]:
@@ -415,6 +413,12 @@ def _stack() -> str:
         except UnicodeError:
             parts.append("  in a file whose name is no text\n")
     return "".join(parts)
+
+
+def _log_end(path: str, nbytes: int) -> str:
+    with open(path, "rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - nbytes))
+        return log.read().decode("utf-8", "replace")
 
 
 def log_path(config: HostAgentConfig, rank: int) -> str:

@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import astuple
 from itertools import accumulate
 from time import monotonic, perf_counter, process_time
 from typing import Any
@@ -95,7 +96,7 @@ class TelemetrySender:
             self._timings_at = now + _TIMINGS_SECONDS
             changed = self._totals.changed()
             if changed:
-                rows = tuple(row.to_row() for row in changed)
+                rows = tuple(list(astuple(row)) for row in changed)
                 found.append((Timings(self.rank, self._cell, rows), []))
             if self._each and not final and now >= self._strip_at:
                 self._strip_at = now + _LIVE_STRIP_SECONDS

@@ -123,20 +123,25 @@ class EnsembleRunner:
         """
         with self._running():
             while self._has_work():
-                with self._crew() as crew, crew.attending():
+                with self._crew() as crew, crew.ranks.inbox.hearing_interrupts():
                     self._step(0)
                     while not self._is_done():
-                        self._step(crew.attend(_POLL_SECONDS))
+                        self._step(len(crew.ranks.step(_POLL_SECONDS)))
         self._raise_outcome()
 
     async def run_awaited(self) -> None:
         # Like `run`, but the event loop runs meanwhile.
         with self._running():
             while self._has_work():
-                with self._crew() as crew, crew.attending(), crew.awaiting() as attend:
+                with (
+                    self._crew() as crew,
+                    crew.ranks.inbox.hearing_interrupts(),
+                    crew.ranks.inbox.waking() as next_event,
+                ):
                     self._step(0)
                     while not self._is_done():
-                        self._step(await attend(_POLL_SECONDS))
+                        await next_event(_POLL_SECONDS)
+                        self._step(len(crew.ranks.step(0)))
         self._raise_outcome()
 
     @contextmanager
@@ -201,7 +206,7 @@ class EnsembleRunner:
             self._interrupt_late()
             self._report_unheard()
         if ranks.up:
-            while self._has_work() and (slot := self._slots.free()) is not None:
+            while self._has_work() and (slot := self._slots.running(None)) is not None:
                 self._start(slot, self._waiting.popleft())
         self.view.members.said = self._progress()
         self.view.refresh()

@@ -24,6 +24,7 @@ class RankHeal(RankFeature):
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
+        self._stub = stubs.command("rank", os.path.join(rank.config.session_dir, "host-agent"))
         folders = tuple(filter(os.path.isdir, rank.config.kept_dirs))
         if folders:
             namespace = rank.shell.user_ns
@@ -45,9 +46,8 @@ class RankHeal(RankFeature):
         Collective over the survivors, which have left their collectives, and the replacements.
         """
         rank = self._rank
-        address = os.path.join(rank.config.session_dir, "host-agent")
         port_filter.restrict_own_ports(allow_this_host=True)
-        healing.heal(dead, stubs.command("rank", address), epoch)
+        healing.heal(dead, self._stub, epoch)
         # The features restore their state before the next cell.
         return rank.rank_replaced(dead)
 

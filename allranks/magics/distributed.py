@@ -220,14 +220,15 @@ class DistributedMagics(Magics):
             fold=options.fold,
             profiler=profiler,
         )
-        run = cluster.send_checked(
+        run = cluster.submit(
             text,
-            chosen,
-            view,
             name=f"cell In[{number}]",
             number=number,
+            ranks=chosen,
             timeout=options.timeout,
+            view=view,
             want_value=options.out is not None,
+            checked=True,
         )
         return cluster, run
 

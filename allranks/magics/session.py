@@ -19,9 +19,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from allranks.cluster import devices, sessions
-from allranks.cluster.cluster import HEALING, Cluster
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.healing import AfterCells
+from allranks.cluster.healing import HEALING, AfterCells
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.cluster.sessions import as_time, seconds_of
 from allranks.cluster.sharing import DetachedCell, answer, has_gone

@@ -72,16 +72,6 @@ ANSWERED_WHILE_BUSY = frozenset({STATUS, STACK, SEND, LOG, STRIPS})
 DEBUG = "%debug"
 
 
-def end_of(path: str, nbytes: int, start: int = 0) -> str:
-    """Returns the last bytes of a log as text, not before ``start``.
-
-    Raises OSError if it cannot be read; it may be on another host.
-    """
-    with open(path, "rb") as log:
-        log.seek(max(start, log.seek(0, os.SEEK_END) - nbytes))
-        return log.read().decode("utf-8", "replace")
-
-
 class ScriptExited(Exception):
     """A script has ended with an exit code other than 0, as by ``sys.exit(3)``."""
 

@@ -5,7 +5,7 @@ Both sides; standard library only.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from allranks.records.wire import Record
@@ -152,12 +152,9 @@ class CallTotals:
         """Bus bandwidth of the fastest of these calls."""
         return busbw(self.op, self.ranks, self.nbytes, self.fastest_seconds)
 
-    def to_row(self) -> list[Any]:
-        return list(astuple(self))
-
     @classmethod
     def from_row(cls, row: list[Any]) -> CallTotals:
-        """The totals that :meth:`to_row` turned into ``row``, also after a trip through JSON."""
+        """The totals that ``astuple`` turned into ``row``, also after a trip through JSON."""
         last = tuple((rank, calls, seconds) for rank, calls, seconds in row[-1])
         named = dict(zip(cls.__dataclass_fields__, row, strict=True))
         return cls(**{**named, "last": last})

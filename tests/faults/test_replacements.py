@@ -273,7 +273,9 @@ def command_of(process):
 
 def test_a_rank_that_the_launcher_has_ended_ends_all(cluster):
     stub = next(
-        each for each in psutil.Process().children(recursive=True) if "stubs.py" in command_of(each)
+        each
+        for each in psutil.Process().children(recursive=True)
+        if "stubs.py" in (command := command_of(each)) and cluster.session_dir in command
     )
     with soon(stub.kill), pytest.raises(ClusterLost) as raised:
         cluster.run("time.sleep(20)", timeout=30)

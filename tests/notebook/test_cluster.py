@@ -158,12 +158,13 @@ def test_ranks_that_have_used_up_their_descriptors_send_large_values(cluster):
 
 AFTERWARDS = """
 from allranks.engine import cell
-reason = cell._reason
-def fails(*_):
-    cell._reason = reason
-    raise {}('afterwards')
+world = cell.world
+class Fails:
+    def current():
+        cell.world = world
+        raise {}('afterwards')
 if rank == 1:
-    cell._reason = fails
+    cell.world = Fails
 else:
     allreduce(1)
 """
@@ -242,7 +243,7 @@ def test_a_notebook_that_is_killed_while_it_starts_ranks_leaves_nothing(tmp_path
         "import os, allranks\nfrom allranks.cluster.host_agent import HostAgentProcess\n"
         "def killed(agent, text):\n"
         "    print(agent.pid, flush=True)\n    os.kill(os.getpid(), 9)\n"
-        "HostAgentProcess._say = killed\nallranks.Cluster(2).start()"
+        "HostAgentProcess.say = killed\nallranks.Cluster(2).start()"
     )
     environment = {**os.environ, "ALLRANKS_LOG_DIR": str(tmp_path)}
     with tempfile.TemporaryDirectory() as temporary:  # of a short name, which sockets need

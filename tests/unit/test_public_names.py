@@ -18,7 +18,7 @@ def test_a_cluster_has_no_other_public_names():
         "count", "crew", "dead", "explain", "failed_first", "follow", "goes_on", "gpu_notices",
         "gpus", "heal", "heal_when", "healing", "hellos", "hooks", "interrupt", "is_up", "keeping",
         "launcher", "lend", "lends", "let_go", "log_dir", "log_end", "lost_because", "map", "news",
-        "preload", "pull", "push", "restart", "run", "send_checked", "session_dir", "show_late",
+        "preload", "pull", "push", "restart", "run", "session_dir", "show_late",
         "size", "start", "state", "status", "stay", "stays", "stop", "submit", "take_over", "wait",
         "wait_awaited",
     ]  # fmt: skip

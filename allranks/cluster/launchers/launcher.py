@@ -79,14 +79,10 @@ class Host:
 class Launcher:
     """Starts processes that are ranks of one MPI world.
 
-    Args:
-        where: what follows the launcher's name after a colon: ``h1:2,h2:2`` of ``ssh:h1:2,h2:2``.
-            Empty unless ``takes_where``.
-        options: the words that follow the name. Empty unless ``takes_options``.
-
-    Raises:
-        UsageError: the launcher does not understand them.
-        MissingDependency: a program that it needs is not installed.
+    ``where`` is what follows the launcher's name after a colon, as ``h1:2,h2:2`` of
+    ``ssh:h1:2,h2:2``; empty unless ``takes_where``. ``options`` are the words that follow; empty
+    unless ``takes_options``. Raises UsageError for others than it understands, and
+    MissingDependency if a program that it needs is not installed.
     """
 
     name: ClassVar[str]
@@ -106,11 +102,7 @@ class Launcher:
 
     @classmethod
     def check(cls) -> None:
-        """Returns if the launcher can be used here.
-
-        Raises:
-            AllranksError: it cannot; the message has the reason, and what to type.
-        """
+        """Raises an AllranksError with the reason, and what to type, if it cannot be used here."""
         mpiexec()
 
     @classmethod
@@ -151,11 +143,7 @@ class Job:
     _hosts: Sequence[Host] = ()
 
     def hosts(self) -> Sequence[Host]:
-        """Returns its hosts; none while it waits for them.
-
-        Raises:
-            StartFailed: it will not run.
-        """
+        """Returns its hosts; none while it waits. Raises StartFailed if it will not run."""
         return self._hosts
 
     def waits(self) -> str:
@@ -187,69 +175,48 @@ class MultiHostLauncher(Launcher):
 
     @classmethod
     def check(cls) -> None:
-        """Returns if mpiexec is Open MPI's: no other can be made to run through the relays.
-
-        Raises:
-            UsageError: it is another one.
-        """
+        # No other MPI can be made to run through the relays.
         if not is_open_mpi():
             raise UsageError(f"several hosts need Open MPI, and {mpiexec()} is another MPI")
 
     def parse_hosts(self) -> tuple[Host, ...]:
         """Returns the hosts of ``where``: ``HOST:RANKS`` for each, one rank where it has no number.
-
-        Raises:
-            UsageError: it is not that, or names a host twice.
+        Raises UsageError for anything else, and for a host that is there twice.
         """
-        hosts = tuple(self._parse_host(part) for part in self.where.split(","))
+        found = [_HOST.fullmatch(part) for part in self.where.split(",")]
+        hosts = [Host(it[1].rpartition("@")[2], int(it[2] or 1), it[1]) for it in found if it]
+        wrong = len(hosts) < len(found) or any(host.login.startswith("-") for host in hosts)
+        if wrong or not all(host.ranks for host in hosts):
+            raise UsageError(
+                f"expected hosts and how many ranks each has, found {self.name}:{self.where}. "
+                f"Type for example: {self.example}"
+            )
         if len({host.name for host in hosts}) < len(hosts):
             raise UsageError(
                 f"expected each host once, found {self.name}:{self.where}. Give its ranks "
                 "together: HOST:4"
             )
-        return hosts
-
-    def _parse_host(self, part: str) -> Host:
-        found = _HOST.fullmatch(part)
-        if found is None or found[2] == "0" or part.startswith("-"):
-            raise UsageError(
-                f"expected hosts and how many ranks each has, found {self.name}:{self.where}. "
-                f"Type for example: {self.example}"
-            )
-        return Host(found[1].rpartition("@")[2], int(found[2] or 1), login=found[1])
+        return tuple(hosts)
 
     def size(self, n: int | None) -> int:
-        """Returns how many ranks there will be.
-
-        Args:
-            n: what the user has asked for, if anything.
-
-        Raises:
-            UsageError: the hosts have room for another number; see `check_size`.
+        """Returns the number of ranks. Raises UsageError if it is not ``n``, for which the user has
+        asked; see `check_size`.
         """
         raise NotImplementedError
 
     def address(self) -> str:
-        """Returns the address of this machine at which the hosts reach it.
-
-        `address_towards` and `own_address` find it.
-
-        Raises:
-            StartFailed: there is none.
+        """Returns the address of this machine at which the hosts reach it: `address_towards` and
+        `own_address` find it. Raises StartFailed if there is none.
         """
         raise NotImplementedError
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> Job:
         """Starts `RELAY` once on every host, with the invitation as one line of standard input.
 
-        Args:
-            invitation: what to pass, its ``host`` replaced by each host's name.
-            log_dir: a folder for logs and other files of this launcher.
-            tell: to be called when the command has ended on a host.
-
-        Raises:
-            StartFailed: the hosts cannot be had.
-            MissingDependency: the launcher's program is not installed.
+        The ``host`` of the invitation is replaced by each host's name. ``log_dir`` is a folder for
+        logs and other files of this launcher; ``tell`` is to be called when the command has ended
+        on a host. Raises StartFailed if the hosts cannot be had, MissingDependency if the
+        launcher's program is not installed.
         """
         raise NotImplementedError
 
@@ -261,9 +228,7 @@ class MultiHostLauncher(Launcher):
 
     def environment(self) -> dict[str, str]:
         """Returns the settings that MPI needs, and those of the notebook's that are passed on.
-
-        Raises:
-            UsageError: mpiexec is not Open MPI's.
+        Raises UsageError if mpiexec is not Open MPI's.
         """
         if not is_open_mpi():
             raise UsageError(
@@ -286,14 +251,9 @@ class MultiHostLauncher(Launcher):
 class CommandJob(Job):
     """A command on this machine for every host, which runs `RELAY` there, as ssh does.
 
-    It passes its standard input on, and ends when the relay does. The relay ends when its standard
-    input does.
-
-    Args:
-        program: what to call the command in messages.
-        commands: the command of each host.
-        invitation: what the relays get.
-        tell: called with each host whose command has ended.
+    It passes its standard input on, with the invitation, and ends when the relay does. The relay
+    ends when its standard input does. ``program`` is the command's name in messages; ``tell`` is
+    called with each host whose command has ended.
     """
 
     def __init__(
@@ -303,9 +263,7 @@ class CommandJob(Job):
         invitation: Invitation,
         tell: Tell,
     ) -> None:
-        self._program = program
         self._hosts = tuple(commands)
-        self._tell = tell
         self._running: list[subprocess.Popen[bytes]] = []
         for host, command in commands.items():
             started = subprocess.Popen(
@@ -324,21 +282,7 @@ class CommandJob(Job):
             with suppress(BrokenPipeError):  # it has ended: its last lines have the reason
                 started.stdin.write(line.encode() + b"\n")
                 started.stdin.flush()
-            threading.Thread(
-                target=self._watch,
-                args=(host.name, started),
-                name=f"allranks-{program}",
-                daemon=True,
-            ).start()
-
-    def _watch(self, host: str, started: subprocess.Popen[bytes]) -> None:
-        assert started.stderr is not None
-        with started.stderr as written:
-            text = written.read().decode("utf-8", "replace")
-        code = started.wait()
-        lines = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
-        what = f"was left by {self._program}, which ended with exit code {code}"
-        self._tell(host, what + (f": {lines}" if lines else ""))
+            watch_command(program, started, [host], tell)
 
     def close(self) -> None:
         """Ends every command; a relay that still runs then ends its host's ranks."""
@@ -354,6 +298,24 @@ class CommandJob(Job):
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()
+
+
+def watch_command(
+    program: str, started: subprocess.Popen[bytes], hosts: Sequence[Host], tell: Tell
+) -> None:
+    """Waits in a thread for the end of a command that serves hosts, and reports it for each."""
+
+    def watch() -> None:
+        assert started.stderr is not None
+        with started.stderr as written:
+            text = written.read().decode("utf-8", "replace")
+        code = started.wait()
+        lines = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+        what = f"was left by {program}, which ended with exit code {code}"
+        for host in hosts:
+            tell(host.name, f"{what}: {lines}" if lines else what)
+
+    threading.Thread(target=watch, name=f"allranks-{program}", daemon=True).start()
 
 
 _SSH_OPTIONS = {
@@ -379,7 +341,6 @@ class SshLauncher(MultiHostLauncher):
 
     @classmethod
     def check(cls) -> None:
-        """Returns if there is an ssh, and an mpiexec that can be used with it."""
         require_ssh()
         super().check()
 
@@ -403,11 +364,7 @@ def require_ssh() -> None:
 
 
 def check_size(n: int | None, size: int) -> int:
-    """Returns the size.
-
-    Raises:
-        UsageError: another one was asked for.
-    """
+    """Returns the size; raises UsageError if another one was asked for."""
     if n is not None and n != size:
         raise UsageError(
             f"expected the number of ranks given to the hosts, {size}, found -n {n}. Leave out -n"
@@ -419,9 +376,7 @@ def address_towards(*hosts: str) -> str:
     """Returns this machine's address on the route to hosts, one of which may be this machine.
 
     A host whose name this machine cannot resolve is skipped: the launcher may know it, or fails.
-
-    Raises:
-        StartFailed: none of the names can be resolved.
+    Raises StartFailed if none can be resolved.
     """
     set_by_hand = os.environ.get(ADDRESS)
     if set_by_hand:
@@ -449,9 +404,7 @@ def _address_towards(host: str) -> str:
 
 def own_address() -> str:
     """Returns the address of this machine's host name, for where the hosts are not known yet.
-
-    Raises:
-        StartFailed: that is a loopback address, or there is none.
+    Raises StartFailed if that is a loopback address, or there is none.
     """
     name = socket.gethostname()
     try:
@@ -467,10 +420,8 @@ def own_address() -> str:
 
 
 def ports() -> tuple[int, int]:
-    """Returns the lowest and the highest port that the hosts may reach this machine on.
-
-    Raises:
-        UsageError: the environment variable does not hold such a range.
+    """Returns the lowest and the highest port that the hosts may reach this machine on. Raises
+    UsageError if the environment variable does not hold such a range.
     """
     text = os.environ.get(PORTS)
     if text is None:

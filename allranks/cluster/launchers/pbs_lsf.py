@@ -59,7 +59,6 @@ class HostfileLauncher(MultiHostLauncher):
 
     @classmethod
     def check(cls) -> None:
-        """Returns if the program that submits jobs is installed, and an mpiexec of Open MPI."""
         program(cls.submits, _PACKAGE)
         super().check()
 

@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ from allranks.cluster.launchers.launcher import (
     Tell,
     address_towards,
     check_size,
+    watch_command,
 )
 from allranks.errors import StartFailed, UsageError
 from allranks.records.config import Invitation
@@ -133,7 +133,6 @@ class SlurmLauncher(MultiHostLauncher):
 
     @classmethod
     def check(cls) -> None:
-        """Returns if jobs can be submitted here, and their ranks started."""
         program(slurm_settings().submit[0], _PACKAGE)
         super().check()
 
@@ -142,7 +141,6 @@ class SlurmLauncher(MultiHostLauncher):
         return in_allocation(environment)
 
     def size(self, n: int | None) -> int:
-        """Returns the number of ranks: nodes times ranks of a node."""
         if self._inside:
             return check_size(n, sum(_tasks_per_node(os.environ)))
         return self._asked.size(n)
@@ -188,7 +186,6 @@ class SlurmJob(BatchJob):
         super().__init__(number, ranks, invitation, output)
 
     def look(self) -> JobState | None:
-        """Returns the names of its nodes, once it runs, and its place in the queue until then."""
         said = ask("squeue", "-h", "-t", "all", "-j", self.number, "-o", "%T|%r|%S|%P|%N")
         if not said:
             return None
@@ -211,7 +208,6 @@ class SlurmJob(BatchJob):
         )
 
     def why_ended(self) -> str:
-        """Returns the reason, as ``Slurm job 7 reached its time limit (0:01:00)``."""
         return _why_ended(self.number)
 
 
@@ -231,27 +227,15 @@ class SrunJob(Job):
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._tell = tell
-        threading.Thread(target=self._watch, name="allranks-srun", daemon=True).start()
+        watch_command("srun", self._running, hosts, tell)
 
     def why_ended(self) -> str:
-        """Returns why the allocation has ended, if it has."""
         return _why_ended(os.environ["SLURM_JOB_ID"])
 
     def all_came(self) -> None:
         # Every node has connected.
         with suppress(FileNotFoundError):
             os.unlink(self._invitation)
-
-    def _watch(self) -> None:
-        assert self._running.stderr is not None
-        with self._running.stderr as written:
-            said = written.read().decode("utf-8", "replace")
-        code = self._running.wait()
-        for host in self._hosts:
-            self._tell(
-                host.name, f"was left by srun, which ended with exit code {code}: {said.strip()}"
-            )
 
     def close(self) -> None:
         """Ends the relays that have not ended by themselves."""
@@ -287,7 +271,6 @@ def _srun(nodes: int, invitation: str) -> list[str]:
 
 
 def _own_hosts(environment: Mapping[str, str]) -> list[Host]:
-    """Returns the nodes of the notebook's job, and the number of ranks of each."""
     nodes = environment.get("SLURM_JOB_NODELIST", "")
     names = ask("scontrol", "show", "hostnames", nodes).split()
     ranks = _tasks_per_node(environment)

@@ -70,10 +70,12 @@ class Board:
         return PAGE * ranks
 
     def move(self, memory: mmap.mmap) -> None:
-        self.memory, self.words = memory, memoryview(memory).cast("Q")
         # This rank's page is empty there.
+        ports = self.get(self.rank, PORTS)
+        self.memory, self.words = memory, memoryview(memory).cast("Q")
         self._places = {}
         self.put(PID, os.getpid())
+        self.put(PORTS, ports)
 
     def __contains__(self, rank: int) -> bool:
         return rank in self._page

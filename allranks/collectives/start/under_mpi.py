@@ -473,7 +473,8 @@ class Rendezvous:
         for name, value in self._where.items():
             os.environ.setdefault(name, str(value))
         for hook in _HOOKS:
-            hook.install()  # at once where the library has been imported
+            if hook not in sys.meta_path:
+                hook.install()  # at once where the library has been imported
 
     @contextmanager
     def held(self) -> Iterator[None]:

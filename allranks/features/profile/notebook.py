@@ -74,6 +74,7 @@ class NotebookProfile(NotebookFeature):
     """Profiles the cell that runs, or the next one."""
 
     commands = frozenset({"profile", "profile_in_panel"})
+    in_cells = False  # until a profile is requested
 
     def __init__(self) -> None:
         self._next: Profiling | None = None
@@ -102,7 +103,7 @@ class NotebookProfile(NotebookFeature):
         return ""
 
     def _add(self, profiling: Profiling) -> bool:
-        cell = self.cell
+        cell, self.in_cells = self.cell, True
         if cell is None or not cell.pending():
             self._next = profiling
             return False
@@ -126,6 +127,7 @@ class NotebookProfile(NotebookFeature):
 
     def cell_finished(self) -> None:
         running, self._running = self._running, None
+        self.in_cells = self._next is not None
         if self.cell is not None and running is not None:
             running.finish(self.cell)
 

@@ -270,6 +270,7 @@ class NotebookPrompts(NotebookFeature):
     """Has the user answer the prompts of the cell that runs."""
 
     records = (Prompt,)
+    in_cells = False  # until a rank asks for input
 
     def __init__(self) -> None:
         self._queue: PromptQueue | None = None
@@ -281,7 +282,7 @@ class NotebookPrompts(NotebookFeature):
 
     def ensemble_started(self) -> None:
         # Members run side by side, and each would ask.
-        self._in_ensemble = True
+        self._in_ensemble = self.in_cells = True
 
     def cell_started(self) -> None:
         assert self.cell is not None
@@ -297,6 +298,9 @@ class NotebookPrompts(NotebookFeature):
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         assert isinstance(record, Prompt)
+        if self.cell is not None and not self.in_cells:
+            self.in_cells = True
+            self.cell_started()
         cell, queue = self.cell, self._queue
         if cell is None or queue is None:
             if self._in_ensemble:
@@ -315,7 +319,7 @@ class NotebookPrompts(NotebookFeature):
 
     def cell_finished(self) -> None:
         # The queue refers to the view of the cell.
-        self._queue = None
+        self._queue, self.in_cells = None, False
 
     def stopped(self) -> None:
         self._queue = None

@@ -307,16 +307,13 @@ class NotebookWidgets(NotebookFeature):
         self._proxies = WidgetProxies()
         self._proxies.send = cluster.send
 
-    def cell_started(self) -> None:
-        # Each cell may come from another front end.
-        assert self.cell is not None
-        self._proxies.drawn = self.cell.front_end == NOTEBOOK
-
     def ensemble_started(self) -> None:
         self._proxies.drawn = front_end() == NOTEBOOK
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         self.arriving = (Widget, Output)
+        if self.cell is not None:  # each cell may come from another front end
+            self._proxies.drawn = self.cell.front_end == NOTEBOOK
         left: Record | None = self._proxies.sift(record, payloads)
         return left
 

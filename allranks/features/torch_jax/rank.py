@@ -24,8 +24,6 @@ class RankWaits(RankFeature):
 
     def __init__(self) -> None:
         self._all = TorchWaits(), JaxWaits()
-        #: None until a library is imported: then they have nothing to end or to renew.
-        self._used: tuple[TorchWaits | JaxWaits, ...] = ()
 
     def started(self, rank: RankContext) -> None:
         # Also without an import: other ranks read the progress of this one in torch.
@@ -38,13 +36,12 @@ class RankWaits(RankFeature):
         PostImportHook(_MODULES, self._imported).install()
 
     def _imported(self, _module: ModuleType) -> None:
-        self._used = self._all
         for waits in self._all:
             waits.begin()  # the cell that imports it began before
         self._rank.activate(self)
 
     def _show_mpi_ports(self) -> None:
-        # Each epoch and each part of an ensemble has a board of its own.
+        # Each part of an ensemble has a board of its own.
         with suppress(Exception):
             other_ranks.show_mpi_ports(self._rank.mpi_ports)
 
@@ -72,12 +69,11 @@ class RankWaits(RankFeature):
             waits.leave(error)
 
     def epoch_ended(self, epoch: int) -> None:
-        self._show_mpi_ports()
-        for waits in self._used:
+        for waits in self._all:
             waits.renew(epoch)
 
     def rank_replaced(self, dead: list[int]) -> str:
-        return " ".join(filter(None, (waits.after_death() for waits in self._used)))
+        return " ".join(filter(None, (waits.after_death() for waits in self._all)))
 
 
 FEATURE = RankWaits

@@ -5,7 +5,7 @@ import zmq
 
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
-from allranks.cluster.sockets import Event, EventQueue, FromRank, RankSockets, Unreadable
+from allranks.cluster.sockets import Event, EventQueue, FromRank, RankSockets
 from allranks.engine.host import relay
 from allranks.engine.host.relay import Batching
 from allranks.errors import WireError
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_takes_nothing_along():
         wait_until(all_came)
         read = [one.record for one in events if isinstance(one, FromRank)]
         assert [record.rank for record in read if isinstance(record, Output)] == [0, 1]
-        assert len([one for one in events if isinstance(one, Unreadable)]) == 1
+        assert len([one for one in events if isinstance(one, Exception)]) == 1
     finally:
         wire.close()
         context.destroy(0)
