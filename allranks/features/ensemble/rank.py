@@ -62,9 +62,9 @@ class RankEnsemble(RankFeature):
         return ""
 
     def _make_ready(self, ranks_each: int) -> dict[str, Any]:
-        """Prepares for members of so many ranks; with 0, drops all variables that they have kept.
+        """Prepares for members of ``ranks_each`` ranks; with 0, drops all variables that they kept.
 
-        Returns the epoch of the world of so many ranks, and whether it needs another one.
+        Returns the epoch of the world of a member's ranks, and whether it needs another one.
         Collective over all ranks where ``ranks_each`` is more than 1.
         """
         self._forget()

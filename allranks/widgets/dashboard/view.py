@@ -45,7 +45,7 @@ _TIMINGS_SECONDS = 0.5
 _STRIPS_SECONDS, _MEMORY_SECONDS = 1.0, 3.0
 #: Before the first message of a page, changes are sent less often, and no logs.
 _UNHEARD_SECONDS = 0.5
-#: A rank without a report of its time for so long is asked again: it may have come to the cell
+#: A rank that has not reported its time since then is asked again: it may have begun the cell
 #: later, or in the place of one that died. Each time the wait is twice as long.
 _AGAIN_SECONDS = 3.0
 
