@@ -32,8 +32,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?=
 LAB_ARGS ?=
 PYTEST_ARGS ?=
-# Two test files at once: most tests wait for ranks to start more than they compute.
-LANES ?= 2
+# Two test files at once, and beside them one whose tests mostly wait: see tests/conftest.py.
+LANES ?= 3
 BENCH_ARGS ?=
 MINUTES ?= 60
 PICTURES ?=
@@ -43,10 +43,10 @@ SUITES ?= tests/unit,tests/widgets
 NEWEST_SUITES = $(SUITES),tests/notebook/test_cluster.py
 CUDA ?= cuda12
 
-# Where images ask for none, what pip or the tests have not compiled would be compiled by each process.
+# Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test test-gpu lint types contract packages docs dist test-pythons pictures soak bench lock clean
+.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs dist test-pythons pictures soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -59,12 +59,23 @@ demo: $(VENV)/.lab
 
 test:
 	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made
-	@$(MAKE) --jobs=3 lint types contract docs packages
+	@$(MAKE) --jobs=2 lint contract packages
+	@$(MAKE) --jobs=2 lanes beside
+
+lanes:
 	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
 	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
 	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
 	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder $(PYTEST_ARGS)
-	$(if $(CI),$(BIN)/python tests/pythons.py --newest --suites $(NEWEST_SUITES))
+
+# What computes without a pause gets the third of two cores that the lanes leave while they wait.
+# Its output comes in one piece.
+beside:
+	@mkdir -p build; nice -n 5 $(MAKE) types docs $(if $(CI),newest) >build/beside.txt 2>&1; \
+	    status=$$?; echo; cat build/beside.txt; exit $$status
+
+newest:
+	$(BIN)/python tests/pythons.py --newest --suites $(NEWEST_SUITES)
 
 # Writes benchmarks/results/gpu_tests.json as each part ends; a part that cannot run says why. With
 # SYSTEM_SITE=1 nothing is installed: PYTHON has what it has.
@@ -141,7 +152,8 @@ clean:
 # Where somebody looks on, pip says what it fetches, with a bar; else only what goes wrong.
 SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
 
-# One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again.
+# One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again. Modules
+# are compiled as they are first imported: most never are.
 
 $(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,test,docs,dev
 $(VENV)/.lab: EXTRAS = lab,tensorflow
@@ -149,7 +161,7 @@ $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
 	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): a few minutes the first time.'
-	@$(PIP) install $(SHOWN) --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # The collectives run on both MPI wheels, and one environment cannot hold both. Nor is the real cupy
@@ -163,7 +175,7 @@ $(CUPY)/.made: tests/fakes/requirements.txt
 $(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 	@echo 'Installing what $(REQUIREMENTS) lists into $(@D).'
 	@$(BIN)/python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
 	    --constraint constraints.txt --requirement $(REQUIREMENTS)
 	@touch $@
 

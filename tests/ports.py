@@ -10,12 +10,13 @@ import os
 import random
 import socket
 
-#: Below those that the system gives by itself; each process of a run has a part of its own.
+#: Below those that the system gives by itself; each process of a run has a part of its own, and
+#: the last one is that of tests which run beside the lanes.
 _FIRST, _EACH, _PARTS = 12_000, 5_000, 4
 
 
 def _own() -> range:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw3")
     first = _FIRST + _EACH * (int(worker.removeprefix("gw")) % _PARTS)
     return range(first, first + _EACH)
 

@@ -15,30 +15,23 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PLACE = REPOSITORY / ".venv-pythons"
-OLDEST = (3, 11)
-NAMES = [f"python3.{minor}" for minor in range(OLDEST[1], 20)]
-INSTALLED = (
-    "~/.pyenv/versions/*/bin/python3",
-    "~/.local/share/uv/python/*/bin/python3",
-)
+NAMES = [f"python3.{minor}" for minor in range(11, 20)]
+INSTALLED = (".pyenv/versions/*/bin/python3", ".local/share/uv/python/*/bin/python3")
 SAYS = "import sys, venv; print(*sys.version_info[:3], sys.executable)"
 
 Version = tuple[int, ...]
 
 
-def candidates() -> Iterator[str]:
+def candidates() -> list[str]:
     """Every path at which a Python may be."""
-    for folder in os.environ.get("PATH", "").split(os.pathsep):
-        yield from (os.path.join(folder, name) for name in NAMES)
-    for pattern in INSTALLED:
-        path = Path(pattern).expanduser()
-        root = Path(*path.parts[: path.parts.index("*")])
-        yield from map(str, sorted(root.glob(str(path.relative_to(root)))))
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    on_path = [os.path.join(folder, name) for folder in folders for name in NAMES]
+    return on_path + [str(path) for pattern in INSTALLED for path in Path.home().glob(pattern)]
 
 
 def found(paths: Iterable[str]) -> dict[Version, str]:
@@ -52,22 +45,25 @@ def found(paths: Iterable[str]) -> dict[Version, str]:
             continue
         *numbers, executable = said.stdout.split(maxsplit=3)
         full = tuple(map(int, numbers))
-        kind = full[:2]
-        if kind >= OLDEST and (kind not in newest or newest[kind][0] < full):
-            newest[kind] = full, executable.strip()
+        if full >= (3, 11):
+            newest[full[:2]] = max(newest.get(full[:2], ((), "")), (full, executable.strip()))
     return {kind: newest[kind][1] for kind in sorted(newest)}
 
 
-def prepared(python: str, kind: Version) -> Path | None:
-    """Returns the Python of an environment with the tests' packages, or None where pip fails."""
-    place = PLACE / ".".join(map(str, kind))
-    inside = place / "bin" / "python"
+def run(python: str, name: str, suites: list[str]) -> str:
+    """Returns how the suites have ended in an environment with the tests' packages."""
+    print(f"── Python {name}: {python}", flush=True)
+    inside = PLACE / name / "bin" / "python"
     if not inside.exists():
-        subprocess.run([python, "-m", "venv", place], check=True)
-    pip = [inside, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run([python, "-m", "venv", inside.parents[1]], check=True)
+    pip = [inside, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
     wanted = ["--constraint", REPOSITORY / "constraints.txt", "--editable", f"{REPOSITORY}[test]"]
     # What has to be compiled is no wheel, and says little of allranks.
-    return None if subprocess.run([*pip, "--prefer-binary", *wanted]).returncode else inside
+    if subprocess.run([*pip, "--prefer-binary", *wanted]).returncode:
+        return "a dependency could not be installed"
+    # Its cache would be that of a run on another Python.
+    command = [inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites]
+    return "failed" if subprocess.run(command, cwd=REPOSITORY).returncode else "passed"
 
 
 def main() -> int:
@@ -76,21 +72,13 @@ def main() -> int:
     parser.add_argument("--newest", action="store_true", help="only on the newest, if not on this")
     parser.add_argument("--suites", default="tests/unit", metavar="A,B", help="(tests/unit)")
     said = parser.parse_args()
-    results = {}
     pythons = found(said.pythons or candidates())
     if said.newest:
         newest = max(pythons)
         pythons = {} if newest == sys.version_info[:2] else {newest: pythons[newest]}
-    for kind, python in pythons.items():
-        name = ".".join(map(str, kind))
-        print(f"── Python {name}: {python}", flush=True)
-        inside = prepared(python, kind)
-        if inside is None:
-            results[name] = "a dependency could not be installed"
-            continue
-        command = [inside, "-m", "pytest", "-q", *said.suites.split(",")]
-        done = subprocess.run(command, cwd=REPOSITORY)
-        results[name] = "passed" if done.returncode == 0 else "failed"
+    names = {".".join(map(str, kind)): python for kind, python in pythons.items()}
+    suites = said.suites.split(",")
+    results = {name: run(python, name, suites) for name, python in names.items()}
     for name, result in results.items():
         print(f"Python {name}: {result}")
     asked = bool(said.pythons)
