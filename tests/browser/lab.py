@@ -155,8 +155,7 @@ class Lab:
         )
         self.command("notebook:run-cell")
 
-    def replace(self, index: int, source: str) -> None:
-        self.command("notebook:clear-all-cell-outputs")
+    def write(self, index: int, source: str) -> None:
         self.page.evaluate(
             """([index, source]) => {
                 const cell = jupyterapp.shell.currentWidget.content.widgets[index];
@@ -164,6 +163,11 @@ class Lab:
             }""",
             [index, source],
         )
+
+    def replace(self, index: int, source: str) -> None:
+        """Writes a cell into a notebook without outputs."""
+        self.command("notebook:clear-all-cell-outputs")
+        self.write(index, source)
         self.output(index).locator(".jp-OutputArea-child").first.wait_for(state="detached")
 
     def interrupt(self) -> None:
@@ -248,11 +252,6 @@ class Lab:
     def screenshot(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=path)
-        return path
-
-    def picture_of(self, index: int, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.page.locator(".jp-Notebook .jp-Cell").nth(index).screenshot(path=path)
         return path
 
     def _wait(self, condition: str, timeout: float, polling: float | None = None) -> None:

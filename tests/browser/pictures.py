@@ -9,6 +9,7 @@ They go to docs/pictures, and ``panel.gif`` is the README's. NAMEs take some of 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import tempfile
 import time
@@ -17,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nbformat.v4 import new_code_cell, new_notebook
+from PIL import Image
 from playwright.sync_api import Locator, expect, sync_playwright
 
-from tests.browser import image_files
 from tests.browser.chromium import MISSING, find_chromium
 from tests.browser.lab import CHROMIUM_ARGS, Lab, Server
 from tests.browser.test_ensemble import SWEEP
@@ -30,6 +31,7 @@ FOLDER = DOCS / "pictures"
 #: As wide as a laptop's page, and higher than any picture.
 VIEWPORT = {"width": 1366, "height": 1800}
 _FRAMES, _FRAME_SECONDS, _LAST_SECONDS = 20, 0.6, 3.0
+_COLOURS, _MOVING_COLOURS, _MOVING_NBYTES = 256, 64, 1_000_000
 _THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 START = "%distributed start -n {n}"
@@ -93,9 +95,7 @@ def panel(lab: Lab) -> None:
     lab.page.mouse.move(2, 2)
     lab.wait_idle()
     frames.append(shown.screenshot())
-    path = FOLDER / "panel.gif"
-    nbytes = image_files.write_moving(frames, path, _FRAME_SECONDS, _LAST_SECONDS)
-    sys.stdout.write(f"{nbytes:,} bytes move\n")
+    _write_moving(frames, FOLDER / "panel.gif")
 
 
 def logs(lab: Lab) -> None:
@@ -235,7 +235,30 @@ def _seen(lab: Lab) -> None:
 
 
 def _take(what: Locator, name: str) -> None:
-    image_files.write(what.screenshot(), FOLDER / f"{name}.png")
+    image = _image(what.screenshot()).quantize(_COLOURS, dither=Image.Dither.NONE)
+    image.save(FOLDER / f"{name}.png", optimize=True)
+
+
+def _image(shot: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(shot)).convert("RGB")
+
+
+def _write_moving(shots: list[bytes], path: Path) -> None:
+    """Writes a GIF, of which the last picture but one has all colours."""
+    opened = [_image(shot) for shot in shots]
+    tall, wide = max(image.height for image in opened), opened[0].width
+    # One palette for all, and no dithering: what has not changed is not written again.
+    palette = opened[-2].quantize(_MOVING_COLOURS, dither=Image.Dither.NONE)
+    frames = []
+    for image in opened:
+        page = Image.new("RGB", (wide, tall), "white")
+        page.paste(image)
+        frames.append(page.quantize(palette=palette, dither=Image.Dither.NONE))
+    seconds = [_FRAME_SECONDS] * (len(frames) - 1) + [_LAST_SECONDS]
+    durations = [int(1000 * each) for each in seconds]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+    if (nbytes := path.stat().st_size) > _MOVING_NBYTES:
+        raise ValueError(f"expected at most {_MOVING_NBYTES:,} bytes, found {nbytes:,}: {path}")
 
 
 def _both(lab: Lab, what: Locator, name: str) -> None:

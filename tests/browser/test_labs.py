@@ -1,4 +1,4 @@
-"""Every lab in a real JupyterLab, its exercises solved, from "Run all" to the end of its ranks.
+"""Labs in a real JupyterLab, their exercises solved, from "Run all" to the end of their ranks.
 
 What it saves is what the suites on the labs' content read: a lab runs once.
 """
@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from tests import labs
-from tests.labs import FAILS, LABS, NEED_TORCH
+from tests.labs import FAILS
 
 # A live view is replaced when its cell has ended: it is counted as it comes.
 WATCH = """() => {
@@ -22,9 +22,10 @@ WATCH = """() => {
 }"""
 
 
-# JupyterLab has one Python for its kernels, and it has no torch: those labs run without a browser.
+# They show what others show, and a player and an ensemble: the others, of which one needs a Python
+# with torch, run without a browser.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [name for name in LABS if name not in NEED_TORCH])
+@pytest.mark.parametrize("name", ["02_allreduce", "03_ensemble"])
 def test_a_lab_runs_in_the_browser(lab, server, name):
     solved = labs.solved(name)
     lab.open(server.add(solved, f"{name}.ipynb"))

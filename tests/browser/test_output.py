@@ -1,17 +1,22 @@
-"""Text, widgets and debuggers of ranks in a real JupyterLab, and the ranks of another notebook."""
+"""Text, widgets and debuggers of ranks in a real JupyterLab, and the ranks of another notebook.
+
+A page that is closed in the middle of a cell and opened again has all that it has missed.
+"""
 
 from __future__ import annotations
 
 import re
 import tempfile
 
+import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import expect
 
 from tests.browser import widths
-from tests.browser.conftest import PICTURES, fresh_page
+from tests.browser.conftest import fresh_page
 from tests.faults.notebook import Notebook
+from tests.kernel import wait_until
 
 #: How high a cell's text may be, whatever is written, in pixels.
 BOUNDED = 600
@@ -43,13 +48,26 @@ CELLS = {
     "    said = traitlets.Unicode('press 1').tag(sync=True)\npress = Press()\n"
     "press.on_msg(lambda *_: setattr(press, 'said', f'pressed on rank {rank}'))\npress",
     "debugger": "%%distributed\nif rank == 1: breakpoint()\nbarrier()\n'out of it'",
+    "unseen": """%%distributed
+import os, time
+print("in it")
+for step in range(100_000):
+    log(step=step, loss=1 / (step + 1) + rank / 9)
+    if step == 100: print("unseen")
+    if os.path.exists("soon") and step % 100 == 0: print("seen, and more")
+    if os.path.exists("enough"): break
+    time.sleep(0.01)
+print("trained")
+if rank == 0: open("over", "w").close()
+""",
+    "fails": "%%distributed\nimport os, time\nprint('before')\n"
+    "while not os.path.exists('fail'): time.sleep(0.1)\n1 / 0",
     "stop": "%distributed stop",
     "watch": "",
     "mine": "%%distributed\nprint('mine', kept)",
 }
-START, TEXT, ERROR, IMPORT, BAR, SLIDER, VALUE, BARS, PRESS, DEBUGGER, STOP, WATCH, MINE = range(
-    len(CELLS)
-)
+START, TEXT, ERROR, IMPORT, BAR, SLIDER, VALUE, BARS = range(8)
+PRESS, DEBUGGER, UNSEEN, FAILS, STOP, WATCH, MINE = range(8, len(CELLS))
 #: A module that is imported until there is a file of that name.
 WAITS = "import os, time\nwhile not os.path.exists('{}'): time.sleep(0.1)\n"
 #: What stands around a word of an element that begins on one line and ends on another.
@@ -93,13 +111,11 @@ def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server)
     lab.wait_for(START, "starting ranks: 0 of 2 up")
     lab.wait_for(START, ", importing slow_to_import")
     expect(lab.output(START).locator("meter")).to_have_count(1)
-    lab.picture_of(START, PICTURES / "text-starting.png")
     (server.root / "begun").touch()
     lab.wait_for(START, "allranks started", timeout=90)
     lab.wait_idle()
     assert "starting ranks" not in lab.outputs_text(START)
     expect(lab.output(START).locator("meter")).to_have_count(0)
-    lab.picture_of(START, PICTURES / "text-started.png")
     lab.run_cell(TEXT)
     lab.wait_idle()
     box = lab.output(TEXT).get_by_role("region", name=re.compile("text of [0-9,]+ lines"))
@@ -110,22 +126,20 @@ def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server)
     assert box.inner_text().endswith("2999 <1>")
     assert box.evaluate(AT_END)
     assert box.locator("span[style*=color]").first.inner_text() == "red"
-    lab.picture_of(TEXT, PICTURES / "text-scroller.png")
-    widths.check(lab, TEXT, "scroller", (box, 0.95))
+    widths.check(lab, TEXT, (box, 0.95))
 
     lab.run_cell(ERROR)
     lab.wait_idle()
     error = lab.output(ERROR).locator("pre").last
     assert "extraordinarily" in error.inner_text()
     assert error.evaluate(BROKEN) is None
-    lab.picture_of(ERROR, PICTURES / "text-error.png")
 
     (server.root / "waits_in_import.py").write_text(WAITS.format("imported"))
     lab.run_cell(IMPORT)
     lab.wait_for(IMPORT, "importing waits_in_import on ranks 0–1")
     bar = lab.output(IMPORT).locator("meter")
     expect(bar).to_be_visible()
-    widths.check(lab, IMPORT, "importing")
+    widths.check(lab, IMPORT)
     (server.root / "imported").touch()
     lab.wait_idle()
     expect(bar).to_have_count(0)
@@ -162,7 +176,6 @@ def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
     press = lab.output(PRESS).get_by_role("button", name="press 1")
     press.click()
     expect(lab.output(PRESS).get_by_role("button", name="pressed on rank 1")).to_be_visible()
-    lab.screenshot(PICTURES / "widgets-of-ranks.png")
     a_debugger_asks_in_the_cells_own_field(lab)
     assert lab.complaints == []
     # A page that is loaded anew has the sliders as they were moved, and they still work.
@@ -185,9 +198,67 @@ def a_debugger_asks_in_the_cells_own_field(lab):
         field.press("Enter")
         lab.wait_for(DEBUGGER, shown)
     lab.wait_idle()
-    lab.screenshot(PICTURES / "debugger-of-a-rank.png")
     said = lab.outputs_text(DEBUGGER)
     assert said.index("p rank * 21 + 21") < said.index("│ 42") < said.index("→ 'out of it'")
+
+
+def close(lab):
+    closed, lab.page = lab.page, lab.page.context.new_page()
+    closed.close()
+
+
+def reopen(lab):
+    close(lab)
+    lab.page.goto(f"{lab.server.url}/lab/tree/output.ipynb?token={lab.server.token}")
+    lab.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
+
+
+def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
+    def prompt():
+        return lab.page.locator(".jp-InputPrompt").nth(UNSEEN)
+
+    def canvas():
+        return lab.output(UNSEEN).locator("canvas[aria-label^='loss:']")
+
+    lab.run_cell(UNSEEN)
+    expect(canvas()).to_have_count(1, timeout=90_000)
+    lab.wait_for(UNSEEN, "in it")
+
+    # Opened in the middle: the panel, which goes on, and what was printed meanwhile.
+    reopen(lab)
+    expect(canvas()).to_have_attribute(
+        "aria-label", re.compile(r"at step [\d,]{3,}"), timeout=60_000
+    )
+    expect(lab.output(UNSEEN).get_by_text("unseen")).to_be_visible()
+    expect(prompt()).to_have_text("[*]:")
+    (server.root / "soon").touch()
+    expect(lab.output(UNSEEN).get_by_text("seen, and more").first).to_be_visible()
+
+    # Opened after the end, which nobody has seen.
+    close(lab)
+    (server.root / "enough").touch()
+    wait_until((server.root / "over").exists, seconds=60)
+    reopen(lab)
+    expect(lab.output(UNSEEN).get_by_text("trained")).to_be_visible(timeout=60_000)
+    expect(lab.output(UNSEEN).locator(".ar-status")).to_contain_text("finished")
+    canvas().hover(position={"x": 200, "y": 80})
+    expect(lab.output(UNSEEN).locator(".ar-tip:visible")).to_contain_text("rank 1")
+    expect(prompt()).to_have_text(re.compile(r"^\[\d+\]:$"))
+    saved = nbformat.read(lab.save(), as_version=4).cells[UNSEEN]
+    assert f"[{saved.execution_count}]:" == prompt().inner_text()
+    shown = [set(output.data) for output in saved.outputs]
+    assert shown[:2] == [{"text/html", "text/plain"}, {"text/plain"}]
+    assert "trained" in saved.outputs[1].data["text/plain"]
+
+    # An error that nobody has seen is shown as well.
+    lab.run_cell(FAILS)
+    lab.wait_for(FAILS, "before")
+    lab.page.wait_for_timeout(1500)
+    close(lab)
+    (server.root / "fail").touch()
+    reopen(lab)
+    expect(lab.output(FAILS).get_by_text("ZeroDivisionError").first).to_be_visible(timeout=60_000)
+    assert lab.outputs_text(FAILS).startswith("ranks 0–1 │ before")
 
 
 def test_a_page_shows_what_another_notebook_runs_below_the_line_that_watches(lab, tmp_path):
@@ -205,7 +276,6 @@ def test_a_page_shows_what_another_notebook_runs_below_the_line_that_watches(lab
         shown = lab.output(WATCH)
         expect(shown.locator("canvas[aria-label^='loss:']")).to_be_visible(timeout=60_000)
         expect(shown.get_by_role("button", name="Interrupt")).to_be_hidden()
-        lab.picture_of(WATCH, PICTURES / "watching.png")
         (tmp_path / "go").touch()
         cell.wait()
         lab.wait_for(WATCH, "over")
@@ -213,7 +283,6 @@ def test_a_page_shows_what_another_notebook_runs_below_the_line_that_watches(lab
         lab.run_cell(MINE)
         lab.wait_for(MINE, "mine 10")
         assert ", watched by this notebook" in _listed(other)
-        lab.picture_of(WATCH, PICTURES / "watched.png")
         assert "are back" in other.on_ranks("kept").text
         # Else they would stay for the second one, and other tests' notebooks would find them.
         other.run("%distributed stop")

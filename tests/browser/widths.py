@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from playwright.sync_api import Locator, expect
 
-from tests.browser.conftest import PICTURES
 from tests.browser.lab import Lab
 
 SIZES = ((1366, 768), (1920, 1080))
@@ -34,25 +33,21 @@ FILLS = """([element, share]) => {
 }"""
 
 
-def check(lab: Lab, index: int, name: str, *parts: tuple[Locator, float]) -> None:
-    """Looks at the output of a cell in both sizes, of which pictures are left.
+def check(lab: Lab, index: int, *parts: tuple[Locator, float]) -> None:
+    """Looks at the output of a cell in both sizes; the page keeps the size that it had.
 
     Args:
-        lab: the page; it keeps the size that it had.
+        lab: the page.
         index: the cell.
-        name: of the pictures.
         parts: what has to fill at least such a share of the output's width.
     """
     before = lab.page.viewport_size
     assert before is not None
     for width, height in SIZES:
-        # Its picture is of all of it.
-        lab.page.set_viewport_size({"width": width, "height": max(height, 1600)})
+        lab.page.set_viewport_size({"width": width, "height": height})
         lab.page.wait_for_function("width => innerWidth === width", arg=width)
         for part, share in parts:
             expect(part).to_be_visible()
             lab.page.wait_for_function(FILLS, arg=[part.element_handle(), share], timeout=10_000)
-        area = lab.output(index)
-        assert area.evaluate(RUNS_OVER) == []
-        lab.picture_of(index, PICTURES / f"width-{name}-{width}.png")
+        assert lab.output(index).evaluate(RUNS_OVER) == []
     lab.page.set_viewport_size(before)

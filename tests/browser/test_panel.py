@@ -1,0 +1,370 @@
+"""The live view in a real JupyterLab, and the same view after its cell and on later pages.
+
+Everybody can read and use the panel: axe-core finds nothing in it, live and after the cell.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from nbconvert import HTMLExporter
+from playwright.sync_api import expect
+
+from tests.browser import axe, widths
+from tests.browser.conftest import PICTURES, page_with_ranks
+
+#: What a screen reader hears of a curve that all ranks have points of.
+ALL = re.compile(r"rank 0 .* at step \d+.*rank 3 .* at step \d+")
+
+# Long enough to press the button again while a cell is being profiled.
+START = """%load_ext allranks
+from allranks.widgets.dashboard import view
+view.PROFILE_SECONDS = 12
+%distributed start -n 4"""
+
+TRAINING = """%%distributed
+import os, sys, time
+import numpy as np
+for step in range(3000):
+    while step == 50 and rank == 1 and not os.path.exists("everybody may go on"): time.sleep(0.1)
+    time.sleep(0.04 + 0.02 * (rank == 1))
+    allreduce(np.ones(10_000, np.float32), name="gradients")
+    log(step=step, loss=1 / (step + 1) + rank)
+    if step % 10 == 0:
+        print("epoch", step)
+        print("rank", rank, "says", step, file=sys.stderr)
+"""
+FLOOD = """%%distributed --view full
+import sys, time
+for block in range(100):
+    for line in range(block * 1000, block * 1000 + 1000):
+        print(f"line {line} of rank {rank}" + (" needle" if line % 10_000 == 7 else ""))
+    print("a warning", block, file=sys.stderr, flush=True)
+    time.sleep(0.05)
+for second in range(600):
+    print("still here", second, flush=True)
+    time.sleep(0.2)
+"""
+WAITING = """%%distributed
+import os, sys, time
+import numpy as np
+for step in range(100_000):
+    allreduce(np.ones(1000), name="gradients")
+    log(step=step, loss=1 / (step + 1) + rank / 9, broken=float("nan") if step == 5 else 1)
+    if step == 10: print("epoch", step); print("a warning of", rank, file=sys.stderr)
+    time.sleep(0.01)
+    while step == 20 and rank == 3 and not os.path.exists("come"): time.sleep(0.05)
+    if step > 40 and os.path.exists("enough"): break
+print("trained")
+"""
+WIDE = """%%distributed --view full
+for step in range(200): log(step=step, loss=1 / (step + 3) ** 2)
+for line in range(100): print(f'{line:300}')"""
+#: Rank 0 has done little else than to wait, for a call that has not ended.
+WAITS = re.compile(r"rank 0 .*waiting (?:[6-9]\d|100) %.*rank 3 ((?!waiting).)*computing \d\d")
+
+BUSY = """() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === "busy"
+"""
+#: Whether all ranks have come to a step.
+CAME = """least => {
+    const canvas = document.querySelector("canvas[aria-label^='loss:']");
+    const steps = canvas?.getAttribute("aria-label").match(/at step [0-9,]+/g) ?? [];
+    return steps.length === 4
+        && steps.every(step => Number(step.replace(/[^0-9]/g, "")) >= least);
+}"""
+#: Notes the height of the panel's output in every picture that the page draws.
+WATCH = """() => {
+    const cell = document.querySelectorAll(".jp-Notebook .jp-Cell")[1];
+    window.heights = new Set();
+    const look = () => {
+        const panel = cell.querySelector(".jp-OutputArea-child");
+        window.heights.add(Math.round(panel.getBoundingClientRect().height));
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+#: What a reader has chosen.
+CHOSEN = """panel => ({
+    checked: [...panel.querySelectorAll(".ar-bar input[type=checkbox]")].map(one => one.checked),
+    smoothing: panel.querySelector("input[type=range]").value,
+    selected: [...panel.querySelectorAll("[aria-pressed=true] b")].map(one => one.textContent),
+    closed: [...panel.querySelectorAll("[aria-expanded=false]")].map(one => one.textContent),
+})"""
+
+
+@pytest.fixture(scope="module")
+def lab(browser, server):
+    """One page and four ranks for all tests of this file."""
+    with page_with_ranks(browser, server, START, "", WIDE, "") as lab:
+        yield lab
+
+
+@pytest.fixture
+def running(lab, request):
+    def start(source):
+        lab.complaints.clear()
+        lab.replace(1, source)
+        lab.run_cell(1)
+        return lab
+
+    yield start
+    lab.screenshot(PICTURES / f"{request.node.name}.png")
+    if lab.page.evaluate(BUSY):  # the test has failed: the next one is to have idle ranks
+        lab.interrupt()
+
+
+def panel(lab):
+    return lab.output(1).locator(".ar-dashboard")
+
+
+def curve(lab):
+    return lab.output(1).locator("canvas[aria-label^='loss:']")
+
+
+def strips(lab):
+    return panel(lab).locator(".ar-strips canvas")
+
+
+def button(lab, name, exact=False):
+    return lab.output(1).get_by_role("button", name=name, exact=exact)
+
+
+def came(lab, step):
+    lab.page.wait_for_function(CAME, arg=step, timeout=60_000)
+
+
+def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(running):
+    lab = running(TRAINING)
+    expect(curve(lab)).to_have_count(1)
+    expect(curve(lab)).to_have_attribute("aria-label", ALL)
+    # It fails unless the first click counts.
+    lab.output(1).get_by_label("mean and spread").check()
+    lab.output(1).get_by_label("mean and spread").uncheck()
+    expect(curve(lab)).to_have_attribute("aria-label", ALL)
+
+    button(lab, "Where are they?").click(timeout=30_000)
+    stacks = lab.output(1).get_by_role("region", name="where each rank is now").locator("details")
+    expect(stacks).to_have_count(4)
+    stacks.first.locator("summary").click()
+    expect(stacks.first.locator("pre")).to_contain_text(re.compile(r"In\[\d+\]"))
+    # The others wait, and first of all their tiles say for whom.
+    status = lab.output(1).locator(".ar-status")
+    expect(status).to_contain_text("1 running, 3 wait for rank 1")
+    waiting = lab.output(1).locator(".ar-tile[data-state='waiting'] .ar-state")
+    expect(waiting.first).to_have_text(re.compile("^◷ waits for rank 1 in allreduce"))
+    widths.check(lab, 1, (lab.output(1).locator(".ar-tiles"), 0.95))
+    (lab.server.root / "everybody may go on").touch()
+    straggler = lab.output(1).locator(".ar-straggler")
+    expect(straggler).to_contain_text(re.compile("rank 1 came last in"))
+    came(lab, 90)
+    lab.wait_drawn(curve(lab))
+
+    tile = lab.output(1).locator(".ar-tile").nth(1)
+    tile.click()
+    expect(tile).to_have_attribute("aria-pressed", "true")
+    expect(lab.output(1).locator(".ar-bar-row").nth(0)).to_have_class(re.compile("ar-faded"))
+    expect(lab.output(1).locator(".ar-bar-row").nth(1)).not_to_have_class(re.compile("ar-faded"))
+    with lab.page.expect_download() as saved:
+        button(lab, "Save").click()
+    rows = Path(saved.value.path()).read_text().splitlines()
+    assert rows[:2] == ["name,rank,member,step,value", "loss,0,,0,1"]
+
+    button(lab, "Interrupt").click()
+    lab.wait_idle()
+    assert "KeyboardInterrupt" in lab.outputs_text(1)
+    assert panel(lab).count() == 1
+    expect(button(lab, "Interrupt", exact=True)).to_have_count(0)
+    assert lab.complaints == []
+
+
+def test_logs_are_searched_while_400000_lines_stream_and_clicks_are_answered(running):
+    lab = running(FLOOD)
+    log = lab.output(1).get_by_role("log")
+    said = lab.output(1).locator(".ar-panel-logs .ar-said")
+    expect(said).to_contain_text(re.compile(r"\d\d,\d{3} lines"), timeout=60_000)
+
+    # The lines still stream in: the page answers clicks all the same.
+    title = button(lab, "timings")
+    for expanded in ("false", "true", "false"):
+        title.click()
+        expect(title).to_have_attribute("aria-expanded", expanded)
+
+    search = lab.output(1).get_by_role("searchbox")
+    search.fill("needle")
+    expect(log.locator("mark").first).to_have_text("needle")
+    expect(said).to_contain_text(re.compile(r"^40 of 4\d\d,\d{3} lines"), timeout=90_000)
+
+    search.fill("a warning 99")
+    expect(log.locator(".ar-err")).to_have_count(1)
+    expect(log.locator(".ar-err b")).to_have_text("ranks 0–3")
+    search.fill("")
+    expect(log).to_contain_text("still here")
+    lab.output(1).locator(".ar-tile").nth(2).click()
+    expect(said).to_contain_text("of rank 2")
+
+    button(lab, "Interrupt").click()
+    lab.wait_idle()
+    assert lab.complaints == []
+    saved = lab.save()
+    assert saved.stat().st_size < 1_000_000
+
+
+def zoomed(lab):
+    said = strips(lab).get_attribute("aria-label")
+    found = re.findall(r"([\d.,]+) s", said.partition(":")[0])
+    return [float(second.replace(",", "")) for second in found]
+
+
+def look_closer(lab):
+    """Chooses a part of the time by mouse, keys, wheel and buttons, and goes back."""
+    strips(lab).hover(position={"x": 200, "y": 30})
+    lab.page.mouse.down()
+    strips(lab).hover(position={"x": 400, "y": 30})
+    expect(panel(lab).locator(".ar-picked")).to_be_visible()
+    lab.page.mouse.up()
+    expect(panel(lab).locator(".ar-picked")).to_be_hidden()
+    said = r"^each rank's time from {} to [\d.,]+ s: rank 0 "
+    expect(strips(lab)).to_have_attribute("aria-label", re.compile(said.format(r"[\d.,]+ s")))
+    expect(panel(lab).get_by_text("time in this part of the cell")).to_be_visible()
+    first = zoomed(lab)
+    strips(lab).focus()
+    for key in ("+", "ArrowLeft", "-"):
+        moves(lab, lambda key=key: strips(lab).press(key))
+    strips(lab).hover(position={"x": 300, "y": 30})
+    lab.page.keyboard.down("Shift")
+    moves(lab, lambda: lab.page.mouse.wheel(0, -100))
+    lab.page.keyboard.up("Shift")
+    lab.page.mouse.move(2, 2)
+    assert zoomed(lab) != first
+    for name in ("zoom in", "earlier", "later", "zoom out"):
+        moves(lab, button(lab, name, exact=True).click)
+    button(lab, "whole cell", exact=True).click()
+    expect(strips(lab)).to_have_attribute("aria-label", re.compile(said.format("0 s")))
+
+
+def moves(lab, act):
+    before = strips(lab).get_attribute("aria-label")
+    act()
+    expect(strips(lab)).not_to_have_attribute("aria-label", before)
+
+
+def profiled(lab):
+    """Asks for a flame graph of the running cell, twice."""
+    button(lab, "Profile", exact=True).click()
+    said = panel(lab).locator(".ar-profiled")
+    expect(said).to_have_text("profiling the next 5 s")
+    button(lab, "Profile", exact=True).click()
+    expect(said).to_contain_text("this cell is being profiled")
+    graph = lab.output(1).get_by_role("img", name="flame graph")
+    expect(graph).to_be_visible(timeout=60_000)
+    expect(said).to_have_text("the flame graph is below")
+    expect(lab.output(1)).to_contain_text("profile of ranks 0–3")
+    return graph
+
+
+def tip_of(lab):
+    curve(lab).hover(position={"x": 200, "y": 80})
+    tip = lab.output(1).locator(".ar-tip:visible")
+    expect(tip).to_contain_text(re.compile(r"step \d+"))
+    expect(tip).to_contain_text("rank 3")
+    lab.page.mouse.move(2, 2)
+
+
+def compared(lab):
+    """Two more cells: one writes more than is kept, and one compares its curve with the first's."""
+    lab.run_cell(2)
+    lab.wait_idle()
+    prompts = [lab.page.locator(".jp-InputPrompt").nth(index).inner_text() for index in (1, 2)]
+    numbers = [prompt.strip("[]:") for prompt in prompts]
+    lab.write(3, f"%distributed compare {' '.join(numbers)}")
+    lab.run_cell(3)
+    lab.wait_idle()
+    both = lab.output(3).locator("canvas[aria-label^='loss:']")
+    said = re.compile(f"cell {numbers[0]} .*, cell {numbers[1]} .* at step 199")
+    expect(both).to_have_attribute("aria-label", said)
+
+
+def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running, server, tmp_path):
+    lab = running(WAITING)
+    button(lab, "time", exact=True).click(timeout=90_000)
+    # A wait that goes on is a wait, and not the cell's own work.
+    expect(strips(lab)).to_have_attribute("aria-label", WAITS, timeout=60_000)
+    rows = panel(lab).get_by_role("table", name="time", exact=True).locator("tbody tr")
+    expect(rows).to_have_count(4)
+    look_closer(lab)
+    graph = profiled(lab)
+    found = axe.look(lab, "live")
+    strips(lab).focus()
+    strips(lab).press("+")
+    panel(lab).get_by_label("smoothing").fill("60")
+    panel(lab).locator(".ar-tile").nth(2).click()
+    (server.root / "come").touch()
+    came(lab, 40)
+    steps = panel(lab).get_by_role("table", name="a step").locator("tbody tr")
+    expect(steps).to_have_count(4)
+    # What every rank tells of its calls comes by itself, and makes the panel higher.
+    expect(panel(lab).locator(".ar-bar-row")).to_have_count(4)
+    expect(panel(lab).locator(".ar-straggler")).to_contain_text("came last in")
+    lab.wait_painted()
+    live, part = panel(lab).evaluate(CHOSEN), zoomed(lab)
+    height = panel(lab).evaluate("panel => panel.offsetHeight")
+    lab.page.evaluate(WATCH)
+    (server.root / "enough").touch()
+    lab.wait_for(1, "trained")
+    lab.wait_idle()
+
+    # The page does not jump, and the same part of the time is looked at.
+    assert lab.page.evaluate("[...heights]") == [height]
+    assert panel(lab).evaluate(CHOSEN) == live
+    assert zoomed(lab) == part
+    for name in ("Interrupt", "Profile"):
+        expect(button(lab, name)).to_be_hidden()
+    expect(graph).to_be_visible()
+    look_closer(lab)
+    tip_of(lab)
+    # What is faded beside a chosen rank is not to be read.
+    panel(lab).locator(".ar-tile").nth(2).click()
+    found += axe.look(lab, "after")
+    panel(lab).locator(".ar-tile").nth(2).click()
+    assert "\n".join(found) == ""
+    widths.check(lab, 1, (panel(lab), 0.95), (strips(lab), 0.5))
+    panel(lab).get_by_label("log scale").check()
+    compared(lab)
+    button(lab, "timings").click()
+    button(lab, "zoom in", exact=True).click()
+    lab.wait_painted()
+    chosen, part = panel(lab).evaluate(CHOSEN), zoomed(lab)
+    curves = curve(lab).get_attribute("aria-label")
+    saved = lab.save()
+    # The view is drawn anew, as it was, and what was pressed can be pressed again.
+    assert panel(lab).count() == 1
+    assert panel(lab).evaluate(CHOSEN) == chosen
+    expect(button(lab, "zoom in", exact=True)).to_be_focused()
+    assert lab.complaints == []
+    lab.close()
+
+    lab.open_without_kernel(saved.name, trusted=True)
+    expect(panel(lab)).to_be_visible(timeout=30_000)
+    expect(curve(lab)).to_have_attribute("aria-label", curves)
+    assert (panel(lab).evaluate(CHOSEN), zoomed(lab)) == (chosen, part)
+    tip_of(lab)
+    # It says how much of the output is not in the notebook.
+    said = lab.output(2).locator(".ar-panel-logs .ar-said")
+    expect(said).to_contain_text(re.compile(r"^\d+ lines, 8\d.* kB more in the log files$"))
+    # So it does in a page that nbconvert makes.
+    page, _ = HTMLExporter().from_filename(saved)
+    (tmp_path / "page.html").write_text(page)
+    lab.page.route("http*://**", lambda route: route.abort())
+    lab.page.goto(f"file://{tmp_path}/page.html")
+    alone = lab.page.locator(".ar-dashboard").first
+    expect(alone.locator("canvas[aria-label^='loss:']")).to_have_attribute("aria-label", curves)
+    assert alone.evaluate(CHOSEN) == chosen
+    lab.page.unroute_all()
+    # Where the notebook is not trusted, its picture stands there: two curves and the strips.
+    lab.open_without_kernel(saved.name)
+    pictures = lab.output(1).locator(".jp-RenderedHTMLCommon > *").first
+    expect(pictures.locator("img[src^='data:image/svg+xml']")).to_have_count(3)
+    assert panel(lab).count() == 0
+    widths.check(lab, 1, (pictures, 0.95))
