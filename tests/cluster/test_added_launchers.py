@@ -67,24 +67,21 @@ def kernel(tmp_path: Path, environment: dict[str, str | None]) -> Iterator[Kerne
         yield opened
 
 
-def python(
-    source: str, environment: dict[str, str | None], warnings: str = "error"
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", warnings, "-c", source],
+def python(source: str, environment: dict[str, str | None]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", source],
         env=os.environ | {name: value or "" for name, value in environment.items()},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_the_example_is_short():
+def test_the_launcher_of_the_docs_is_short_and_starts_ranks(kernel):
     assert len(example("python").splitlines()) <= 60
-
-
-def test_the_launcher_of_the_docs_starts_ranks(kernel):
     cell = kernel.run(f"%%distributed {ON}\nallreduce(rank + 1.0, op=Sum)", timeout=120)
     assert cell.status == "ok", cell.text
     assert cell.text.endswith("ranks 0–1 → 3.0\n"), cell.text
@@ -93,40 +90,49 @@ def test_the_launcher_of_the_docs_starts_ranks(kernel):
     assert kernel.run("%distributed stop").text == "The ranks are stopped.\n"
 
 
-def test_a_program_can_name_it(environment):
-    done = python(
-        f"import allranks\nwith allranks.Cluster(launcher='docker:{HOST}:2') as cluster:\n"
-        "    print(list(cluster.run('rank * 10')))",
-        environment,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("[0, 10]\n"), done.stdout
+#: Writes what refuses a launcher's name.
+REFUSED = """
+def refused(name):
+    try:
+        allranks.Cluster(launcher=name)
+    except allranks.errors.UsageError as error:
+        return str(error)
+"""
 
 
-def test_what_it_does_not_take_is_refused(environment):
-    for name, error in {
+def test_a_program_can_name_it_and_what_it_does_not_take_is_refused(environment):
+    refusals = {
         "docker": "expected a launcher, found 'docker'. Available: --on local, --on ssh:h1:2,h2:2",
         "docker:box1:0": "Type for example: --on docker:box1:2,box2:2",
         "docker:box1 --gpus all": "expected a launcher, found 'docker:box1 --gpus all'. Available",
-    }.items():
-        done = python(f"import allranks; allranks.Cluster(launcher={name!r})", environment)
-        assert error in done.stderr, done.stderr
+    }
+    said = python(
+        f"import allranks, json\n{REFUSED}"
+        f"with allranks.Cluster(launcher='docker:{HOST}:2') as cluster:\n"
+        "    kept = list(cluster.run('rank * 10'))\n"
+        f"print(json.dumps([kept, *map(refused, {list(refusals)})]))",
+        environment,
+    )
+    kept, *found = json.loads(said.splitlines()[-1])
+    assert kept == [0, 10]
+    assert [error in text for error, text in zip(refusals.values(), found, strict=True)] == [
+        True
+    ] * len(refusals), found
 
 
 def test_launchers_that_cannot_be_loaded_are_left_out_and_named(environment, tmp_path):
     entries = {name: value for name, (value, _) in WRONG.items()}
     install(tmp_path / "site", "wrong", group=LAUNCHERS, entries=entries)
-    done = python(
-        "import json, warnings\n"
+    said = python(
+        f"import allranks, json, warnings\n{REFUSED}"
         "from allranks.cluster.doctor import examine\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    found = {one.about: (one.state, one.found) for one in examine()}\n"
-        "print(json.dumps([found, [str(one.message) for one in caught]]))",
+        "    local, lost = allranks.Cluster(1).launcher.name, refused('lost')\n"
+        "print(json.dumps([found, [str(one.message) for one in caught], local, lost]))",
         environment,
-        warnings="default",
     )
-    assert done.returncode == 0, done.stderr
-    found, warned = json.loads(done.stdout)
+    found, warned, local, lost = json.loads(said)
     for name, (_, problem) in WRONG.items():
         expected = f"expected the launcher {name} of wrong to be loadable, found "
         (line,) = [line for line in warned if line.startswith(expected)]
@@ -135,15 +141,6 @@ def test_launchers_that_cannot_be_loaded_are_left_out_and_named(environment, tmp
     assert found["launcher lost"][0] == found["launcher ssh"][0] == "wrong"
     assert found["ssh"][0] in ("ok", "absent")
     assert found["docker"] == ["ok", "--on docker:box1:2,box2:2  ranks in Docker containers"]
-
-
-def test_a_launcher_that_cannot_be_loaded_keeps_no_other_from_starting(environment, tmp_path):
-    install(tmp_path / "site", "wrong", group=LAUNCHERS, entries={"lost": WRONG["lost"][0]})
-    done = python(
-        "import allranks\nprint(allranks.Cluster(1).launcher.name)\n"
-        "allranks.Cluster(launcher='lost')",
-        environment,
-        warnings="default",
-    )
-    assert done.stdout == "local\n"
-    assert "expected the launcher lost of wrong to be loadable" in done.stderr
+    # They keep no other from starting.
+    assert local == "local"
+    assert "expected a launcher, found 'lost'" in lost

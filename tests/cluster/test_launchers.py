@@ -92,22 +92,19 @@ def test_a_file_of_places_that_this_user_may_not_read_is_passed_over_and_named(s
     assert registry.text().endswith(f"\n  {sites} was not read: permission denied")
 
 
-def test_the_options_of_a_batch_system_go_with_its_name(sites):
+def test_the_options_of_a_batch_system_go_with_its_name_and_others_have_none(sites):
     cell = parse_cell("--on slurm --nodes 2 --ntasks-per-node 4 -r 0 --time '1:00:00'")
     assert cell.cluster.launcher == "slurm --nodes 2 --ntasks-per-node 4 --time 1:00:00"
     assert cell.ranks == "0"
     _, start = parse_command("start --on gpu-node --nodes 2")
     assert start.cluster.launcher == "gpu-node --nodes 2"
-
-
-@pytest.mark.parametrize("line", ["--nodes 2", "--on local --nodes 2", "--on ssh:h1 --nodes 2"])
-def test_others_have_no_such_options(line):
-    with pytest.raises(UsageError, match="unrecognized arguments: --nodes 2"):
-        parse_cell(line)
+    for line in ("--nodes 2", "--on local --nodes 2", "--on ssh:h1 --nodes 2"):
+        with pytest.raises(UsageError, match="unrecognized arguments: --nodes 2"):
+            parse_cell(line)
 
 
 @pytest.mark.usefixtures("_slurm_here")
-def test_a_batch_system_is_asked_for_as_many_ranks_as_its_options_say():
+def test_a_batch_system_is_asked_for_as_many_ranks_as_its_options_say(ipython):
     assert slurm.SlurmLauncher(options=["--nodes", "2", "--ntasks-per-node", "4"]).size(None) == 8
     assert slurm.SlurmLauncher(options=["-N", "3"]).size(6) == 6
     with pytest.raises(
@@ -116,6 +113,11 @@ def test_a_batch_system_is_asked_for_as_many_ranks_as_its_options_say():
         slurm.SlurmLauncher(options=["-N", "3"]).size(7)
     with pytest.raises(UsageError, match="found -n 6"):
         pbs_lsf.PbsLauncher(options=["--nodes", "2", "--ntasks-per-node", "4"]).size(6)
+    # The options that are typed come after those of ipyparallel's profile.
+    (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.options = '--nodes 2 --mem 1G'")
+    made = slurm.SlurmLauncher(options=["--nodes", "3", "--mem", "2G"])
+    assert made.size(None) == 3
+    assert made._asked.more == ["--mem", "1G", "--mem", "2G"]
 
 
 PROFILE = """
@@ -155,14 +157,6 @@ def test_what_a_profile_of_ipyparallel_says_of_slurm_is_honoured(ipython):
     (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.queue = 1 / 0")
     with pytest.raises(UsageError, match=r"in .*ipcluster_config.py, found ZeroDivisionError"):
         slurm.slurm_settings()
-
-
-@pytest.mark.usefixtures("_slurm_here")
-def test_the_options_that_are_typed_come_after_those_of_the_profile(ipython):
-    (ipython / "ipcluster_config.py").write_text("c.SlurmLauncher.options = '--nodes 2 --mem 1G'")
-    made = slurm.SlurmLauncher(options=["--nodes", "3", "--mem", "2G"])
-    assert made.size(None) == 3
-    assert made._asked.more == ["--mem", "1G", "--mem", "2G"]
 
 
 def test_settings_of_the_environment_reach_other_hosts_and_jobs_of_several_nodes(monkeypatch):
@@ -236,17 +230,13 @@ def test_the_gpus_of_other_hosts_are_known_by_their_numbers(monkeypatch, tmp_pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the way that Linux chooses")
-def test_the_address_is_the_one_on_the_way_to_the_host(monkeypatch):
-    assert launcher.address_towards("localhost") == "127.0.0.1"
+def test_the_address_is_the_one_on_the_way_to_a_host_that_not_only_ssh_knows(monkeypatch):
+    assert launcher.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
+    with pytest.raises(StartFailed, match="expected a route to no"):
+        launcher.address_towards("no.such.host.invalid")
     ways = {"here": "127.0.1.1", "there": "10.0.0.5"}
     monkeypatch.setattr(launcher, "_address_towards", ways.get)
     assert launcher.address_towards("here", "there") == "10.0.0.5"
     assert launcher.address_towards("here") == "127.0.1.1"
     monkeypatch.setenv(launcher.ADDRESS, "10.1.2.3")
     assert launcher.address_towards("localhost") == "10.1.2.3"
-
-
-def test_a_host_that_only_ssh_knows_is_passed_over_for_the_address():
-    assert launcher.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
-    with pytest.raises(StartFailed, match="expected a route to no"):
-        launcher.address_towards("no.such.host.invalid")

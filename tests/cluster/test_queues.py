@@ -103,7 +103,7 @@ def submit(commands: Path, tmp_path: Path, script: str) -> StartFailed:
     return failed.value
 
 
-def test_a_submit_command_that_does_not_answer_is_ended_with_its_children(
+def test_a_silent_submit_command_is_ended_with_its_children_and_one_without_a_number_is_named(
     commands, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(batch, "_ASK_SECONDS", 0.5)
@@ -112,10 +112,9 @@ def test_a_submit_command_that_does_not_answer_is_ended_with_its_children(
     assert str(failed).startswith("expected Slurm to accept a job within 0.5 s, found no answer.")
     assert "The command was: sbatch --job-name=allranks" in str(failed)
     # One that has been killed ends when the system comes to it.
-    deadline = time.monotonic() + 30
-    while left := [p for p in psutil.process_iter() if known in words_of(p)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    wait_until(lambda: not [p for p in psutil.process_iter() if known in words_of(p)])
+    failed = submit(commands, tmp_path, "echo later")
+    assert str(failed).startswith("expected sbatch to print the job's number, found 'later'.")
 
 
 def test_an_interrupt_while_a_job_is_submitted_cancels_it(commands, tmp_path, monkeypatch):
@@ -140,11 +139,6 @@ def test_an_interrupt_while_a_job_is_submitted_cancels_it(commands, tmp_path, mo
     pressing.join()
     assert cancelled.read_text() == "7\n"
     assert list(tmp_path.rglob("invitation")) == []
-
-
-def test_a_submit_command_that_tells_no_number_is_named(commands, tmp_path):
-    failed = submit(commands, tmp_path, "echo later")
-    assert str(failed).startswith("expected sbatch to print the job's number, found 'later'.")
 
 
 @pytest.fixture
@@ -173,8 +167,7 @@ def test_an_srun_that_does_not_end_is_killed(commands, tmp_path, monkeypatch):
     put(commands, "sbatch", "exit 1")
     put(commands, "srun", f"trap '' TERM; touch {tmp_path}/runs; exec sleep 98764")
     job = slurm.SlurmLauncher().run(INVITATION, str(tmp_path), lambda *_: None)
-    while not (tmp_path / "runs").exists():
-        time.sleep(0.01)
+    wait_until((tmp_path / "runs").exists)
     job.close()
     assert job._running.returncode == -9
 
@@ -199,22 +192,24 @@ class Nowhere(MultiHostLauncher):
     all_came = close = why_ended = size = waits
 
 
-def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
-    monkeypatch, tmp_path
-):
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Connection:
     monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
+    return Connection(4, (), Nowhere(), (), lambda *_: None)
+
+
+def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
+    nowhere, monkeypatch
+):
     monkeypatch.setattr(connection, "_START_SECONDS", -4.0)
-    made = Connection(4, (), Nowhere(), (), lambda *_: None)
     with pytest.raises(StartFailed) as failed:
-        made.start(lambda waits: None, lambda up, started, module: None)
+        nowhere.start(lambda waits: None, lambda up, started, module: None)
     assert "ranks 0–3 did not come up on h1, h2; no connection from h1, h2." in str(failed.value)
     assert "that host from reaching tcp://127.0.0.1:" in str(failed.value)
 
 
-def test_ranks_of_several_hosts_do_not_stay_when_their_notebook_goes(monkeypatch, tmp_path):
-    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
-    made = Connection(4, (), Nowhere(), (), lambda *_: None)
-    made._start_agent()
+def test_ranks_of_several_hosts_do_not_stay_when_their_notebook_goes(nowhere):
+    nowhere._start_agent()
     with pytest.raises(UsageError, match="found them on several hosts"):
-        made.stay(60.0, {})
-    made.close()
+        nowhere.stay(60.0, {})
+    nowhere.close()

@@ -38,7 +38,7 @@ def expected(arrays, op="sum"):
 
 
 @every_allreduce
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(
     size=st.integers(1, 9),
     length=st.integers(0, 50),
@@ -58,7 +58,7 @@ def test_integers_are_exact(allreduce, size, length, dtype, op, seed):
 
 
 @every_allreduce
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(
     size=st.integers(1, 9),
     length=st.integers(0, 50),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,32 +11,19 @@ from allranks.lessons import links
 from allranks.lessons.ring import MpiLink
 
 
-class Request:
-    def __init__(self, done):
-        self.done = done
-
-    def Test(self):
-        return self.done()
-
-
 class Comm:
     """A fake whose sends complete at once, and whose receives never do."""
 
     def __init__(self):
         self.sent = []
+        self.Get_rank, self.Get_size = lambda: 0, lambda: 2
 
-    def Get_rank(self):
-        return 0
-
-    def Get_size(self):
-        return 2
-
-    def Isend(self, buffer, to, tag):
-        self.sent.append((buffer, to, tag))
-        return Request(lambda: True)
+    def Isend(self, *sent):
+        self.sent.append(sent)
+        return SimpleNamespace(Test=lambda: True)
 
     def Irecv(self, buffer, from_, tag):
-        return Request(lambda: False)
+        return SimpleNamespace(Test=lambda: False)
 
 
 class Interrupted(Exception):
@@ -65,7 +54,7 @@ def test_a_left_wait_keeps_the_buffers_that_mpi_may_still_write_to():
 def test_a_wait_pauses_between_its_looks(monkeypatch):
     looks, pauses = iter([False, False, True]), []
     monkeypatch.setattr(links, "Pause", lambda: lambda: pauses.append("a pause"))
-    links.poll([Request(lambda: next(looks))])
+    links.poll([SimpleNamespace(Test=lambda: next(looks))])
     assert len(pauses) == 2
 
 

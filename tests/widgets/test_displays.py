@@ -73,20 +73,22 @@ def figure(said: str) -> Data:
     return {"text/html": said}
 
 
-def gallery() -> displays.Gallery:
-    """Shows the figures of two ranks."""
+def gallery(*added: tuple[int, Data, dict[str, Any], str]) -> displays.Gallery:
     made = displays.Gallery(fold=True, slots=[])
-    for rank in range(2):
-        made.add(rank, figure("start"), {}, "h")
+    for one in added:
+        made.add(*one)
     made.show(now=False)
     return made
 
 
-def test_updates_of_all_ranks_a_moment_apart_do_not_unfold_a_display(
+STARTED = [(rank, figure("start"), {}, "h") for rank in range(2)]
+
+
+def test_updates_of_all_ranks_a_moment_apart_do_not_unfold_and_empty_outputs_are_used_again(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(displays.time, "monotonic", lambda: 0.0)
-    made = gallery()
+    made = gallery(*STARTED)
     made.update(0, figure("next"), {}, "h")
     assert made.show(now=False) == 0
     assert made.changed
@@ -94,10 +96,6 @@ def test_updates_of_all_ranks_a_moment_apart_do_not_unfold_a_display(
     assert made.show(now=False) > 0
     assert page.read() == ["ranks 0–1:", "next"]
     assert not made.changed
-
-
-def test_outputs_that_have_become_empty_are_used_again(page: Page) -> None:
-    made = gallery()
     for step in range(10):
         for rank in range(2):
             made.update(rank, figure(f"{step}"), {}, "h")
@@ -106,27 +104,20 @@ def test_outputs_that_have_become_empty_are_used_again(page: Page) -> None:
     assert len(page.outputs) == 4
 
 
-def test_the_same_data_with_other_metadata_is_another_display(page: Page) -> None:
-    made = displays.Gallery(fold=True, slots=[])
-    made.add(0, figure("a"), {"width": 1}, "")
-    made.add(1, figure("a"), {"width": 2}, "")
-    made.show(now=True)
-    assert page.read() == ["rank 0:", "a", "rank 1:", "a"]
-
-
 def printed(said: str, plain: str) -> Data:
     style = "white-space:pre;overflow-x:auto;line-height:normal"
     return {"text/html": f'<pre style="{style}">{said}</pre>\n', "text/plain": plain}
 
 
-def test_what_rich_prints_in_a_row_is_one_display(page: Page) -> None:
-    made = displays.Gallery(fold=True, slots=[])
+def test_what_rich_prints_in_a_row_is_one_display_and_other_metadata_another(page: Page) -> None:
+    shown = [printed("<b>a</b>\n", "a\n"), printed("b\n", "b\n"), figure("a figure")]
+    made = gallery(*((rank, data, {}, "") for rank in (0, 1) for data in shown))
     for rank in (0, 1):
-        made.add(rank, printed("<b>a</b>\n", "a\n"), {}, "")
-        made.add(rank, printed("b\n", "b\n"), {}, "")
-        made.add(rank, figure("a figure"), {}, "")
         made.add(rank, printed("c\n", "c\n"), {}, "h")
+        made.add(rank, figure("wide"), {"width": rank}, "")
     made.show(now=True)
-    shown = [data for data in page.outputs.values() if "ranks 0–1:" not in data.values()]
     both = printed("<b>a</b>\nb\n", "a\nb\n")
-    assert shown == [both, figure("a figure"), printed("c\n", "c\n")]
+    labels = {"ranks 0–1:", "rank 0:", "rank 1:"}
+    found = [data for data in page.outputs.values() if labels.isdisjoint(data.values())]
+    wide = figure("wide")
+    assert found == [both, figure("a figure"), printed("c\n", "c\n"), wide, wide]

@@ -23,9 +23,18 @@ from allranks.widgets.dashboard.view import LivePanel
 from tests.widgets.test_stores import hello, log
 
 
-def row(number, state="finished", metric=0.5, error=""):
-    parameters = {"lr": number / 10, "how": "fast"}
-    return MemberRow(number, f"lr={number / 10} how=fast", state, 1, metric, 1.5, error, parameters)
+def row(number, state="finished", metric=0.5, error="", **parameters):
+    parameters = parameters or {"lr": number / 10, "how": "fast"}
+    return MemberRow(number, "", state, 1, metric, 1.5, error, parameters)
+
+
+def drawn(members: MemberTable, curves: int) -> dict[str, str]:
+    """What stays of an ensemble of which as many members have logged a loss."""
+    figures = CellModel([hello(0)], members)
+    for number in range(curves):
+        log(figures, number, "loss", [(0, 3.0), (1, float(number))])
+    figures.end()
+    return bundle(figures)
 
 
 def test_news_hold_what_has_changed_and_no_more():
@@ -33,7 +42,6 @@ def test_news_hold_what_has_changed_and_no_more():
     members.put(row(0))
     members.put(row(1, "running", None))
     assert [one["number"] for one in members.news()["rows"]] == [0, 1]
-    assert members.news() is None
     members.put(row(1, "running", None))
     assert members.news() is None
     members.put(row(1, "running", 0.3))
@@ -47,21 +55,17 @@ def test_news_hold_what_has_changed_and_no_more():
 
 @pytest.mark.parametrize(("lower", "best"), [(True, 2), (False, 1)])
 def test_the_best_is_a_finished_one_with_a_number(lower, best):
-    rows = [row(0, "failed", 0.0), row(1, metric=0.9), row(2, metric=0.2), row(3, metric=None)]
-    rows.append(row(4, metric=float("nan")))
+    metrics = (0.9, 0.2, None, float("nan"))
+    rows = [row(0, "failed", 0.0), *(row(number, metric=m) for number, m in enumerate(metrics, 1))]
     assert best_of(rows, lower).number == best
 
 
 def test_the_picture_that_stays_has_curves_rows_and_errors_and_no_script():
     members = MemberTable()
-    figures = CellModel([hello(0)], members)
     members.metric, members.said = "loss", "1 of 2 finished, 1 failed"
     members.put(row(0))
     members.put(row(1, "failed", None, "ValueError: <b>no</b>\nmore"))
-    for number in range(2):
-        log(figures, number, "loss", [(0, 3.0), (1, 2.0)])
-    figures.end()
-    made = bundle(figures)
+    made = drawn(members, 2)
     assert set(made) == {"text/html", "text/plain"}
     assert not re.search("<script|<style|<svg|<b>no", made["text/html"])
     assert "member 1" in made["text/html"]
@@ -90,11 +94,12 @@ def test_the_picture_has_members_in_the_order_that_was_chosen(settings, order):
 
 
 def test_durations_of_a_column_have_one_unit():
-    assert [seconds_like(value, 80) for value in (0.4, 59.7, 80)] == [
-        "0 min 00 s", "1 min 00 s", "1 min 20 s",
-    ]  # fmt: skip
-    assert [seconds_like(value, 12.5) for value in (0.04, 12.5)] == ["0.0 s", "12.5 s"]
-    assert [seconds_like(value, 0.1) for value in (0.001, 0.1)] == ["1 ms", "100 ms"]
+    for longest, durations in {
+        80: {0.4: "0 min 00 s", 59.7: "1 min 00 s", 80: "1 min 20 s"},
+        12.5: {0.04: "0.0 s", 12.5: "12.5 s"},
+        0.1: {0.001: "1 ms", 0.1: "100 ms"},
+    }.items():
+        assert {one: seconds_like(one, longest) for one in durations} == durations
 
 
 def test_many_members_stay_below_200_kilobytes_and_are_counted():
@@ -112,48 +117,34 @@ def test_many_members_stay_below_200_kilobytes_and_are_counted():
 
 def test_a_member_that_begins_anew_begins_its_curve_anew():
     figures = CellModel([hello(0)], MemberTable())
-    for value in (5.0, 6.0):
-        log(figures, 3, "loss", [(0, value), (1, value)])
-        figures.curves.news()
-        if value == 5.0:
-            figures.curves.forget(3)
+    log(figures, 3, "loss", [(0, 5.0), (1, 5.0)])
+    figures.curves.news()
+    figures.curves.forget(3)
+    log(figures, 3, "loss", [(0, 6.0), (1, 6.0)])
     (series,) = figures.curves.series.values()
     assert list(series.values) == [6.0, 6.0]
 
 
-def test_a_metric_of_any_name_stands_to_the_right():
+def test_numbers_stand_to_the_right_and_words_to_the_left():
     html = table_html([row(0)], "error", True)
-    assert re.findall(r'<th style="text-align: (\w+)">(\w+)</th>', html) == [
-        ("right", "member"),
-        ("right", "lr"),
-        ("left", "how"),
-        ("left", "state"),
-        ("right", "rank"),
-        ("right", "error"),
-        ("right", "time"),
-    ]
-
-
-def test_columns_of_words_stand_to_the_left():
+    left = {
+        name for side, name in re.findall(r"text-align: (\w+)\">(\w+)</th>", html) if side == "left"
+    }
+    assert left == {"how", "state"}
     text = Table("", ["n", "word"], [["1", "a"], ["20", "bb"]], words=(1,)).text()
     assert text.splitlines() == ["   n  word", "   1  a", "  20  bb"]
 
 
 def test_many_members_leave_a_band_for_each_value_of_a_parameter():
-    members, drawn = MemberTable(), []
-    for count in (16, 24):
-        figures = CellModel([hello(0)], members)
-        for number in range(count):
-            parameters = {"same": 1, "lr": (0.1, 0.3, 1.0)[number % 3], "seed": number // 3}
-            members.put(MemberRow(number, "", "finished", 0, 0.5, 1.0, "", parameters))
-            log(figures, number, "loss", [(0, 3.0), (1, float(number))])
-        figures.end()
-        drawn.append(bundle(figures)["text/html"])
-    assert "lr=" not in drawn[0]
-    assert re.findall(r"</span> (lr=[0-9.]+ \(\d+\))", drawn[1]) == [
-        "lr=0.1 (8)", "lr=0.3 (8)", "lr=1 (8)",
-    ]  # fmt: skip
-    found = re.findall(r"base64,([^\"]+)", drawn[1])
+    members = MemberTable()
+    for number in range(24):
+        members.put(row(number, same=1, lr=(0.1, 0.3, 1.0)[number % 3], seed=number // 3))
+        if number == 15:
+            assert "lr=" not in drawn(members, 16)["text/html"]
+    html = drawn(members, 24)["text/html"]
+    groups = re.findall(r"</span> (lr=[0-9.]+ \(\d+\))", html)
+    assert groups == ["lr=0.1 (8)", "lr=0.3 (8)", "lr=1 (8)"]
+    found = re.findall(r"base64,([^\"]+)", html)
     picture, lines = (base64.b64decode(data).decode() for data in found)
     assert lines.count("<polyline") == 24
     assert picture.count("<polygon") == picture.count("<polyline") == 3
@@ -161,10 +152,7 @@ def test_many_members_leave_a_band_for_each_value_of_a_parameter():
 
 
 def test_many_different_numbers_are_cut_into_parts_and_words_stay_in_their_order():
-    rows = [
-        MemberRow(n, "", "finished", 0, None, None, "", {"x": 0.5 * n, "w": "ba"[n % 2]})
-        for n in range(12)
-    ]
+    rows = [row(n, x=0.5 * n, w="ba"[n % 2]) for n in range(12)]
     assert by(rows, "x") == {
         "x=0 to 1": [0, 1, 2],
         "x=1.5 to 2.5": [3, 4, 5],
@@ -184,9 +172,6 @@ def test_as_many_members_as_there_may_be_are_compared_once_each():
             Counted.compared += 1
             return float.__eq__(self, other)
 
-    rows = [
-        MemberRow(n, "", "finished", 0, None, None, "", {"x": Counted(0.5 * n)})
-        for n in range(2000)
-    ]
+    rows = [row(n, x=Counted(0.5 * n)) for n in range(2000)]
     assert sum(map(len, by(rows, "x").values())) == 2000
     assert Counted.compared < 10 * 2000

@@ -83,18 +83,18 @@ def test_a_notebook_does_not_name_the_machine_that_it_ran_on(tmp_path):
     assert str(tmp_path) not in state
 
 
-def test_what_json_does_not_know_is_kept_as_a_gap():
-    made = CellModel([hello(0)])
-    log(made, 0, "loss", [(0, 1.0), (math.nan, math.nan), (2, math.inf)])
-    state = json.loads(packed(ended(made)[1]["text/html"])[0])
-    assert state["curves"][0]["values"] == [1.0, None, None, None]
+def state_of(*curves: list[tuple[float, float]]) -> dict:
+    """What is kept of a loss, one curve a rank."""
+    made = CellModel([hello(rank) for rank in range(len(curves))])
+    for rank, pairs in enumerate(curves):
+        log(made, rank, "loss", pairs)
+    return json.loads(packed(ended(made)[1]["text/html"])[0])
 
 
-def test_curves_that_differ_in_the_last_digit_are_not_said_to_coincide():
-    made = CellModel([hello(rank) for rank in range(2)])
-    for rank in range(2):
-        log(made, rank, "loss", [(0, 1.0), (1, 1 + rank * 1e-12)])
-    state = json.loads(packed(ended(made)[1]["text/html"])[0])
+def test_what_json_does_not_know_is_a_gap_and_curves_apart_in_the_last_digit_do_not_coincide():
+    (curve,) = state_of([(0, 1.0), (math.nan, math.nan), (2, math.inf)])["curves"]
+    assert curve["values"] == [1.0, None, None, None]
+    state = state_of([(0, 1.0), (1, 1.0)], [(0, 1.0), (1, 1 + 1e-12)])
     assert state["curves"][0]["values"] == state["curves"][1]["values"]
     assert state["apart"] == ["loss"]
 
@@ -136,18 +136,14 @@ def test_the_end_of_the_logs_is_kept_with_what_is_standard_error(tmp_path):
     assert kept["skipped"] + sum(len(text) for text, _ in kept["pieces"]) == nbytes
 
 
-def _label_texts(html: str) -> list[str]:
-    (loss,) = images(html)
-    return [text.text for text in loss.findall("{*}text")]
-
-
 def test_an_axis_is_logarithmic_where_it_was_chosen_and_nowhere_else():
     made = CellModel([hello(0)])
     log(made, 0, "loss", [(i, 10.0**-i) for i in range(5)])
-    assert "0.6" in _label_texts(bundle(made, PlotStyle.of({}))["text/html"])
-    assert "0.001" in _label_texts(bundle(made, PlotStyle.of({"log": True}))["text/html"])
     # What has no page, as a script's report, shows what falls as it falls.
-    assert "0.001" in _label_texts(bundle(made)["text/html"])
+    chosen = PlotStyle.of({"log": True})
+    for arguments, label in (((PlotStyle.of({}),), "0.6"), ((chosen,), "0.001"), ((), "0.001")):
+        (loss,) = images(bundle(made, *arguments)["text/html"])
+        assert label in [text.text for text in loss.findall("{*}text")]
 
 
 @pytest.mark.parametrize("settings", [{"smoothing": "much"}, {"smoothing": 7}, {"selected": []}])

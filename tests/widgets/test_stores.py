@@ -45,14 +45,16 @@ def told(heads: list[dict[str, object]], payload: bytes) -> dict[int, tuple[bool
     return found
 
 
-def test_news_hold_each_point_once_and_the_last_value():
+def test_news_hold_each_point_once_and_the_last_value_also_where_it_is_not_finite():
     curves = Curves()
     curves.take(*points(0, "loss", [(0, 5), (1, 4)]))
     assert told(*curves.news()) == {0: (False, [5, 4, 4])}
-    curves.take(*points(0, "loss", [(2, 3)]))
-    assert told(*curves.news()) == {0: (False, [3, 3])}
+    curves.take(*points(0, "loss", [(2, math.inf)]))
+    assert told(*curves.news()) == {0: (False, [math.inf, math.inf])}
     assert told(*curves.news()) == {}
-    assert told(*curves.everything()) == {0: (True, [5, 4, 3, 3])}
+    assert told(*curves.everything()) == {0: (True, [5, 4, math.inf, math.inf])}
+    curves.take(*points(0, "loss", [(3, math.nan)]))
+    assert math.isnan(told(*curves.news())[0][1][-1])
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_last_value():
@@ -78,14 +80,6 @@ def test_all_curves_together_are_bounded():
     assert len(curves.series) == 640
 
 
-def test_values_that_are_not_finite_cross_as_they_are():
-    curves = Curves()
-    curves.take(*points(0, "loss", [(0, math.inf), (1, math.nan)]))
-    values = told(*curves.news())[0][1]
-    assert values[0] == math.inf
-    assert math.isnan(values[-1])
-
-
 def totals(calls: int, wait: float, transfer: float, last: dict[int, tuple[int, float]]):
     spans = tuple((rank, *pair) for rank, pair in last.items())
     seconds = wait, transfer, transfer, transfer / calls
@@ -94,15 +88,10 @@ def totals(calls: int, wait: float, transfer: float, last: dict[int, tuple[int, 
     )
 
 
-@pytest.fixture
-def table():
+def test_calls_of_one_kind_are_one_row_and_the_rank_that_others_waited_for_is_named():
     table = TimingTable()
     table.take(Timings(0, 1, (totals(10, 3.0, 1e-5, {1: (9, 3.0), 0: (1, 0.0)}),)))
     table.take(Timings(1, 1, (totals(10, 0.1, 1e-5, {1: (9, 0.0), 0: (1, 0.1)}),)))
-    return table
-
-
-def test_calls_of_one_kind_are_one_row_and_the_rank_that_others_waited_for_is_named(table):
     straggler = table.straggler()
     assert (straggler.rank, straggler.times, straggler.calls) == (1, 9, 10)
     assert straggler.seconds == pytest.approx(3.0)
@@ -111,12 +100,9 @@ def test_calls_of_one_kind_are_one_row_and_the_rank_that_others_waited_for_is_na
     assert row.wait_seconds == pytest.approx(1.55)
     # algbw = 10 × 1000 B / 10 µs = 1 GB/s; 2 (n − 1) / n is 1 for two ranks.
     assert row.busbw_gbps == pytest.approx(1.0)
-
-
-def test_later_totals_replace_earlier_ones(table):
+    # Later totals replace earlier ones.
     table.take(Timings(0, 1, (totals(20, 5.0, 2e-5, {1: (19, 5.0)}),)))
-    assert table.by_rank()[0].calls == 20
-    assert table.by_rank()[0].wait_seconds == 5.0
+    assert (table.by_rank()[0].calls, table.by_rank()[0].wait_seconds) == (20, 5.0)
 
 
 def test_a_tile_keeps_how_its_rank_left():
@@ -218,17 +204,11 @@ def test_memory_is_shown_where_a_rank_has_clearly_more_or_less_of_it(sizes, show
     assert bool(seen(*sizes).shown) is shown
 
 
-def test_memory_that_does_not_change_is_shown_where_all_is_asked_for():
-    memory = seen(300, 300)
+def test_memory_of_both_kinds_is_shown_where_all_is_asked_for():
+    memory = seen(300, 300, gpu=2000)
     assert memory.tables() == []
     memory.asked = True
-    (table,) = memory.tables()
-    assert table.rows[0] == ["rank 0", "300 MB", "300 MB", "300 MB"]
-
-
-def test_the_memory_of_gpus_is_a_curve_of_its_own():
-    memory = seen(300, 900, gpu=2000)
-    memory.asked = True
+    assert memory.tables()[0].rows[0] == ["rank 0", "300 MB", "300 MB", "300 MB"]
     assert memory.shown == ["memory in MB, by second", "GPU memory in MB, by second"]
 
 

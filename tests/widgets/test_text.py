@@ -55,11 +55,9 @@ def test_text_becomes_the_lines_that_a_terminal_shows(pieces: list[str], lines: 
     assert fed(*(("err", piece) for piece in pieces)) == [Line("err", line) for line in lines]
 
 
-def test_standard_error_does_not_end_up_in_a_line_of_standard_output() -> None:
-    assert fed(("out", "a"), ("err", "b\n")) == [Line("out", "a"), Line("err", "b")]
-
-
 def test_lines_that_may_still_change_are_kept_back_where_asked() -> None:
+    # Nor does standard error end up in a line of standard output.
+    assert fed(("out", "a"), ("err", "b\n")) == [Line("out", "a"), Line("err", "b")]
     text = RankText()
     text.feed("out", "a\nb")
     assert text.take(ended_only=True) == [Line("out", "a")]
@@ -107,17 +105,12 @@ def test_short_text_stays_text_and_long_text_has_a_scroller() -> None:
         ("91", "color: #d04437"),
         ("38;2;1;2;3", "color: rgb(1, 2, 3)"),
         ("48;5;1;4", "text-decoration: underline"),
+        ("1;4;32ma\x1b[39mb\x1b[22", "text-decoration: underline"),  # what ends a colour
     ],
 )
 def test_colour_codes_of_long_text_are_styles(codes: str, style: str) -> None:
     html = shown_as(f"\x1b[{codes}m<a>\x1b[0m & b" + "\n" * 99)["text/html"]
     assert f'<span style="{style}">&lt;a&gt;</span> &amp; b' in html
-
-
-def test_what_ends_a_colour_leaves_the_rest_of_the_style() -> None:
-    html = shown_as("\x1b[1;4;32ma\x1b[39mb\x1b[22mc\x1b[24md" + "\n" * 99)["text/html"]
-    assert html.partition("<pre")[2].count("<span") == 3
-    assert '<span style="text-decoration: underline">c</span>d' in html
 
 
 def out(*texts: str) -> list[Line]:
@@ -142,9 +135,7 @@ def rows(lines: dict[int, list[Line]]) -> list[tuple[tuple[int, ...], str]]:
 )
 def test_equal_lines_of_ranks_become_one_row(lines, merged) -> None:
     assert rows({rank: out(*texts) for rank, texts in enumerate(lines)}) == merged
-
-
-def test_lines_that_differ_in_their_stream_only_are_not_the_same() -> None:
+    # Lines that differ in their stream are not equal.
     assert len(merge({0: [Line("out", "x")], 1: [Line("err", "x")]})) == 2
 
 

@@ -102,8 +102,8 @@ def test_a_steps_time_is_that_between_the_first_and_the_last_that_were_logged():
     assert table.rows == [["rank 0", "200 ms", "100 ms", "100 ms"]]
 
 
-@pytest.mark.parametrize("ranks", [1, 16, 300])
-def test_the_strips_of_many_ranks_stay_small(ranks):
+@pytest.mark.parametrize("ranks", [1, 16, 64, 300])
+def test_the_strips_of_many_ranks_stay_small_for_a_page_and_in_a_notebook(ranks):
     figures = CellModel([hello(rank) for rank in range(ranks)])
     for different in range(min(ranks, 10)):
         spans = Spans(0.0)
@@ -115,6 +115,11 @@ def test_the_strips_of_many_ranks_stay_small(ranks):
             figures.take(record, payloads)
             assert sum(map(len, payloads)) <= 5 * BINS
     assert len(bundle(figures)["text/html"]) < 200_000
+    page = figures.strips.news()
+    assert len(page["rows"]) == min(ranks, 128)
+    assert len(page["bins"]) <= 4096 * 5 * 4 / 3 + 4
+    assert figures.strips.bins * min(ranks, 128) <= 4096
+    assert len(json.dumps(page)) < 60_000
 
 
 def live(spans: Spans, seconds: float, each: int, since: list[float]) -> tuple[Strip, list[bytes]]:
@@ -159,20 +164,6 @@ def test_a_wait_that_goes_on_is_counted_while_it_does():
         assert array("h", spans.waited_for(bins))[bins - 2] == 2
     assert spans.changed_at <= 1.0
     assert not any(spans.shares(bins))
-
-
-@pytest.mark.parametrize("ranks", [4, 64, 200])
-def test_what_a_page_is_told_of_many_ranks_is_bounded(ranks):
-    strips = Strips(ranks)
-    for rank in range(ranks):
-        spans = Spans(0.0)
-        spans.call(7.9, 4.0, 1.0, 1)
-        strips.take(*told(spans, 7.9, rank=rank))
-    page = strips.news()
-    assert len(page["rows"]) == min(ranks, 128)
-    assert len(page["bins"]) <= 4096 * 5 * 4 / 3 + 4
-    assert strips.bins * min(ranks, 128) <= 4096
-    assert len(json.dumps(page)) < 60_000
 
 
 def test_whom_a_rank_waited_for_most_stands_in_each_bin():
