@@ -81,13 +81,3 @@ def test_the_end_of_what_a_host_runs_for_its_ranks_is_named_with_the_host(hosts,
     hosts.on("h2", "kill", "-9", found.split()[1])
     assert cell.wait(NAMED_SECONDS + SLACK_SECONDS).error_name == "ClusterLost"
     assert cell.error_value.startswith("Host h2 "), cell.error_value
-
-
-def test_a_host_that_crashes_is_named_within_its_lease(hosts, notebook):
-    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
-    hosts.crash("h2")
-    try:
-        cell.wait(NAMED_SECONDS + SLACK_SECONDS)
-        assert cell.error_value.startswith("Host h2 is cut off or has crashed"), cell.text
-    finally:
-        hosts.boot("h2")

@@ -46,13 +46,7 @@ def notebook(new_notebook: NewNotebook, commands: Path) -> Iterator[NotebookOnAH
     opened.check_nothing_left()
 
 
-def test_ranks_run_on_the_hosts_of_the_job_and_stop_ends_it(notebook, system):
-    cell = notebook.on_ranks("import socket; socket.gethostname()", f"--on {system} {OPTIONS}")
-    assert cell.text.endswith("ranks 0–1 → 'h1'\nranks 2–3 → 'h2'\n"), cell.text
-    assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
-
-
-def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(notebook, system, commands):
+def test_a_job_waits_runs_stops_and_is_named_where_it_is_cancelled(notebook, system, commands):
     (commands / "hold").touch()
     cell = notebook.start_on_ranks("rank", f"--on {system} {OPTIONS}")
     reason = {"pbs": "Insufficient amount of resource", "lsf": "Job slot limit reached"}[system]
@@ -60,8 +54,11 @@ def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(notebook, system,
     notebook.interrupt()
     assert cell.wait().error_name == "KeyboardInterrupt"
 
+    (commands / "hold").unlink()
+    cell = notebook.on_ranks("import socket; socket.gethostname()", f"--on {system} {OPTIONS}")
+    assert cell.text.endswith("ranks 0–1 → 'h1'\nranks 2–3 → 'h2'\n"), cell.text
+    assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
 
-def test_a_job_that_is_cancelled_is_named_so(notebook, system, commands):
     notebook.on_ranks("rank", f"--on {system} {OPTIONS}")
     cell = notebook.start_on_ranks("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
     notebook._hosts.on("h0", str(commands / COMMANDS[system][2]), "7")

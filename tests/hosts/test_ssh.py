@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-SSH = "--on ssh:h1:2,h2:2"
+from tests import labs
+from tests.hosts.conftest import SSH
 
 
 def test_ranks_run_on_the_hosts_that_are_named_and_know_their_places(notebook):
@@ -15,11 +16,12 @@ def test_ranks_run_on_the_hosts_that_are_named_and_know_their_places(notebook):
         ("2", "('h2', 0, 1)"),
         ("3", "('h2', 1, 1)"),
     ]
-
-
-def test_status_tells_the_host_of_every_rank(notebook):
+    assert notebook.on_ranks("rank * 2", "-r 1-2").text == "rank 1 → 2\nrank 2 → 4\n"
     text = notebook.run("%distributed status").text
     assert text.index("h1") < text.index("rank 1") < text.index("h2") < text.index("rank 2")
+    notebook.run("import allranks, socket\nfrom allranks.cluster import cluster as held")
+    asked = "sorted(set(held.session.running.client()[:].apply_sync(socket.gethostname)))"
+    assert notebook.value(asked) == "['h1', 'h2']"
 
 
 def test_what_ranks_can_be_started_on_is_listed_with_why_what_cannot(notebook):
@@ -42,58 +44,37 @@ def test_the_logs_of_ranks_can_be_read_where_hosts_share_no_folder(hosts, new_no
             hosts.on(name, "rm", "-r", "/tmp/logs")
 
 
-def test_ranks_of_all_hosts_add_up(notebook):
-    cell = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.full(9, rank), op=Sum)[0])")
-    assert cell.text == "ranks 0–3 → 6.0\n"
-
-
-def test_a_cell_for_some_ranks_reaches_those_of_both_hosts(notebook):
-    assert notebook.on_ranks("rank * 2", "-r 1-2").text == "rank 1 → 2\nrank 2 → 4\n"
-
-
-def test_what_the_ranks_have_and_say_goes_both_ways(notebook):
+def test_what_the_ranks_have_and_say_goes_both_ways_whole_and_in_order(notebook):
     notebook.run("import numpy as np\nweights = np.arange(300_000.0)")
     notebook.run("%distributed push weights")
-    cell = notebook.on_ranks("total = weights.sum() + rank\nfor n in range(3): print(n)\ntotal")
-    assert cell.status == "ok", cell.text
-    assert "ranks 0–3 │ 0\n          │ 1\n          │ 2\n" in cell.text
-    pulled = notebook.value("%distributed pull total")
-    assert re.findall(r"\d: .*?(\d)\.0", pulled) == ["0", "1", "2", "3"]
-
-
-def test_what_ranks_write_again_and_again_is_whole_and_in_the_order_of_each(notebook):
     cell = notebook.on_ranks(
-        "import time\nfor n in range(40):\n    print(f'{rank}:{n}')\n    time.sleep(0.01)"
+        "import time\ntotal = allreduce(weights, op=Sum).sum() + rank\n"
+        "for n in range(3): print(n)\n"
+        "for n in range(40):\n    print(f'{rank}:{n}')\n    time.sleep(0.01)"
     )
     assert cell.status == "ok", cell.text
+    assert "ranks 0–3 │ 0\n          │ 1\n          │ 2\n" in cell.text
     told, label = [], ""
-    for line in cell.text.splitlines():
+    for line in cell.text.splitlines()[3:]:
         named, _, text = line.partition("│")
         label = named.strip() or label
         told.append((label, text.strip()))
     for rank in range(4):
         mine = [text for label, text in told if label == f"rank {rank}"]
         assert mine == [f"{rank}:{n}" for n in range(40)]
+    pulled = notebook.value("%distributed pull total")
+    assert re.findall(r"\d: .*?(\d)\.0", pulled) == ["0", "1", "2", "3"]
 
 
-def test_the_rank_that_fails_is_named_with_its_host_and_the_others_are_waiting(notebook):
+def test_a_rank_that_fails_is_named_with_its_host_and_an_interrupt_reaches_all(notebook):
     cell = notebook.on_ranks("import numpy as np\nif rank == 3: 1 / 0\nallreduce(np.ones(9))")
     assert cell.error_name == "CellFailed"
     assert "rank 3 (h2, cpu) raised ZeroDivisionError at line 3" in cell.text
     assert "ranks 0–2 were waiting" in cell.text
-
-
-def test_an_interrupt_reaches_the_ranks_of_all_hosts(notebook):
     cell = notebook.start_on_ranks("import time; print('here'); time.sleep(60)").wait_for("here")
     notebook.interrupt()
     assert cell.wait().error_name == "CellInterrupted", cell.text
     assert notebook.on_ranks("kept", "-r 3").text == "rank 3 → 30\n"
-
-
-def test_ipyparallel_reaches_the_ranks_of_all_hosts(notebook):
-    notebook.run("import allranks, socket\nfrom allranks.cluster import cluster as held")
-    asked = "sorted(set(held.session.running.client()[:].apply_sync(socket.gethostname)))"
-    assert notebook.value(asked) == "['h1', 'h2']"
 
 
 @pytest.mark.parametrize(
@@ -110,3 +91,25 @@ def test_what_cannot_be_is_refused_and_the_ranks_live_on(notebook, where, said):
     cell = notebook.run(f"%distributed restart --on {where}")
     assert (cell.error_name, said in cell.error_value) == ("UsageError", True), cell.text
     assert notebook.on_ranks("kept", "-r 0").text == "rank 0 → 0\n"
+
+
+#: What cells write to the temporary folder is to be read on both hosts.
+PLACE = '[pair]\non = "{on}"\nenvironment = {{ TMPDIR = "{folder}" }}\n'
+
+
+def test_a_lab_runs_on_two_hosts_unchanged(hosts, new_notebook):
+    folder = hosts.shared / "temporary"
+    folder.mkdir()
+    sites = hosts.shared / "sites.toml"
+    sites.write_text(PLACE.format(on=SSH.split()[1], folder=folder))
+    notebook = new_notebook(env={"ALLRANKS_SITES": str(sites)})
+    started = notebook.run("%distributed start --on pair", timeout=120)
+    assert "started ranks 0–3 on h1, h2" in started.text
+    lab, failed = labs.solved("02_allreduce"), []
+    for cell in labs.code_cells(lab):
+        ran = notebook.run(cell.source, timeout=120)
+        if ran.status != "ok":
+            failed.append((cell.id, ran.error_value))
+        assert "started ranks" not in ran.text, ran.text
+    assert [cell for cell, _ in failed] == labs.tagged(lab, labs.FAILS), failed
+    notebook.shutdown()
