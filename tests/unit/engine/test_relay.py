@@ -75,26 +75,21 @@ def config(tmp_path):
         ({"log_dir": "/proc/logs"}, "/proc/logs"),
         ({"commands_url": "ipc:///nowhere/commands"}, "/nowhere/commands"),
         ({"work_dir": "/nowhere"}, "the notebook's folder /nowhere is not there"),
+        ({}, "File exists"),
     ],
 )
-def test_a_host_that_cannot_begin_says_why_and_leaves_no_folder(notebook, config, instead, said):
+def test_a_host_that_cannot_begin_says_why_and_leaves_what_was_there(
+    notebook, config, instead, said
+):
+    if not instead:
+        Path(config.session_dir).mkdir()
     relay = notebook.relay(notebook.invitation("h1"))
     notebook.wait_for("host_up")
     notebook.wire.command("h1", "config", dataclasses.replace(config, **instead).to_json())
     assert said in notebook.wait_for("host_refused")["problem"]
     assert notebook.wait_for("host_down")["why"] == "could not begin"
     assert relay.wait(SECONDS) == 0
-    assert not Path(config.session_dir).exists()
-
-
-def test_a_folder_that_was_there_already_is_left(notebook, config):
-    Path(config.session_dir).mkdir()
-    notebook.relay(notebook.invitation("h1"))
-    notebook.wait_for("host_up")
-    notebook.wire.command("h1", "config", config.to_json())
-    assert "File exists" in notebook.wait_for("host_refused")["problem"]
-    notebook.wait_for("host_down")
-    assert Path(config.session_dir).exists()
+    assert Path(config.session_dir).exists() == (not instead)
 
 
 def test_a_relay_that_looks_for_the_notebook_ends_with_its_launcher(notebook):

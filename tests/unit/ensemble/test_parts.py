@@ -1,6 +1,5 @@
 """The parts of an ensemble that need no ranks: options, results, stores, estimates, predictions."""
 
-import builtins
 import json
 import os
 import pickle
@@ -348,20 +347,12 @@ def test_the_median_stops_what_is_worse_and_compares_at_finite_steps():
         stopper.ended(member, float(member))
     assert stopper.report(5, [(step, 0.0) for step in range(5)])
     assert not stopper.report(6, [(step, 9.0) for step in range(5)])
-    pytest.importorskip("optuna", reason="pip install 'allranks[early]'")
     stopper = Early("halving", lower=True, grace=1)
     assert not stopper.report(0, [(float("nan"), 1.0), (float("inf"), 1.0)])
 
 
 def test_without_optuna_it_is_said_what_to_type(monkeypatch):
-    find = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name == "optuna":
-            raise ImportError(name)
-        return find(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingDependency, match=r"pip install 'allranks\[early\]'"):
         Early("halving", True, None)
 
@@ -382,15 +373,11 @@ def test_the_best_is_found_by_name_and_direction():
         Runs([Member(0, {"lr": 1})]).best()
 
 
-def table(count=3):
-    arena = Arena()
-    members = [ended(n, lr=10.0**-n) for n in range(count)]
+def table():
+    members = [ended(n, lr=10.0**-n) for n in range(3)]
     for member in members:
         member.numbers = {"accuracy": 0.5 + member.number / 10}
-        member.place = arena.put(
-            packed({"p": np.full(4, float(member.number)), "y": [member.number // 2] * 2})
-        )
-    return Runs([*members, Member(count, {"lr": 9.0}, state=FAILED, error="ValueError: no")])
+    return Runs([*members, Member(3, {"lr": 9.0}, state=FAILED, error="ValueError: no")])
 
 
 def test_the_table_tells_parameters_metrics_and_errors():
