@@ -52,96 +52,6 @@ _TOLD_SECONDS, _LIMIT_SECONDS = 30.0, 300.0
 _ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL print more."
 
 
-class NcclConnection:
-    """A group's communicator of this epoch, made when it is first needed."""
-
-    def __init__(self, members: Members, device: Device, host: Transport) -> None:
-        self.members, self.device, self.host = members, device, host
-        self._comm: Communicator | None = None
-        self._making: _Making | None = None
-
-    def comm(self, call: Call) -> Steps[Communicator]:
-        """The communicator. Collective over the group, whose members have all arrived."""
-        if self._comm is None:
-            unique = yield from self._unique(call)
-            making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
-            try:
-                start_thread(making)
-            except RuntimeError as error:
-                raise TransportFailed(
-                    f"NCCL needs a thread to connect {label(self.members.ranks)}: {error}. "
-                    "ulimit -u shows how many this user may have; in a container --pids-limit=-1."
-                ) from error
-            call.stage += 1
-            began, warned = time.monotonic(), False
-            while making.is_alive():
-                yield call
-                waited = time.monotonic() - began
-                if waited > _TOLD_SECONDS and not warned:
-                    warned = True
-                    self.device.notice(f"{self._late(waited)} It keeps waiting.")
-                if waited > _LIMIT_SECONDS:
-                    raise TransportFailed(self._late(waited))
-            if making.problem is not None:
-                ranks = label(self.members.ranks)
-                raise TransportFailed(
-                    f"NCCL could not connect {ranks}: {making.problem}. {_ADVICE}"
-                ) from making.problem
-            self._comm, self._making = making.comm, None
-        assert self._comm is not None
-        return self._comm
-
-    def _late(self, waited: float) -> str:
-        return (
-            f"NCCL has not connected {label(self.members.ranks)} within {waited:.0f} s: it needs a "
-            "network interface that all of them reach (NCCL_SOCKET_IFNAME=eth0 names it) and room "
-            f"in /dev/shm (df -h /dev/shm; in a container --shm-size=1g). {_ADVICE}"
-        )
-
-    def _unique(self, call: Call) -> Steps[bytes]:
-        """The first member's unique id, on all members; the byte before it is 1 if there is one."""
-        word = np.zeros(1 + _ID_NBYTES, np.uint8)
-        problem: Exception | None = None
-        if self.members.me == 0:
-            try:
-                word[1:] = np.frombuffer(load_nccl().get_unique_id(), np.uint8)
-                word[0] = 1
-            except Exception as error:
-                problem = error
-        yield from call.moved(self.host.broadcast, word, 0)
-        if not word[0]:
-            why = str(problem) if problem is not None else "see its own error"
-            raise TransportFailed(
-                f"NCCL could not start on rank {self.members.ranks[0]}: {why}. {_ADVICE}"
-            ) from problem
-        return word[1:].tobytes()
-
-    def check(self) -> None:
-        """Raises `TransportFailed` if launched work has failed since."""
-        if self._comm is not None:
-            try:
-                is_in_progress(self._comm)
-            except RuntimeError as error:
-                raise _failed(error) from error
-
-    @contextmanager
-    def launching(self) -> Iterator[None]:
-        """Raises `TransportFailed` if NCCL refuses a launch within."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise _failed(error) from error
-
-    def abandon(self) -> None:
-        making, comm = self._making, self._comm
-        self._making = self._comm = None
-        if making is not None:
-            making.leave()
-        if comm is not None:
-            # Freeing a communicator that hangs would hang.
-            self.device.aborts.park(comm)
-
-
 class _Making(threading.Thread):
     """Creates a communicator; aborts it itself if the call was left meanwhile."""
 
@@ -223,12 +133,17 @@ def is_in_progress(comm: Communicator) -> bool:
     return False
 
 
-def _failed(error: RuntimeError) -> TransportFailed:
-    more = last_error()
-    return TransportFailed(
-        f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of it, and "
-        f"the next cell starts a fresh communicator. {_ADVICE}"
-    )
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Raises `TransportFailed` if NCCL refuses a launch within, or reports a failed one."""
+    try:
+        yield
+    except RuntimeError as error:
+        more = last_error()
+        raise TransportFailed(
+            f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of it, "
+            f"and the next cell starts a fresh communicator. {_ADVICE}"
+        ) from error
 
 
 def last_error() -> str:
@@ -318,36 +233,102 @@ class NcclTransport:
     name = "nccl"
 
     def __init__(self, members: Members, device: Device, host: Transport) -> None:
-        self.members, self.device = members, device
-        self.connection = NcclConnection(members, device, host)
+        self.members, self.device, self.host = members, device, host
         self.stream = device.collectives
+        self._comm: Communicator | None = None
+        self._making: _Making | None = None
+
+    @property
+    def comm(self) -> Communicator:
+        """The group's communicator of this epoch, after `connect`."""
+        assert self._comm is not None
+        return self._comm
+
+    def connect(self, call: Call) -> Steps[None]:
+        """Makes the communicator, the first time. Collective; all members have arrived."""
+        if self._comm is not None:
+            return
+        unique = yield from self._unique(call)
+        making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
+        ranks = label(self.members.ranks)
+        try:
+            start_thread(making)
+        except RuntimeError as error:
+            raise TransportFailed(
+                f"NCCL needs a thread to connect {ranks}: {error}. "
+                "ulimit -u shows how many this user may have; in a container --pids-limit=-1."
+            ) from error
+        call.stage += 1
+        began, warned = time.monotonic(), False
+        while making.is_alive():
+            yield call
+            waited = time.monotonic() - began
+            if waited > _TOLD_SECONDS and not warned:
+                warned = True
+                self.device.notice(f"{self._late(waited)} It keeps waiting.")
+            if waited > _LIMIT_SECONDS:
+                raise TransportFailed(self._late(waited))
+        if making.problem is not None:
+            raise TransportFailed(
+                f"NCCL could not connect {ranks}: {making.problem}. {_ADVICE}"
+            ) from making.problem
+        self._comm, self._making = making.comm, None
+
+    def _late(self, waited: float) -> str:
+        return (
+            f"NCCL has not connected {label(self.members.ranks)} within {waited:.0f} s: it needs a "
+            "network interface that all of them reach (NCCL_SOCKET_IFNAME=eth0 names it) and room "
+            f"in /dev/shm (df -h /dev/shm; in a container --shm-size=1g). {_ADVICE}"
+        )
+
+    def _unique(self, call: Call) -> Steps[bytes]:
+        """The first member's unique id, on all members; the byte before it is 1 if there is one."""
+        word = np.zeros(1 + _ID_NBYTES, np.uint8)
+        problem: Exception | None = None
+        if self.members.me == 0:
+            try:
+                word[1:] = np.frombuffer(load_nccl().get_unique_id(), np.uint8)
+                word[0] = 1
+            except Exception as error:
+                problem = error
+        yield from call.moved(self.host.broadcast, word, 0)
+        if not word[0]:
+            why = str(problem) if problem is not None else "see its own error"
+            raise TransportFailed(
+                f"NCCL could not start on rank {self.members.ranks[0]}: {why}. {_ADVICE}"
+            ) from problem
+        return word[1:].tobytes()
 
     def abandon(self) -> None:
         """Ends work under way on the GPU; no other member needs to take part."""
-        self.connection.abandon()
+        making, comm = self._making, self._comm
+        self._making = self._comm = None
+        if making is not None:
+            making.leave()
+        if comm is not None:
+            # Freeing a communicator that hangs would hang.
+            self.device.aborts.park(comm)
 
     def allreduce(
         self, call: Call, source: Array, out: Array, reduction: Arithmetic
     ) -> Steps[None]:
-        comm = yield from self.connection.comm(call)
         form = nccl_form(reduction.op, reduction.dtype)
         if form is None:
-            yield from self._by_pieces(call, comm, source, out, reduction)
+            yield from self._by_pieces(call, source, out, reduction)
             return
 
         def launch(view: Array, into: Array, form: NcclForm, stream: Stream) -> None:
             send, recv = view.data.ptr, into.data.ptr
-            comm.allReduce(send, recv, view.size, form.code, form.op, stream.ptr)
+            self.comm.allReduce(send, recv, view.size, form.code, form.op, stream.ptr)
 
         yield from self._reduce(call, source, out, reduction, form, launch)
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Steps[None]:
-        comm = yield from self.connection.comm(call)
         form = nccl_form(reduction.op, reduction.dtype)
         if form is None:
-            yield from self._collect(call, comm, source, bounds, out, reduction)
+            yield from self._collect(call, source, bounds, out, reduction)
             return
 
         def launch(view: Array, into: Array, form: NcclForm, stream: Stream) -> None:
@@ -355,29 +336,29 @@ class NcclTransport:
             sizes = [(high - low) * width for low, high in pairwise(bounds)]
             if len(set(sizes)) == 1:
                 send, recv = view.data.ptr, into.data.ptr
-                comm.reduceScatter(send, recv, sizes[0], code, op, stream.ptr)
+                self.comm.reduceScatter(send, recv, sizes[0], code, op, stream.ptr)
                 return
             with _at_once(load_nccl()):
                 for root, piece in enumerate(cut(view, sizes)):
                     if piece.size:
                         # Only the root's output is written, but every member has to pass one.
                         recv = (into if root == self.members.me else piece).data.ptr
-                        comm.reduce(piece.data.ptr, recv, piece.size, code, op, root, stream.ptr)
+                        self.comm.reduce(
+                            piece.data.ptr, recv, piece.size, code, op, root, stream.ptr
+                        )
 
         yield from self._reduce(call, source, out, reduction, form, launch)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
-        comm = yield from self.connection.comm(call)
         at, nbytes = array.data.ptr, array.nbytes
         if nbytes:
             yield from self._move(
-                call, lambda stream: comm.broadcast(at, at, nbytes, BYTES, root, stream.ptr)
+                call, lambda stream: self.comm.broadcast(at, at, nbytes, BYTES, root, stream.ptr)
             )
 
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int], root: int
     ) -> Steps[list[Array]]:
-        comm = yield from self.connection.comm(call)
         members = self.members
         reads = root in (-1, members.me)
         out = self.device.empty((sum(lengths) if reads else 0,), source.dtype)
@@ -386,26 +367,27 @@ class NcclTransport:
             send, recv, nbytes = source.data.ptr, out.data.ptr, source.nbytes
             if nbytes:
                 yield from self._move(
-                    call, lambda stream: comm.allGather(send, recv, nbytes, BYTES, stream.ptr), out
+                    call,
+                    lambda stream: self.comm.allGather(send, recv, nbytes, BYTES, stream.ptr),
+                    out,
                 )
         else:
             to = [(i, source) for i in (range(members.size) if root < 0 else [root])]
-            yield from self._exchange(call, comm, to, list(enumerate(pieces)) if reads else [])
+            yield from self._exchange(call, to, list(enumerate(pieces)) if reads else [])
         return pieces
 
     def alltoall(
         self, call: Call, source: Array, table: Sequence[Sequence[int]]
     ) -> Steps[list[Array]]:
-        comm = yield from self.connection.comm(call)
         lengths = [row[self.members.me] for row in table]
         out = self.device.empty((sum(lengths),), source.dtype)
         pieces = cut(out, lengths)
         mine = cut(source, table[self.members.me])
-        yield from self._exchange(call, comm, list(enumerate(mine)), list(enumerate(pieces)))
+        yield from self._exchange(call, list(enumerate(mine)), list(enumerate(pieces)))
         return pieces
 
     def _by_pieces(
-        self, call: Call, comm: Communicator, source: Array, out: Array, reduction: Arithmetic
+        self, call: Call, source: Array, out: Array, reduction: Arithmetic
     ) -> Steps[None]:
         """For arithmetic that NCCL lacks: sums of half precision in float32, products of complex
         numbers, and minima and maxima with NaNs.
@@ -416,16 +398,13 @@ class NcclTransport:
         size, me = self.members.size, self.members.me
         bounds = [source.size * i // size for i in range(size + 1)]
         parts = [out[low:high] for low, high in pairwise(bounds)]
-        yield from self._collect(call, comm, source, bounds, parts[me], reduction)
+        yield from self._collect(call, source, bounds, parts[me], reduction)
         to = [(i, parts[me]) for i in range(size) if i != me]
-        yield from self._exchange(
-            call, comm, to, [(i, part) for i, part in enumerate(parts) if i != me]
-        )
+        yield from self._exchange(call, to, [(i, part) for i, part in enumerate(parts) if i != me])
 
     def _collect(
         self,
         call: Call,
-        comm: Communicator,
         source: Array,
         bounds: Sequence[int],
         out: Array,
@@ -438,17 +417,15 @@ class NcclTransport:
             whole = np.empty_like(source, shape=(size * count,))
         theirs = [whole[i * count : (i + 1) * count] for i in range(size)]
         mine = [ready[low:high] for low, high in pairwise(bounds)]
-        yield from self._exchange(call, comm, list(enumerate(mine)), list(enumerate(theirs)))
+        yield from self._exchange(call, list(enumerate(mine)), list(enumerate(theirs)))
         if count:
             with self.device.behind_caller(call, self.stream) as stream:
                 reduction.combine(theirs, out)
                 done = self._event(stream)
-            yield from self.device.wait(done, call, self.connection.check)
+            yield from self.device.wait(done, call, self._check)
             self.device.events.give_back(done, timed=True)
 
-    def _exchange(
-        self, call: Call, comm: Communicator, sends: Pieces, receives: Pieces
-    ) -> Steps[None]:
+    def _exchange(self, call: Call, sends: Pieces, receives: Pieces) -> Steps[None]:
         """Sends and receives bytes in one group; what goes to this member is copied."""
         me = self.members.me
         out = {i: as_bytes(piece) for i, piece in receives if piece.nbytes}
@@ -460,9 +437,9 @@ class NcclTransport:
             with _at_once(load_nccl()):
                 for member, piece in ins.items():
                     if member != me:
-                        comm.send(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
+                        self.comm.send(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
                 for member, piece in out.items():
-                    comm.recv(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
+                    self.comm.recv(piece.data.ptr, piece.nbytes, BYTES, member, stream.ptr)
 
         yield from self._move(call, launch, sends, receives)
 
@@ -483,7 +460,7 @@ class NcclTransport:
                     ready, total = ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
                 call.held = [call.held, ready, total]
                 began = self._event(stream)
-                with self.connection.launching():
+                with _failing():
                     launch(form.view(ready), form.view(total), form, stream)
             with self.device.on(self.stream) as stream:
                 ended = self._event(stream)
@@ -496,17 +473,23 @@ class NcclTransport:
         with self.device.behind_caller(call, self.stream) as stream:
             call.held = [call.held, *held]
             began = self._event(stream)
-            with self.connection.launching():
+            with _failing():
                 launch(stream)
         ended = self._event(self.stream)
         yield from self._wait(call, began, ended, ended)
+
+    def _check(self) -> None:
+        """Raises `TransportFailed` if launched work has failed since."""
+        if self._comm is not None:
+            with _failing():
+                is_in_progress(self._comm)
 
     def _event(self, stream: Stream) -> Event:
         return self.device.event(stream, timed=True)
 
     def _wait(self, call: Call, began: Event, ended: Event, done: Event) -> Steps[None]:
         """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
-        yield from self.device.wait(done, call, self.connection.check)
+        yield from self.device.wait(done, call, self._check)
         milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
         call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
         self.device.events.give_back(*{began, ended, done}, timed=True)

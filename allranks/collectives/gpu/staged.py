@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from mmap import PAGESIZE
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,15 +38,6 @@ BLOCK_BYTES = 4 << 20
 Copy = Callable[[int, Host], None]
 
 
-class Blocks(NamedTuple):
-    """A group's blocks on this rank, and the places of the other members' blocks if shared."""
-
-    down: list[Host]
-    up: list[Host]
-    offers: list[list[Offer]]
-    """For each of the two turns every member's places; empty without shared memory."""
-
-
 class StagedTransport:
     """Transport of GPU arrays by the group's transport between host memories."""
 
@@ -55,18 +46,21 @@ class StagedTransport:
     def __init__(self, members: Members, device: Device, host: Transport) -> None:
         self.members, self.device, self.host = members, device, host
         self._window = host.window if isinstance(host, SharedMemoryTransport) else None
-        self._known: Blocks | None = None
+        self._down: list[Host] = []
+        self._up: list[Host] = []
+        """The group's blocks on this rank, for each of the two turns."""
+        self._offers: list[list[Offer]] = []
+        """For each turn the places of every member's blocks; empty without shared memory."""
 
     def abandon(self) -> None:
         """Does nothing: no work on the GPU waits for others. `GpuTransport` keeps the arrays."""
 
-    def _blocks(self, call: Call) -> Steps[Blocks]:
-        """The group's blocks of this epoch. Collective, within a call that all agreed on."""
-        if self._known is None:
+    def connect(self, call: Call) -> Steps[None]:
+        """Allocates the blocks of this epoch, the first time. Collective; all have agreed."""
+        if not self._down:
             blocks = list(self._memory().reshape(4, BLOCK_BYTES))
-            down, up = blocks[:2], blocks[2:]
-            self._known = Blocks(down, up, (yield from self._offers(call, down, up)))
-        return self._known
+            offers = yield from self._shared_places(call, blocks[:2], blocks[2:])
+            self._down, self._up, self._offers = blocks[:2], blocks[2:], offers
 
     def _memory(self) -> Host:
         """Pinned memory for four blocks, if possible in shared memory."""
@@ -86,7 +80,9 @@ class StagedTransport:
             kept[number] = whole
         return whole
 
-    def _offers(self, call: Call, down: list[Host], up: list[Host]) -> Steps[list[list[Offer]]]:
+    def _shared_places(
+        self, call: Call, down: list[Host], up: list[Host]
+    ) -> Steps[list[list[Offer]]]:
         window = self._window
         if window is None:
             return []
@@ -103,7 +99,6 @@ class StagedTransport:
     def _pipeline(
         self,
         call: Call,
-        blocks: Blocks,
         count: int,
         fill: Copy,
         move: Callable[[int, Host, Host], Steps[None]],
@@ -118,7 +113,7 @@ class StagedTransport:
 
         def begin(index: int) -> None:
             with device.behind_caller(call, device.down) as stream:
-                fill(index, blocks.down[index % 2])
+                fill(index, self._down[index % 2])
                 came[index % 2] = device.event(stream)
 
         if count:
@@ -130,9 +125,9 @@ class StagedTransport:
                 begin(index + 1)
             # The block before last must be on the GPU before a rank writes here again.
             yield from self._until(call, went[turn])
-            yield from move(index, blocks.down[turn], blocks.up[turn])
+            yield from move(index, self._down[turn], self._up[turn])
             with device.behind_caller(call, device.up) as stream:
-                drain(index, blocks.up[turn])
+                drain(index, self._up[turn])
                 went[turn] = device.event(stream)
         for event in went:
             yield from self._until(call, event)
@@ -145,7 +140,6 @@ class StagedTransport:
     def allreduce(
         self, call: Call, source: GpuArray, out: GpuArray, reduction: Arithmetic
     ) -> Steps[None]:
-        blocks = yield from self._blocks(call)
         step, width, host = BLOCK_BYTES // source.itemsize, source.itemsize, self.host
 
         def fill(index: int, block: Host) -> None:
@@ -154,20 +148,20 @@ class StagedTransport:
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             nbytes = min(step, source.size - index * step) * width
             mine, into = (block[:nbytes].view(reduction.dtype) for block in (down, up))
-            if not blocks.offers or not isinstance(host, SharedMemoryTransport):
+            if not self._offers or not isinstance(host, SharedMemoryTransport):
                 yield from call.moved(host.allreduce, mine, reduction, into)
                 return
             # In place: the block is in shared memory, where other members read it.
             if reduction.prescale != 1.0:
                 reduction.staged(mine, mine)
             yield from call.agreement.barrier(call)
-            offers = blocks.offers[index % 2]
+            offers = self._offers[index % 2]
             yield from host.reduce_in_place(call, offers, mine, into, reduction, copied=False)
 
         def drain(index: int, block: Host) -> None:
             self.device.copy_up(out[index * step : (index + 1) * step], block)
 
-        yield from self._pipeline(call, blocks, -(-source.size // step), fill, move, drain)
+        yield from self._pipeline(call, -(-source.size // step), fill, move, drain)
 
     def reducescatter(
         self,
@@ -178,7 +172,6 @@ class StagedTransport:
         reduction: Arithmetic,
     ) -> Steps[None]:
         """Reduces block by block; each member keeps its own part of each."""
-        blocks = yield from self._blocks(call)
         step, width = BLOCK_BYTES // source.itemsize, source.itemsize
         first, last = bounds[self.members.me], bounds[self.members.me + 1]
 
@@ -201,10 +194,9 @@ class StagedTransport:
             low, high = own(index)
             self.device.copy_up(out[low - first : high - first], block)
 
-        yield from self._pipeline(call, blocks, -(-source.size // step), fill, move, drain)
+        yield from self._pipeline(call, -(-source.size // step), fill, move, drain)
 
     def broadcast(self, call: Call, array: GpuArray, root: int) -> Steps[None]:
-        blocks = yield from self._blocks(call)
         step, mine = BLOCK_BYTES, self.members.me == root
 
         def fill(index: int, block: Host) -> None:
@@ -219,7 +211,7 @@ class StagedTransport:
             if not mine:
                 self.device.copy_up(array[index * step : (index + 1) * step], block)
 
-        yield from self._pipeline(call, blocks, -(-array.nbytes // step), fill, move, drain)
+        yield from self._pipeline(call, -(-array.nbytes // step), fill, move, drain)
 
     def allgather(
         self, call: Call, source: GpuArray, lengths: Sequence[int], root: int
@@ -256,7 +248,6 @@ class StagedTransport:
         """Pieces that differ in size, some of each in every block. ``table`` holds the bytes of
         each member's pieces; ``incoming`` of those for this one.
         """
-        blocks = yield from self._blocks(call)
         step = BLOCK_BYTES // self.members.size
         mine = table[self.members.me]
         out = self.device.empty((sum(incoming),), source.dtype)
@@ -288,5 +279,5 @@ class StagedTransport:
                 self.device.copy_up(out[there], block[here])
 
         longest = max((length for row in table for length in row), default=0)
-        yield from self._pipeline(call, blocks, -(-longest // step), fill, move, drain)
+        yield from self._pipeline(call, -(-longest // step), fill, move, drain)
         return cut(out, incoming)

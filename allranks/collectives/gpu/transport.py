@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from allranks.collectives.calls.call import (
     Members,
     Move,
     Offer,
+    Prepared,
     Steps,
     Transport,
     as_bytes,
@@ -220,62 +221,63 @@ class GpuTransport:
     def renew(self) -> None:
         """Does nothing: `Group` makes a new one for each epoch."""
 
-    @prepared
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
-    ) -> Move[Array]:
+    ) -> Prepared[Array]:
         found = self.empty(source.shape, source.dtype) if out is None else out
-        yield Offer(source.nbytes)
-        way = yield from self._way(call, source, found)
         into = found.reshape(-1)
         flat = into if source is found else source.reshape(-1)
-        yield from self._in_turn(call, way.allreduce(call, flat, into, reduction))
-        return found
 
-    @prepared
+        def move(way: DeviceTransport) -> Steps[Array]:
+            yield from way.allreduce(call, flat, into, reduction)
+            return found
+
+        return self._moved(call, move, source, found)
+
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
-    ) -> Move[None]:
-        yield Offer(source.nbytes)
-        way = yield from self._way(call, source, out)
-        yield from self._in_turn(call, way.reducescatter(call, source, bounds, out, reduction))
+    ) -> Prepared[None]:
+        def move(way: DeviceTransport) -> Steps[None]:
+            return way.reducescatter(call, source, bounds, out, reduction)
 
-    @prepared
-    def broadcast(self, call: Call, array: Array, root: int) -> Move[None]:
-        yield Offer(array.nbytes)
-        way = yield from self._way(call, array)
-        yield from self._in_turn(call, way.broadcast(call, array, root))
+        return self._moved(call, move, source, out)
 
-    @prepared
+    def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
+        return self._moved(call, lambda way: way.broadcast(call, array, root), array)
+
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
-    ) -> Move[list[Array]]:
-        yield Offer(source.nbytes)
-        sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
-        way = yield from self._way(call, source)
-        return (yield from self._in_turn(call, way.allgather(call, source, sizes, root)))
+    ) -> Prepared[list[Array]]:
+        def move(way: DeviceTransport) -> Steps[list[Array]]:
+            sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
+            return way.allgather(call, source, sizes, root)
 
-    @prepared
+        return self._moved(call, move, source)
+
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
-    ) -> Move[list[Array]]:
+    ) -> Prepared[list[Array]]:
+        def move(way: DeviceTransport) -> Steps[list[Array]]:
+            table = yield from self.table(call, lengths or [0] * self.members.size)
+            return (yield from way.alltoall(call, source, table))
+
+        return self._moved(call, move, source)
+
+    @prepared
+    def _moved(
+        self, call: Call, move: Callable[[DeviceTransport], Steps[T]], source: Array, *out: Array
+    ) -> Move[T]:
+        """A move, once all have agreed; through NCCL at its turn among the calls of all sets."""
         yield Offer(source.nbytes)
-        way = yield from self._way(call, source)
-        table = yield from self.table(call, lengths or [0] * self.members.size)
-        return (yield from self._in_turn(call, way.alltoall(call, source, table)))
-
-    def _way(self, call: Call, *arrays: Array) -> Steps[DeviceTransport]:
         way = yield from self._transport(call)
-        call.held = [call.held, *arrays]
-        return way
-
-    def _in_turn(self, call: Call, steps: Steps[T]) -> Steps[T]:
-        """A move's steps; through NCCL, at its turn among the calls of all process sets."""
+        call.held = [call.held, source, *out]
         # All ranks have the same process sets: making one is a call of all ranks.
-        if call.transport != "nccl" or not self.device.sets or self.members.size == 1:
-            return (yield from steps)
+        ordered = call.transport == "nccl" and self.device.sets and self.members.size > 1
         try:
-            yield from self.device.call_order.enter(call, self.host)
-            return (yield from steps)
+            if ordered:
+                yield from self.device.call_order.enter(call, self.host)
+            yield from way.connect(call)
+            return (yield from move(way))
         finally:
-            self.device.call_order.leave(call)
+            if ordered:
+                self.device.call_order.leave(call)
