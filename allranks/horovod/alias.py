@@ -91,18 +91,22 @@ _V1 = "tensorflow.compat.v1"
 _import = builtins.__import__
 
 
-def _look_up_in_tensorflow(module: ModuleType) -> None:
+def look_up_in(module: ModuleType, other: str) -> None:
+    """Lets a module find the names that it lacks in another one, imported when needed."""
     if "__getattr__" in vars(module):
         return
-    copy = f"keras._tf_keras.{module.__name__}"
 
     def look_up(name: str) -> Any:
         if not name.startswith("_"):
             with suppress(ImportError, AttributeError):
-                return getattr(importlib.import_module(copy), name)
+                return getattr(importlib.import_module(other), name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     vars(module)["__getattr__"] = look_up
+
+
+def _look_up_in_tensorflow(module: ModuleType) -> None:
+    look_up_in(module, f"keras._tf_keras.{module.__name__}")
 
 
 _keras_names = PostImportHook(_KERAS_MODULES, _look_up_in_tensorflow)

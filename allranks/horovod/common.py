@@ -12,18 +12,16 @@ import os
 import re
 import sys
 import sysconfig
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 # `alias` uses this module in place of two modules below `horovod.common`. Python imports modules
 # below a module only if that has a path, and accepts attributes as modules.
 __path__: list[str] = []
 exceptions = util = sys.modules[__name__]
+_cache = functools.cache
 
 
 class HorovodInternalError(RuntimeError):
@@ -52,22 +50,6 @@ class HorovodVersionMismatchError(ImportError):
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))
         self.name, self.version, self.installed_version = name, version, installed_version
-
-
-def _cache(f: Callable[..., T]) -> Callable[..., T]:
-    """Calls a function once for equal arguments, which must be hashable."""
-    known: dict[Any, T] = {}
-    lock = threading.Lock()
-
-    @functools.wraps(f)
-    def call(*args: Any, **kwargs: Any) -> T:
-        key = args, frozenset(kwargs.items())
-        with lock:
-            if key not in known:
-                known[key] = f(*args, **kwargs)
-            return known[key]
-
-    return call
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: str) -> None:

@@ -350,17 +350,12 @@ def _broadcast_variables(
         name = "broadcast_" + (
             described[0][0] if len(found) == 1 and described[0][0] else "variables"
         )
-    made = call_on_arrays(move, sources, specs, name, process_set)
+    pairs = zip(found, call_on_arrays(move, sources, specs, name, process_set), strict=True)
     if tf.executing_eagerly() or tf.inside_function():
-        for variable, value in zip(found, made, strict=True):
+        for variable, value in pairs:
             variable.assign(value)
         return None
-    return tf.group(
-        *(
-            tf.compat.v1.assign(variable, value)
-            for variable, value in zip(found, made, strict=True)
-        ),
-    )
+    return tf.group(*(tf.compat.v1.assign(variable, value) for variable, value in pairs))
 
 
 def _broadcast_arrays(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> list[Array]:
@@ -372,11 +367,9 @@ def _broadcast_arrays(arrays: Sequence[Array], root: int, process_set: ProcessSe
     for indices in by_dtype.values():
         flat = np.concatenate([arrays[index].reshape(-1) for index in indices])
         whole = collectives.broadcast(flat, root, process_set=process_set)
-        start = 0
-        for index in indices:
-            end = start + arrays[index].size
-            outs[index] = whole[start:end].reshape(arrays[index].shape)
-            start = end
+        ends = np.cumsum([arrays[index].size for index in indices])
+        for index, part in zip(indices, np.split(whole, ends[:-1]), strict=True):
+            outs[index] = part.reshape(arrays[index].shape)
     return outs
 
 

@@ -13,11 +13,11 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
+from allranks.horovod.alias import look_up_in
 from allranks.tensorflow.keras_version import LEGACY, keras
 from allranks.tensorflow.patches import import_private, require
 
@@ -43,8 +43,8 @@ def install() -> None:
 
 
 def _add_names() -> None:
-    _look_up(tf, tf.compat.v1)
-    _look_up(tf.train, tf.compat.v1.train)
+    for module, older in ((tf, tf.compat.v1), (tf.train, tf.compat.v1.train)):
+        look_up_in(module, older.__name__)
     # The import replaces `tf.keras.backend` by another module, so it comes first.
     importlib.import_module("tensorflow.keras.backend")
     # `from tensorflow.keras import backend`, `import tensorflow.keras.backend` and `import
@@ -59,19 +59,6 @@ def _add_names() -> None:
         # Keras 3 has no sessions, and the rank has its GPU already.
         names.set_session = lambda session: None
         names.set_value = lambda variable, value: variable.assign(value)
-
-
-def _look_up(module: ModuleType, older: ModuleType) -> None:
-    # The module finds the names that it lacks in the older one.
-    if "__getattr__" in vars(module):
-        return
-
-    def look_up(name: str) -> Any:
-        if not name.startswith("_") and hasattr(older, name):
-            return getattr(older, name)
-        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-
-    vars(module)["__getattr__"] = look_up
 
 
 class _CallableList(list[Any]):

@@ -8,15 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_set
 from allranks.collectives.ops.reducing import op_of
 from allranks.collectives.world import process_sets
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow.compression import Compression
-from allranks.tensorflow.ops import check_slices, gather_rows, parts_and_shapes, whole_slices
-from allranks.tensorflow.tf_bridge import ANYWHERE, HOST, Array, call_on_arrays, spec_of
+from allranks.tensorflow.ops import check_slices, reduce_in_one_call
+from allranks.tensorflow.tf_bridge import ANYWHERE
 
 
 @dataclass
@@ -91,58 +90,24 @@ class GradientReduction:
         # If some gradients are missing, another rank's gradient of the same shape may belong to
         # another variable. Then the ranks also compare the labels.
         labels = [f"gradient {i}" for i in shared] if len(shared) < len(outs) else []
-        reduced = self._reduce_in_one_call([outs[i] for i in shared], labels)
+        chosen = [outs[index] for index in shared]
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in chosen):
+            check_slices(self.op)
+        reduced = reduce_in_one_call(
+            chosen,
+            self.op,
+            self.process_set,
+            self.name,
+            compression=self.compression,
+            device_dense=self.device_dense,
+            device_sparse=self.device_sparse,
+            labels=labels,
+            prescale_factor=1.0 / self.gradient_predivide_factor,
+            postscale_factor=self.gradient_predivide_factor,
+        )
         for index, gradient in zip(shared, reduced, strict=True):
             outs[index] = gradient
         return outs
-
-    def _reduce_in_one_call(self, gradients: list[Any], labels: list[str]) -> list[Any]:
-        # One call, because leaving a graph takes longer than a small allreduce, and because two
-        # functions in a graph of TensorFlow 1 need an agreement on their order.
-        sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
-        dense = [i for i in range(len(gradients)) if i not in sparse]
-        slices = [gradients[i] for i in sparse]
-        if slices:
-            check_slices(self.op)
-        compression = self.compression
-        packed, contexts = compressions.compress_all(compression, [gradients[i] for i in dense])
-        parts, shapes = parts_and_shapes(slices)
-        end_of_dense, end_of_parts = len(packed), len(packed) + len(parts)
-
-        def move(*arrays: Array) -> list[Any]:
-            made: list[Any] = []
-            if dense:
-                made += collectives.grouped_allreduce(
-                    arrays[:end_of_dense],
-                    self.op,
-                    process_set=self.process_set,
-                    labels=tuple(labels[i] for i in dense if labels),
-                    prescale_factor=1.0 / self.gradient_predivide_factor,
-                    postscale_factor=self.gradient_predivide_factor,
-                    name=self.name,
-                )
-            if slices:
-                made += gather_rows(
-                    arrays[end_of_dense:end_of_parts],
-                    arrays[end_of_parts:],
-                    self.process_set,
-                    self.name,
-                    [labels[i] for i in sparse if labels],
-                )
-            return made
-
-        # A graph does not know the number of rows, which is the sum over all ranks.
-        specs = [spec_of(tensor) for tensor in packed]
-        specs += [spec_of(part, open_rows=True) for part in parts]
-        devices = [self.device_dense] * len(packed) + [self.device_sparse] * len(parts)
-        devices += [HOST] * len(shapes)
-        name = self.name or "allranks_gradients"
-        tensors = [*packed, *parts, *shapes]
-        made = call_on_arrays(move, tensors, specs, name, self.process_set, devices)
-        whole = compressions.decompress_all(compression, made[:end_of_dense], contexts)
-        whole += whole_slices(slices, made[end_of_dense:], self.op, self.process_set)
-        by_index = dict(zip([*dense, *sparse], whole, strict=True))
-        return [by_index[index] for index in range(len(gradients))]
 
 
 def identity(variable: Any) -> int:

@@ -46,17 +46,15 @@ def _with_tensorflow_error(error: type[Exception], tensorflow_error: type[Except
     return type(error.__name__, (error, tensorflow_error), members)
 
 
-CollectiveMismatch = _with_tensorflow_error(
-    errors.CollectiveMismatch, tf.errors.FailedPreconditionError
-)
-RankLeft = _with_tensorflow_error(errors.RankLeft, tf.errors.UnknownError)
-UsageError = _with_tensorflow_error(errors.UsageError, tf.errors.InvalidArgumentError)
-
 _PUBLIC: dict[type[BaseException], Any] = {
-    errors.CollectiveMismatch: CollectiveMismatch,
-    errors.RankLeft: RankLeft,
-    errors.UsageError: UsageError,
+    error: _with_tensorflow_error(error, tensorflow_error)
+    for error, tensorflow_error in (
+        (errors.CollectiveMismatch, tf.errors.FailedPreconditionError),
+        (errors.RankLeft, tf.errors.UnknownError),
+        (errors.UsageError, tf.errors.InvalidArgumentError),
+    )
 }
+CollectiveMismatch, RankLeft, UsageError = _PUBLIC.values()
 
 
 def _public(error: BaseException) -> BaseException:

@@ -118,7 +118,8 @@ def grouped_allreduce(
     reduced = _allreduce_dense(packed, kind, *factors, process_set, name, device_dense)
     whole = compressions.decompress_all(compression, reduced, contexts)
     if slices:
-        whole += _allreduce_slices(list(slices.values()), kind, process_set, name, device_sparse)
+        rows = list(slices.values())
+        whole += reduce_in_one_call(rows, kind, process_set, name, device_sparse=device_sparse)
     by_index = dict(zip([*dense, *slices], whole, strict=True))
     return [by_index[index] for index in range(len(tensors))]
 
@@ -244,21 +245,6 @@ def _op(op: Any) -> Any:
         return op  # the call rejects it, with the name of the call in the message
 
 
-def _allreduce_slices(
-    slices: Sequence[Any], op: ReduceOp, process_set: ProcessSet, name: str | None, device: str
-) -> list[Any]:
-    # The rows are gathered, not added: TensorFlow adds rows of the same index.
-    parts, shapes = parts_and_shapes(slices)
-
-    def move(*arrays: Array) -> Sequence[Any]:
-        return gather_rows(arrays[: len(parts)], arrays[len(parts) :], process_set, name)
-
-    specs = [spec_of(part, open_rows=True) for part in parts]
-    devices = [device] * len(parts) + [HOST] * len(shapes)
-    gathered = call_on_arrays(move, [*parts, *shapes], specs, name, process_set, devices)
-    return whole_slices(slices, gathered, op, process_set)
-
-
 def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
     if op_of("allreduce", op) not in (Average, Sum):
         raise NotImplementedError(
@@ -272,48 +258,69 @@ def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) ->
         )
 
 
-def parts_and_shapes(slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    # Unknown dense shapes are empty.
+def reduce_in_one_call(
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    process_set: ProcessSet,
+    name: str | None,
+    *,
+    compression: Any = Compression.none,
+    device_dense: str = ANYWHERE,
+    device_sparse: str = ANYWHERE,
+    labels: Sequence[str] = (),
+    **factors: float,
+) -> list[Any]:
+    """Reduces dense tensors and gathers the rows of ``tf.IndexedSlices``; has no gradient.
+
+    The number of rows may differ between ranks, so their shapes do not show a mismatch. The ranks
+    compare the dense shapes instead, and the labels, one for each tensor if there are any.
+    """
+    # One call, because leaving a graph takes longer than a small allreduce, and because two
+    # functions in a graph of TensorFlow 1 need an agreement on their order.
+    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    dense = [i for i in range(len(tensors)) if i not in sparse]
+    slices = [tensors[i] for i in sparse]
+    packed, contexts = compressions.compress_all(compression, [tensors[i] for i in dense])
+    # The rows are gathered, not added: TensorFlow adds rows of the same index.
     parts = [part for one in slices for part in (one.values, one.indices)]
-    shapes = [
+    shapes = [  # unknown ones are empty
         tf.zeros([0], tf.int64) if s.dense_shape is None else tf.cast(s.dense_shape, tf.int64)
         for s in slices
     ]
-    return parts, shapes
+    end_of_dense, end_of_parts = len(packed), len(packed) + len(parts)
+    options: dict[str, Any] = {"process_set": process_set, "name": name}
 
+    def move(*arrays: Array) -> list[Any]:
+        made: list[Any] = []
+        if dense:
+            named = tuple(labels[i] for i in dense if labels)
+            arrays_of_dense = arrays[:end_of_dense]
+            made += collectives.grouped_allreduce(
+                arrays_of_dense, op, labels=named, **options, **factors
+            )
+        if slices:
+            texts = []
+            for index, shape in zip(sparse, arrays[end_of_parts:], strict=True):
+                rows = f"rows of {tuple(map(int, shape)) or 'any shape'}"
+                texts += 2 * [f"{labels[index]}, {rows}" if labels else rows]
+            rows_of_all = arrays[end_of_dense:end_of_parts]
+            made += collectives.grouped_allgather(rows_of_all, labels=texts, **options)
+        return made
 
-def gather_rows(
-    parts: Sequence[Array],
-    shapes: Sequence[Array],
-    process_set: ProcessSet,
-    name: str | None,
-    labels: Sequence[str] = (),
-) -> list[Any]:
-    """Returns the rows of all ranks; takes the parts and shapes of `parts_and_shapes`.
-
-    The number of rows may differ between ranks, so shapes do not show a mismatch. The ranks
-    compare the dense shapes and the labels instead.
-    """
-    texts = [f"rows of {tuple(map(int, shape)) or 'any shape'}" for shape in shapes]
-    if labels:
-        texts = [f"{label}, {rows}" for label, rows in zip(labels, texts, strict=True)]
-    return collectives.grouped_allgather(
-        parts, process_set=process_set, name=name, labels=[text for text in texts for _ in range(2)]
-    )
-
-
-def whole_slices(
-    slices: Sequence[Any], parts: Sequence[Any], op: ReduceOp, process_set: ProcessSet
-) -> list[Any]:
-    # `parts` is the result of `gather_rows`.
-    values, indices = parts[::2], parts[1::2]
-    if op is Average:
-        # For integers these are floats, as in Horovod, because rows are divided before the sum.
-        values = [v / tf.cast(process_set.size(), v.dtype) for v in values]
-    return [
-        tf.IndexedSlices(v, i, one.dense_shape)
-        for one, v, i in zip(slices, values, indices, strict=True)
-    ]
+    # A graph does not know the number of rows, which is the sum over all ranks.
+    specs = [spec_of(tensor) for tensor in packed]
+    specs += [spec_of(part, open_rows=True) for part in parts]
+    devices = [device_dense] * len(packed) + [device_sparse] * len(parts) + [HOST] * len(shapes)
+    made = call_on_arrays(move, [*packed, *parts, *shapes], specs, name, process_set, devices)
+    whole = compressions.decompress_all(compression, made[:end_of_dense], contexts)
+    gathered = iter(made[end_of_dense:])
+    for one, values, indices in zip(slices, gathered, gathered, strict=True):
+        if op is Average:
+            # For integers these are floats, as in Horovod: rows are divided before the sum.
+            values /= tf.cast(process_set.size(), values.dtype)
+        whole.append(tf.IndexedSlices(values, indices, one.dense_shape))
+    by_index = dict(zip([*dense, *sparse], whole, strict=True))
+    return [by_index[index] for index in range(len(tensors))]
 
 
 def allgather(
