@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,9 +33,7 @@ Row = list[float]
 
 
 class Spans:
-    """Bins of time from a cell's start on; when all are full, each two are merged. ``origin`` is
-    the cell's start, by the clock of the times that are added.
-    """
+    """Bins of time from a cell's start (``origin``) on; when all are full, each two are merged."""
 
     def __init__(self, origin: float) -> None:
         self.origin = origin
@@ -84,9 +83,7 @@ class Spans:
         return max(1, min(BINS, 1 + int(seconds / self.width)))
 
     def shares(self, bins: int, first: int = 0, each: int = 1) -> bytes:
-        """Shares of importing, waiting and transfer in each bin, as bytes, from bin ``first`` to
-        ``bins``; ``each`` bins are merged into one.
-        """
+        """Shares of importing, waiting and transfer, as bytes; ``each`` bins become one."""
         data = bytearray()
         for rows in (self.imports.values(), self.waits.values(), [self.transfer]):
             for at in range(first, bins, each):
@@ -150,17 +147,17 @@ _OTHERS = "(others)"
 _Key = tuple[str, str, str, int, int, str]
 
 
+@dataclass(slots=True)
 class _Sums:
     """The sums of one kind of call."""
 
-    __slots__ = ("calls", "fastest", "last", "moving", "transfer", "wait")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.wait = self.transfer = self.moving = 0.0
-        self.fastest = float("inf")
-        self.last: dict[int, tuple[int, float]] = {}
-        """For each rank that arrived last: how often, and how long this rank waited then."""
+    calls: int = 0
+    wait: float = 0.0
+    transfer: float = 0.0
+    moving: float = 0.0
+    fastest: float = float("inf")
+    last: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """For each rank that arrived last: how often, and how long this rank waited then."""
 
     def add(self, wait: float, transfer: float, moving: float, last_rank: int) -> None:
         self.calls += 1
@@ -259,8 +256,12 @@ def trace(every: list[list[CallRecord]], hosts: tuple[int, ...]) -> dict[str, An
 
 
 def _slices(record: CallRecord, origin: float, host: int) -> list[dict[str, Any]]:
-    common = {"ph": "X", "pid": host, "tid": record.rank}
     ready = max(record.arrived, record.last_arrived)
+    waited = {
+        "cat": "waiting",
+        "name": f"waiting for rank {record.last_rank}",
+        "args": {"call": record.name},
+    }
     details = {
         "op": record.op,
         "bytes": record.nbytes,
@@ -272,15 +273,10 @@ def _slices(record: CallRecord, origin: float, host: int) -> list[dict[str, Any]
         "algbw GB/s": record.algbw_gbps,
         "busbw GB/s": record.busbw_gbps,
     }
-    waited: dict[str, Any] = {"cat": "waiting", "name": f"waiting for rank {record.last_rank}"}
-    moved: dict[str, Any] = {
-        "cat": "transfer",
-        "name": f"{record.op} {record.name}",
-        "args": details,
-    }
-    waited["args"] = {"call": record.name}
-    spans = (waited, record.arrived, ready), (moved, ready, max(ready, record.ended))
+    moved = {"cat": "transfer", "name": f"{record.op} {record.name}", "args": details}
+    spans = [(waited, record.arrived, ready), (moved, ready, max(ready, record.ended))]
+    times = {"ph": "X", "pid": host, "tid": record.rank}
     return [
-        {**common, **what, "ts": (start - origin) * 1e6, "dur": (end - start) * 1e6}
-        for what, start, end in (spans if ready > record.arrived else spans[1:])
+        {**times, **what, "ts": (start - origin) * 1e6, "dur": (end - start) * 1e6}
+        for what, start, end in spans[ready == record.arrived :]
     ]

@@ -64,9 +64,7 @@ def kind_of(name: str) -> int:
 
 
 def of_frame(frame: FrameType | None) -> Site:
-    """The innermost line of the user at or above ``frame``; without one, the innermost of a
-    library.
-    """
+    """The innermost line of the user at or above ``frame``, or else that of a library."""
     user, library = _found(frame)
     return user or library or Site("<unknown>", 0)
 
@@ -97,8 +95,7 @@ def find(frame: FrameType | None) -> Site:
     while above is not None:
         code = above.f_code
         at = id(code) + above.f_lasti
-        known = SITES.get(at)
-        if known is not None:
+        if (known := SITES.get(at)) is not None:
             return known[0]
         kind = kind_of(code.co_filename)
         if kind == USER:
@@ -142,7 +139,6 @@ def no_collection() -> Iterator[None]:
 
 
 def frames_of_threads() -> dict[int, FrameType]:
-    """The innermost frame of every thread, by the thread's identifier."""
     with no_collection():
         return sys._current_frames()
 
@@ -268,15 +264,11 @@ def unpack_text(data: bytes) -> tuple[Spec, Site]:
 _FACTORS = ("prescale", "postscale", "compression")
 _WORDS = {
     "op": "operation",
-    "reduction": "reduction",
-    "dtype": "dtype",
-    "shape": "shape",
-    "root": "root",
     **dict.fromkeys(_FACTORS, "factors and options"),
     "elements": "number of elements",
-    "transport": "transport",
     "device": "kind of memory",
 }
+"""The names of a spec's fields in a message, where the field's own does not say it."""
 _ADVICE = {
     "op": "Make the same calls in the same order on every rank; look for an `if` on the rank",
     "reduction": "Pass the same op= on every rank",
@@ -302,7 +294,7 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     said = ", ".join(
         f"{label(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}" for value, ranks in found
     )
-    word, advice = _WORDS[field], _ADVICE[field]
+    word, advice = _WORDS.get(field, field), _ADVICE[field]
     if field == "shape" and specs[0].op.startswith("grouped_"):
         advice = "Pass the same arrays in the same order on every rank: those of the same model"
     if field == "shape" and title == "add_process_set":

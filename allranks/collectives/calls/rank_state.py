@@ -133,7 +133,6 @@ class Board:
         return f"/proc/{self.get(rank, PID)}/fd/{self.words[at]}", self.words[at + 1]
 
     def page(self, rank: int) -> bytes:
-        """A rank's page, for other hosts."""
         start = self._page[rank]
         # The numbers are read first: a rank writes everything else before it publishes that it has
         # left.
@@ -186,21 +185,6 @@ _LOST = {
     ENDED: "the first rank of its host {} has ended",
 }
 PROCESS = Scope("the program", 0, None)
-
-
-@dataclass(slots=True)
-class PeerState:
-    """The state of a rank, as read from the board."""
-
-    entered: int = 0
-    left: int = 0
-    failed: bool = False
-    broken: int = 0
-    reason: str = ""
-    where: str = ""
-    broke: str = ""
-    lost: int = 0
-    """`SILENT` or `ENDED` if its host cannot be reached any more."""
 
 
 class InterruptPipe:
@@ -333,9 +317,7 @@ class RankState:
         return self.board.get(self.shares[self.rank], ROUND)
 
     def seen_by(self, snapshot: int, beat: int) -> int:
-        """The number of another rank's snapshot that contains all of this rank's ``snapshot``;
-        ``beat`` is the number of that rank's last one.
-        """
+        """The first snapshot of a rank, after its ``beat``, that contains this rank's own."""
         return beat + 2 if self.shared_by_all else snapshot + 3
 
     def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
@@ -377,20 +359,6 @@ class RankState:
         if self.wake_exchange is not None:
             self.wake_exchange()
 
-    def peer_state(self, rank: int) -> PeerState:
-        board = self.board
-        left, broken = board.get(rank, LEFT), board.get(rank, BROKEN)
-        return PeerState(
-            entered=board.get(rank, ENTERED),
-            left=left,
-            failed=bool(board.get(rank, FAILED)),
-            broken=broken,
-            reason=board.text(rank, REASON) if left else "",
-            where=board.text(rank, WHERE) if left else "",
-            broke=board.text(rank, BROKE) if broken else "",
-            lost=board.get(rank, LOST),
-        )
-
     def is_lost(self, rank: int) -> bool:
         return rank in self.died or bool(self.board.get(rank, LOST))
 
@@ -404,24 +372,24 @@ class RankState:
             return -1, self.died[rank]
         if scope.ranks is not None and rank not in scope.ranks:
             return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
-        state = self.peer_state(rank)
+        board = self.board
         # Numbers on the board are one higher than the scope's: 0 means "never".
         here = scope.number + 1
-        if state.left >= (here if scope.number else GONE):
-            if state.reason == FINISHED:
+        if board.get(rank, LEFT) >= (here if scope.number else GONE):
+            reason, where = board.text(rank, REASON), board.text(rank, WHERE)
+            if reason == FINISHED:
                 cell = scope.name.removeprefix("cell ")
                 return 1, FINISHED if cell == "cell" else f"finished {cell}"
-            first_line = state.reason.partition("\n")[0]
-            reason = f" ({first_line})" if state.reason else ""
-            where = f" at {state.where}" if state.where else ""
-            return 0 if state.failed else 1, f"has left {scope.name}{where}{reason}"
-        if scope.number > 0 and state.entered > here:
+            at = f" at {where}" if where else ""
+            first_line = reason.partition("\n")[0]
+            why = f" ({first_line})" if reason else ""
+            return 0 if board.get(rank, FAILED) else 1, f"has left {scope.name}{at}{why}"
+        if scope.number > 0 and board.get(rank, ENTERED) > here:
             return 1, f"has left {scope.name}"
-        if state.lost:
-            return 0, "cannot be reached: " + _LOST[state.lost].format(self.host_names[rank])
-        if state.broken >> 1 == self.epoch + 1:
-            return 2, state.broke
-        return None
+        if lost := board.get(rank, LOST):
+            return 0, "cannot be reached: " + _LOST[lost].format(self.host_names[rank])
+        broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
+        return (2, board.text(rank, BROKE)) if broken else None
 
     def refusal(self, rank: int, call: Call) -> tuple[int, str] | None:
         """Why a rank will not do its part of a call at which it has arrived, as `departure`."""
@@ -431,5 +399,5 @@ class RankState:
         return (0, board.text(rank, BROKE)) if refused else None
 
     def deadlocked(self, rank: int) -> str | None:
-        state = self.peer_state(rank)
-        return state.broke if state.broken == (self.epoch + 1) * 2 + 1 else None
+        deadlocked = self.board.get(rank, BROKEN) == (self.epoch + 1) * 2 + 1
+        return self.board.text(rank, BROKE) if deadlocked else None

@@ -263,11 +263,9 @@ class Watch:
         return self.own.rank < min(waits, default=self.own.size)
 
     def _location(self, rank: int, asked: int) -> str:
-        own = self.own
-        state = own.peer_state(rank)
-        if state.entered <= own.scope.number:
+        own, board = self.own, self.own.board
+        if board.get(rank, fields.ENTERED) <= own.scope.number:
             return f"has not started {own.scope.name} yet"
-        board = own.board
         if board.get(rank, fields.TICKET):
             return f"waits in {board.text(rank, fields.WAITING)}"
         if board.get(rank, fields.ANSWERED) < asked:

@@ -243,14 +243,13 @@ class Device:
     def copy_down(self, host: Array, source: Any) -> None:
         """Queues a copy of a contiguous array to pinned host memory of as many bytes."""
         if source.nbytes:
-            at = host.ctypes.data
-            self.runtime.memcpyAsync(at, source.data.ptr, source.nbytes, FROM_GPU, self.down.ptr)
+            ends = host.ctypes.data, source.data.ptr
+            self.runtime.memcpyAsync(*ends, source.nbytes, FROM_GPU, self.down.ptr)
 
     def copy_up(self, out: Any, host: Array) -> None:
-        """Queues a copy of pinned host memory to a contiguous array of as many bytes."""
         if out.nbytes:
-            at = host.ctypes.data
-            self.runtime.memcpyAsync(out.data.ptr, at, out.nbytes, TO_GPU, self.up.ptr)
+            ends = out.data.ptr, host.ctypes.data
+            self.runtime.memcpyAsync(*ends, out.nbytes, TO_GPU, self.up.ptr)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An uninitialised array on this GPU, allocated on the caller's stream."""
@@ -343,9 +342,8 @@ class Aborts:
         self._lock = threading.Lock()
 
     def park(self, communicator: Communicator, user: threading.Thread | None = None) -> None:
-        """Keeps it until the next `abort`: other members may still need this rank's end of it.
-        ``user`` is a thread that may be in a call on it; the abort ends that call.
-        """
+        """Keeps it, and a thread that may be in a call on it, until the next `abort`."""
+        # Until then other members may still need this rank's end of it.
         with self._lock:
             self._parked.append((communicator, user))
 
@@ -397,9 +395,7 @@ class Aborts:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Starts a thread; while the interpreter ends, runs it in this thread instead. Raises
-    RuntimeError if the system allows no further thread.
-    """
+    """Starts a thread (RuntimeError if there may be no more); at the interpreter's end runs it."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -21,6 +21,7 @@ from allranks.collectives.calls.call import (
     Call,
     Members,
     Offer,
+    Prepared,
     Steps,
     Transport,
     as_bytes,
@@ -218,24 +219,22 @@ class StagedTransport:
     ) -> Steps[list[GpuArray]]:
         incoming = list(lengths) if root in (-1, self.members.me) else [0] * len(lengths)
 
-        def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
-            each = [row[0] for row in sizes]
-            return (yield from call.moved(self.host.allgather, mine, each, root))
+        def exchange(call: Call, mine: Host, sizes: list[list[int]]) -> Prepared[list[Host]]:
+            return self.host.allgather(call, mine, [row[0] for row in sizes], root)
 
         whole = [[length] for length in lengths]
-        return (yield from self._pieces(call, source, whole, incoming, move))
+        return self._pieces(call, source, whole, incoming, exchange)
 
     def alltoall(
         self, call: Call, source: GpuArray, table: Sequence[Sequence[int]]
     ) -> Steps[list[GpuArray]]:
         """Each block holds a part of every member's piece."""
-        members = self.members
+        me = self.members.me
 
-        def move(call: Call, mine: Host, sizes: list[list[int]]) -> Steps[list[Host]]:
-            return (yield from call.moved(self.host.alltoall, mine, sizes[members.me]))
+        def exchange(call: Call, mine: Host, sizes: list[list[int]]) -> Prepared[list[Host]]:
+            return self.host.alltoall(call, mine, sizes[me])
 
-        incoming = [row[members.me] for row in table]
-        return (yield from self._pieces(call, source, table, incoming, move))
+        return self._pieces(call, source, table, [row[me] for row in table], exchange)
 
     def _pieces(
         self,
@@ -243,7 +242,7 @@ class StagedTransport:
         source: GpuArray,
         table: Sequence[Sequence[int]],
         incoming: Sequence[int],
-        exchange: Callable[[Call, Host, list[list[int]]], Steps[list[Host]]],
+        exchange: Callable[[Call, Host, list[list[int]]], Prepared[list[Host]]],
     ) -> Steps[list[GpuArray]]:
         """Pieces that differ in size, some of each in every block. ``table`` holds the bytes of
         each member's pieces; ``incoming`` of those for this one.
@@ -270,7 +269,7 @@ class StagedTransport:
 
         def move(index: int, down: Host, up: Host) -> Steps[None]:
             sizes = [[inside(length, index) for length in row] for row in table]
-            came = yield from exchange(call, down[: sum(sizes[self.members.me])], sizes)
+            came = yield from call.moved(exchange, down[: sum(sizes[self.members.me])], sizes)
             for piece, (here, _) in zip(came, spans(index, incoming), strict=True):
                 up[here] = piece[: here.stop - here.start]
 

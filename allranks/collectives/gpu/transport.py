@@ -56,9 +56,7 @@ class Placement(NamedTuple):
 
 
 def read_placement(kind: str, transport: str | None, device: str) -> Placement:
-    """The placement that a call's ``transport`` and ``device`` ask for; `UsageError` if they
-    contradict each other.
-    """
+    """The placement that the two arguments ask for; `UsageError` if they contradict each other."""
     memory = ""
     if device:
         found = _DEVICE.fullmatch(device)
@@ -127,9 +125,7 @@ def uuid_text(raw: bytes) -> str:
 
 
 def obstacle(ranks: Sequence[int], devices: Sequence[RankDevice], *, sharing: bool = False) -> str:
-    """Why NCCL cannot serve a group, as a clause; "" if it can. ``sharing``: NCCL may have several
-    ranks on one GPU.
-    """
+    """Why NCCL, perhaps ``sharing`` GPUs, cannot serve a group, as a clause; "" if it can."""
     found: dict[tuple[int, str], tuple[RankDevice, list[int]]] = {}
     for rank, device in zip(ranks, devices, strict=True):
         found.setdefault((device.host, device.bus), (device, []))[1].append(rank)

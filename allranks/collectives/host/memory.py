@@ -17,6 +17,7 @@ import threading
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -125,23 +126,15 @@ def available() -> bool:
 
 def sweep() -> None:
     """Unlinks the files in /dev/shm of ranks that are no longer alive."""
-    try:
-        names = [name for name in os.listdir("/dev/shm") if name.startswith("allranks-")]
-    except OSError:
-        return
-    for name in names:
-        pid = name.split("-")[1]
+    for path in Path("/dev/shm").glob("allranks-*"):
+        pid = path.name.split("-")[1]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            try:
-                os.unlink(f"/dev/shm/{name}")
-            except OSError:
-                continue
+            with suppress(OSError):
+                path.unlink()
 
 
 def of_open_mpi() -> list[str]:
-    """The files that Open MPI shares between the ranks of this host. mpiexec removes them; without
-    mpiexec no other process does.
-    """
+    """The files that Open MPI shares between ranks. Only mpiexec removes them."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

@@ -215,11 +215,8 @@ class Channel:
         return [memory[where] for where in self._offers_at[call.number & 1]]
 
     def offers(self, call: Call) -> list[Offer]:
-        found = []
-        for packed in self.offered(call):
-            nbytes, segments, source, out, copied, answered = _OFFER.unpack(packed)
-            found.append(Offer(nbytes, (segments, source, out), bool(copied), answered))
-        return found
+        every = map(_OFFER.unpack, self.offered(call))
+        return [Offer(nbytes, tuple(at), bool(flag), n) for nbytes, *at, flag, n in every]
 
     def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
         texts = map(guard.unpack_text, self.texts(call))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any
@@ -36,29 +37,24 @@ _LENGTH_BYTES = 8
 _BYTE = np.dtype(np.uint8)
 
 
+@dataclass(eq=False)
 class HostLeaders:
     """The leaders of a group's hosts: a communicator of each epoch, and their transfers."""
 
-    def __init__(
-        self,
-        own: RankState,
-        ranks: tuple[int, ...],
-        number: int,
-        user: MPI.Intracomm,
-        row_bytes: int,
-    ) -> None:
-        self.own, self.ranks = own, ranks
-        self._user, self._tag = user, number
-        self._row_bytes = row_bytes
+    own: RankState
+    ranks: tuple[int, ...]
+    number: int
+    user: MPI.Intracomm
+    row_bytes: int
 
     def renew(self) -> None:
         """Begins a new epoch. Collective over these ranks, which are certain to take part."""
         if self.own.rank not in self.ranks:
             return
-        group = self._user.Get_group().Incl(list(self.ranks))
-        self.comm = MPI.Intracomm(self._user).Create_group(group, (1 << 22) + self._tag)
+        group = self.user.Get_group().Incl(list(self.ranks))
+        self.comm = MPI.Intracomm(self.user).Create_group(group, (1 << 22) + self.number)
         self.me = self.comm.Get_rank()
-        whole = [memoryview(bytearray(_LENGTH_BYTES + self._row_bytes)) for _ in self.ranks]
+        whole = [memoryview(bytearray(_LENGTH_BYTES + self.row_bytes)) for _ in self.ranks]
         self.rows = [row[_LENGTH_BYTES:] for row in whole]
         """The row of each leader; this rank's own is written before the exchange begins."""
         self._whole = whole

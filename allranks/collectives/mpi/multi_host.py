@@ -61,9 +61,7 @@ class Chunks(NamedTuple):
 
 
 def overlaps(lengths: Sequence[int], low: int, high: int) -> Iterator[tuple[int, slice, slice]]:
-    """Of consecutive pieces those that overlap ``low:high``: index, part of the piece, and place,
-    counted from ``low``.
-    """
+    """The pieces in ``low:high``: index, part of the piece, and place, counted from ``low``."""
     at = 0
     for index, length in enumerate(lengths):
         first, last = max(at, low), min(at + length, high)
@@ -288,14 +286,11 @@ class MultiHostTransport:
             if mine:
                 self._lay(chunk, array, step)
 
-        def laid(chunk: int, size: int) -> Array:
-            return self.channel.blocks_as(array.dtype, size, chunk & 1)[place]
-
         def post(chunk: int) -> Steps[None]:
             size = min(step, array.size - chunk * step)
             slot = slots[chunk & 1][:size]
             if here:
-                slot[...] = laid(chunk, size)
+                slot[...] = self.channel.blocks_as(array.dtype, size, chunk & 1)[place]
                 yield from self.leaders.broadcast(call, slot, host)
                 return
             into = self.leaders.scratch(chunk & 1, array.dtype, size)
@@ -309,23 +304,11 @@ class MultiHostTransport:
 
         fill(0)
         if not call.posted and array.nbytes <= self._carried:
-            at = self.agreement.carried_at[host]
-
-            def pack() -> int:
-                if not here:
-                    return 0
-                self.leaders.rows[host][at : at + array.size] = laid(0, array.size).tobytes()
-                return array.size
-
-            def unpack() -> None:
-                slots[0][: array.size] = np.frombuffer(
-                    self.leaders.rows[host], np.uint8, array.size, at
-                )
-
-            call.carry = Carry(pack, unpack)
-            return Offer(array.nbytes), partial(take, 0)
+            # An allgather to which the other members contribute nothing.
+            call.carry = self._carry_gathered(call, step)
+            return Offer(array.nbytes if mine else 0), partial(take, 0)
         chunks = Chunks(-(-array.size // step), fill, post, take)
-        return Offer(array.nbytes), move_chunks(self.agreement, call, chunks, None)
+        return NOTHING, move_chunks(self.agreement, call, chunks, None)
 
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
@@ -334,7 +317,7 @@ class MultiHostTransport:
         carried = not call.posted and lengths is None
         self._lay(0, source, self._share)
         if carried:
-            call.carry = self._carry_gathered(call)
+            call.carry = self._carry_gathered(call, self._share)
         rest = self._gather(call, source, lengths, root, carried=carried)
         return Offer(source.nbytes), rest
 
@@ -343,14 +326,16 @@ class MultiHostTransport:
         part = source[chunk * step :][:step]
         self.agreement.mine(chunk, part.dtype)[: part.size] = part
 
-    def _carry_gathered(self, call: Call) -> Carry:
-        """The part of an allgather that goes with the agreement, if each host brings few bytes."""
+    def _carry_gathered(self, call: Call, most: int) -> Carry:
+        """The values of an allgather that go with the agreement, if each host brings few bytes and
+        each member at most ``most``.
+        """
         # Both run on leaders only; other ranks have no rows.
         agreement, leaders, starts = self.agreement, self.leaders, self.agreement.carried_at
 
         def pack() -> int:
             sizes = self.channel.sizes(call)
-            if sum(sizes) > self._carried or max(sizes) > self._share:
+            if sum(sizes) > self._carried or max(sizes) > most:
                 return 0
             mine, start = self._laid(0, sizes), starts[agreement.host]
             leaders.rows[agreement.host][start : start + mine.size] = mine.tobytes()
@@ -435,7 +420,7 @@ class MultiHostTransport:
         if head + source.size <= self._little:
             data = np.concatenate([data, source])
         self._lay(0, data, self._share)
-        call.carry = self._carry_gathered(call)
+        call.carry = self._carry_gathered(call, self._share)
         yield Offer(data.nbytes)
         parts = yield from self._gather(call, data, None, carried=True)
         table = np.stack([part[:head].view(np.int64) for part in parts])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, starmap
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ from mpi4py import MPI
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp
 from allranks.collectives.calls.call import (
-    LONGEST_SLEEP,
     Awaited,
     Call,
     Members,
@@ -295,13 +296,7 @@ NAME = "MPI_COMM_WORLD"
 """MPI's name of the communicator of all ranks, which `user` stands for."""
 
 
-class _Renewal:
-    """The awaited object of a renewal."""
-
-    stage = 0
-    longest_sleep = LONGEST_SLEEP
-
-
+@dataclass(eq=False)
 class Epochs:
     """The communicators of one rank, epoch by epoch. ``pristine`` is used for nothing but making
     the next epoch's communicator. ``user`` stands for each epoch's communicator in turn; ``alone``
@@ -309,21 +304,15 @@ class Epochs:
     begun.
     """
 
-    def __init__(
-        self,
-        own: RankState,
-        user: Any,
-        alone: Any,
-        pristine: MPI.Intracomm,
-        renewed: Callable[[int], None],
-    ) -> None:
-        self.own, self.user, self.alone = own, user, alone
-        self.pristine = pristine
-        self._renewed = renewed
-        self._renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
-        # Never freed: freeing one that was left in the middle of a call makes MPICH return wrong
-        # results later.
-        self._retired: list[MPI.Intracomm] = []
+    own: RankState
+    user: Any
+    alone: Any
+    pristine: MPI.Intracomm
+    renewed: Callable[[int], None]
+    _renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
+    # Never freed: freeing one that was left in the middle of a call makes MPICH return wrong
+    # results later.
+    _retired: list[MPI.Intracomm] = field(default_factory=list)
 
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks."""
@@ -345,7 +334,7 @@ class Epochs:
             self._retired.append(MPI.Intracomm(self.user))
             fresh.Set_name(NAME)
             rebind(self.user, fresh)
-            self._renewed(epoch)
+            self.renewed(epoch)
 
     def take_over(self, pristine: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
         """Replaces the communicators of all ranks, some of which are new; the old ones are kept."""
@@ -376,7 +365,7 @@ class Epochs:
                 raise
 
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
-        kept, awaited = self.own.held_requests, _Renewal()
+        kept, awaited = self.own.held_requests, SimpleNamespace(stage=0, longest_sleep=0.0)
         fresh, request = self.pristine.Idup()
         kept[id(request)] = [fresh, request]
         while not request.Test():

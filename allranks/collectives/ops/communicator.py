@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import reduce, wraps
 from traceback import format_exception_only
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -160,20 +160,20 @@ class Comm(PointToPoint):
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
         """Reduces picklable objects to the root, in the order of the ranks."""
         values = self._objects("reduce", sendobj, root)
-        return None if values is None else _fold(values, op)
+        return None if values is None else reduce(op, values)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces picklable objects to every rank, in the order of the ranks."""
-        return _fold(self._objects("allreduce", sendobj), op)
+        return reduce(op, self._objects("allreduce", sendobj))
 
     def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks up to this one."""
-        return _fold(self._objects("scan", sendobj)[: self.Get_rank() + 1], op)
+        return reduce(op, self._objects("scan", sendobj)[: self.Get_rank() + 1])
 
     def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks before this one; None on the first rank."""
         before = self._objects("exscan", sendobj)[: self.Get_rank()]
-        return _fold(before, op) if before else None
+        return reduce(op, before) if before else None
 
     def _rooted(self, op: str, root: int) -> int:
         last = self._group().size - 1
@@ -327,13 +327,6 @@ class Comm(PointToPoint):
         return _lasting, (self._number == ALONE,)
 
 
-def _fold(values: list[Any], op: Any) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = op(total, value)
-    return total
-
-
 def _check_reach(op: str) -> None:
     """Raises `UsageError` if processes of another job cannot be reached."""
     # Open MPI does not reach them in shared memory, and would wait for ever.
@@ -385,18 +378,16 @@ def making(kind: type[Comm], plain: type[MPI.Comm], name: str) -> None:
     setattr(kind, name, made)
 
 
-for _name in ("Split_type", "Dup", "Dup_with_info", "Clone", "Create"):
+for _name in (
+    *("Split_type", "Dup", "Dup_with_info", "Clone", "Create"),
+    *("Create_dist_graph", "Create_dist_graph_adjacent"),
+):
     making(Comm, Raw, _name)
-for _name in ("Create_dist_graph", "Create_dist_graph_adjacent"):
-    making(Comm, Raw, _name)
-
-KINDS: dict[int, type[Comm]] = {MPI.UNDEFINED: Comm}
-"""The class of a communicator, by its topology."""
 
 
 def guarded(made: MPI.Comm, world: World) -> Comm:
     """The guarded form of a communicator whose group was made last."""
-    fresh = KINDS[made.Get_topology()](made)
+    fresh = _KINDS[made.Get_topology()](made)
     fresh.bind(world, world.made, world.epoch)
     # A program may drop a communicator without Free(): its group has memory and transports.
     weakref.finalize(fresh, world.close, world.made)
@@ -464,7 +455,13 @@ class Distgraphcomm(Topocomm, MPI.Distgraphcomm):
     """MPI.Distgraphcomm, guarded."""
 
 
-TOPOLOGIES = {MPI.CART: Cartcomm, MPI.GRAPH: Graphcomm, MPI.DIST_GRAPH: Distgraphcomm}
+_KINDS: dict[int, type[Comm]] = {
+    MPI.UNDEFINED: Comm,
+    MPI.CART: Cartcomm,
+    MPI.GRAPH: Graphcomm,
+    MPI.DIST_GRAPH: Distgraphcomm,
+}
+"""The class of a communicator, by its topology."""
 
 
 class Win(MPI.Win, metaclass=StandIn):

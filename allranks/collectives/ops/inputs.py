@@ -4,9 +4,10 @@ calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,7 @@ class CollectiveInputs:
 def read_inputs(
     kind: str, values: Sequence[Any], transport: str | None, device: str, *, host: bool = False
 ) -> CollectiveInputs:
-    """The arrays of a call, in the memory from which they move. ``transport`` and ``device`` are
-    as in `allreduce`. With ``host``, arrays on a GPU go through host memory.
-    """
+    """The arrays of a call, in the memory from which they move: with ``host`` in host memory."""
     want = read_placement(kind, transport, device) if transport or device else Placement()
     on_gpu: list[bool] = []
     if want.memory != "cpu":
@@ -113,7 +112,7 @@ def _on_gpu(
             # An array of a group that is mostly on the GPU, or device="/gpu:0".
             source, back = to_numpy(value)
             source, down = dlpack.upload(source)
-            restore = _in_turn(down, back)
+            restore = partial(_converted, down, back)
         inputs.sources.append(source)
         inputs.restores.append(restore)
     # The GPU of the rank's first array; all later ones must be on it, too.
@@ -132,9 +131,7 @@ def _on_gpu(
 
 
 def no_inputs(kind: str, transport: str | None, device: str) -> CollectiveInputs:
-    """The inputs of a rank that only receives: an empty array, on the GPU if the arguments ask for
-    it.
-    """
+    """The inputs of a rank that only receives: an empty array, on the GPU if that is asked for."""
     want = read_placement(kind, transport, device) if transport or device else Placement()
     if want.memory == "gpu" or want.transport in ON_GPU:
         nothing, _ = dlpack.upload(np.empty(0, np.uint8))
@@ -142,8 +139,8 @@ def no_inputs(kind: str, transport: str | None, device: str) -> CollectiveInputs
     return _in_host_memory([np.empty(0, np.uint8)], want)
 
 
-def _in_turn(first: Callable[[Array], Array], then: Restore) -> Restore:
-    return lambda out: then(first(out))
+def _converted(down: Restore, back: Restore, out: Array) -> Any:
+    return back(down(out))
 
 
 class Handle:

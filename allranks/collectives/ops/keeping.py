@@ -13,6 +13,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from allranks.collectives import world
@@ -81,9 +83,8 @@ def keep(*names: str, **values: Any) -> None:
 def keep_in(
     series: VersionedFiles, collect: Callable[[], dict[str, Any]], *, copy: bool = True
 ) -> None:
-    """Makes the result of ``collect`` the next version of a series. Collective over all ranks.
-    Without ``copy`` the values must not change before the next call.
-    """
+    """Makes the result of ``collect`` the next version. Collective over all ranks."""
+    # Without ``copy`` the values must not change before the next call.
     this = world.current()
     problem, values, parts = series.settle(), {}, []
     if problem:
@@ -160,14 +161,14 @@ class VersionedFiles:
         self.settle()
         for files in self._found().values():
             if self._rank in files:
-                _remove(files[self._rank])
+                Path(files[self._rank]).unlink(missing_ok=True)
 
     def _write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
         head, starts, nbytes = wire.lay_out(parts)
         for folder in self._with_room(nbytes):
             path = os.path.join(folder, f"{self._name}-{version}-{self._rank}-of-{self._size}")
             try:
-                with open(f"{path}.part", "wb", opener=_private) as file:
+                with open(f"{path}.part", "wb", opener=partial(os.open, mode=0o600)) as file:
                     file.write(head)
                     for start, part in zip(starts, parts, strict=True):
                         file.seek(start)
@@ -176,7 +177,7 @@ class VersionedFiles:
                 os.replace(f"{path}.part", path)
             except OSError as error:
                 self._problem = str(error)
-                _remove(f"{path}.part")
+                Path(f"{path}.part").unlink(missing_ok=True)
                 continue
             self._problem = ""
             break
@@ -184,7 +185,7 @@ class VersionedFiles:
         newest = self.newest()
         for number, files in self._found().items():
             for path in files.values() if number < newest else ():
-                _remove(path)
+                Path(path).unlink(missing_ok=True)
 
     def _with_room(self, nbytes: int) -> Iterator[str]:
         """The folders to try; those in memory only if all ranks' files fit."""
@@ -206,9 +207,7 @@ class VersionedFiles:
 
 
 class VariableStore:
-    """The kept variables of one rank: those of its cells, and the state of a training. ``name``
-    prefixes the files of an ensemble's members.
-    """
+    """The kept variables of one rank: those of its cells, and the state of a training."""
 
     def __init__(
         self,
@@ -232,16 +231,14 @@ class VariableStore:
         for folder in self.folders:
             for name in _names(folder):
                 if name.startswith(prefix):
-                    _remove(os.path.join(folder, name))
+                    Path(os.path.join(folder, name)).unlink(missing_ok=True)
 
     def cut_off(self) -> None:
         """A training has ended because a rank has left it; its next start continues it."""
         self._cut_off = True
 
     def settled(self) -> int:
-        """Waits for the files under way; returns the version from which an interrupted training
-        continues, once, else 0.
-        """
+        """Waits for the files; returns the version from which an interrupted training goes on."""
         self.of_cells.wait()
         self.of_training.wait()
         told, self._cut_off = self._cut_off, False
@@ -249,9 +246,7 @@ class VariableStore:
 
 
 def snapshot(values: dict[str, Any], rank: int, *, copy: bool) -> list[memoryview | bytes]:
-    """The time and the values, pickled for `VersionedFiles.write`; ``copy`` copies arrays too.
-    Raises `UsageError` if one of them cannot be pickled.
-    """
+    """The time and the values, pickled; `UsageError` if one cannot be. ``copy`` copies arrays."""
     try:
         return _packed((time.time(), values), copy)
     except Exception as error:  # an object's own way to be pickled may do anything
@@ -278,19 +273,8 @@ def _unpicklable(values: dict[str, Any]) -> Iterator[tuple[str, Exception]]:
             yield name, error
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _names(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except FileNotFoundError:
         return []  # removed by another process
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass  # removed by another rank

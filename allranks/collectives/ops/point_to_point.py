@@ -51,11 +51,11 @@ class Op(MPI.Op, metaclass=StandIn):
 
         @wraps(function)
         def kept(first: Any, second: Any, datatype: Any = None) -> Any:
-            if datatype is None:  # called for two objects, not by MPI
-                return function(first, second, datatype)
             try:
                 return function(first, second, datatype)
             except BaseException as error:
+                if datatype is None:  # called for two objects, not by MPI
+                    raise
                 _raised.append(error)
 
         return super().Create(kept, commute)

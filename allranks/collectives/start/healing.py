@@ -92,9 +92,7 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
 
 
 def join(dead: Sequence[int]) -> None:
-    """Makes this process a rank, in place of the first of ``dead``; it spawns the rest of them.
-    Collective over all ranks, new and surviving ones.
-    """
+    """Makes this process the first rank of ``dead``, and spawns the rest. Collective over all."""
     mpi = load_mpi()
     _hold("join")
     with _revoking() as made:

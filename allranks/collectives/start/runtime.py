@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
 from allranks.collectives.calls.guard import of_traceback
-from allranks.collectives.calls.rank_state import PeerState
 from allranks.collectives.host import memory
 from allranks.collectives.ops import operations
 from allranks.collectives.world import process_sets as sets
@@ -106,8 +106,7 @@ def _begin(
 
 def announce() -> None:
     """Sets the environment variables by which torch, JAX and others find the ranks."""
-    rendezvous = world.current().rendezvous
-    if rendezvous is not None:
+    if (rendezvous := world.current().rendezvous) is not None:
         rendezvous.announce()
 
 
@@ -294,12 +293,10 @@ def records() -> list[CallRecord]:
 
 
 def _peers_of_hosts(this: world.World) -> list[int]:
-    place = this.local_ranks.index(this.rank)
-    members = [
-        [rank for rank, host in enumerate(this.hosts) if host == number]
-        for number in sorted(set(this.hosts))
-    ]
-    return [ranks[place] for ranks in members if len(ranks) > place]
+    hosts = this.hosts
+    places = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    mine = (rank for rank, place in enumerate(places) if place == places[this.rank])
+    return sorted(mine, key=hosts.__getitem__)
 
 
 def finish_at_exit(this: World) -> None:
@@ -360,19 +357,18 @@ def _wait_for_all(this: World) -> bool:
         waited = pause()
         if this.notebook and waited > _NOTEBOOK_SECONDS:
             return False
-        states = map(this.peer_state, range(this.size))
-        if waited > _AFTER_FAILURE_SECONDS and (this.failed or any(map(_will_not_end, states))):
+        will_not_end = (_will_not_end(this.board, rank) for rank in range(this.size))
+        if waited > _AFTER_FAILURE_SECONDS and (this.failed or any(will_not_end)):
             return False
     return True
 
 
-def _will_not_end(state: PeerState) -> bool:
-    return bool(state.lost) or (state.failed and state.left >= fields.GONE)
+def _will_not_end(board: fields.Board, rank: int) -> bool:
+    failed = board.get(rank, fields.FAILED) and board.get(rank, fields.LEFT) >= fields.GONE
+    return bool(failed or board.get(rank, fields.LOST))
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            continue

@@ -107,7 +107,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     """
     from allranks.collectives.mpi.status_exchange import connect_hosts
     from allranks.collectives.mpi.transport import NAME, Epochs
-    from allranks.collectives.ops.communicator import KINDS, TOPOLOGIES, Comm
+    from allranks.collectives.ops.communicator import Comm
 
     mpi = load_mpi()
     base: MPI.Intracomm = mpi.COMM_WORLD
@@ -126,7 +126,6 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     world.shares = layout.shares
     if layout.attaches:
         world.window = Window(world.board)
-    KINDS.update(TOPOLOGIES)
     pristine, user = base.Dup(), Comm(base.Dup())
     user.Set_name(NAME)
     user.bind(world, 0)
@@ -235,9 +234,7 @@ def clock_offset(base: MPI.Intracomm, node: MPI.Intracomm, leaders: Sequence[int
 
 
 def guard_mpi4py(world: World) -> None:
-    """Replaces mpi4py's own names, as MPI.COMM_WORLD, by the guarded communicators of ``world``.
-    Code that has imported a name before keeps the unguarded object.
-    """
+    """Replaces mpi4py's own names, as MPI.COMM_WORLD, for code that imports them from now on."""
     from mpi4py import MPI
 
     from allranks.collectives.ops.communicator import File, Win
@@ -259,9 +256,7 @@ def guard_mpi4py(world: World) -> None:
 
 
 def _finalize(world: World, plain: Callable[[], None]) -> Callable[[], None]:
-    """A guarded MPI_Finalize; `finish` unwraps it."""
-
-    @wraps(plain)
+    @wraps(plain)  # `finish` unwraps it
     def finalize() -> None:
         if world.notebook:
             # The next MPI call would end this rank, and with it all others.
@@ -276,9 +271,7 @@ def _finalize(world: World, plain: Callable[[], None]) -> Callable[[], None]:
 
 
 def divide(ranks_each: int) -> World:
-    """Returns the world of this rank's part, where ``ranks_each`` ranks in a row are one part.
-    Collective over all ranks if ``ranks_each`` is more than 1.
-    """
+    """The world of this rank's part: ``ranks_each`` ranks in a row. Collective unless that is 1."""
     whole = world.current()
     mpi = load_mpi()
     base = mpi.Intracomm(mpi.COMM_SELF)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from mmap import mmap
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import (
@@ -60,7 +59,6 @@ class Group:
 
     @property
     def channel(self) -> Channel | None:
-        """The memory that the members share, if they do."""
         return self.agreement if isinstance(self.agreement, Channel) else None
 
     def call(
@@ -96,9 +94,7 @@ class Group:
             self.gpu = None
 
     def choose(self, call: Call, wanted: str = "", device: Device | None = None) -> Transport:
-        """The transport of a call: the fastest that reaches every member, or the ``wanted`` one.
-        ``device`` is this rank's GPU if the call's arrays are on it.
-        """
+        """The fastest transport of a call, or the wanted one; its arrays may be on a ``device``."""
         if device is not None:
             if self.gpu is None:
                 host = self.own.hosts[self.own.rank]
@@ -124,17 +120,6 @@ FIRST_MADE = 1 << 20
 """Groups of communicators have numbers from here on, process sets lower ones."""
 
 
-class RendezvousVariables(Protocol):
-    """The environment variables by which torch, JAX and others find the ranks."""
-
-    def announce(self) -> None: ...
-
-    def withdraw(self) -> None: ...
-
-    def held(self) -> AbstractContextManager[None]:
-        """Within, the variables describe this world only."""
-
-
 def group_nbytes(hosts: int, here: int, members: int) -> int:
     """Bytes of shared memory of a group: its hosts, its members on this host, all its members."""
     if hosts == 1:
@@ -154,7 +139,8 @@ class World(RankState):
         self.gpu: Device | None = None
         """This rank's GPU; None before the first array on a GPU."""
         self.mpi: Epochs | None = None
-        self.rendezvous: RendezvousVariables | None = None
+        self.rendezvous: Any = None
+        """The variables by which torch and JAX find the ranks: `Rendezvous`, or None."""
         self.variable_store: Any = None
         """The `VariableStore` (`ops/keeping.py`); None where `keep` is not possible."""
         self.groups: dict[int, Group] = {}
@@ -229,7 +215,6 @@ class World(RankState):
                 self.gpu.forget(number)
 
     def end_closed(self) -> None:
-        """Ends the NCCL communicators of closed groups."""
         if self.gpu is not None:
             # All ranks have arrived at a call since: so they have completed their calls in these
             # groups.
@@ -290,7 +275,6 @@ class World(RankState):
             self.lock.release()
 
     def _in_turn(self, call: Call, *arguments: Any) -> Any:
-        """Runs a call while another thread of this rank is in one."""
         self._check_threads(call)
         self._queued.append(call)
         with self.lock:

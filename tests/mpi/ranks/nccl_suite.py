@@ -19,6 +19,7 @@ from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, 
 from gpus import FAKE, fake_only, host, ones
 
 import allranks.collectives as c
+from allranks.collectives.calls.rank_state import LEFT
 from allranks.collectives.gpu import nccl as transport
 from allranks.collectives.gpu.device import NcclCallOrder
 from allranks.collectives.start import under_mpi
@@ -105,7 +106,7 @@ def test_a_rank_leaves_while_another_computes_and_aborts_nothing():
                 summed()
         elif c.rank() == 0:
             number = this.scope.number + 1
-            until(lambda: this.peer_state(1).left >= number)
+            until(lambda: this.board.get(1, LEFT) >= number)
         else:
             summed()
 

@@ -9,7 +9,7 @@ import pytest
 
 from allranks.collectives.calls.call import Cut, cut
 from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack_text
-from allranks.collectives.calls.rank_state import Board, PeerState, RankState, Scope
+from allranks.collectives.calls.rank_state import BROKE, BROKEN, Board, RankState, Scope
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Window
@@ -117,15 +117,17 @@ def test_an_interrupt_while_the_window_grows_leaves_it_whole(step, monkeypatch):
 
 
 def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
-    class Leaving(RankState):
-        """Rank 1, which finds between two looks at it that ranks wait for each other."""
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    other = Board(pages, (0, 1), 1)
 
-        looks = 0
+    class Watching(RankState):
+        """Rank 0; after its look at rank 1 that rank finds that ranks wait for each other."""
 
-        def peer_state(self, rank):
-            self.looks += 1
-            broke = "ranks 0–1 wait for each other"
-            return PeerState() if self.looks < 2 else PeerState(broken=3, broke=broke)
+        def departure(self, rank):
+            found = super().departure(rank)
+            other.write(BROKE, "ranks 0–1 wait for each other")
+            other.put(BROKEN, 3)
+            return found
 
     class Waiting:
         deadlock = ""
@@ -133,7 +135,7 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
         def missing(self):
             return (1,)
 
-    world = Leaving(0, (0, 0), Board(mmap.mmap(-1, Board.nbytes(2)), (0, 1), 0))
+    world = Watching(0, (0, 0), Board(pages, (0, 1), 0))
     world.scope = Scope("this cell", 5, None)
     with pytest.raises(CollectiveMismatch, match=r"^ranks 0–1 wait"):
         Watch(world)._left(Waiting(), (1,))
