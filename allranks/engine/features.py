@@ -30,7 +30,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -182,8 +183,16 @@ class RankFeature:
         return ""
 
 
+_OF_EACH_CELL: tuple[Callable[..., Any], ...] = (
+    RankFeature.cell_started,
+    RankFeature.output_sending,
+    RankFeature.cell_finished,
+    RankFeature.cell_left,
+)
+
+
 class RankHooks:
-    """Calls the hooks of a rank's features; each method is named as its hook.
+    """Calls the hooks of a rank's features; an attribute or method is named as its hook.
 
     Attributes:
         failed: the first failure of a hook that no cell has failed with yet, if any.
@@ -204,8 +213,8 @@ class RankHooks:
         self._dormant = [feature for feature in found if feature.dormant]
         self._find_active_hooks()
         self._starting = implementations(found, RankFeature.starting)
-        self._started = implementations(found, RankFeature.started)
-        self._rank_died = implementations(found, RankFeature.rank_died)
+        self.started = self._hook(found, RankFeature.started)
+        self.rank_died = self._hook(found, RankFeature.rank_died)
         self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
         self._answers: dict[str, Callable[..., Answered]] = {}
         for feature in found:
@@ -217,20 +226,18 @@ class RankHooks:
 
     def _find_active_hooks(self) -> None:
         active = [feature for feature in self._features if feature not in self._dormant]
-        self._cell_started = implementations(active, RankFeature.cell_started)
+        self.cell_started = self._hook(active, RankFeature.cell_started)
         self._interrupted = implementations(active, RankFeature.interrupted)
         self._output_sending = implementations(active, RankFeature.output_sending)
         self._error_raised = implementations(active, RankFeature.error_raised)
         self._hidden_frames = implementations(active, RankFeature.hidden_frames)
         self._error_details = implementations(active, RankFeature.error_details)
         self._pulse_fields = implementations(active, RankFeature.pulse_fields)
-        self._cell_finished = implementations(active, RankFeature.cell_finished)
-        self._cell_left = implementations(active, RankFeature.cell_left)
-        self._epoch_ended = implementations(active, RankFeature.epoch_ended)
+        self.cell_finished = self._hook(active, RankFeature.cell_finished)
+        self.cell_left = self._hook(active, RankFeature.cell_left)
+        self.epoch_ended = self._hook(active, RankFeature.epoch_ended)
         self._rank_replaced = implementations(active, RankFeature.rank_replaced)
-        self.in_cells = any(
-            (self._cell_started, self._output_sending, self._cell_finished, self._cell_left)
-        )
+        self.in_cells = any(implementations(active, hook) for hook in _OF_EACH_CELL)
 
     def activate(self, feature: RankFeature) -> None:
         if feature in self._dormant:
@@ -238,6 +245,11 @@ class RankHooks:
             self._dormant.remove(feature)
             # New lists: another thread may be in a loop over the old ones.
             self._find_active_hooks()
+
+    def _hook(
+        self, features: list[RankFeature], hook: Callable[Concatenate[RankFeature, P], R]
+    ) -> Callable[P, list[R]]:
+        return partial(self._call, implementations(features, hook))
 
     def _keep(self, failed: FeatureFailed) -> None:
         self.failed = self.failed or failed
@@ -265,12 +277,6 @@ class RankHooks:
                 raise
             except Exception as error:
                 self._keep(failure(hook, error))
-
-    def started(self, rank: RankContext) -> None:
-        self._call(self._started, rank)
-
-    def cell_started(self, cell: RunCell) -> None:
-        self._call(self._cell_started, cell)
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         # A record that no feature takes is dropped.
@@ -317,18 +323,6 @@ class RankHooks:
             for name, value in fields.items()
         }
 
-    def cell_finished(self, error: BaseException | None) -> None:
-        self._call(self._cell_finished, error)
-
-    def cell_left(self, error: BaseException | None) -> None:
-        self._call(self._cell_left, error)
-
-    def epoch_ended(self, epoch: int) -> None:
-        self._call(self._epoch_ended, epoch)
-
-    def rank_died(self, rank: int, how: str) -> None:
-        self._call(self._rank_died, rank, how)
-
     def rank_replaced(self, dead: list[int]) -> str:
         return " ".join(filter(None, self._call(self._rank_replaced, dead)))
 
@@ -350,7 +344,7 @@ class HostFeature:
 
 
 class HostHooks:
-    """Calls the hooks of the features in a host agent; each method is named as its hook."""
+    """Calls the hooks of the features in a host agent; each attribute is named as its hook."""
 
     def __init__(self, classes: Iterable[type[HostFeature]] = ()) -> None:
         found: list[HostFeature] = []
@@ -359,23 +353,14 @@ class HostHooks:
                 found.append(kind())
             except Exception as error:
                 print(failure(kind, error), file=sys.stderr, flush=True)
-        self._started = implementations(found, HostFeature.started)
-        self._rank_died = implementations(found, HostFeature.rank_died)
-        self._stopping = implementations(found, HostFeature.stopping)
-
-    def started(self, config: HostAgentConfig) -> None:
-        _log(self._started, config)
-
-    def rank_died(self, rank: int, code: int) -> None:
-        _log(self._rank_died, rank, code)
-
-    def stopping(self) -> None:
-        _log(self._stopping)
+        self.started = partial(_log, implementations(found, HostFeature.started))
+        self.rank_died = partial(_log, implementations(found, HostFeature.rank_died))
+        self.stopping = partial(_log, implementations(found, HostFeature.stopping))
 
 
-def _log(hooks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+def _log(hooks: Iterable[Callable[..., None]], *args: Any) -> None:
     for hook in hooks:
         try:
-            hook(*args, **kwargs)
+            hook(*args)
         except Exception as error:
             print(failure(hook, error), file=sys.stderr, flush=True)
