@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def visit(folder: str, want: str = "about", seconds: float = _VISIT_SECONDS) -> 
         with _visit(folder, want, seconds) as connection:
             told = json.loads(connection.makefile("rb").readline())
         # Another version may send more fields.
-        known = {name: told[name] for name in SessionInfo.__dataclass_fields__ if name in told}
+        known = {it.name: told[it.name] for it in fields(SessionInfo) if it.name in told}
         return SessionInfo(name_of(folder), folder, **known)
     except (OSError, ValueError, TypeError):
         return None
