@@ -9,7 +9,7 @@ lists them; the modules of the base classes describe when each hook is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from allranks.errors import FeatureFailed
 
@@ -42,3 +42,45 @@ def failure(hook: Callable[..., object], error: BaseException) -> FeatureFailed:
     )
     failed.__cause__ = error
     return failed
+
+
+class Hooks(Generic[F]):
+    """The features of one side; ``failed`` gets what they raise, each with its name.
+
+    A feature that raises does not keep those after it from being called.
+    """
+
+    def __init__(
+        self, classes: Iterable[type[F]], failed: Callable[[FeatureFailed], object]
+    ) -> None:
+        self._failed = failed
+        self.features: list[F] = []
+        for kind in classes:
+            try:
+                self.features.append(kind())
+            except Exception as error:
+                failed(failure(kind, error))
+        self._found: dict[str, list[Callable[..., Any]]] = {}
+
+    def of(self, hook: Callable[Concatenate[F, P], R]) -> list[Callable[P, R]]:
+        found = self._found.get(hook.__name__)
+        if found is None:
+            found = self._found[hook.__name__] = implementations(self.features, hook)
+        return found
+
+    def call(
+        self, hook: Callable[Concatenate[F, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        """Calls every implementation of a hook; returns their results."""
+        return self.call_each(self.of(hook), *args, **kwargs)
+
+    def call_each(
+        self, found: Iterable[Callable[P, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        results = []
+        for one in found:
+            try:
+                results.append(one(*args, **kwargs))
+            except Exception as error:
+                self._failed(failure(one, error))
+        return results

@@ -41,7 +41,7 @@ from allranks.engine.exceptions import (
     text_of,
     traceback_of,
 )
-from allranks.engine.features import RankHooks
+from allranks.engine.features import RankFeature, RankHooks
 from allranks.engine.interrupts import (
     Interrupts,
     end_cells_too,
@@ -100,7 +100,7 @@ class CellRunner:
         self._failed = False
         # IPython's own copies all that a cell prints into its history.
         setattr(shell, "_tee", lambda channel: nullcontext())  # noqa: B010  a method, to mypy
-        self.interrupts = Interrupts(self.features.interrupted)
+        self.interrupts = Interrupts(lambda: features.call(RankFeature.interrupted))
         self._exceptions = Exceptions(shell, self.features, self.interrupts)
         end_cells_too(shell, self.interrupts)
         fail_captured(shell)
@@ -150,10 +150,10 @@ class CellRunner:
         exceptions.begin()
         self.shell.execution_count = cell.number
         if features.in_cells:
-            features.cell_started(cell)
+            features.call(RankFeature.cell_started, cell)
         collectives.scope.enter(cell.label, cell.ranks or None, cell.cell)
         try:
-            if features.failed is not None:
+            if features.failure is not None:
                 # Raised within the scope, whose end releases the ranks that wait for this one.
                 raise features.take_failure()
             self._keeps_history = prepare is None
@@ -179,7 +179,7 @@ class CellRunner:
             _untraced()
         if error is not None:
             error = self._as_raised(error)
-        if features.failed is not None:
+        if features.failure is not None:
             error = self._or_failure(error)
         self._failed = error is not None
         if error is not None:
@@ -190,7 +190,7 @@ class CellRunner:
         # Features end their waits before the scope is left, which releases the other ranks: those
         # must find that this rank waits no longer.
         if features.in_cells:
-            features.cell_finished(error)
+            features.call(RankFeature.cell_finished, error)
         reason = FINISHED
         if error is not None:
             reason = INTERRUPTED if interrupted else f"raised {type(error).__name__}"
@@ -202,8 +202,8 @@ class CellRunner:
             sys.stderr.write("\n".join([*exceptions.lines, ""]))
         # GPU memory is freed before the value is pickled, which may need some.
         if features.in_cells:
-            features.cell_left(error)
-        if features.failed is not None:
+            features.call(RankFeature.cell_left, error)
+        if features.failure is not None:
             late = self._or_failure(error)
             if late is not None and late is not error:
                 error, found = late, self._report(late, None)
@@ -232,7 +232,7 @@ class CellRunner:
             error = KeyboardInterrupt().with_traceback(traceback_of(error))
         shown, error = error, self.features.error_raised(error)
         if error is not shown and is_a(error, KeyboardInterrupt):
-            self._exceptions.show(error, traceback_of(error))
+            self._exceptions.show(self.shell, type(error), error, traceback_of(error))
         if has_succeeded(error):
             self._exceptions.lines = []
             return None
@@ -313,7 +313,7 @@ class CellRunner:
             tb = traceback_of(error)
             for _ in range(1 + getattr(function, "own_frames", 0)):
                 tb = tb and (tb.tb_next or tb)
-            self._exceptions.show(error, tb)
+            self._exceptions.show(shell, type(error), error, tb)
         return self._in_rank(result)
 
     def _in_rank(self, result: ExecutionResult) -> ExecutionResult:

@@ -74,11 +74,7 @@ class Exceptions:
         self.lines = []
         self.muted.clear()
         # For every cell, because IPython resets it if an interrupt comes while it formats.
-        self._shell.set_custom_exc(_MAYBE_OTHERS, self._show_own_frames)
-
-    def show(self, error: BaseException, tb: Any) -> None:
-        """Shows an exception with this traceback, up to the user's last frame."""
-        self._show_own_frames(self._shell, type(error), error, tb)
+        self._shell.set_custom_exc(_MAYBE_OTHERS, self.show)
 
     def lines_of(self, error: BaseException) -> list[str]:
         """Returns the traceback of a cell's exception, and shows it if IPython has not."""
@@ -127,7 +123,7 @@ class Exceptions:
         """Shows an exception as IPython does, or as Python does if IPython cannot."""
         error = raised[1] if raised else sys.exc_info()[1]
         if error is not None and not self._can_be_asked(error):
-            self.lines = without_text(error, self.cell_file, self.text_of(error))
+            self.lines = plain(error, self.cell_file, self.text_of(error))
         elif error is not None and is_beyond_ipython(error):
             self.lines = plain(error, self.cell_file)
         else:
@@ -142,7 +138,7 @@ class Exceptions:
     def _formatted(self, etype: Any, value: BaseException, *args: Any, **options: Any) -> list[str]:
         """Returns a traceback as IPython formats it, or as Python does if IPython cannot."""
         if not self._can_be_asked(value):
-            return without_text(value, self.cell_file, self.text_of(value))
+            return plain(value, self.cell_file, self.text_of(value))
         try:
             if not is_beyond_ipython(value):
                 lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
@@ -151,10 +147,10 @@ class Exceptions:
             pass  # for example, its search for the source fails
         return plain(value, self.cell_file)
 
-    def _show_own_frames(
+    def show(
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
     ) -> list[str]:
-        """Formats a traceback up to the user's last frame, in bounded time."""
+        """Shows a traceback up to the user's last frame, formatted in bounded time."""
         if is_a(value, asyncio.CancelledError) and self._interrupts.count:
             value = KeyboardInterrupt()
         value = self._features.error_raised(value)
@@ -204,14 +200,6 @@ def traceback_of(error: BaseException) -> TracebackType | None:
     # A class may redefine ``__traceback__``.
     found: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     return found
-
-
-def cell_line(tb: TracebackType | None, is_cell: str) -> tuple[int | None, str]:
-    line: tuple[int | None, str] = (None, "")
-    for frame, number in traceback.walk_tb(tb):
-        if frame.f_code.co_filename == is_cell:
-            line = (number, linecache.getline(is_cell, number).strip())
-    return line
 
 
 def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
@@ -265,10 +253,18 @@ def _chain(error: BaseException, by_cause: bool) -> list[BaseException]:
     return chain
 
 
-def plain(error: BaseException, cell_file: str) -> list[str]:
-    """Returns a traceback as Python prints it, from the cell's first frame on."""
+def plain(error: BaseException, cell_file: str, text: str | None = None) -> list[str]:
+    """Returns a traceback as Python prints it, from the cell's first frame on.
+
+    With ``text``, the error's, it calls no exception's ``__str__``.
+    """
+    tb = from_cell(error, cell_file.__eq__)
     try:
-        lines = traceback.format_exception(type(error), error, from_cell(error, cell_file.__eq__))
+        if text is None:
+            lines = traceback.format_exception(type(error), error, tb)
+        else:
+            last = f"{type(error).__name__}: {text}"
+            lines = ["Traceback (most recent call last):\n", *traceback.format_tb(tb), last]
     except Exception:
         lines = [f"{type(error).__name__}: {text_of(error)}"]
     return "".join(lines).splitlines()
@@ -289,13 +285,6 @@ def shown_with(error: BaseException) -> list[BaseException]:
                 found.append(cast(BaseException, other))
                 new.append(found[-1])
     return found
-
-
-def without_text(error: BaseException, cell_file: str, text: str) -> list[str]:
-    """Returns a traceback as Python prints it, without a call of any exception's ``__str__``."""
-    frames = traceback.format_tb(from_cell(error, cell_file.__eq__))
-    lines = ["Traceback (most recent call last):\n", *frames, f"{type(error).__name__}: {text}"]
-    return "".join(lines).splitlines()
 
 
 def from_cell(error: BaseException, is_cell: Callable[[str], bool]) -> TracebackType | None:
@@ -319,7 +308,10 @@ def report(
     ``formatted`` is the traceback as IPython shows it, with colour codes. ``more`` is added to the
     exception's text, which is ``text`` if given.
     """
-    line, source = cell_line(traceback_of(error), cell_file)
+    line, source = None, ""
+    for frame, number in traceback.walk_tb(traceback_of(error)):
+        if frame.f_code.co_filename == cell_file:
+            line, source = number, linecache.getline(cell_file, number).strip()
     if is_a(error, SyntaxError):
         said = cast(SyntaxError, error)
         if said.filename == cell_file:

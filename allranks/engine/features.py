@@ -27,18 +27,17 @@ feature. The rank stays.
 
 from __future__ import annotations
 
-import sys
+from collections import ChainMap
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
-from allranks.hooks import failure, implementations
+from allranks.hooks import Hooks, failure, implementations
 from allranks.records.config import HostAgentConfig
 from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
 
@@ -46,8 +45,6 @@ from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
 Answered = tuple[dict[str, Any], list[bytes]]
 #: Records and their payloads, in the order in which they are sent.
 Replies = tuple[tuple[Record, list[bytes]], ...]
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -183,94 +180,64 @@ class RankFeature:
         return ""
 
 
-_OF_EACH_CELL: tuple[Callable[..., Any], ...] = (
-    RankFeature.cell_started,
-    RankFeature.output_sending,
-    RankFeature.cell_finished,
-    RankFeature.cell_left,
-)
+#: The hooks that are called once a feature is no longer dormant.
+_IN_CELLS = {
+    *("cell_started", "interrupted", "output_sending", "error_raised", "hidden_frames"),
+    *("error_details", "pulse_fields", "cell_finished", "cell_left", "epoch_ended"),
+    "rank_replaced",
+}
 
 
-class RankHooks:
-    """Calls the hooks of a rank's features; an attribute or method is named as its hook.
+class RankHooks(Hooks[RankFeature]):
+    """Calls the hooks of a rank's features.
 
     Attributes:
-        failed: the first failure of a hook that no cell has failed with yet, if any.
+        failure: the first failure of a hook that no cell has failed with yet, if any.
         in_cells: whether any feature has a hook that each cell calls. Callers check it, so that a
             cell which uses no feature passes none of the methods here.
     """
 
     def __init__(self, classes: Iterable[type[RankFeature]] = ()) -> None:
-        self.failed: FeatureFailed | None = None
-        found: list[RankFeature] = []
-        for kind in classes:
-            try:
-                found.append(kind())
-            except Exception as error:
-                self._keep(failure(kind, error))
-
-        self._features = found
-        self._dormant = [feature for feature in found if feature.dormant]
-        self._find_active_hooks()
-        self._starting = implementations(found, RankFeature.starting)
-        self.started = self._hook(found, RankFeature.started)
-        self.rank_died = self._hook(found, RankFeature.rank_died)
+        self.failure: FeatureFailed | None = None
+        super().__init__(classes, self._keep)
+        self._dormant = [feature for feature in self.features if feature.dormant]
         self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
         self._answers: dict[str, Callable[..., Answered]] = {}
-        for feature in found:
+        for feature in self.features:
             for record in feature.records:
                 self._takers.setdefault(record, []).append(feature.message_received)
             for name in feature.requests | feature.requests_while_busy:
                 self._answers[name] = feature.answer
-        self.requests_while_busy = frozenset[str]().union(*(f.requests_while_busy for f in found))
+        self.requests_while_busy = frozenset(
+            name for feature in self.features for name in feature.requests_while_busy
+        )
+        self._find()
 
-    def _find_active_hooks(self) -> None:
-        active = [feature for feature in self._features if feature not in self._dormant]
-        self.cell_started = self._hook(active, RankFeature.cell_started)
-        self._interrupted = implementations(active, RankFeature.interrupted)
-        self._output_sending = implementations(active, RankFeature.output_sending)
-        self._error_raised = implementations(active, RankFeature.error_raised)
-        self._hidden_frames = implementations(active, RankFeature.hidden_frames)
-        self._error_details = implementations(active, RankFeature.error_details)
-        self._pulse_fields = implementations(active, RankFeature.pulse_fields)
-        self.cell_finished = self._hook(active, RankFeature.cell_finished)
-        self.cell_left = self._hook(active, RankFeature.cell_left)
-        self.epoch_ended = self._hook(active, RankFeature.epoch_ended)
-        self._rank_replaced = implementations(active, RankFeature.rank_replaced)
-        self.in_cells = any(implementations(active, hook) for hook in _OF_EACH_CELL)
+    def _find(self) -> None:
+        active = [feature for feature in self.features if feature not in self._dormant]
+        # A new dictionary: another thread may be in a loop over a list of the old one.
+        self._found = {
+            name: implementations(active, getattr(RankFeature, name)) for name in _IN_CELLS
+        }
+        called = ("cell_started", "output_sending", "cell_finished", "cell_left")
+        self.in_cells = any(self._found[name] for name in called)
 
     def activate(self, feature: RankFeature) -> None:
         if feature in self._dormant:
             # May run in any thread, and more than once.
             self._dormant.remove(feature)
-            # New lists: another thread may be in a loop over the old ones.
-            self._find_active_hooks()
-
-    def _hook(
-        self, features: list[RankFeature], hook: Callable[Concatenate[RankFeature, P], R]
-    ) -> Callable[P, list[R]]:
-        return partial(self._call, implementations(features, hook))
+            self._find()
 
     def _keep(self, failed: FeatureFailed) -> None:
-        self.failed = self.failed or failed
-
-    def _call(self, hooks: Iterable[Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """Calls every implementation of a hook, also those after one that fails."""
-        found = []
-        for hook in hooks:
-            try:
-                found.append(hook(*args, **kwargs))
-            except Exception as error:
-                self._keep(failure(hook, error))
-        return found
+        self.failure = self.failure or failed
 
     def take_failure(self) -> FeatureFailed:
-        failed, self.failed = self.failed, None
+        failed, self.failure = self.failure, None
         assert failed is not None
         return failed
 
     def starting(self) -> None:
-        for hook in self._starting:
+        for hook in self.of(RankFeature.starting):
             try:
                 hook()
             except UsageError:
@@ -280,9 +247,7 @@ class RankHooks:
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         # A record that no feature takes is dropped.
-        takers = self._takers.get(type(record))
-        if takers is not None:
-            self._call(takers, record, payloads)
+        self.call_each(self._takers.get(type(record), ()), record, payloads)
 
     def answer(self, name: str, arguments: Mapping[str, Any], payloads: list[bytes]) -> Answered:
         """Returns a feature's answer to a request; raises UsageError or FeatureFailed."""
@@ -296,35 +261,22 @@ class RankHooks:
         except Exception as error:
             raise failure(hook, error) from error
 
-    def interrupted(self) -> None:
-        self._call(self._interrupted)
-
-    def output_sending(self, final: bool) -> None:
-        self._call(self._output_sending, final)
-
     def error_raised(self, error: BaseException) -> BaseException:
-        for hook in self._error_raised:
-            try:
-                error = hook(error)
-            except Exception as problem:
-                self._keep(failure(hook, problem))
+        for hook in self.of(RankFeature.error_raised):
+            error = next(iter(self.call_each([hook], error)), error)
         return error
 
-    def hidden_frames(self) -> tuple[str, ...]:
-        return tuple(part for parts in self._call(self._hidden_frames) for part in parts)
+    def hidden_frames(self) -> list[str]:
+        return [part for parts in self.call(RankFeature.hidden_frames) for part in parts]
 
     def error_details(self, error: BaseException) -> str:
-        return "\n".join(filter(None, self._call(self._error_details, error)))
+        return "\n".join(filter(None, self.call(RankFeature.error_details, error)))
 
     def pulse_fields(self) -> dict[str, Any]:
-        return {
-            name: value
-            for fields in self._call(self._pulse_fields)
-            for name, value in fields.items()
-        }
+        return dict(ChainMap(*reversed(self.call(RankFeature.pulse_fields))))
 
     def rank_replaced(self, dead: list[int]) -> str:
-        return " ".join(filter(None, self._call(self._rank_replaced, dead)))
+        return " ".join(filter(None, self.call(RankFeature.rank_replaced, dead)))
 
 
 class HostFeature:
@@ -341,26 +293,3 @@ class HostFeature:
 
     def stopping(self) -> None:
         """All processes have ended; the session's folder is removed next."""
-
-
-class HostHooks:
-    """Calls the hooks of the features in a host agent; each attribute is named as its hook."""
-
-    def __init__(self, classes: Iterable[type[HostFeature]] = ()) -> None:
-        found: list[HostFeature] = []
-        for kind in classes:
-            try:
-                found.append(kind())
-            except Exception as error:
-                print(failure(kind, error), file=sys.stderr, flush=True)
-        self.started = partial(_log, implementations(found, HostFeature.started))
-        self.rank_died = partial(_log, implementations(found, HostFeature.rank_died))
-        self.stopping = partial(_log, implementations(found, HostFeature.stopping))
-
-
-def _log(hooks: Iterable[Callable[..., None]], *args: Any) -> None:
-    for hook in hooks:
-        try:
-            hook(*args)
-        except Exception as error:
-            print(failure(hook, error), file=sys.stderr, flush=True)

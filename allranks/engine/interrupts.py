@@ -57,7 +57,8 @@ class Interrupts:
         self._lock = threading.Lock()
         self._over = threading.Event()
         if signal.getsignal(_WAKE_SIGNAL) in (signal.SIG_DFL, None):
-            signal.signal(_WAKE_SIGNAL, _nothing)
+            # Before Python calls this, it calls the handlers of other signals that have come.
+            signal.signal(_WAKE_SIGNAL, ignore_interrupt)
 
     @property
     def heard(self) -> bool:
@@ -104,17 +105,12 @@ class Interrupts:
             signal.raise_signal(signal.SIGINT)
 
 
-def _nothing(*_: object) -> None:
-    # Before Python calls this, it calls the handlers of other signals that have come.
-    ...
-
-
 def _wake(thread: int, over: threading.Event) -> None:
     """Has a thread run the handler of its interrupt although it is blocked in a call."""
 
     def again() -> None:
         for seconds in _WAKE_SECONDS:
-            if over.wait(seconds) or signal.getsignal(_WAKE_SIGNAL) is not _nothing:
+            if over.wait(seconds) or signal.getsignal(_WAKE_SIGNAL) is not ignore_interrupt:
                 return
             signal.pthread_kill(thread, _WAKE_SIGNAL)
 

@@ -17,8 +17,6 @@ import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -127,22 +125,17 @@ def show_progress_as_text() -> None:
     still is a widget on each rank.
     """
     _rich.install()
-    if not any(isinstance(finder, _TqdmChoice) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TqdmChoice())
+    _tqdm.install()
 
 
-class _TqdmChoice(MetaPathFinder, Loader):
-    """Replaces the module in which tqdm decides whether it draws a widget."""
+def _choose_text(tqdm: Any) -> None:
+    # In place of the module in which tqdm decides whether it draws a widget.
+    chosen: Any = ModuleType(_TQDM_CHOICE)
+    sys.modules[_TQDM_CHOICE] = tqdm.autonotebook = chosen
+    chosen.tqdm, chosen.trange = tqdm.std.tqdm, tqdm.std.trange
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name == _TQDM_CHOICE else None
 
-    def exec_module(self, module: ModuleType) -> None:
-        import tqdm.std
-
-        vars(module).update(tqdm=tqdm.std.tqdm, trange=tqdm.std.trange)
+_tqdm = PostImportHook(["tqdm"], _choose_text)
 
 
 def _draw_as_in_a_terminal(progress: Any) -> None:

@@ -156,7 +156,7 @@ def _has_word(process: psutil.Process, text: str) -> bool:
 
 def shared_segments(pid: int) -> set[str]:
     found = set()
-    # Without it the process is gone, or the platform has no /proc.
+    # The process may be gone, or the platform has no /proc.
     with suppress(OSError), open(f"/proc/{pid}/maps") as maps:
         for line in maps:
             path = line.rstrip("\n").partition(_SHARED_MEMORY)[2]
@@ -254,12 +254,12 @@ class EndedChild:
 
 @dataclass(frozen=True)
 class _Counts:
-    """How many processes the kernel has killed for lack of memory; None if it is unknown."""
+    """How many processes the kernel has killed for lack of memory; NaN if it is unknown."""
 
     at: float
-    system: int | None
+    system: float
     #: In the cgroup of this process.
-    group: int | None
+    group: float
 
 
 class ExitReports:
@@ -278,8 +278,7 @@ class ExitReports:
             self._counts.popleft()
 
     def _now(self) -> _Counts:
-        group = None if self._group is None else _killings(self._group)
-        return _Counts(time.monotonic(), _of_the_system(), group)
+        return _Counts(time.monotonic(), _of_the_system(), _killings(self._group))
 
     def next(self) -> EndedChild | None:
         """Returns the report of the next child that has ended; None if there is none now."""
@@ -299,15 +298,14 @@ class ExitReports:
         """Returns a text about out-of-memory kills, and about the memory that a rank had."""
         had = f"its peak memory was {_amount(nbytes)}"
         before, now = self._counts[0], self._now()
-        of_system = _more(before.system, now.system)
-        of_group = False
+        of_system = now.system > before.system
         if group == self._group:
-            of_group = _more(before.group, now.group)
-        elif group is not None:  # a cgroup of its own, whose first count is unknown
-            of_group = of_system and _more(0, _killings(group))
+            of_group = now.group > before.group
+        else:  # a cgroup of its own, whose first count is unknown
+            of_group = of_system and _killings(group) > 0
         if not (of_system or of_group):
-            known = now.system is not None or now.group is not None
-            return f"the kernel reports no out-of-memory kill; {had}" if known else had
+            unknown = math.isnan(now.system) and math.isnan(now.group)
+            return had if unknown else f"the kernel reports no out-of-memory kill; {had}"
         self._counts = deque([now])  # this kill has been reported
         if group is not None and of_group:
             limit = f"the limit of its cgroup {group.name} is {_amount(_limit(group))}"
@@ -316,25 +314,21 @@ class ExitReports:
         return f"out of memory: the kernel killed a process here within {seconds:.0f} s; {had}"
 
 
-def _more(before: int | None, now: int | None) -> bool:
-    return before is not None and now is not None and now > before
+def _of_the_system() -> float:
+    return _count([Path("/proc/vmstat")])
 
 
-def _of_the_system() -> int | None:
-    return _count(Path("/proc/vmstat"), "oom_kill")
+def _killings(group: Path | None) -> float:
+    return math.nan if group is None else _count([group / name for name in _COUNTS])
 
 
-def _killings(group: Path) -> int | None:
-    found = [_count(group / name, "oom_kill") for name in _COUNTS]
-    return next((count for count in found if count is not None), None)
-
-
-def _count(path: Path, name: str) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
+def _count(files: Sequence[Path]) -> float:
+    for path in files:
+        with suppress(OSError):
+            for name, *values in filter(None, map(str.split, path.read_text().splitlines())):
+                if name == "oom_kill":
+                    return int(values[0])
+    return math.nan
 
 
 def _group_of(pid: int) -> Path | None:
@@ -342,25 +336,20 @@ def _group_of(pid: int) -> Path | None:
     # With cgroups of version 1, that of an ended process is unknown: mostly it is the same as this
     # one's.
     for name in (str(pid), "self"):
-        try:
-            lines = Path(f"/proc/{name}/cgroup").read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            number, kinds, path = line.split(":", 2)
-            group = _GROUPS / ("memory" if kinds else "") / path.strip("/")
-            if (number == "0" or "memory" in kinds.split(",")) and _limit(group):
-                return group
+        with suppress(OSError):
+            for line in Path(f"/proc/{name}/cgroup").read_text().splitlines():
+                number, kinds, path = line.split(":", 2)
+                group = _GROUPS / ("memory" if kinds else "") / path.strip("/")
+                if (number == "0" or "memory" in kinds.split(",")) and _limit(group):
+                    return group
     return None
 
 
 def _limit(group: Path) -> int:
     for name in _LIMITS:
-        try:
+        with suppress(OSError):
             said = (group / name).read_text().strip()
-        except OSError:
-            continue
-        return int(said) if said.isdigit() and int(said) < _ANY_NUMBER else 0
+            return int(said) if said.isdigit() and int(said) < _ANY_NUMBER else 0
     return 0
 
 

@@ -209,7 +209,8 @@ class Rank:
             mpi=_library(),
             log=self.transcript.path,
         )
-        self._features.started(
+        self._features.call(
+            RankFeature.started,
             RankContext(
                 rank=self.rank,
                 size=collectives.size(),
@@ -229,9 +230,9 @@ class Rank:
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
                 interrupts=lambda: self._runner.interrupts.count,
                 mpi_ports=tuple(self._mpi_ports),
-            )
+            ),
         )
-        self.wire.before_output = partial(self._features.output_sending, False)
+        self.wire.before_output = partial(self._features.call, RankFeature.output_sending, False)
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -256,7 +257,7 @@ class Rank:
             self._runner.interrupts.send(record.cell)
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
-            self._features.rank_died(record.rank, record.how)
+            self._features.call(RankFeature.rank_died, record.rank, record.how)
         elif isinstance(record, Ask):
             if record.name in ANSWERED_WHILE_BUSY | self._features.requests_while_busy:
                 self._answer(record, payloads)
@@ -309,7 +310,7 @@ class Rank:
         if closed:
             self._notice(f"this cell closed or redirected {', '.join(closed)}: restored.")
         if self._features.in_cells:
-            self._features.output_sending(final=True)
+            self._features.call(RankFeature.output_sending, True)
         self.wire.send_output(replies)
 
     def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
@@ -352,7 +353,7 @@ class Rank:
     def _begin_epoch(self, begin: Callable[[], T]) -> T:
         ended = world.current().epoch
         found = begin()
-        self._features.epoch_ended(ended)
+        self._features.call(RankFeature.epoch_ended, ended)
         return found
 
     def _status(self) -> dict[str, Any]:

@@ -147,36 +147,21 @@ START_WITH = "ALLRANKS_START"
 
 
 def variable_choice(name: str, choices: Sequence[str], default: str) -> str:
-    """Returns the value of a variable, one of some words; the default where it is not set.
-
-    Raises UsageError if it has another value.
-    """
+    """Returns the value of a variable, one of some words; the default where it is not set."""
     value = os.environ.get(name, default)
     if value not in choices:
-        words = ", ".join(choices[:-1])
-        raise UsageError(
-            f"expected {name} to be {words} or {choices[-1]}, found {value!r}. "
-            f"Unset it for {default}."
-        )
+        raise _wrong(name, f"{', '.join(choices[:-1])} or {choices[-1]}", default)
     return value
 
 
 def variable_seconds(name: str, default: float) -> float:
-    """Returns the seconds of a variable; the default where it is not set.
-
-    Raises UsageError if it is no number above 0.
-    """
-    value = os.environ.get(name)
-    if value is None:
-        return default
+    """Returns the seconds of a variable, a number above 0; the default where it is not set."""
     try:
-        found = float(value)
+        found = float(os.environ.get(name, default))
     except ValueError:
         found = math.nan
     if not found > 0:
-        raise UsageError(
-            f"expected {name} to be seconds above 0, found {value!r}. Unset it for {default:g}."
-        )
+        raise _wrong(name, "seconds above 0", f"{default:g}")
     return found
 
 
@@ -184,21 +169,18 @@ _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def variable_nbytes(name: str, default: int, least: int) -> int:
-    """Returns the bytes of a variable like ``500 MB``; the default where it is not set.
-
-    Raises UsageError if it is no such number, or less than ``least``.
-    """
-    value = os.environ.get(name)
-    if value is None:
-        return default
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(|kB|MB|GB|TB)\s*", value)
+    """Returns the bytes of a variable like ``500 MB``; the default where it is not set."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(|kB|MB|GB|TB)\s*", os.environ.get(name, str(default)))
     try:
         size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     except ValueError:
         size = 0
     if size < least:
-        raise UsageError(
-            f"expected {name} to be a size of {least:,} bytes or more, as 500 MB, found {value!r}. "
-            f"Unset it for {default:,} bytes."
-        )
+        raise _wrong(name, f"a size of {least:,} bytes or more, as 500 MB", f"{default:,} bytes")
     return size
+
+
+def _wrong(name: str, wanted: str, default: str) -> UsageError:
+    return UsageError(
+        f"expected {name} to be {wanted}, found {os.environ[name]!r}. Unset it for {default}."
+    )

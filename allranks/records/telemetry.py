@@ -10,8 +10,8 @@ from typing import Any
 
 from allranks.records.wire import Record
 
-_HALF = frozenset({"allgather", "reducescatter", "alltoall", "gather", "scatter"})
-_DIRECT = frozenset({"broadcast", "reduce", "send", "recv"})
+_HALF = "allgather", "reducescatter", "alltoall", "gather", "scatter"
+_DIRECT = "broadcast", "reduce", "send", "recv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,37 +81,21 @@ class CallRecord:
 
     @property
     def busbw_gbps(self) -> float | None:
-        """algbw × the factor that makes it comparable with the hardware's peak.
-
-        allreduce 2(n−1)/n; allgather, reducescatter, alltoall, gather and scatter (n−1)/n;
-        broadcast, reduce, send and recv 1; None for anything else.
-
-        Source: nccl-tests, doc/PERFORMANCE.md.
-        """
-        algbw = self.algbw_gbps
-        factor = busbw_factor(self.op, self.ranks)
-        return None if algbw is None or factor is None else algbw * factor
-
-
-def busbw_factor(op: str, ranks: int) -> float | None:
-    """Returns what an op's algbw is multiplied with for its busbw; None where it has none.
-
-    Source: nccl-tests, doc/PERFORMANCE.md.
-    """
-    kind = op.removeprefix("grouped_")
-    if kind == "allreduce":
-        return 2 * (ranks - 1) / ranks
-    if kind in _HALF:
-        return (ranks - 1) / ranks
-    return 1.0 if kind in _DIRECT else None
+        """algbw × the factor that makes it comparable with the hardware's peak."""
+        return busbw(self.op, self.ranks, self.nbytes, self.moving_seconds)
 
 
 def busbw(op: str, ranks: int, nbytes: int, seconds: float) -> float | None:
-    """Returns 10⁹ bytes a second as nccl-tests counts them; None where that is not defined."""
-    factor = busbw_factor(op, ranks)
-    if factor is None or ranks < 2 or not nbytes or seconds <= 0:
+    """Returns 10⁹ bytes a second as nccl-tests counts them; None where that is not defined.
+
+    The factor is 2(n−1)/n for allreduce; (n−1)/n for allgather, reducescatter, alltoall, gather and
+    scatter; 1 for broadcast, reduce, send and recv. Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    if ranks < 2 or not nbytes or seconds <= 0:
         return None
-    return nbytes / seconds / 1e9 * factor
+    share, kind = (ranks - 1) / ranks, op.removeprefix("grouped_")
+    factors = {"allreduce": 2 * share, **dict.fromkeys(_HALF, share), **dict.fromkeys(_DIRECT, 1.0)}
+    return nbytes / seconds / 1e9 * factors[kind] if kind in factors else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,9 @@ class Attachment:
         self._until: float | None = None
         self._starter = self._holder = os.getppid()
         self._sign = sign_of(self._holder)
-        self._others = OtherNotebooks()
+        #: The notebooks that watch or have had the ranks, and those of them that have had them.
+        self._signs: dict[int, str] = {}
+        self._had: set[int] = set()
         # This process has the environment of the notebook that started it.
         self._notebooks = [own_notebook()]
         self._kept: list[int] = []
@@ -54,7 +56,7 @@ class Attachment:
 
     @property
     def stays(self) -> bool:
-        return self._seconds > 0 or bool(self._others.sharing)
+        return self._seconds > 0 or bool(self._sharing())
 
     @property
     def open(self) -> bool:
@@ -64,7 +66,7 @@ class Attachment:
     @property
     def over(self) -> bool:
         """Whether no notebook has come in time."""
-        if self._until is not None and self._others.sharing:
+        if self._until is not None and self._sharing():
             self._until = time.monotonic() + self._seconds
             return False
         return self._until is not None and time.monotonic() > self._until
@@ -75,6 +77,20 @@ class Attachment:
         if self._starter:
             return os.getppid() != self._starter
         return bool(self._sign) and sign_of(self._holder) != self._sign
+
+    def _others(self) -> list[int]:
+        for pid, sign in list(self._signs.items()):
+            if not sign or sign_of(pid) != sign:
+                self._forget(pid)
+        return sorted(self._signs)
+
+    def _sharing(self) -> list[int]:
+        # The ranks stay for notebooks that have had them and still run.
+        return [pid for pid in self._others() if pid in self._had]
+
+    def _forget(self, pid: int) -> None:
+        self._signs.pop(pid, None)
+        self._had.discard(pid)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         self._seconds, self._memo = seconds, memo
@@ -115,10 +131,12 @@ class Attachment:
                 wants = said["want"]
                 who = process_of(visitor)
                 if wants == "leave":
-                    self._others.leave(who)
+                    self._forget(who)
                 elif wants in ("watch", "share"):
-                    self._others.come(who, wants == "share")
-                if wants == "watch":
+                    self._signs[who] = sign_of(who)
+                if wants == "share":
+                    self._had.add(who)
+                elif wants == "watch":
                     watched()
                 about = self._about()
                 if wants != "attach" or not self.open:
@@ -150,41 +168,13 @@ class Attachment:
             "holder": self._holder,
             "left": left,
             "stays": self._seconds,
-            "watchers": self._others.watching(but=self._holder),
-            "sharing": self._others.sharing,
+            "watchers": [pid for pid in self._others() if pid != self._holder],
+            "sharing": self._sharing(),
             "notebooks": self._notebooks,
         }
 
 
 _UCRED = struct.Struct("3i")
-
-
-class OtherNotebooks:
-    """The processes of notebooks that watch or have had the ranks, until they end."""
-
-    def __init__(self) -> None:
-        self._signs: dict[int, str] = {}
-        self._had: set[int] = set()
-
-    def come(self, pid: int, had: bool) -> None:
-        self._signs[pid] = sign_of(pid)
-        if had:
-            self._had.add(pid)
-
-    def leave(self, pid: int) -> None:
-        self._signs.pop(pid, None)
-        self._had.discard(pid)
-
-    def watching(self, but: int) -> list[int]:
-        for pid, sign in list(self._signs.items()):
-            if not sign or sign_of(pid) != sign:
-                self.leave(pid)
-        return sorted(set(self._signs) - {but})
-
-    @property
-    def sharing(self) -> list[int]:
-        # The ranks stay for notebooks that have had them and still run.
-        return [pid for pid in self.watching(but=0) if pid in self._had]
 
 
 def process_of(visitor: socket.socket) -> int:

@@ -27,9 +27,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +39,11 @@ from allranks import launched, port_filter
 from allranks.engine import libraries, processes
 from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Attachment
+from allranks.hooks import Hooks
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, HostAgentConfig
 
 if TYPE_CHECKING:
-    from allranks.engine.features import HostHooks, RankFeature
+    from allranks.engine.features import HostFeature, RankFeature
 
 _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
@@ -64,7 +67,7 @@ class HostAgent:
     def __init__(self, config: HostAgentConfig, load: Load, heard: bytes = b"") -> None:
         self.config = config
         self._load = load
-        self._features: HostHooks | None = None
+        self._features: Hooks[HostFeature] | None = None
         self._rank_features: list[type[RankFeature]] = []
         self.selector = selectors.DefaultSelector()
         self.ranks: dict[int, int] = {}
@@ -85,9 +88,8 @@ class HostAgent:
         self.parent = os.getppid()
         self.controller = 0
         self.connection: dict[str, Any] = {}
-        self.planned: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
-        #: Sockets that reserve the controller's ports until it has them.
-        self.held: list[socket.socket] = []
+        #: The client's connection information, the secret key, and sockets that reserve the ports.
+        self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
         self.attachment: Attachment | None = None
         #: Events to send again to a notebook that attaches.
         self.told: dict[str, dict[str, Any]] = {}
@@ -119,10 +121,11 @@ class HostAgent:
             # Before the first import that loads numpy, which reads the number of threads once.
             processes.share_cores(self.config.ranks_here)
             # The launcher runs by now: it starts meanwhile, as loading takes long.
-            from allranks.engine.features import HostHooks
+            from allranks.engine.features import HostFeature
 
-            self._features = HostHooks(self._load("host"))
-            self._features.started(self.config)
+            # The agent has no cell to fail: failures go to its log.
+            self._features = Hooks(self._load("host"), partial(print, file=sys.stderr, flush=True))
+            self._features.call(HostFeature.started, self.config)
             if self.config.devices == (EVERY_GPU,):
                 # Here, because the driver may take longer than a relay may be silent.
                 self.config = dataclasses.replace(self.config, devices=libraries.visible_gpus())
@@ -172,17 +175,15 @@ class HostAgent:
         from allranks.engine import ipp
 
         # The ranks connect to the ports by themselves, whenever the controller starts.
-        planned = ipp.connection_info(self.config.interface)
-        engine, client, secret, self.held = planned
-        self.connection = engine
-        self.planned = engine, client, secret
-        self.told["connection"] = {"client": client, "engine": engine}
+        self.connection, client, secret, held = ipp.connection_info(self.config.interface)
+        self.planned = client, secret, held
+        self.told["connection"] = {"client": client, "engine": self.connection}
         self._tell("connection", **self.told["connection"])
 
     def _fork_controller(self) -> None:
         from allranks.engine import ipp
 
-        engine, client, secret = self.planned
+        engine, (client, secret, held) = self.connection, self.planned
         complete, told = os.pipe()
         folder, size = self.config.session_dir, self.config.size
 
@@ -197,8 +198,8 @@ class HostAgent:
             if os.read(complete, 8):
                 self.told["registered"] = self.told["connection"]
                 self._tell("registered", **self.told["registered"])
-            while self.held:
-                self.held.pop().close()
+            while held:
+                held.pop().close()
             self.selector.unregister(complete)
             os.close(complete)
 
@@ -398,15 +399,17 @@ class HostAgent:
         self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
 
     def _leave(self, pid: int) -> None:
-        self._dismiss(pid)
+        if (place := self._take_place(pid)) is not None:
+            place.close()
         processes.kill(pid)
 
-    def _free_place(self, pid: int) -> None:
-        self.first.discard(pid)
+    def _take_place(self, pid: int) -> socket.socket | None:
         place = self.places.pop(pid, None)
-        if place is None:
-            return
-        self.selector.unregister(place)
+        if place is not None:
+            self.selector.unregister(place)
+        return place
+
+    def _free_place(self, place: socket.socket) -> None:
         if self.anchor is None and not self.first:
             # The last stub of the launcher's own job stays: without a process, the launcher forgets
             # the job and spawns no replacements. It must see the end of all others, to inform the
@@ -418,31 +421,28 @@ class HostAgent:
             place.sendall(bytes(8))
         place.close()
 
-    def _dismiss(self, pid: int) -> None:
-        place = self.places.pop(pid, None)
-        if place is not None:
-            self.selector.unregister(place)
-            place.close()
-
     def _reap(self) -> None:
         while (ended := self.exits.next()) is not None:
             pid, code = ended.pid, ended.code
             if pid in self.ranks:
                 rank = self.ranks.pop(pid)
-                ended_by_launcher = pid not in self.places
-                about = {"code": code, "by_launcher": ended_by_launcher, "memory": ended.memory}
+                place = self._take_place(pid)
+                self.first.discard(pid)
+                about = {"code": code, "by_launcher": place is None, "memory": ended.memory}
                 self.dead[rank] = {"rank": rank, "pid": pid, **about}
                 if self.attachment is not None:
                     self.attachment.running[rank] = 0
                 self._tell("exit", **self.dead[rank])
                 if self._features is not None:
-                    self._features.rank_died(rank, code)
-                if self.config.heals:
-                    self._free_place(pid)
-                elif not ended_by_launcher:
+                    from allranks.engine.features import HostFeature
+
+                    self._features.call(HostFeature.rank_died, rank, code)
+                if place is not None and self.config.heals:
+                    self._free_place(place)
+                elif place is not None:
                     # A rank that ends by itself has failed, also with exit code 0.
-                    self.places[pid].sendall((code or 1).to_bytes(8, "little", signed=True))
-                    self._dismiss(pid)
+                    place.sendall((code or 1).to_bytes(8, "little", signed=True))
+                    place.close()
             elif self.launcher is not None and pid == self.launcher.pid:
                 self.launcher.returncode = code
                 with suppress(BlockingIOError, KeyError, ValueError):  # nothing is left to read
@@ -487,7 +487,9 @@ class HostAgent:
             )
             time.sleep(0.02)
         if self._features is not None:
-            self._features.stopping()
+            from allranks.engine.features import HostFeature
+
+            self._features.call(HostFeature.stopping)
         for path in self.segments:
             processes.unlink(path)
         for folder in self.config.kept_dirs:
@@ -504,13 +506,10 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
     """Returns the text after a head of eight bytes with its length; None if it is cut short."""
     if len(head) < 8:
         return None
-    length, text = int.from_bytes(head, "little"), b""
-    while len(text) < length:
-        more = place.recv(length - len(text))
-        if not more:
-            return None
-        text += more
-    return text
+    length = int.from_bytes(head, "little")
+    with place.makefile("rb") as request:
+        text = request.read(length)
+    return text if len(text) == length else None
 
 
 def main(load: Load) -> None:

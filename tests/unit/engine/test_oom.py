@@ -1,5 +1,7 @@
 """What is said of memory where a rank was killed: what the kernel has counted, no more."""
 
+import math
+
 import pytest
 
 from allranks.engine import processes
@@ -45,6 +47,6 @@ def test_a_kill_of_long_ago_is_nobodys(group, monkeypatch):
 
 
 def test_where_nothing_is_counted_nothing_is_said_of_it(group, monkeypatch):
-    monkeypatch.setattr(processes, "_of_the_system", lambda: None)
+    monkeypatch.setattr(processes, "_of_the_system", lambda: math.nan)
     (group / "memory.events").unlink()
     assert said(processes.ExitReports(), group) == HAD
