@@ -61,6 +61,11 @@ class Hooks(Generic[F]):
             except Exception as error:
                 failed(failure(kind, error))
         self._found: dict[str, list[Callable[..., Any]]] = {}
+        self._takers: dict[type, list[Callable[..., object]]] = {}
+        one: Any
+        for one in self.features:
+            for record in getattr(one, "records", ()):
+                self._takers.setdefault(record, []).append(one.message_received)
 
     def of(self, hook: Callable[Concatenate[F, P], R]) -> list[Callable[P, R]]:
         found = self._found.get(hook.__name__)
@@ -84,3 +89,7 @@ class Hooks(Generic[F]):
             except Exception as error:
                 self._failed(failure(one, error))
         return results
+
+    def message_received(self, record: object, payloads: list[bytes]) -> None:
+        # A record that is in no feature's ``records`` is dropped.
+        self.call_each(self._takers.get(type(record), ()), record, payloads)

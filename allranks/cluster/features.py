@@ -23,15 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
-from allranks.hooks import failure, implementations
+from allranks.hooks import Hooks, failure
 from allranks.records.wire import Record
-
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -144,71 +141,56 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     _registered[:] = classes
 
 
-class NotebookHooks:
+class NotebookHooks(Hooks[NotebookFeature]):
     """Calls the hooks of a notebook's features; a cell fails with what they raise.
 
-    An attribute with the name of a hook calls all its implementations. ``classes`` are by default
-    the registered features.
+    ``classes`` are by default the registered features.
     """
 
     def __init__(self, classes: Iterable[type[NotebookFeature]] | None = None) -> None:
-        self._failed: FeatureFailed | None = None
-        found = self._features = list[NotebookFeature]()
-        for kind in _registered if classes is None else classes:
-            try:
-                found.append(kind())
-            except Exception as error:
-                self._keep(failure(kind, error))
-        self.started = self._hook(NotebookFeature.started)
-        self.ensemble_started = self._hook(NotebookFeature.ensemble_started)
-        self.rank_died = self._hook(NotebookFeature.rank_died)
-        self._stopped = self._hook(NotebookFeature.stopped)
+        self._first: FeatureFailed | None = None
+        super().__init__(_registered if classes is None else classes, self._keep)
         own = NotebookFeature.message_arriving
-        self.interceptors = [one for one in found if type(one).message_arriving is not own]
-        self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
-        self.commands: dict[str, Callable[..., Any]] = {}
+        self.interceptors = [one for one in self.features if type(one).message_arriving is not own]
+        self.commands: dict[str, Callable[..., Any]] = {
+            name: feature.command for feature in self.features for name in feature.commands
+        }
         self.polls: list[Callable[[], bool]] = []
         """The functions that ``polled`` calls, as long as the cell runs."""
-        for feature in found:
-            for record in feature.records:
-                self._takers.setdefault(record, []).append(feature.message_received)
-            for name in feature.commands:
-                self.commands[name] = feature.command
-
-    def _hook(self, method: Callable[Concatenate[NotebookFeature, P], Any]) -> Callable[P, None]:
-        return partial(self._call, implementations(self._features, method))
 
     def _keep(self, failed: FeatureFailed) -> None:
-        self._failed = self._failed or failed
-
-    def _call(self, hooks: Iterable[Callable[..., object]], *args: Any) -> None:
-        for hook in hooks:
-            try:
-                hook(*args)
-            except Exception as error:
-                self._keep(failure(hook, error))
+        self._first = self._first or failed
 
     def take_failure(self) -> FeatureFailed | None:
         """Returns what a feature has raised since the last call."""
-        failed, self._failed = self._failed, None
+        failed, self._first = self._first, None
         return failed
+
+    def started(self, cluster: ClusterContext) -> None:
+        self.call(NotebookFeature.started, cluster)
+
+    def ensemble_started(self) -> None:
+        self.call(NotebookFeature.ensemble_started)
+
+    def rank_died(self, rank: int) -> None:
+        self.call(NotebookFeature.rank_died, rank)
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)
-        self._call(feature.cell_started for feature in self._features if feature.in_cells)
+        self.call_each(one.cell_started for one in self.features if one.in_cells)
 
     def cell_finished(self) -> None:
-        self._call(feature.cell_finished for feature in self._features if feature.in_cells)
+        self.call_each(one.cell_finished for one in self.features if one.in_cells)
         self.set_cell(None)
 
     def set_cell(self, cell: CellContext | None) -> None:
         """Sets the cell whose output is shown, if any."""
         self.polls.clear()
-        for feature in self._features:
+        for feature in self.features:
             feature.cell = cell
 
     def stopped(self) -> None:
-        self._stopped()
+        self.call(NotebookFeature.stopped)
         self.set_cell(None)
 
     def polled(self) -> bool:
@@ -237,10 +219,6 @@ class NotebookHooks:
                 return
             record = left
         queue.put(FromRank(record, payloads))
-
-    def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        # A record that no feature takes is dropped.
-        self._call(self._takers.get(type(record), []), record, payloads)
 
     def command(self, name: str, *arguments: Any) -> Any:
         """Runs a command of a feature; returns its result.

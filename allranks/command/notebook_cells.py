@@ -205,17 +205,14 @@ def _parsed(source: str, where: str) -> tuple[str, ast.Module]:
         text = TransformerManager().transform_cell(source)
         tree = ast.parse(text)
         compile(tree, where, "exec", dont_inherit=True)
-    except SyntaxError as error:
+    # ValueError: a lone surrogate, which Python 3.12 and later find in transform_cell.
+    except (SyntaxError, ValueError) as error:
         hint = "Write asyncio.run(…)" if "await" in str(error) else "Mend the cell"
-        line = f"line {error.lineno}: " if error.lineno else ""
+        line, found = getattr(error, "lineno", None), getattr(error, "msg", error)
+        at = f"line {line}: " if line else ""
         raise UsageError(
-            f"{where} expected Python that a script may have, found {line}{error.msg}. "
+            f"{where} expected Python that a script may have, found {at}{found}. "
             f"{hint}, and export again."
-        ) from None
-    except ValueError as error:  # a lone surrogate: Python 3.12 and later find it in transform_cell
-        raise UsageError(
-            f"{where} expected Python that a script may have, found {error}. "
-            "Mend the cell, and export again."
         ) from None
     return text, tree
 

@@ -201,13 +201,11 @@ class RankHooks(Hooks[RankFeature]):
         self.failure: FeatureFailed | None = None
         super().__init__(classes, self._keep)
         self._dormant = [feature for feature in self.features if feature.dormant]
-        self._takers: dict[type[Record], list[Callable[[Record, list[bytes]], None]]] = {}
-        self._answers: dict[str, Callable[..., Answered]] = {}
-        for feature in self.features:
-            for record in feature.records:
-                self._takers.setdefault(record, []).append(feature.message_received)
-            for name in feature.requests | feature.requests_while_busy:
-                self._answers[name] = feature.answer
+        self._answers: dict[str, Callable[..., Answered]] = {
+            name: feature.answer
+            for feature in self.features
+            for name in feature.requests | feature.requests_while_busy
+        }
         self.requests_while_busy = frozenset(
             name for feature in self.features for name in feature.requests_while_busy
         )
@@ -244,10 +242,6 @@ class RankHooks(Hooks[RankFeature]):
                 raise
             except Exception as error:
                 self._keep(failure(hook, error))
-
-    def message_received(self, record: Record, payloads: list[bytes]) -> None:
-        # A record that no feature takes is dropped.
-        self.call_each(self._takers.get(type(record), ()), record, payloads)
 
     def answer(self, name: str, arguments: Mapping[str, Any], payloads: list[bytes]) -> Answered:
         """Returns a feature's answer to a request; raises UsageError or FeatureFailed."""

@@ -73,14 +73,13 @@ class Rank:
         config: HostAgentConfig,
         connection: dict[str, Any],
         rank: int,
-        features: Iterable[type[RankFeature]] = (),
-        *,
-        dead: Sequence[int] = (),
-        running: memoryview[int] | None = None,
-        stays: bool = False,
+        features: Iterable[type[RankFeature]],
+        dead: Sequence[int],
+        running: memoryview[int],
+        stays: bool,
     ) -> None:
         self._config = config
-        self._running: memoryview[int] | list[int] = running or [0] * config.size
+        self._running = running
         self._stays = stays
         self._dead = dead
         self._connection = connection

@@ -32,7 +32,10 @@ _VISIT_SECONDS = 1.0
 
 
 class Attachment:
-    """The notebook that has the ranks, the socket for other ones, and the time without any."""
+    """The notebook that has the ranks, the socket for other ones, and the time without any.
+
+    Ranks on several hosts end with their notebook: their agents do not `listen`.
+    """
 
     def __init__(self, config: HostAgentConfig) -> None:
         self._config = config
@@ -47,11 +50,15 @@ class Attachment:
         #: The notebooks that watch or have had the ranks, and those of them that have had them.
         self._signs: dict[int, str] = {}
         self._had: set[int] = set()
+        self._notebooks: list[str] = []
+        self._kept: list[int] = []
+        self.door: socket.socket | None = None
+
+    def listen(self) -> None:
         # This process has the environment of the notebook that started it.
         self._notebooks = [own_notebook()]
-        self._kept: list[int] = []
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.door.bind(os.path.join(config.session_dir, NOTEBOOKS_DOOR))
+        self.door.bind(os.path.join(self._config.session_dir, NOTEBOOKS_DOOR))
         self.door.listen(8)
 
     @property
@@ -123,6 +130,7 @@ class Attachment:
 
     def visited(self, watched: Callable[[], object]) -> dict[str, Any] | None:
         """Serves a notebook at the socket; returns the answer if it has the ranks from now on."""
+        assert self.door is not None
         visitor, _ = self.door.accept()
         with visitor:
             visitor.settimeout(_VISIT_SECONDS)

@@ -84,13 +84,11 @@ class HostAgent:
         self.admitted = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
-        self.pid = os.getpid()
-        self.parent = os.getppid()
         self.controller = 0
         self.connection: dict[str, Any] = {}
         #: The client's connection information, the secret key, and sockets that reserve the ports.
         self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
-        self.attachment: Attachment | None = None
+        self.attachment = Attachment(config)
         #: Events to send again to a notebook that attaches.
         self.told: dict[str, dict[str, Any]] = {}
         #: The events of ranks that have died and were not replaced.
@@ -114,7 +112,7 @@ class HostAgent:
         self.door.bind(address)
         self.door.listen(self.config.ranks_here + 8)
         if not self.config.several_hosts:
-            self.attachment = Attachment(self.config)
+            self.attachment.listen()
         try:
             if self.config.head:
                 self._launch(address)
@@ -216,7 +214,7 @@ class HostAgent:
             self._open_door()
         if self.shells is not None:
             self.selector.register(self.shells.listening, selectors.EVENT_READ, self._asked)
-        if self.attachment is not None:
+        if self.attachment.door is not None:
             self.selector.register(self.attachment.door, selectors.EVENT_READ, self._visited)
         # Commands may have come with the configuration.
         self._take(b"")
@@ -225,18 +223,17 @@ class HostAgent:
                 key.data()
             self._reap()
             self.exits.look()
-            here = self.attachment
-            if os.getppid() != self.parent if here is None else here.left:
+            if self.attachment.left:
                 self._lose_notebook()
-            if here is not None and here.open:
+            if self.attachment.open:
                 running = self.launcher is not None and self.launcher.returncode is None
-                if here.over or not self.ranks or not running:
+                if self.attachment.over or not self.ranks or not running:
                     self.stopping = self.abandoned = True
 
     def _lose_notebook(self) -> None:
         if self.stopping:
             return
-        if self.attachment is None or not self.attachment.stays:
+        if not self.attachment.stays:
             self.stopping = self.abandoned = True
         elif not self.attachment.open:
             self.selector.unregister(0)
@@ -251,7 +248,6 @@ class HostAgent:
             )
 
     def _visited(self) -> None:
-        assert self.attachment is not None
         about = self.attachment.visited(lambda: self._tell("watched"))
         if about is None:
             return
@@ -298,7 +294,7 @@ class HostAgent:
             self._fork_controller()
         elif word == "stop":
             self.stopping = True
-        elif word == "stay" and self.attachment is not None:
+        elif word == "stay":
             self.attachment.stay(**json.loads(rest))
         elif word == "join":  # where ipyparallel's controller will be
             self.connection = json.loads(rest)
@@ -366,16 +362,14 @@ class HostAgent:
             for have, wanted in zip(received, told["descriptors"], strict=False):
                 os.dup2(have, wanted)
                 os.set_inheritable(wanted, True)
-            running = self.attachment.running if self.attachment is not None else None
-            stays = self.attachment is not None and self.attachment.stays
             rank = Rank(
                 self.config,
                 self.connection,
                 number,
                 self._rank_features,
-                dead=dead,
-                running=running,
-                stays=stays,
+                dead,
+                self.attachment.running,
+                self.attachment.stays,
             )
             rank.run()
 
@@ -430,8 +424,7 @@ class HostAgent:
                 self.first.discard(pid)
                 about = {"code": code, "by_launcher": place is None, "memory": ended.memory}
                 self.dead[rank] = {"rank": rank, "pid": pid, **about}
-                if self.attachment is not None:
-                    self.attachment.running[rank] = 0
+                self.attachment.running[rank] = 0
                 self._tell("exit", **self.dead[rank])
                 if self._features is not None:
                     from allranks.engine.features import HostFeature
@@ -461,7 +454,7 @@ class HostAgent:
 
     def _end(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self.abandoned = self.abandoned or (self.attachment is not None and self.attachment.open)
+        self.abandoned = self.abandoned or self.attachment.open
         if new := processes.segments_since(self.began) - self.segments:
             # Made after the ranks came up. Finding the owners takes long, so only if there are any.
             for pid in processes.descendants():
