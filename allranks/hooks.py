@@ -35,9 +35,11 @@ def implementations(
 
 
 def failure(hook: Callable[..., object], error: BaseException) -> FeatureFailed:
-    feature = type(getattr(hook, "__self__", None)).__module__
+    # A feature's class is called as well, to make the feature.
+    owner = hook if isinstance(hook, type) else type(getattr(hook, "__self__", None))
+    name = getattr(hook, "__name__", hook)
     failed = FeatureFailed(
-        f"expected the feature {feature} to return from {getattr(hook, '__name__', hook)}, found "
+        f"expected the feature {owner.__module__} to return from {name}, found "
         f"{type(error).__name__}: {error}. Report this to the authors of that feature."
     )
     failed.__cause__ = error
