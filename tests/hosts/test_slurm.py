@@ -54,13 +54,22 @@ def job(hosts: Hosts) -> str:
     return hosts.on("h0", "squeue", "-h", "-o", "%i").split()[0]
 
 
-def test_ranks_run_on_the_nodes_and_stop_ends_the_job(hosts, notebook):
+def test_ranks_run_on_the_nodes_their_key_is_nowhere_and_stop_ends_the_job(hosts, notebook):
     notebook.run("import os; os.environ['MINE'] = 'here'  # sbatch passes all of it on")
     cell = notebook.on_ranks("import socket; socket.gethostname()", f"{SLURM} --time 5:00")
     assert "allranks started ranks 0–3 on h1, h2" in cell.text
     assert cell.text.endswith("ranks 0–1 → 'h1'\nranks 2–3 → 'h2'\n")
     assert "5:00" in hosts.on("h0", "squeue", "-h", "-o", "%l")
     assert notebook.on_ranks("import os; os.environ['MINE']").text == "ranks 0–3 → 'here'\n"
+    # The key is in no argument, environment or file once the ranks are up.
+    notebook.run("from allranks.cluster import cluster as held")
+    key = notebook.value("held.session.running._connection._wire.key").strip("'")
+    (hosts.shared / "key").write_text(key)
+    told = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null"
+    search = f"{told} | grep -a -c -F -f key || :"
+    found = [hosts.on(name, "bash", "-c", search).strip() for name in hosts.names]
+    assert found == ["0", "0", "0"]
+    assert list(notebook.cwd.rglob("invitation")) == []
     assert notebook.run("%distributed stop").text == "The ranks are stopped.\n"
     until_idle(hosts)
 
@@ -103,18 +112,6 @@ def test_a_profile_of_ipyparallel_says_how_jobs_are_submitted_here(hosts, notebo
     notebook.run("%distributed stop")
 
 
-def test_the_key_is_in_no_argument_environment_or_file_once_the_ranks_are_up(hosts, notebook):
-    begin(notebook)
-    notebook.run("from allranks.cluster import cluster as held")
-    key = notebook.value("held.session.running._connection._wire.key").strip("'")
-    (hosts.shared / "key").write_text(key)
-    told = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null"
-    search = f"{told} | grep -a -c -F -f key || :"
-    found = [hosts.on(name, "bash", "-c", search).strip() for name in hosts.names]
-    assert found == ["0", "0", "0"]
-    assert list(notebook.cwd.rglob("invitation")) == []
-
-
 @pytest.fixture
 def occupied(hosts: Hosts, notebook: NotebookOnAHost) -> Iterator[None]:
     """Another job has both nodes; it is cancelled before the notebook's own end is looked at."""
@@ -124,30 +121,30 @@ def occupied(hosts: Hosts, notebook: NotebookOnAHost) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("occupied")
-def test_a_job_that_waits_says_its_place_and_an_interrupt_cancels_it(hosts, notebook):
-    cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
+def test_a_job_that_waits_says_its_place_and_is_cancelled_with_its_cell_and_kernel(hosts, notebook):
+    def waiting():
+        return notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
+
+    def pending():
+        return hosts.on("h0", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
+
+    cell = waiting()
     said = r"Slurm job \d+ waits in partition main: place 1 of 1 \(\w+\)"
     assert re.search(said, cell.text), cell.text
     notebook.interrupt()
     assert cell.wait().error_name == "KeyboardInterrupt"
-    assert hosts.on("h0", "squeue", "-h", "-t", "PENDING") == ""
+    assert pending() == ""
 
-
-@pytest.mark.usefixtures("occupied")
-def test_a_job_that_is_cancelled_while_it_waits_is_named_so(hosts, notebook):
-    cell = notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
-    number = hosts.on("h0", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
+    cell = waiting()
+    number = pending()
     hosts.on("h0", "scancel", number)
     assert cell.wait(NAMED_SECONDS).error_name == "StartFailed", cell.text
     said = f"expected Slurm job {number} to run, found that it was cancelled."
     assert cell.error_value.startswith(said)
 
-
-@pytest.mark.usefixtures("occupied")
-def test_a_kernel_killed_with_9_while_its_job_waits_cancels_it(hosts, notebook):
-    notebook.start_on_ranks("rank", SLURM).wait_for("place 1 of 1")
+    waiting()
     notebook.kill9()
-    wait_until(lambda: not hosts.on("h0", "squeue", "-h", "-t", "PENDING"), seconds=60)
+    wait_until(lambda: not pending(), seconds=60)
 
 
 def test_a_kernel_killed_with_9_ends_its_job(hosts, notebook):
@@ -157,19 +154,26 @@ def test_a_kernel_killed_with_9_ends_its_job(hosts, notebook):
     until_idle(hosts)
 
 
-def test_a_job_that_is_cancelled_is_named_so(hosts, notebook):
+def test_what_ended_the_ranks_is_named(hosts, notebook):
+    begin(notebook)
+    cell = notebook.on_ranks("import os, time\nif rank == 3: os.abort()\ntime.sleep(9)")
+    assert re.match(r"rank 3 \(h2, pid \d+, cpu\) was killed by signal 6", cell.error_value)
+    until_idle(hosts)
+
     begin(notebook)
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
     number = job(hosts)
     hosts.on("h0", "scancel", number)
     assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
     assert cell.error_value.startswith(f"Slurm job {number} was cancelled; the ranks ended with")
+    until_idle(hosts)
 
-
-def test_a_rank_that_is_killed_is_named_with_its_node_and_signal(notebook):
-    begin(notebook)
-    cell = notebook.on_ranks("import os, time\nif rank == 3: os.abort()\ntime.sleep(9)")
-    assert re.match(r"rank 3 \(h2, pid \d+, cpu\) was killed by signal 6", cell.error_value)
+    begin(notebook, "--time 1")
+    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
+    # No limit is shorter than a minute, and Slurm compares times every 30 s only.
+    hosts.on("h0", "scontrol", "update", f"JobId={job(hosts)}", "EndTime=now+1")
+    assert cell.wait(100).error_name == "ClusterLost"
+    assert re.match(r"Slurm job \d+ reached its time limit of 00:01:00; ", cell.error_value)
 
 
 def test_what_slurm_refuses_is_said_in_its_words(notebook):
@@ -197,15 +201,6 @@ def test_a_notebook_in_a_job_of_two_nodes_has_its_ranks_there(hosts, notebook):
         assert job(hosts) == number
     finally:
         hosts.on("h0", "scancel", number)
-
-
-def test_a_job_that_runs_into_its_time_limit_is_named_so(hosts, notebook):
-    begin(notebook, "--time 1")
-    cell = notebook.start_on_ranks(SLEEP).wait_for("here")
-    # No limit is shorter than a minute, and Slurm compares times every 30 s only.
-    hosts.on("h0", "scontrol", "update", f"JobId={job(hosts)}", "EndTime=now+1")
-    assert cell.wait(100).error_name == "ClusterLost"
-    assert re.match(r"Slurm job \d+ reached its time limit of 00:01:00; ", cell.error_value)
 
 
 def test_a_node_that_is_lost_is_named(hosts, notebook):

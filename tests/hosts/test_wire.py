@@ -6,7 +6,6 @@ import re
 import subprocess
 import time
 
-import pytest
 import zmq
 
 from tests.hosts.conftest import SSH
@@ -15,8 +14,7 @@ SECRETS = ("s3cret in the source", "s3cret in the output", "s3cret that is pushe
 LISTENING = r"^LISTEN\s+\S+\s+\S+\s+(\S+):(\d+)\s"
 
 
-@pytest.fixture(scope="module")
-def key(notebook):
+def key_of(notebook):
     notebook.run("from allranks.cluster import cluster as held")
     return notebook.value("held.session.running._connection._wire.key").strip("'")
 
@@ -46,9 +44,8 @@ def test_a_capture_shows_no_source_output_value_or_key(hosts, new_notebook):
     notebook.run(f"word = {pushed!r}")
     notebook.run("%distributed push word")
     assert notebook.on_ranks("word", "-r 2").text == f"rank 2 → {pushed!r}\n"
-    notebook.run("from allranks.cluster import cluster as held")
+    key = key_of(notebook)
     notebook.run("held.session.running.client()[:].push({'more': word})")
-    key = notebook.value("held.session.running._connection._wire.key").strip("'")
     time.sleep(0.5)  # what is captured is written a little later
     hosts.on("h1", "pkill", "tcpdump")
     watch.communicate()
@@ -57,29 +54,16 @@ def test_a_capture_shows_no_source_output_value_or_key(hosts, new_notebook):
     assert [word for word in (*SECRETS, key) if word.encode() in text] == []
 
 
-def test_the_notebook_listens_on_the_address_that_the_hosts_reach(hosts, notebook, key):
-    found = urls(notebook)
+def test_the_notebook_listens_on_the_address_that_the_hosts_reach_for_who_has_its_key(
+    hosts, notebook
+):
+    key, found = key_of(notebook), urls(notebook)
     assert [address for address, _ in found] == ["10.77.0.10", "10.77.0.10"]
     listed = re.findall(LISTENING, hosts.on("h0", "ss", "-ltn"), re.M)
     ours = {address for address, port in listed if port != "22"}
     assert ours == {"10.77.0.10", "127.0.0.1"}  # where the kernel itself listens
-
-
-def test_the_ports_that_the_notebook_listens_on_can_be_chosen(hosts, new_notebook):
-    notebook = new_notebook({"ALLRANKS_PORTS": "41000-41001"})
-    assert notebook.on_ranks("rank", SSH).status == "ok"
-    notebook.run("from allranks.cluster import cluster as held")
-    assert sorted(port for _, port in urls(notebook)) == ["41000", "41001"]
-    cell = notebook.run(
-        "from allranks import Cluster\nCluster(launcher='ssh:h1:2').start()  # no port is left"
-    )
-    assert "expected a free port between 41000 and 41001" in cell.error_value
-    assert notebook.on_ranks("size").text == "ranks 0–3 → 4\n"
-
-
-def test_who_has_another_key_is_not_heard(hosts, notebook, key):
-    (address, port), _ = urls(notebook)
     other = zmq.curve_keypair()[0].decode()
+    (address, port), _ = found
     for tried, heard in ((key, True), (other, False)):
         said = hosts.on(
             "h2",
@@ -101,4 +85,16 @@ def test_who_has_another_key_is_not_heard(hosts, notebook, key):
             "30000" if heard else "2000",
         )
         assert said == f"{heard}\n"
+    assert notebook.on_ranks("size").text == "ranks 0–3 → 4\n"
+
+
+def test_the_ports_that_the_notebook_listens_on_can_be_chosen(hosts, new_notebook):
+    notebook = new_notebook({"ALLRANKS_PORTS": "41000-41001"})
+    assert notebook.on_ranks("rank", SSH).status == "ok"
+    notebook.run("from allranks.cluster import cluster as held")
+    assert sorted(port for _, port in urls(notebook)) == ["41000", "41001"]
+    cell = notebook.run(
+        "from allranks import Cluster\nCluster(launcher='ssh:h1:2').start()  # no port is left"
+    )
+    assert "expected a free port between 41000 and 41001" in cell.error_value
     assert notebook.on_ranks("size").text == "ranks 0–3 → 4\n"
