@@ -307,7 +307,7 @@ def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
     """
     if len(messages) == 1:
         return list(messages[0])
-    counts = json.dumps([len(frames) for frames in messages]).encode()
+    counts = _dumps([len(frames) for frames in messages]).encode()
     return [BATCH, counts, *(frame for frames in messages for frame in frames)]
 
 
@@ -333,7 +333,7 @@ def split_messages(frames: list[Any]) -> list[list[Any]]:
     if bytes(frames[0]) != BATCH:
         return [frames]
     try:
-        counts = [int(count) for count in json.loads(bytes(frames[1]))]
+        counts = [int(count) for count in _loads(bytes(frames[1]).decode())]
     except (IndexError, TypeError, ValueError) as error:
         raise WireError(f"a batch of {len(frames)} frames cannot be read: {error!r}") from error
     rest = frames[2:]
