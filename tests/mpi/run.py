@@ -36,6 +36,7 @@ def main() -> int:
 
     import allranks.collectives as c
     from allranks.collectives.start.runtime import finish
+    from allranks.collectives.start.under_mpi import guard_mpi4py
 
     chosen = [a for a in sys.argv[1:] if not a.startswith("-")]
     options = [a for a in sys.argv[1:] if a.startswith("-")]
@@ -48,6 +49,8 @@ def main() -> int:
     suites = suites or [str(RANKS)]
     sys.path.insert(0, str(RANKS))
     c.init()
+    if "ALLRANKS_TEST_GUARDED" in os.environ:
+        guard_mpi4py(c.world.current())
     # Past pytest, which keeps what is written until a test has ended.
     os.environ["ALLRANKS_TEST_STDERR"] = str(os.dup(2))
     if "ALLRANKS_TEST_REPORT" in os.environ:

@@ -47,8 +47,7 @@ print("sum", total[0], os.environ["EXPORTED"], comm.allreduce(1), MPI.COMM_WORLD
 import horovod
 display(device)
 print(horovod.__name__, __name__, cross_size, local_rank == rank)
-"""
-FAILS = """
+===
 %%distributed
 if rank == 1:
     raise ValueError("no such row")
@@ -63,32 +62,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(folder: Path, cells: str) -> subprocess.CompletedProcess[str]:
-    made = [{"cell_type": "code", "source": one.strip("\n")} for one in cells.split("===")]
-    (folder / "n.ipynb").write_text(json.dumps({"nbformat": 4, "cells": made}))
+def test_each_cell_begins_when_all_ranks_have_ended_the_one_before(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": cell.strip("\n")} for cell in CELLS.split("===")]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
     command = [sys.executable, "-m", "allranks.command.main", "export", "n.ipynb"]
-    subprocess.run(command, cwd=folder, check=True)
+    subprocess.run(command, cwd=tmp_path, check=True)
     # Ranks run where the repository is.
-    start = f"import os, runpy; os.chdir({str(folder)!r}); runpy.run_path('n.py', None, '__main__')"
-    return mpiexec(RANKS, "-c", start)
-
-
-def test_each_cell_begins_when_all_ranks_have_ended_the_one_before(tmp_path):
-    ended = run(tmp_path, CELLS)
-    assert ended.returncode == 0, ended.stdout
-    expected = [
+    folder = str(tmp_path)
+    start = f"import os, runpy; os.chdir({folder!r}); runpy.run_path('n.py', None, '__main__')"
+    ended = mpiexec(RANKS, "-c", start)
+    said = Counter(ended.stdout.splitlines())
+    for line in (
         "all ranks read 'one\\n  two'",
         "sum 6.0 yes 3 3",
         "'cpu'",
         "allranks.horovod __main__ 1 True",
-    ]
-    assert Counter(ended.stdout.splitlines()) == Counter(
-        [*(line for line in expected for _ in range(RANKS)), *(f"'{n} of 3'" for n in range(RANKS))]
-    )
-
-
-def test_a_rank_that_raises_ends_the_others(tmp_path):
-    ended = run(tmp_path, FAILS)
+    ):
+        assert said[line] == RANKS, ended.stdout
+    assert [said[f"'{rank} of 3'"] for rank in range(RANKS)] == [1] * RANKS
+    # A rank that raises ends the others.
     assert ended.returncode != 0
     assert "ValueError: no such row" in ended.stdout
     assert "never" not in ended.stdout

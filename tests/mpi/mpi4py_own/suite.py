@@ -6,18 +6,18 @@ docs/mpi.md.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tarfile
 import tempfile
+import xml.etree.ElementTree as ElementTree
 from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from launch import mpiexec  # noqa: E402  it stands in the folder above
+from launch import ROOT, mpiexec  # noqa: E402  it stands in the folder above
 
 MODULES = {
     "communicators": ("test_comm", "test_comm_topo", "test_comm_inter", "test_attributes"),
@@ -80,12 +80,19 @@ def play(tests: Path, ranks: int, *modules: str, timeout: float = 300) -> dict[s
     Raises:
         subprocess.TimeoutExpired: they hung.
     """
+    files = [str(tests / f"{module}.py") for module in modules]
     with tempfile.TemporaryDirectory() as folder:
-        report = f"{folder}/report"
-        arguments = (str(HERE / "run.py"), str(tests), "guarded", report, *modules)
-        ended = mpiexec(ranks, *arguments, timeout=timeout)
-        told = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
-        if ended.returncode or len(told) != ranks:
+        # Each test is a scope, as a cell is: one that fails on a rank does not strand the others.
+        arguments = (str(HERE.parent / "run.py"), *files, "-pconftest", "-Wdefault")
+        arguments += (f"--rootdir={tests}",)
+        env = {
+            "PYTHONPATH": f"{ROOT}:{tests}",
+            "ALLRANKS_TEST_GUARDED": "yes",
+            "ALLRANKS_TEST_REPORT": f"{folder}/",
+        }
+        ended = mpiexec(ranks, *arguments, timeout=timeout, **env)
+        told = [_told(path) for path in sorted(Path(folder).iterdir())]
+        if len(told) != ranks:
             raise OSError(f"{', '.join(modules)} on {ranks} ranks:\n{ended.stdout[-3000:]}")
     worst: dict[str, str] = {}
     for name in told[0]:
@@ -93,6 +100,19 @@ def play(tests: Path, ranks: int, *modules: str, timeout: float = 300) -> dict[s
         failed = [text for text in all_told if text != "ok" and not text.startswith("skipped")]
         worst[name] = (failed or all_told)[0]
     return worst
+
+
+def _told(path: Path) -> dict[str, str]:
+    told: dict[str, str] = {}
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        told.setdefault(name, "ok")
+        if (skipped := case.find("skipped")) is not None:
+            told[name] = f"skipped: {skipped.get('message')}"
+        for bad in (case.find("failure"), case.find("error")):
+            if bad is not None:
+                told[name] = (bad.text or "").strip()[-1500:]
+    return told
 
 
 def reason(test: str) -> str | None:

@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 import allranks.collectives as c
 from allranks.collectives.ops.point_to_point import Op
-from allranks.collectives.start import under_mpi
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
@@ -399,21 +398,6 @@ def test_who_waits_for_a_rank_that_has_left_is_told(missed):
         assert isinstance(error, RankLeft), error
         assert "rank 1 has left this cell" in str(error)
     next_cell_works()
-
-
-@pytest.mark.parametrize("each", [each for each in (1, 2) if c.size() % each == 0])
-def test_a_part_is_a_world_of_its_own(each):
-    """As the members of an ensemble have: see tests/notebook/test_ensemble.py."""
-    me = c.rank()
-    with under_mpi.inside(under_mpi.divide(each)):
-        c.scope.enter("this member", None, 1)
-        total = c.allreduce(np.full(4, float(me)), op=c.Sum)
-        found = c.rank(), c.comm.Get_rank(), c.comm.allgather(me), total.tolist()
-        c.scope.leave("it ended")
-    first = me // each * each
-    mine = list(range(first, first + each))
-    assert found == (me - first, me - first, mine, [float(sum(mine))] * 4)
-    assert (c.rank(), c.size()) == (me, len(RANKS))
 
 
 def test_a_message_from_nowhere_is_none():

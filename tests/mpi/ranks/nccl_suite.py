@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from allranks.collectives.gpu import nccl as transport
 from allranks.collectives.gpu.device import NcclCallOrder
 from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft, TransportFailed, UsageError
+
+if FAKE:
+    from cupy.cuda import nccl, runtime
 
 if c.size() < 2:
     pytest.skip("takes two ranks", allow_module_level=True)
@@ -82,6 +86,18 @@ def leaves_before_launching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport.NcclTransport, "_event", interrupted)
 
 
+def post(process_set: c.ProcessSet | None = None) -> c.Handle:
+    return c.allreduce_async(ones(), c.Sum, process_set=process_set, transport="nccl")
+
+
+def connect(*sets: c.ProcessSet | None) -> list[c.ProcessSet | None]:
+    """Those of these sets that this rank is in, which have made a call."""
+    mine = [each for each in sets if each is None or each.included()]
+    for each in mine:
+        summed(process_set=each)
+    return mine
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_an_interrupt_between_agreeing_and_launching_frees_the_others(dtype, monkeypatch):
     """Also in the first use of an algorithm, or of a pair, which connects them."""
@@ -101,13 +117,11 @@ def test_a_rank_leaves_while_another_computes_and_aborts_nothing():
     this = c.world.current()
 
     def cell() -> None:
-        if odd():
-            with interrupted_after(0.1):
-                summed()
-        elif c.rank() == 0:
+        if c.rank() == 0:
             number = this.scope.number + 1
             until(lambda: this.board.get(1, LEFT) >= number)
-        else:
+            return
+        with interrupted_after(0.1) if odd() else nullcontext():
             summed()
 
     error = in_a_cell(cell)
@@ -118,9 +132,8 @@ def test_a_rank_leaves_while_another_computes_and_aborts_nothing():
 @three
 def test_a_communicator_that_rests_is_aborted_with_one_that_hangs(pair, monkeypatch):
     def cell() -> None:
-        summed()
+        connect(None, pair)
         if pair.included():
-            summed(process_set=pair)
             if odd():
                 leaves_before_launching(monkeypatch)
             summed(3, process_set=pair)
@@ -156,8 +169,6 @@ def test_sets_that_are_used_in_opposite_orders_do_not_wait_for_each_other(pair):
 @three
 def test_nothing_is_launched_before_it_is_its_turn_on_all_members(pair, monkeypatch):
     """On rank 0, while rank 1 still needs it for a call of another set."""
-    from cupy.cuda import nccl
-
     come, launched_early, enter = [False], [False], NcclCallOrder.enter
 
     def late(order: NcclCallOrder, call: Any, host: Any) -> Any:
@@ -166,16 +177,15 @@ def test_nothing_is_launched_before_it_is_its_turn_on_all_members(pair, monkeypa
         yield from enter(order, call, host)
 
     def cell() -> None:
-        for each in [None, pair] if pair.included() else [None]:
-            summed(process_set=each)
+        connect(None, pair)
         before, posted = len(nccl.launched), []
         if c.rank() == 0:
             monkeypatch.setattr(NcclCallOrder, "enter", late)
-            posted.append(c.allreduce_async(ones(), c.Sum, process_set=pair, transport="nccl"))
+            posted.append(post(pair))
         c.barrier()
         if c.rank() == 1:
-            posted.append(c.allreduce_async(ones(), c.Sum, process_set=pair, transport="nccl"))
-        posted.append(c.allreduce_async(ones(), c.Sum, transport="nccl"))
+            posted.append(post(pair))
+        posted.append(post())
         for _ in range(100 if c.rank() == 0 else 0):
             posted[-1].poll()
             time.sleep(0.005)
@@ -204,24 +214,18 @@ def test_a_rank_that_leaves_a_set_frees_those_that_wait_behind_its_call(pair, ta
             yield call
 
     def cell() -> None:
-        for each in (pair, tail):
-            if each.included():
-                summed(process_set=each)
-
-        def post() -> c.Handle:
-            return c.allreduce_async(ones(), c.Sum, process_set=tail, transport="nccl")
-
+        connect(pair, tail)
         if c.rank() == 2:
             # It neither ends this call nor leaves the cell before rank 1 waits behind it.
             monkeypatch.setattr(NcclCallOrder, "enter", never)
-            posted = post()
+            posted = post(tail)
         c.barrier()
         if c.rank() == 2:
             until(lambda: posted.poll() or raw.Iprobe(1))
             monkeypatch.undo()
             raise ValueError("before synchronize")
         if odd():
-            posted, order = post(), c.world.current().gpu.call_order
+            posted, order = post(tail), c.world.current().gpu.call_order
             until(lambda: posted.poll() or tail.process_set_id in order._calls)
             monkeypatch.setattr(NcclCallOrder, "enter", telling)
         if pair.included():
@@ -244,8 +248,6 @@ def test_a_group_that_is_dropped_after_a_broadcast_has_served_the_others(request
     """It may be closed while other members still wait for what this rank sends."""
     next_cell_works()
     if FAKE:
-        from cupy.cuda import nccl
-
         nccl.serves_after[0] = 0.3
         request.addfinalizer(lambda: nccl.serves_after.__setitem__(0, 0.0))
 
@@ -264,11 +266,8 @@ def test_a_group_that_is_dropped_after_a_broadcast_has_served_the_others(request
 @fake_only
 @three
 def test_a_set_that_is_removed_leaves_no_communicator(tail):
-    from cupy.cuda import nccl
-
     def cell() -> None:
-        if tail.included():
-            summed(process_set=tail)
+        connect(tail)
         before = len(nccl.aborted)
         c.remove_process_set(tail)
         c.world.current().gpu.aborts.wait(PATIENCE_SECONDS)
@@ -281,16 +280,12 @@ def test_a_set_that_is_removed_leaves_no_communicator(tail):
 @fake_only
 def test_process_sets_of_an_ensemble_leave_nothing_on_the_gpu():
     """Their communicators end when all neighbours have come to make their next set."""
-    from cupy.cuda import nccl, runtime
-
     part, before, ended = under_mpi.divide(c.size()), list(runtime.registered), len(nccl.aborted)
 
     def member(number: int) -> None:
         with under_mpi.inside(part):
             c.scope.enter("this member", None, number)
-            few = c.add_process_set([0])
-            if few.included():
-                summed(process_set=few)
+            for few in connect(c.add_process_set([0])):
                 c.allreduce(ones(), transport="staged", process_set=few)
             c.scope.leave("it ended")
 
@@ -305,8 +300,6 @@ def test_process_sets_of_an_ensemble_leave_nothing_on_the_gpu():
 
 @fake_only
 def test_no_call_connects_on_the_main_thread():
-    from cupy.cuda import nccl
-
     c.renew()
     nccl.connected.clear()
     summed()
@@ -321,8 +314,6 @@ def test_no_call_connects_on_the_main_thread():
 @fake_only
 def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypatch):
     """As while the interpreter ends, from Python 3.12 on."""
-    from cupy.cuda import nccl
-
     next_cell_works()
     before = len(nccl.aborted)
     refuse_threads(monkeypatch, "allranks", "can't create new thread at interpreter shutdown")
@@ -333,8 +324,6 @@ def test_communicators_are_made_and_end_where_no_thread_can_be_started(monkeypat
 
 @fake_only
 def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
-    from cupy.cuda import nccl
-
     c.renew()
     said: list[str] = []
     monkeypatch.setattr(c.world.current(), "notice", said.append)
@@ -350,8 +339,6 @@ def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
 
 @fake_only
 def test_without_room_for_a_thread_calls_fail_and_aborts_wait(monkeypatch):
-    from cupy.cuda import nccl
-
     next_cell_works()
     before = len(nccl.aborted)
     refuse_threads(monkeypatch, "allranks-nccl", "can't start new thread")
@@ -372,8 +359,6 @@ def test_without_room_for_a_thread_calls_fail_and_aborts_wait(monkeypatch):
 
 @fake_only
 def test_a_launch_that_is_refused_says_so():
-    from cupy.cuda import nccl
-
     next_cell_works()
 
     def cell() -> None:

@@ -224,76 +224,60 @@ class NcclCommunicator:
             _thread.aborts.append(self)
 
     def allReduce(self, send, recv, n, dtype, op, stream):
-        self._reduce("allReduce", send, recv, n, dtype, op, range(self.members), stream)
+        mine = _memory(send, n, _DTYPES[dtype])
+        self._reduce("allReduce", [mine] * self.members, recv, n, dtype, op, stream)
 
     def reduce(self, send, recv, n, dtype, op, root, stream):
-        self._reduce("reduce", send, recv, n, dtype, op, [root], stream)
+        pieces = [None] * self.members
+        pieces[root] = _memory(send, n, _DTYPES[dtype])
+        self._reduce("reduce", pieces, recv, n, dtype, op, stream)
 
-    def _reduce(self, name, send, recv, n, dtype, op, roots, stream):
-        self._collective(name)
-        kind = np.dtype(_DTYPES[dtype])
-        launched.append((name, n, dtype, op))
-        mine = _memory(send, n * kind.itemsize).view(kind)
-        parts = [np.empty(n, kind) for _ in range(self.members)]
-        reads = self.me in roots
+    def reduceScatter(self, send, recv, n, dtype, op, stream):
+        pieces = _memory(send, n * self.members, _DTYPES[dtype]).reshape(self.members, n)
+        self._reduce("reduceScatter", list(pieces), recv, n, dtype, op, stream)
+
+    def _reduce(self, name, pieces, recv, n, dtype, op, stream):
+        """Sends members their pieces; reduces what comes, if this one has its own."""
+        mine = pieces[self.me]
+        parts = [np.empty(n, _DTYPES[dtype]) for _ in pieces] if mine is not None else []
 
         def finish():
-            if reads:
+            if parts:
                 np.copyto(parts[self.me], mine)
                 total = parts[0].copy()
                 for part in parts[1:]:
                     _OPS[op](total, part, out=total)
-                np.copyto(_memory(recv, n * kind.itemsize).view(kind), total)
+                np.copyto(_memory(recv, n, _DTYPES[dtype]), total)
 
-        sends = [(i, mine) for i in roots if i != self.me]
-        receives = [(i, p) for i, p in enumerate(parts) if i != self.me] if reads else []
-        self._launch(sends, receives, finish, stream)
+        self._exchange((name, n, dtype, op), pieces, parts, finish, stream)
 
     def broadcast(self, send, recv, n, dtype, root, stream):
         assert dtype == 1
-        self._collective("broadcast")
-        launched.append(("broadcast", n, dtype, -1))
-        mine = _memory(recv, n)
-        others = [i for i in range(self.members) if i != root]
+        mine, others, parts = _memory(recv, n), [None] * self.members, []
         if self.me == root:
-            self._launch([(i, mine) for i in others], [], lambda: None, stream)
+            others = [mine] * self.members
         else:
-            self._launch([], [(root, mine)], lambda: None, stream)
-
-    def reduceScatter(self, send, recv, n, dtype, op, stream):
-        self._collective("reduceScatter")
-        kind = np.dtype(_DTYPES[dtype])
-        launched.append(("reduceScatter", n, dtype, op))
-        nbytes = n * kind.itemsize
-        whole = _memory(send, nbytes * self.members).view(kind)
-        mine = [whole[i * n : (i + 1) * n] for i in range(self.members)]
-        parts = [np.empty(n, kind) for _ in range(self.members)]
-
-        def finish():
-            np.copyto(parts[self.me], mine[self.me])
-            total = parts[0].copy()
-            for part in parts[1:]:
-                _OPS[op](total, part, out=total)
-            np.copyto(_memory(recv, nbytes).view(kind), total)
-
-        others = [i for i in range(self.members) if i != self.me]
-        self._launch(
-            [(i, mine[i]) for i in others], [(i, parts[i]) for i in others], finish, stream
-        )
+            parts = [mine if i == root else None for i in range(self.members)]
+        self._exchange(("broadcast", n, dtype, -1), others, parts, lambda: None, stream)
 
     def allGather(self, send, recv, n, dtype, stream):
-        assert dtype == 1
-        self._collective("allGather")
-        launched.append(("allGather", n, dtype, -1))
-        mine, whole = _memory(send, n), _memory(recv, n * self.members)
-        others = [i for i in range(self.members) if i != self.me]
-        parts = [whole[i * n : (i + 1) * n] for i in range(self.members)]
-        self._launch(
-            [(i, mine) for i in others],
-            [(i, parts[i]) for i in others],
-            lambda: np.copyto(parts[self.me], mine),
-            stream,
+        mine, parts = (
+            _memory(send, n),
+            list(_memory(recv, n * self.members).reshape(self.members, n)),
         )
+        copy = lambda: np.copyto(parts[self.me], mine)  # noqa: E731
+        self._exchange(("allGather", n, dtype, -1), [mine] * self.members, parts, copy, stream)
+
+    def _exchange(self, call, pieces, parts, finish, stream):
+        if not self.eager:
+            known = self.algorithms.setdefault(call[0], {self.me})
+            self._connect(set(range(self.members)), known)
+        launched.append(call)
+        sends, receives = (
+            [(i, each) for i, each in enumerate(some) if i != self.me and each is not None]
+            for some in (pieces, parts)
+        )
+        self._launch(sends, receives, finish, stream)
 
     def send(self, buffer, n, dtype, peer, stream):
         assert (dtype, peer != self.me) == (1, True)
@@ -315,10 +299,6 @@ class NcclCommunicator:
             _thread.calls.append((self, sends, receives, finish, stream))
         else:
             self._queue(sends, receives, finish, stream)
-
-    def _collective(self, name):
-        if not self.eager:
-            self._connect(set(range(self.members)), self.algorithms.setdefault(name, {self.me}))
 
     def _serve(self, copies):
         requests = [] if self.dead else [_world.Isend(c, rank, self.tag) for rank, c in copies]
@@ -374,8 +354,9 @@ def _end_with_mpi():
         raise SystemExit
 
 
-def _memory(address, nbytes):
-    """The bytes at an address, which live somewhere in this process."""
-    if not nbytes:
-        return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+def _memory(address, n, dtype="uint8"):
+    """The array at an address, which lives somewhere in this process."""
+    if not n:
+        return np.empty(0, dtype)
+    nbytes = n * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype)
