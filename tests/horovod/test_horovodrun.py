@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,65 +60,54 @@ print("the end")
 """
 
 
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "h").write_text("localhost slots=2\n")
+
+    def run(what: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        return horovodrun("-np", "2", *flags, "python", "train.py", what, cwd=tmp_path)
+
+    return run
+
+
 @needs_mpiexec
-class TestOnThisMachine:
-    @pytest.fixture
-    def job(self, tmp_path):
-        (tmp_path / "train.py").write_text(SCRIPT)
+def test_output_is_labelled_and_folded_and_what_was_measured_is_kept(job, tmp_path):
+    ended = job(
+        "pass", "-H", "localhost:2", "--output-filename", "logs", "--report", "out/run.html"
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert "ranks 0–1 │ all say this ['pass'] 2\n" in ended.stdout
+    assert "rank 1    │ rank 1 says this\n" in ended.stdout
+    for rank in range(2):
+        log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+        assert f"rank {rank} says this\n" in log
+    page = (tmp_path / "out" / "run.html").read_text()
+    image = '<img alt="what each rank waited and transferred'
+    for part in ("<code>train.py pass</code>", "2 ranks, ", "finished", image):
+        assert part in page
+    assert re.search(r"<td>barrier\b", page)
 
-        def run(what: str, *flags: str) -> subprocess.CompletedProcess[str]:
-            return horovodrun("-np", "2", *flags, "python", "train.py", what, cwd=tmp_path)
 
-        return run
-
-    def test_output_is_labelled_and_folded_and_what_was_measured_is_kept(self, job, tmp_path):
-        written = ["--output-filename", "logs", "--report", "out/run.html"]
-        ended = job("pass", "-H", "localhost:2", *written)
-        assert ended.returncode == 0, ended.stdout
-        assert "ranks 0–1 │ all say this ['pass'] 2\n" in ended.stdout
-        assert "rank 1    │ rank 1 says this\n" in ended.stdout
-        for rank in range(2):
-            log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
-            assert f"rank {rank} says this\n" in log
-        page = (tmp_path / "out" / "run.html").read_text()
-        assert "<code>train.py pass</code>" in page
-        assert "2 ranks, " in page
-        assert "finished" in page
-        assert '<img alt="what each rank waited and transferred' in page
-        assert re.search(r"<td>barrier\b", page)
-
-    def test_the_exit_code_is_the_scripts(self, job):
-        ended = job("exit")
-        assert ended.returncode == 3
-        assert ended.stdout.endswith("\nranks 0–1 ended the script with exit code 3.\n")
-
-    def test_a_rank_that_dies_is_named_with_its_signal(self, job):
-        ended = job("die")
-        assert ended.returncode == 1
-        assert re.search(r"rank 1 \(.*\) was killed by .*SIGKILL", ended.stdout)
-        assert "The next cell" not in ended.stdout
-        assert "was replaced" not in ended.stdout
-
-    def test_a_rank_that_dies_under_mpiexec_ends_the_others(self, job, tmp_path):
-        (tmp_path / "h").write_text("localhost slots=2\n")
-        ended = job("die", "--hostfile", "h")
-        assert ended.returncode != 0
-        assert "signal 9" in ended.stdout
-
-    def test_a_script_ends_when_its_time_is_over(self, job):
-        ended = job("wait", "--timeout", "1")
-        assert ended.returncode == 124
-        assert "timeout of 1 s reached: interrupting ranks 0–1" in ended.stdout
-
-    def test_it_can_become_mpiexec(self, job):
-        ended = job("pass", "--mpi")
-        assert ended.returncode == 0, ended.stdout
-        assert ended.stdout.count("all say this ['pass'] 2\n") == 2
-        assert "│" not in ended.stdout
-
-    def test_flags_of_ranks_on_this_machine_are_refused_with_mpiexec(self, job):
-        refused = job("pass", "--mpi", "--report", "run.html")
-        assert refused.stdout.startswith("horovodrun: --report is for ranks on this machine")
+@needs_mpiexec
+@pytest.mark.parametrize(
+    ("typed", "code", "said"),
+    [
+        ("exit", 3, "\nranks 0–1 ended the script with exit code 3.\n"),
+        ("die", 1, r"rank 1 \(.*\) was killed by .*SIGKILL"),
+        ("die --hostfile h", None, "signal 9"),
+        ("wait --timeout 1", 124, "timeout of 1 s reached: interrupting ranks 0–1"),
+        ("pass --mpi", 0, r"(?s)all say this \['pass'\] 2\n.*all say this \['pass'\] 2\n"),
+        ("pass --mpi --report r", None, "^horovodrun: --report is for ranks on this machine"),
+    ],
+)
+def test_a_job_ends_with_an_exit_code_and_the_reason(job, typed, code, said):
+    ended = job(*typed.split())
+    assert ended.returncode != 0 if code is None else ended.returncode == code, ended.stdout
+    assert re.search(said, ended.stdout), ended.stdout
+    assert "The next cell" not in ended.stdout
+    assert "was replaced" not in ended.stdout
+    assert "--mpi" not in typed or "│" not in ended.stdout
 
 
 def test_ranks_of_this_machine_and_this_python_are_no_mpiexecs():

@@ -145,6 +145,10 @@ assert Variable(1.0).ref()
 assert ImageDataGenerator is tf.keras.preprocessing.image.ImageDataGenerator
 assert pad_sequences([[1], [1, 2]]).shape == (2, 2)
 assert K3.mean is K5.mean
+try:
+    tf.no_such_name
+except AttributeError as error:
+    assert "no attribute 'no_such_name'" in str(error)
 
 
 def main(rate):

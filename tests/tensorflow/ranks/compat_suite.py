@@ -25,13 +25,6 @@ def linear(optimizer, **options):
     return model
 
 
-def test_an_optimizers_variables_are_called():
-    optimizer = SGD(0.1)
-    linear(optimizer).fit(X, Y, verbose=0)
-    assert optimizer.variables() == optimizer.variables
-    assert optimizer.variables()[0] is optimizer.iterations
-
-
 def test_a_learning_rate_is_given_read_and_set_as_lr():
     optimizer = SGD(lr=0.5)
     assert float(optimizer.lr) == 0.5
@@ -53,11 +46,6 @@ def test_decay_makes_the_rate_fall_with_the_steps():
     assert float(optimizer.lr) == 0.5
 
 
-def test_variables_have_references():
-    variable = keras.Variable(1.0)
-    assert {variable.ref(): 1}[variable.ref()] == 1
-
-
 def test_models_take_what_they_took():
     model = linear(SGD(0.1), experimental_run_tf_function=False)
     batches = ((X, Y) for _ in range(4))
@@ -65,22 +53,6 @@ def test_models_take_what_they_took():
     assert len(history.history["loss"]) == 2
     pairs = zip([tf.ones((3, 1)), tf.ones(1)], model.trainable_variables, strict=True)
     model.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
-
-
-def test_a_session_is_set_for_nothing():
-    import tensorflow.keras.backend as K
-
-    config = tf.ConfigProto()
-    config.gpu_options.allow_growth = True
-    config.gpu_options.visible_device_list = "0"
-    with tf.Session(graph=tf.Graph(), config=config) as session:
-        K.set_session(session)
-    rate = SGD(0.1).lr
-    K.set_value(rate, 0.2)
-    assert K.get_value(rate) == pytest.approx(0.2)
-    assert isinstance(tf.train.AdagradOptimizer(0.1), tf.compat.v1.train.Optimizer)
-    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
-        tf.no_such_name  # noqa: B018
 
 
 @pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # of Keras, about scipy

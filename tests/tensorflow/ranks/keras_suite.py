@@ -235,22 +235,16 @@ def rates(callback, epochs, steps=4, optimizer=None):
 def test_the_rate_follows_the_epochs_also_inside_an_optimizer_that_scales_the_loss():
     home = keras.mixed_precision if LEGACY else keras.optimizers
     scaling = home.LossScaleOptimizer(keras.optimizers.SGD(0.8, momentum=0.9))
+    given = hvd.callbacks
     for optimizer in (keras.optimizers.SGD(0.8), scaling):
-        schedule = hvd.callbacks.LearningRateScheduleCallback(None, 0.5, start_epoch=1, end_epoch=3)
+        schedule = given.LearningRateScheduleCallback(None, 0.5, start_epoch=1, end_epoch=3)
         found, history = rates(schedule, 4, steps=1, optimizer=optimizer)
         assert found == pytest.approx([0.8, 0.8, 0.4, 0.4])
         assert history["lr"] == pytest.approx(found)
-
-
-def test_the_rate_follows_a_function_of_the_epoch_batch_by_batch():
-    schedule = hvd.callbacks.LearningRateScheduleCallback(
-        0.1, lambda epoch: 1 + epoch, staircase=False
-    )
-    assert rates(schedule, 2)[0] == pytest.approx([0.1 * (1 + e / 4) for e in range(8)])
-
-
-def test_the_rate_warms_up_from_one_rank_to_all():
-    found, _ = rates(hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=2), 3)
+    by_batch = given.LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
+    assert rates(by_batch, 2)[0] == pytest.approx([0.1 * (1 + e / 4) for e in range(8)])
+    # From the rate of one rank to that of all.
+    found, _ = rates(given.LearningRateWarmupCallback(warmup_epochs=2), 3)
     steps = [1 / SIZE * ((e + 1) / 8 * (SIZE - 1) + 1) for e in range(8)] + [1.0] * 4
     assert found == pytest.approx([0.8 * step for step in steps])
 
@@ -304,33 +298,6 @@ def test_what_fit_measures_is_logged_for_the_curves():
     told, points = telemetry.process_metrics.take()
     assert told == [["a/loss", "3", 4], ["a/val_loss", "3", 2]]
     assert list(np.frombuffer(points)[:8:2]) == [2, 4, 6, 8]
-
-
-def test_a_failure_on_all_ranks_goes_back_to_the_last_commit():
-    model = mlp(keras.optimizers.SGD(0.1, momentum=0.9), seed=RANK)
-    x, y = data()
-    state = hvd.elastic.KerasState(model, epoch=0, seen=[], first=RANK)
-    resets = []
-    state.register_reset_callbacks([lambda: resets.append(state.epoch)])
-
-    @hvd.elastic.run
-    def train(state, epochs):
-        # Each attempt begins with the first rank's model and values.
-        assert (state.first, same_everywhere(model.weights)) == (0, True)
-        while state.epoch < epochs:
-            model.fit(share(x), share(y), batch_size=8, epochs=1, verbose=0)
-            state.seen.append(state.epoch)
-            if state.epoch == 2 and not resets:
-                raise elastic.HorovodInternalError("a link went down")
-            state.epoch += 1
-            state.commit()
-        return state.epoch
-
-    assert train(state, 4) == 4
-    assert resets == [2]
-    assert state.seen == [0, 1, 2, 3]
-    assert int(model.optimizer.iterations) == 4
-    assert state.commits == 4
 
 
 def test_a_mismatch_that_comes_again_is_raised():

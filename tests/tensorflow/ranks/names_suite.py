@@ -327,11 +327,12 @@ def broadcast_variables(mode: Mode) -> None:
 
         found = mode(make)
     else:
-        variables = [tf.Variable(MINE), tf.Variable(MINE), keras.Variable(MINE)]
+        other = tf.Variable(tf.cast(MINE, tf.int64))
+        variables = [tf.Variable(MINE), other, tf.Variable(MINE), keras.Variable(MINE)]
 
         def assign() -> Any:
-            hvd.broadcast_variables(variables[:1], root_rank=root)
-            hvd.broadcast_(variables[1:], root_rank=root)
+            hvd.broadcast_variables(variables[:3], root_rank=root)
+            hvd.broadcast_(variables[3:], root_rank=root)
             return tf.constant(0)
 
         mode(assign)
@@ -378,6 +379,9 @@ def process_sets(mode: Mode) -> None:
         assert hvd.add_process_set(HALF).process_set_id == half.process_set_id
         known = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
         assert known == {0: list(range(N)), half.process_set_id: HALF}
+        of_set = half.process_set_id
+        asked = mode(lambda: [hvd.size_op(of_set), hvd.process_set_included_op(of_set)])
+        assert list(asked) == [len(HALF), R in HALF]
         if half.included():
             assert half.rank() == R // 2
             total = mode(lambda: hvd.allreduce(tf.fill([2], R), op=hvd.Sum, process_set=half))
@@ -600,7 +604,8 @@ def elastic(mode: Mode) -> None:
     from horovod.common.exceptions import HorovodInternalError
 
     w = tf.Variable(float(R))
-    state = hvd.elastic.TensorFlowState(variables=[w], step=R)
+    state, resets = hvd.elastic.TensorFlowState(variables=[w], step=R), []
+    state.register_reset_callbacks([lambda: resets.append(state.step)])
     assert isinstance(state, State)
     assert issubclass(hvd.elastic.TensorFlowKerasState, ObjectState)
 
@@ -617,6 +622,7 @@ def elastic(mode: Mode) -> None:
         return float(w), state.step
 
     assert train(state) == (7.0, 1)
+    assert resets == [1]
     calls: list[int] = []
 
     def once(state: Any) -> int:

@@ -38,17 +38,6 @@ def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
     return lambda function: tf.function(function)()
 
 
-def test_tensors_of_every_dtype_are_reduced_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_tensors(monkeypatch)
-
-    def reduce() -> Any:
-        return [hvd.allreduce(tf.cast(MINE, dtype), op=hvd.Sum) for dtype in DTYPES]
-
-    for dtype, out in zip(DTYPES, tf.function(reduce)(), strict=True):
-        assert out.dtype == dtype
-        np.testing.assert_array_equal(tf.cast(out, tf.float64).numpy(), sum(EVERY))
-
-
 def test_tensors_that_stay_where_they_are_move_by_every_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -61,14 +50,18 @@ def test_tensors_that_stay_where_they_are_move_by_every_operation(
             hvd.broadcast(tf.fill([2], R), N - 1),
             hvd.reducescatter(tf.range(N, dtype=tf.float32), op=hvd.Sum),
             *hvd.alltoall(tf.fill([N], R), tf.ones([N], tf.int32)),
-        ]
+        ], [hvd.allreduce(tf.cast(MINE, dtype), op=hvd.Sum) for dtype in DTYPES]
 
-    rows, rooted, scattered, pieces, received = [out.numpy().tolist() for out in move()]
+    moved, reduced = move()
+    rows, rooted, scattered, pieces, received = [out.numpy().tolist() for out in moved]
     assert rows == [r for r in range(N) for _ in range(r + 1)]
     assert rooted == [N - 1] * 2
     assert scattered == [R * N]
     assert pieces == list(range(N))
     assert received == [1] * N
+    for dtype, out in zip(DTYPES, reduced, strict=True):
+        assert out.dtype == dtype
+        np.testing.assert_array_equal(tf.cast(out, tf.float64).numpy(), sum(EVERY))
 
 
 def test_integers_are_averaged_towards_zero_and_bool_is_any() -> None:
@@ -107,18 +100,15 @@ def test_slices_are_averaged_and_nothing_else() -> None:
     slices = tf.IndexedSlices(tf.constant([[7]]), tf.constant([R]), tf.constant([N, 1]))
     found = hvd.allreduce(slices)
     np.testing.assert_array_equal(found.values.numpy(), np.full((N, 1), 7 / N))
-    with pytest.raises(NotImplementedError, match="Max"):
-        hvd.allreduce(slices, op=hvd.Max)
-    with pytest.raises(NotImplementedError, match="factors"):
-        hvd.allreduce(slices, prescale_factor=2.0)
-
-
-@pytest.mark.parametrize("wrong", [{"op": hvd.Adasum}, {"op": hvd.Sum, "postscale_factor": 2.0}])
-def test_a_list_with_slices_is_refused_before_anything_moves(wrong: dict[str, Any]) -> None:
-    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([R]), tf.constant([N, 2]))
     before = len(collectives.records())
-    with pytest.raises(NotImplementedError, match="IndexedSlices"):
-        hvd.grouped_allreduce([tf.ones(3), slices], **wrong)
+    for call, options, said in (
+        (hvd.allreduce, {"op": hvd.Max}, "Max"),
+        (hvd.allreduce, {"prescale_factor": 2.0}, "factors"),
+        (hvd.grouped_allreduce, {"op": hvd.Adasum}, "IndexedSlices"),
+        (hvd.grouped_allreduce, {"op": hvd.Sum, "postscale_factor": 2.0}, "IndexedSlices"),
+    ):
+        with pytest.raises(NotImplementedError, match=said):
+            call(slices if call is hvd.allreduce else [tf.ones(3), slices], **options)
     assert len(collectives.records()) == before
 
 
@@ -166,13 +156,6 @@ def test_other_wrong_arguments_are_named() -> None:
         hvd.stop_timeline()
     with pytest.raises(UsageError, match="does not exist"):
         hvd.size_op(99)
-
-
-def test_a_process_sets_size_is_a_tensor() -> None:
-    some = hvd.add_process_set([0, N - 1])
-    assert hvd.size_op(some.process_set_id).numpy() == 2
-    assert hvd.process_set_included_op(some.process_set_id).numpy() == (R in (0, N - 1))
-    hvd.remove_process_set(some)
 
 
 def arguments_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[bool, ...]]:
@@ -225,13 +208,6 @@ def test_calls_in_a_function_keep_their_order_and_leave_their_inputs_alone() -> 
     assert [float(out[0]) for out in outs] == [i * N for i in range(20)]
     assert twice[0] == N * (N + 1)
     assert (x.numpy() == R + 1).all()
-
-
-def test_variables_of_several_dtypes_are_the_roots(run: Any) -> None:
-    found = [tf.Variable(tf.cast(MINE, dtype)) for dtype in (tf.float32, tf.int64, tf.float32)]
-    run(lambda: hvd.broadcast_variables(found, 0))
-    for variable in found:
-        np.testing.assert_array_equal(variable.numpy(), EVERY[0])
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,141 @@
-"""Graphs of TensorFlow 1, which each rank runs in another order, in several threads."""
+"""Graphs: mistakes inside graphs and fit() raise the right error, and the next cell works.
+
+Graphs of TensorFlow 1 are run by each rank in another order, in several threads. For ranks that
+raise or are interrupted in fit() see tests/tensorflow/test_in_a_notebook.py.
+"""
 
 from __future__ import annotations
 
 import random
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allranks[tensorflow]'")
+import keras  # noqa: E402
 
 import allranks.tensorflow as hvd  # noqa: E402
 from allranks.errors import CollectiveMismatch, RankLeft  # noqa: E402
 from allranks.tensorflow import tf_bridge  # noqa: E402
-from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works, odd  # noqa: E402
+from tests.tensorflow.ranks.conftest import (  # noqa: E402
+    in_a_cell,
+    interrupted_after,
+    next_cell_works,
+    odd,
+)
 
 hvd.init()
 R, N = hvd.rank(), hvd.size()
+X, Y = np.ones((24, 3), np.float32), np.ones((24, 1), np.float32)
+
+
+def model(units: int = 2, **compiled: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units), keras.layers.Dense(1)])
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", **compiled)
+    return made
+
+
+def gradients(variables: list[Any], loss: Callable[[], Any]) -> Any:
+    with tf.GradientTape() as tape:
+        value = loss()
+    return hvd.DistributedGradientTape(tape).gradient(value, variables)
+
+
+def sums(*shapes: list[int]) -> Callable[[], Any]:
+    """The gradients of sums of variables, which this rank may have in another order."""
+    variables = [tf.Variable(tf.ones(shape)) for shape in shapes][:: -1 if odd() else 1]
+    return lambda: gradients(variables, lambda: tf.add_n([tf.reduce_sum(v) for v in variables]))
+
+
+def rows_of_another_table() -> Callable[[], Any]:
+    """Tables of equal width in another order: only the numbers of rows may differ."""
+    tables = [tf.Variable(tf.ones([rows, 4])) for rows in (50, 70)][:: -1 if odd() else 1]
+    read = lambda: tf.add_n([tf.reduce_sum(tf.gather(t, [1, 2 + R])) for t in tables])  # noqa: E731
+    return lambda: gradients(tables, read)
+
+
+def other_variables() -> Callable[[], Any]:
+    """Each rank's loss lacks another variable, and the other gradients have equal shapes."""
+    variables = [tf.Variable(tf.ones([2, 3])) for _ in "ab"]
+    return lambda: gradients(variables, lambda: tf.reduce_sum(variables[odd()]))
+
+
+MISMATCHES: list[tuple[Callable[[], Callable[[], Any]], tuple[str, ...]]] = [
+    (lambda: lambda: hvd.allreduce(tf.ones([4 + odd()])), ("the same shape on every rank",)),
+    (lambda: sums([8, 16], [16, 8]), ("((8, 16), (16, 8))", "((16, 8), (8, 16))")),
+    (other_variables, ("gradient 0", "gradient 1")),
+    (rows_of_another_table, ("rows of (50, 4)",)),
+]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("make", "said"), MISMATCHES)
+def test_a_mismatch_is_itself_and_tensorflows(make: Any, said: Any, compiled: bool) -> None:
+    run = tf.function(make()) if compiled else make()
+    error = in_a_cell(lambda: run())
+    assert isinstance(error, CollectiveMismatch)
+    assert isinstance(error, tf.errors.FailedPreconditionError)
+    assert type(error).__name__ == "CollectiveMismatch"
+    assert all(words in str(error) for words in said)
+    assert "graphs_suite.py" in str(error)
+    assert "PyFunc" not in str(error)
+    next_cell_works()
+
+
+def test_models_that_differ_are_a_mismatch_in_fit() -> None:
+    mine = model(units=2 + odd())
+    error = in_a_cell(lambda: mine.fit(X, Y, verbose=0))
+    assert isinstance(error, CollectiveMismatch)
+    assert "rank 1" in str(error)
+    assert "mine.fit(X, Y" in str(error)
+    next_cell_works()
+
+
+def test_models_that_were_both_seen_before_are_a_mismatch_in_another_order() -> None:
+    """Both orders have the same number of elements, and each rank has seen both before."""
+    variables = [tf.Variable(tf.ones([8, 16])), tf.Variable(tf.ones([16, 8]))]
+    total = lambda: tf.add_n([tf.reduce_sum(v) for v in variables])  # noqa: E731
+    orders = [tf.function(lambda by=by: gradients(variables[::by], total)) for by in (1, -1)]
+    for order in [*orders, *orders]:
+        order()
+    error = in_a_cell(lambda: [order() for order in [*orders, orders[odd()]]])
+    assert isinstance(error, CollectiveMismatch)
+    assert "((8, 16), (16, 8))" in str(error)
+    next_cell_works()
+
+
+def test_a_rank_that_leaves_a_dataset_is_named_by_the_others() -> None:
+    rows = tf.data.Dataset.range(3 if odd() else 2)
+    summed = rows.map(lambda row: hvd.allreduce(tf.cast(row, tf.float32), op=hvd.Sum))
+    error = in_a_cell(lambda: list(summed))
+    if odd():
+        assert isinstance(error, RankLeft)
+        assert isinstance(error, tf.errors.UnknownError)
+        assert "Carried" not in str(error)
+    else:
+        assert error is None
+    next_cell_works()
+
+
+def test_an_interrupt_that_was_heard_ends_nothing_later() -> None:
+    with interrupted_after(0.2):
+        error = in_a_cell(lambda: [tf.reduce_sum(tf.ones([500, 500])) for _ in iter(int, 1)])
+    assert isinstance(error, KeyboardInterrupt)
+    mine = model()
+
+    class Late(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if odd() and batch == 1:
+                time.sleep(0.3)
+
+    assert in_a_cell(lambda: mine.fit(X, Y, batch_size=8, verbose=0, callbacks=[Late()])) is None
+
+
 v1 = tf.compat.v1
 MANY = 50
 
