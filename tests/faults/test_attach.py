@@ -389,10 +389,11 @@ def test_ranks_that_no_notebook_could_find_are_not_said_to_stay(notebook):
     notebook.run("%distributed detach-on-exit 120s")
 
 
-def test_a_notebook_takes_its_own_ranks_and_others_by_name_only(notebook, other, new_notebook):
-    lab = {"TMPDIR": str(notebook.temporary), "JPY_SESSION_NAME": "/course/lab.ipynb"}
-    # In two folders, as the kernel was moved.
-    first, moved = new_notebook(lab), new_notebook(lab)
+def test_a_notebook_takes_its_own_ranks_and_others_by_name_only(notebook, new_notebook):
+    shared = {"TMPDIR": str(notebook.temporary)}
+    lab = shared | {"JPY_SESSION_NAME": "/course/lab.ipynb"}
+    # In two folders, as the kernel was moved; the other one has had no ranks before.
+    first, moved, other = new_notebook(lab), new_notebook(lab), new_notebook(shared)
     first.on_ranks("kept = 7", "-n 1")
     assert first.run("%distributed clusters").text.count("attached to the notebook of process") == 1
     first.run("%distributed detach 120s")
