@@ -1,30 +1,50 @@
-"""What a step is: a statement of the grammar, made with random choices, and what may come of it."""
+"""What a step is: a statement of the grammar, made with random choices, and what may come of it.
+
+``statements/*.txt`` has the cells, in blocks that a blank line ends::
+
+    name *weight @kind soak | how it may end; attribute of Case=expression; after_end; no mixes
+        :word «one ¦ another»
+        a line of the cell: $word, $rank, «one ¦ another ¦ %many»
+        last: an expression below all the rest
+        undo: what the notebook's user would type to have a usual rank again
+
+``«…»`` is one of its parts, or one line of the block ``%many``, in which ``⏎`` is a new line. Of
+``this => that`` it is that, and ``key`` is this. ``right name`` is a cell that checks its own
+result, and stands before others.
+"""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.fuzz.sessions import Session
 
 KINDS = ("notebook", "cluster", "healing")
+_TEXTS = Path(__file__).with_name("statements")
 
 
 class Fault(Exception):
-    """Something is not as it is promised.
-
-    Args:
-        kind: in a word or two, what: two faults of one kind are taken for the same.
-        text: what was expected, and what was found.
-    """
+    """Something is not as it is promised; two faults of one kind are taken for the same."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind = kind
+
+
+def check(holds: bool, kind: str, text: str) -> None:
+    """Raises a `Fault` unless something holds."""
+    if not holds:
+        raise Fault(kind, text)
 
 
 @dataclass(frozen=True)
@@ -42,12 +62,10 @@ class Case:
         timeout: ``--timeout``.
         presses: when the notebook is interrupted, in seconds after the cell was begun there.
         signals: ``(seconds, rank, signal)``, sent from outside.
-        last: an expression below all the rest.
         values: what ``last`` is on each rank.
-        undo: what the notebook's user would type to have a usual rank again.
         lines: how many lines ``line STEP RANK I`` each rank writes.
         late: how many lines ``late STEP RANK I`` it writes, some of them after the cell's end.
-        shows: a bundle's text that must be displayed, and the ranks whose it is.
+        shows: a bundle's text that must be displayed, and the rank whose it is.
         begins: whether the cell begins and ends with lines of the suite's own.
         mixes: whether right statements may stand before it.
         speaks: whether what ranks print at the cell's end can be seen.
@@ -69,7 +87,7 @@ class Case:
     undo: str = ""
     lines: int = 0
     late: int = 0
-    shows: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shows: tuple[str, int] | None = None
     begins: bool = True
     mixes: bool = True
     speaks: bool = True
@@ -90,91 +108,141 @@ class Act:
 
 @dataclass(frozen=True)
 class Draw:
-    """The random choices of one step."""
+    """The random choices of one step; ``rank`` is the one to misbehave."""
 
     rng: random.Random
     size: int
     step: int
     rank: int
-    """One of the ranks, the one to misbehave."""
 
-    @property
-    def others(self) -> tuple[int, ...]:
-        """All ranks but that one."""
-        return tuple(rank for rank in range(self.size) if rank != self.rank)
+    def words(self) -> dict[str, Any]:
+        """Returns what a cell and its attributes may name."""
+        rng, rank, everyone = self.rng, self.rank, range(self.size)
+        one, two = sorted(rng.sample(everyone, 2))
+        first, at = rng.uniform(0, 0.4), rng.uniform(0, 0.3)
+        return {
+            "rank": rank,
+            "size": self.size,
+            "step": self.step,
+            "next": (rank + 1) % self.size,
+            "everyone": everyone,
+            "others": tuple(each for each in everyone if each != rank),
+            "among": tuple(sorted(rng.sample(everyone, rng.randint(1, self.size)))),
+            "one": one,
+            "two": two,
+            "key": "",
+            "pick": rng.choice,
+            "uniform": rng.uniform,
+            "twice": (first, first + rng.choice((0.0, 0.001, 0.01, 0.1, 0.5))),
+            "stopped": ((at, rank, 19), (at + rng.uniform(0.1, 0.8), rank, 18)),
+            "may_interrupt": lambda name: (
+                "CellInterrupted " * (name == "KeyboardInterrupt") + "CellFailed"
+            ),
+        }
 
-    def among(self, least: int = 1) -> tuple[int, ...]:
-        """Some of the ranks."""
-        many = self.rng.randint(min(least, self.size), self.size)
-        return tuple(sorted(self.rng.sample(range(self.size), many)))
+    def fill(self, text: str, words: dict[str, Any]) -> str:
+        """Returns a text of the grammar with its choices made; the innermost are made first."""
+        while found := re.search("«(%?)([^«»]*)»", text):
+            listed = CHOICES.get(found[2]) if found[1] else None
+            parts = listed or [part.strip() for part in found[0][1:-1].split("¦")]
+            key, arrow, part = self.rng.choice(parts).partition(" => ")
+            if arrow:
+                words["key"] = key
+            line = text[: found.start()].rpartition("\n")[2]
+            indent = line[: len(line) - len(line.lstrip())]
+            chosen = (part if arrow else key).replace("⏎", f"\n{indent}")
+            text = text[: found.start()] + chosen + text[found.end() :]
+        return Template(text).safe_substitute(words)
 
 
 Made = Case | Act
+CHOICES: dict[str, list[str]] = {}
+RIGHT: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of the grammar."""
+    """A statement of the grammar.
 
-    name: str
-    make: Callable[[Draw], Made]
-    weight: int
-    only: str
-    soak: bool
-
-
-STATEMENTS: dict[str, Statement] = {}
-RIGHT: dict[str, Callable[[Draw], str]] = {}
-
-
-def statement(
-    weight: int = 1, only: str = "", soak: bool = False
-) -> Callable[[Callable[[Draw], Made]], Callable[[Draw], Made]]:
-    """Adds a statement to the grammar, under its function's name.
-
-    Args:
+    Attributes:
         weight: how often it stands in a deck.
         only: the one kind of session that it can be played in.
         soak: it takes too long for every day.
     """
 
-    def add(make: Callable[[Draw], Made]) -> Callable[[Draw], Made]:
-        name = make.__name__
-        assert name not in STATEMENTS, name
-        STATEMENTS[name] = Statement(name, make, weight, only, soak)
-        return make
+    name: str
+    make: Callable[[Draw], Made]
+    weight: int = 1
+    only: str = ""
+    soak: bool = False
 
-    return add
+
+STATEMENTS: dict[str, Statement] = {}
 
 
 def act(
     weight: int = 1, only: str = "", soak: bool = False, lost: bool = False
-) -> Callable[[Callable[[Draw, Session], None]], None]:
-    """Adds something that is done to the session itself; see `statement` and `Act`."""
+) -> Callable[[Callable[[Draw, Any], None]], None]:
+    """Adds something that is done to the session itself; see `Statement` and `Act`."""
 
-    def add(do: Callable[[Draw, Session], None]) -> None:
-        def make(draw: Draw) -> Act:
-            return Act(lambda session: do(draw, session), lost)
-
-        STATEMENTS[do.__name__] = Statement(do.__name__, make, weight, only, soak)
+    def add(do: Callable[[Draw, Any], None]) -> None:
+        name = do.__name__
+        make = lambda draw: Act(partial(do, draw), lost)  # noqa: E731
+        STATEMENTS[name] = Statement(name, make, weight, only, soak)
 
     return add
 
 
-def statements(**made: Callable[[Draw], Made]) -> None:
-    """Adds statements that stand once in a deck."""
-    STATEMENTS.update({name: Statement(name, make, 1, "", False) for name, make in made.items()})
+def load() -> None:
+    """Reads the grammar, once."""
+    if STATEMENTS:
+        return
+    for path in sorted(_TEXTS.glob("*.txt")):
+        for block in path.read_text().split("\n\n"):
+            _add(*(line for line in block.splitlines() if not line.startswith("#")))
+    import_module("tests.fuzz.acts")
 
 
-def right(make: Callable[[Draw], str]) -> Callable[[Draw], str]:
-    """Adds source that checks its own result; it stands before other statements, or alone."""
-    RIGHT[make.__name__] = make
-    return make
+def _add(head: str, *lines: str) -> None:
+    body = [line[4:] for line in lines]
+    if head.startswith("%"):
+        CHOICES[head[1:]] = body
+    elif head.startswith("right "):
+        RIGHT[head[6:]] = "\n".join(body)
+    else:
+        marks, _, options = head.partition(" | ")
+        name, *rest = marks.split()
+        weight = next((int(mark[1:]) for mark in rest if mark[0] == "*"), 1)
+        only = next((mark[1:] for mark in rest if mark[0] == "@"), "")
+        assert name not in STATEMENTS, name
+        make = partial(_case, options, "\n".join(body))
+        STATEMENTS[name] = Statement(name, make, weight, only, "soak" in rest)
 
 
-def rights(**made: Callable[[Draw], str]) -> None:
-    """Adds several sources that check their own results."""
-    RIGHT.update(made)
+def _case(options: str, body: str, draw: Draw) -> Case:
+    words = draw.words()
+    for word, text in re.findall(r"^:(\w+) (.*)$", body, re.M):
+        words[word] = draw.fill(text, words)
+    last = "".join(re.findall(r"^last: (.*)$", body, re.M))
+    cell = re.sub(r"^(:\w+|last:) .*\n?", "", body, flags=re.M)
+    source, undo = [*re.split(r"^undo:\s", cell, maxsplit=1, flags=re.M), ""][:2]
+    source, last, undo = (draw.fill(text, words) for text in (source, last, undo))
+    given: dict[str, Any] = {}
+    for option in options.split("; ") if options else ():
+        name, equals, expression = option.partition("=")
+        if equals:
+            given[name] = eval(expression, words)
+        elif name[0].isupper() or name.startswith("ok"):
+            given["ends"] = name
+        else:
+            given[name.removeprefix("no ")] = not name.startswith("no ")
+    given["ends"] = tuple(given.get("ends", "ok").split())
+    says = given.get("says", ())
+    says = (says,) if isinstance(says, str) else says
+    given["says"] = tuple(draw.fill(text, words) for text in says)
+    if "shows" in given:
+        given["shows"] = (draw.fill(given["shows"][0], words), given["shows"][1])
+    return Case(source.rstrip("\n"), last=last, undo=undo, **given)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 
-from tests.fuzz.grammar import Case, Fault
+from tests.fuzz.grammar import Case, check
 from tests.fuzz.ranks import PROBE, numbers, unfold
 from tests.fuzz.sessions import Ended, Session
 
@@ -38,8 +37,14 @@ def judge(case: Case, ended: Ended, session: Session, step: int) -> None:
         _check(failed == dict(case.failed), "blame", f"{dict(case.failed)}, found {failed}", ended)
     if case.values is not None and ended.how == "ok":
         _check(ended.values == list(case.values), "values", f"{case.values}", ended)
-    for rich, ranks in case.shows:
-        _check_bundle(rich, ranks, ended)
+    if case.shows is not None:
+        rich, rank = case.shows
+        labels = [label for shown, label in ended.bundles if rich in shown]
+        missing = ended.bundles or ended.how != "ok"
+        _check(bool(labels) or not missing, "display", f"{rich} of {rank}", ended)
+        for label in labels[:1]:
+            of = set(map(int, re.findall(r"\d+", label)))
+            _check(of == {rank}, "label", f"{rich} of {rank}: {label}", ended)
 
 
 def _check_ranks(case: Case, ended: Ended, ran: set[int], reached: set[int]) -> None:
@@ -78,28 +83,15 @@ def _check_lines(case: Case, ended: Ended, said: dict[int, list[str]], step: int
     ranks = case.ranks if case.ranks is not None else sorted(said)
     shown = 0
     for rank in ranks:
-        found = [
-            int(n) for n in re.findall(rf"^line {step} {rank} (\d+)$", _text(said, rank), re.M)
-        ]
+        text = "\n".join(said.get(rank, ()))
+        found = [int(n) for n in re.findall(rf"^line {step} {rank} (\d+)$", text, re.M)]
         _check(found == sorted(set(found)), "order", f"the lines of rank {rank} in order", ended)
         shown += len(found)
     hidden = sum(int(count.replace(",", "")) for count in _HIDDEN.findall(ended.text))
     total = case.lines * len(ranks)
     # Lines that several ranks share are not counted here, so that hidden ones are at least these.
-    if hidden:
-        _check(shown + hidden >= total, "lost output", f"{total}, found {shown} + {hidden}", ended)
-    else:
-        _check(shown == total, "lost output", f"{total} lines, found {shown}", ended)
-
-
-def _check_bundle(rich: str, ranks: Sequence[int], ended: Ended) -> None:
-    for shown, label in ended.bundles:
-        if rich in shown:
-            numbers = {int(n) for n in re.findall(r"\d+", label.replace("–", " "))}
-            if len(ranks) == 1:
-                _check(numbers == set(ranks), "label", f"{rich} of {ranks}: {label}", ended)
-            return
-    _check(not ended.bundles and ended.how == "ok", "display", f"{rich} of {ranks}", ended)
+    right = shown + hidden >= total if hidden else shown == total
+    _check(right, "lost output", f"{total} lines, found {shown} + {hidden}", ended)
 
 
 def follow(case: Case, ended: Ended, session: Session, step: int, n: int) -> None:
@@ -119,28 +111,21 @@ def follow(case: Case, ended: Ended, session: Session, step: int, n: int) -> Non
     session.revive()
     if _replaced(ended, session):
         session.set_up()
-        check_probe(probe(session, step, n), session)
+        probe(session, step, n)
         return
     # What is put right below it may still be in force: a replaced print, for one.
-    speaks = case.speaks or not case.undo
-    found = probe(session, step, n, speaks)
-    forgotten = [value is None for value in found.values]
-    _check(len(set(forgotten)) == 1, "kept", f"all or nothing: {found.values}", ended)
-    if forgotten[0]:
-        _check(
-            case.lost is not False,
-            "kept",
-            "variables that are kept, found none",
-            ended,
-        )
-        _check(said_lost, "lie", "it to be said that variables are lost", ended)
+    found = _probed(session, step, n, case.speaks or not case.undo)
+    forgotten = {value is None for value in found.values}
+    _check(len(forgotten) == 1, "kept", f"all or nothing: {found.values}", ended)
+    kept = forgotten == {False}
+    if not kept:
+        _check(case.lost is not False, "kept", "variables that are kept, found none", ended)
         session.set_up()
-        found = probe(session, step, n)
-    else:
-        _check(not said_lost, "lie", "variables to be lost as is said, found them kept", ended)
-        _check(case.lost is not True, "kept", "the variables to be lost", ended)
+        found = _probed(session, step, n)
+    _check(said_lost != kept, "lie", f"what is said of variables, found kept: {kept}", ended)
+    _check(not kept or case.lost is not True, "kept", "the variables to be lost", ended)
     ended.text += found.text
-    check_probe(found, session)
+    _check_probe(found, session)
 
 
 def _replaced(ended: Ended, session: Session) -> bool:
@@ -151,44 +136,38 @@ def _replaced(ended: Ended, session: Session) -> bool:
     ended.text += kept.text  # a late line may be shown by this cell
     new = {rank for rank, has in enumerate(kept.values) if not has}
     said = {rank for found in _REPLACED.findall(ended.text) for rank in numbers(found)}
-    if new == said or len(new) == session.size:
-        return 0 < len(new) < session.size
-    raise Fault("lie", f"expected {said} to be new, found {new}\n{ended.text}")
+    _check(new == said or len(new) == session.size, "lie", f"{said} to be new: {new}", ended)
+    return 0 < len(new) < session.size
 
 
-def probe(session: Session, step: int, n: int, speaks: bool = True) -> Ended:
-    """Runs the cell whose result is known and returns how it ended.
-
-    Args:
-        n: how much it computes.
-        speaks: whether what it prints must be shown.
+def probe(session: Session, step: int, n: int) -> None:
+    """Runs the cell whose result is known, which computes with ``n`` numbers.
 
     Raises:
-        Fault: it fails, or is silent.
+        Fault: it fails, is silent, or its result is another one.
     """
+    _check_probe(_probed(session, step, n), session)
+
+
+def _probed(session: Session, step: int, n: int, speaks: bool = True) -> Ended:
     found = session.cell(PROBE.format(n=n, step=step), wants_values=True)
-    if found.how != "ok" or len(found.values) != session.size:
-        raise Fault("next cell", f"the one after it: {found.how}\n{found.text}")
+    right = found.how == "ok" and len(found.values) == session.size
+    check(right, "next cell", f"the one after it: {found.how}\n{found.text}")
     said = unfold(found.text)
     for rank, value in enumerate(found.values) if speaks else ():
-        if value is not None and f"probe {step} of {rank}" not in said.get(rank, ()):
-            raise Fault("silence", f"expected the next cell's line of rank {rank}\n{found.text}")
+        heard = value is None or f"probe {step} of {rank}" in said.get(rank, ())
+        check(heard, "silence", f"expected the next cell's line of rank {rank}\n{found.text}")
     return found
 
 
-def check_probe(found: Ended, session: Session) -> None:
-    """Raises where the known result is another one.
-
-    Raises:
-        Fault: it is.
-    """
+def _check_probe(found: Ended, session: Session) -> None:
     session.steps += 1
     size, total = session.size, sum(range(1, session.size + 1))
     expected = [
         (rank, size, session.pids[rank], rank, session.steps, True, total) for rank in range(size)
     ]
-    if list(map(tuple, found.values)) != expected:
-        raise Fault("known result", f"expected {expected}, found {found.values}\n{found.text}")
+    right = list(map(tuple, found.values)) == expected
+    check(right, "known result", f"expected {expected}, found {found.values}\n{found.text}")
 
 
 def await_late(case: Case, ended: Ended, session: Session, step: int) -> None:
@@ -208,19 +187,14 @@ def await_late(case: Case, ended: Ended, session: Session, step: int) -> None:
         ]
         if not wrong:
             return
-        if time.monotonic() > deadline:
-            raise Fault("late output", f"expected {case.late} lines of ranks {wrong}: {said}")
+        text = f"expected {case.late} lines of ranks {wrong}: {said}"
+        check(time.monotonic() < deadline, "late output", text)
         time.sleep(0.05)
         for rank, lines in unfold(session.cell("None").text).items():
             said.setdefault(rank, []).extend(lines)
 
 
-def _text(said: dict[int, list[str]], rank: int) -> str:
-    return "\n".join(said.get(rank, ()))
-
-
 def _check(holds: bool, kind: str, expected: str, ended: Ended) -> None:
-    if not holds:
-        text = ended.text
-        shown = text if len(text) < 4000 else f"{text[:2000]}\n⋮\n{text[-2000:]}"
-        raise Fault(kind, f"expected {expected}\nreports {ended.reports}\n{shown}")
+    text = ended.text
+    shown = text if len(text) < 4000 else f"{text[:2000]}\n⋮\n{text[-2000:]}"
+    check(holds, kind, f"expected {expected}\nreports {ended.reports}\n{shown}")

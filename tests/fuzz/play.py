@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from tests.fuzz import oracle, ranks, statements
-from tests.fuzz.grammar import RIGHT, Act, Case, Fault, Made, Seed
-from tests.fuzz.in_notebook import InNotebook
-from tests.fuzz.in_process import Healing, InProcess
-from tests.fuzz.sessions import Session
+from tests.fuzz import grammar, oracle, ranks
+from tests.fuzz.grammar import RIGHT, Act, Case, Fault, Made, Seed, check
+from tests.fuzz.sessions import Healing, InNotebook, InProcess, Session
 
-statements.load()
+grammar.load()
 _SESSIONS = {cls.kind: cls for cls in (InNotebook, InProcess, Healing)}
 _LENGTHS = (1, 7, 1000, 20_000, 300_000)
 _MOST_BEFORE = 3
@@ -92,14 +90,13 @@ def play(
 
 def made(seed: Seed, step: int, size: int) -> tuple[str, Made, str]:
     """Returns a step's name, what it does, and the right statements that stand before it."""
-    statements.load()
     draw = seed.draw(step, size)
     chosen = next(islice(seed.statements(), step, None))
     what = chosen.make(draw)
     before = ""
     if isinstance(what, Case) and what.mixes and what.ranks is None:
         names = draw.rng.choices(sorted(RIGHT), k=draw.rng.randint(0, _MOST_BEFORE))
-        before = "\n".join(RIGHT[name](draw) for name in names)
+        before = "\n".join(draw.fill(RIGHT[name], draw.words()) for name in names)
     return chosen.name, what, before
 
 
@@ -128,7 +125,7 @@ def _play_step(
         played.ends["act"] += 1
         if what.lost:
             session.set_up()
-        oracle.check_probe(oracle.probe(session, step, n), session)
+        oracle.probe(session, step, n)
         return
     ended = session.cell(
         ranks.cell(what, step, before),
@@ -146,8 +143,7 @@ def _play_step(
         oracle.await_late(what, ended, session, step)
     if what.undo:
         undone = session.cell(what.undo)
-        if undone.how != "ok":
-            raise Fault("undo", f"{undone.how}: {undone.message}\n{undone.text}")
+        check(undone.how == "ok", "undo", f"{undone.how}: {undone.message}\n{undone.text}")
 
 
 def _unexpected(error: Exception) -> Fault:
