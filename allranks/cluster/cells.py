@@ -242,7 +242,11 @@ class CellRun:
         return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
 
     def settled(self) -> bool:
-        return not self.pending or self._connection.over
+        if not self.pending:
+            return True
+        ranks = self._connection
+        # Asked several times a second: most of the time no rank has ended.
+        return bool(ranks.roster.ends or ranks.state != "running") and ranks.over
 
     def press(self) -> None:
         """Interrupts the cell; the second call ends the ranks that did not settle."""
