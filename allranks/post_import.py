@@ -1,13 +1,15 @@
-"""Post-import hooks: functions that are called with a module as soon as it has been imported.
+"""Changes of modules that others import: hooks that run after an import, and missing names.
 
 Both sides; standard library only.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -60,3 +62,17 @@ class _ActingLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._own.exec_module(module)
         self._act(module)
+
+
+def look_up_in(module: ModuleType, other: str) -> None:
+    """Lets a module find the names that it lacks in another one, imported when needed."""
+    if "__getattr__" in vars(module):
+        return
+
+    def look_up(name: str) -> Any:
+        if not name.startswith("_"):
+            with suppress(ImportError, AttributeError):
+                return getattr(importlib.import_module(other), name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    vars(module)["__getattr__"] = look_up

@@ -22,14 +22,13 @@ import site
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from allranks.errors import MissingDependency
 from allranks.horovod.runner import OLD_SCRIPTS
-from allranks.post_import import PostImportHook
+from allranks.post_import import PostImportHook, look_up_in
 from allranks.records import config
 
 # `on`; `name`: lines for older versions of TensorFlow and Keras do not work; or `off`.
@@ -89,20 +88,6 @@ _KERAS_MODULES = (
 )
 _V1 = "tensorflow.compat.v1"
 _import = builtins.__import__
-
-
-def look_up_in(module: ModuleType, other: str) -> None:
-    """Lets a module find the names that it lacks in another one, imported when needed."""
-    if "__getattr__" in vars(module):
-        return
-
-    def look_up(name: str) -> Any:
-        if not name.startswith("_"):
-            with suppress(ImportError, AttributeError):
-                return getattr(importlib.import_module(other), name)
-        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-
-    vars(module)["__getattr__"] = look_up
 
 
 def _look_up_in_tensorflow(module: ModuleType) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from allranks.horovod.alias import look_up_in
+from allranks.post_import import look_up_in
 from allranks.tensorflow.keras_version import LEGACY, keras
 from allranks.tensorflow.patches import import_private, require
 
