@@ -13,8 +13,8 @@ from allranks import collectives
 from allranks.collectives import ProcessSet, ReduceOp, global_process_set, world
 from allranks.errors import UsageError
 from allranks.horovod import common
-from allranks.records.ranks import label
-from allranks.tensorflow.graph_errors import CollectiveMismatch, with_tensorflows_errors
+from allranks.keras.variables import broadcast_arrays, check_alike, describe
+from allranks.tensorflow.graph_errors import with_tensorflows_errors
 from allranks.tensorflow.ops import op_or_average
 from allranks.tensorflow.tf_bridge import Array, call_on_arrays, forget_orders, spec_of
 
@@ -331,17 +331,17 @@ def _checked(variables: Any) -> list[Any]:
 def _broadcast_variables(
     found: list[Any], root: int, process_set: ProcessSet, name: str | None
 ) -> Any:
-    described = [_described(variable) for variable in found]
+    described = [describe(variable) for variable in found]
 
     def move(*arrays: Array) -> list[Array]:
         # Variables of other shapes may have the same total size, and their values would be mixed.
-        _check_alike(described, process_set)
-        return _broadcast_arrays(arrays, root, process_set)
+        check_alike(described, process_set)
+        return broadcast_arrays(arrays, root, process_set)
 
     sources = [tf.convert_to_tensor(variable) for variable in found]
     if not sources:
         if tf.executing_eagerly():
-            _check_alike(described, process_set)
+            check_alike(described, process_set)
             return None
         return tf.no_op()
     specs = [spec_of(source) for source in sources]
@@ -356,48 +356,3 @@ def _broadcast_variables(
             variable.assign(value)
         return None
     return tf.group(*(tf.compat.v1.assign(variable, value) for variable, value in pairs))
-
-
-def _broadcast_arrays(arrays: Sequence[Array], root: int, process_set: ProcessSet) -> list[Array]:
-    # All arrays of a dtype as one, because a model has hundreds of small ones.
-    outs: list[Any] = [None] * len(arrays)
-    by_dtype: dict[str, list[int]] = {}
-    for index, array in enumerate(arrays):
-        by_dtype.setdefault(array.dtype.name, []).append(index)
-    for indices in by_dtype.values():
-        flat = np.concatenate([arrays[index].reshape(-1) for index in indices])
-        whole = collectives.broadcast(flat, root, process_set=process_set)
-        ends = np.cumsum([arrays[index].size for index in indices])
-        for index, part in zip(indices, np.split(whole, ends[:-1]), strict=True):
-            outs[index] = part.reshape(arrays[index].shape)
-    return outs
-
-
-def _described(variable: Any) -> tuple[str, tuple[int, ...], str]:
-    name = getattr(variable, "path", None) or getattr(variable, "name", "")
-    dtype = variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name
-    # TensorFlow 1 has names such as "w:0" and dtypes such as "float32_ref".
-    return str(name).removesuffix(":0"), tuple(map(int, variable.shape)), dtype.removesuffix("_ref")
-
-
-def _check_alike(described: list[Any], process_set: ProcessSet) -> None:
-    # Collective.
-    every = collectives.allgather_object(described, process_set=process_set)
-    counts = {len(one) for one in every}
-    ranks_by_text: dict[str, list[int]] = {}
-    for rank, one in zip(process_set.ranks, every, strict=True):
-        if len(counts) > 1:
-            text = f"{len(one)} variables"
-        else:
-            at = next((i for i in range(len(one)) if len({e[i][1:] for e in every}) > 1), None)
-            if at is None:
-                return
-            name, shape, dtype = one[at]
-            text = f"{name} of shape {shape} and dtype {dtype} at place {at}"
-        ranks_by_text.setdefault(text, []).append(rank)
-    if len(ranks_by_text) > 1:
-        found = ", ".join(f"{label(ranks)} {text}" for text, ranks in ranks_by_text.items())
-        raise CollectiveMismatch(
-            f"broadcast_variables needs the same variables on every rank: found {found}. "
-            "Build the model and its optimizer on every rank before the broadcast."
-        )

@@ -17,9 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from allranks.keras.private_names import import_private, require
+from allranks.keras.versions import LEGACY, keras
 from allranks.post_import import look_up_in
-from allranks.tensorflow.keras_version import LEGACY, keras
-from allranks.tensorflow.patches import import_private, require
 
 # Module names of the backend of Keras 3 and Keras 2.
 _BACKENDS = {

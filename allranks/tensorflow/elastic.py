@@ -243,7 +243,7 @@ class TensorFlowKerasState(TensorFlowState):
 
     def _of_model(self) -> list[Any]:
         # Here, because it imports Keras, which scripts of TensorFlow 1 do not need.
-        from allranks.tensorflow.keras_version import state_of
+        from allranks.keras.versions import state_of
 
         state = [] if self.optimizer is None else state_of(self.optimizer)
         return [*self.model.weights, *state]
@@ -257,7 +257,7 @@ class TensorFlowKerasState(TensorFlowState):
         return super()._load(saved)
 
     def _build(self) -> None:
-        from allranks.tensorflow.keras_version import build
+        from allranks.keras.versions import build
 
         if self.optimizer is not None and self.model.built:
             build(self.optimizer, self.model.trainable_variables)

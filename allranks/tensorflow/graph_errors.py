@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from allranks import errors
 from allranks.collectives.calls.rank_state import interrupt_pipe
-from allranks.tensorflow.patches import import_private, replace
+from allranks.keras.private_names import import_private, replace
 
 # Limited, because errors that TensorFlow drops are never fetched.
 _MOST_KEPT = 16

@@ -20,10 +20,10 @@ from allranks import collectives
 from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
+from allranks.keras.private_names import import_private, replace, require
+from allranks.keras.versions import build, inner, is_legacy
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.gradients import GradientReduction
-from allranks.tensorflow.keras_version import build, inner, is_legacy
-from allranks.tensorflow.patches import import_private, replace, require
 from allranks.tensorflow.tf_bridge import Array, call_on_arrays
 
 Pairs = list[tuple[Any, Any]]

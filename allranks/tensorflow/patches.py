@@ -1,9 +1,5 @@
 """Replaces functions of TensorFlow and Keras, some of which are private. Runs in every rank.
 
-A new version may rename a private name. If Keras renames a method that is overridden here, it no
-longer calls the override, and each rank trains alone without an error. So every use of a private
-name first checks that it exists (`require`, `import_private`, `replace`).
-
 `install` replaces functions that fail with several ranks on a host:
 
 **GPUs.** ``set_visible_devices(gpus[hvd.local_rank()])`` and ``visible_device_list =
@@ -16,61 +12,20 @@ second later reads an incomplete file. Here a file gets its name when it is comp
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 import shutil
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import tensorflow as tf
 
 from allranks import collectives
-from allranks.errors import MissingDependency
+from allranks.keras.private_names import import_private, replace
 
 _GPU = "GPU"
 _KERAS_FILES = "keras.src.utils.file_utils"
-_REPLACED = "_allranks_replaced"
-
-
-def require(owner: Any, *names: str) -> None:
-    """Raises MissingDependency unless a module or class of TensorFlow or Keras has these names."""
-    for name in names:
-        if not hasattr(owner, name):
-            home = f"{owner.__module__}." if isinstance(owner, type) else ""
-            raise _missing(f"{home}{owner.__name__}.{name}")
-
-
-def import_private(module: str, *names: str) -> Any:
-    """Returns a module of TensorFlow or Keras that has these names, or raises MissingDependency."""
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise _missing(module) from error
-    require(found, *names)
-    return found
-
-
-def _missing(name: str) -> MissingDependency:
-    package = name.partition(".")[0].replace("_", "-")
-    here = version(package)
-    return MissingDependency(
-        f"allranks needs {name}, and {package} {here} has none: it may be newer than this "
-        f'allranks. Install an older one, pip install "{package}<{here}", or a newer allranks.'
-    )
-
-
-def replace(owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
-    """Replaces a function by ``wrapped(function)`` once; a second call does nothing."""
-    require(owner, name)
-    function = getattr(owner, name)
-    if not hasattr(function, _REPLACED):
-        replacement = functools.wraps(function)(wrapped(function))
-        setattr(replacement, _REPLACED, True)
-        setattr(owner, name, replacement)
 
 
 def install() -> None:

@@ -1,5 +1,6 @@
 """Horovod's API for Keras: ``import allranks.tensorflow.keras as hvd``. Runs in every rank."""
 
+from allranks.keras import versions as _versions
 from allranks.tensorflow import (
     Adasum,
     Average,
@@ -40,6 +41,16 @@ from allranks.tensorflow import (
     start_timeline,
     stop_timeline,
 )
+
+if not _versions.LEGACY and _versions.keras.backend.backend() != "tensorflow":
+    from allranks.errors import UsageError
+
+    raise UsageError(
+        "Horovod's API for Keras needs the backend tensorflow, found "
+        f"{_versions.keras.backend.backend()}. allranks.keras works with every backend; type: "
+        "import allranks.keras as hvd"
+    )
+
 from allranks.tensorflow.keras import callbacks, elastic
 from allranks.tensorflow.keras.functions import (
     SyncBatchNormalization,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from allranks.keras.versions import keras
 from allranks.tensorflow.elastic import TensorFlowKerasState, run
-from allranks.tensorflow.keras_version import keras
 
 __all__ = [
     "CommitStateCallback",

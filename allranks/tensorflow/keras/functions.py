@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from allranks.collectives import Average, ReduceOp, Sum
 from allranks.errors import UsageError
+from allranks.keras.private_names import require
+from allranks.keras.versions import LEGACY, keras
 from allranks.tensorflow import ops
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.keras_optimizer import DistributedOptimizer
-from allranks.tensorflow.keras_version import LEGACY, keras
-from allranks.tensorflow.patches import require
 
 
 def allreduce(

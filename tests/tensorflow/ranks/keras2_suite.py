@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("tf_keras", reason="no Keras 2: pip install 'allranks[legacy-keras]'")
 import allranks.tensorflow.keras as hvd
-from allranks.tensorflow.keras_version import keras
+from allranks.keras.versions import keras
 from tests.tensorflow.ranks.keras_suite import (
     RANK,
     SIZE,

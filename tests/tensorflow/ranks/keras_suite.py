@@ -18,8 +18,8 @@ import allranks.collectives as c  # noqa: E402
 import allranks.tensorflow.keras as hvd  # noqa: E402
 from allranks.engine import telemetry  # noqa: E402
 from allranks.errors import CollectiveMismatch, UsageError  # noqa: E402
+from allranks.keras.versions import LEGACY, keras  # noqa: E402
 from allranks.tensorflow import elastic, patches  # noqa: E402
-from allranks.tensorflow.keras_version import LEGACY, keras  # noqa: E402
 
 # A warning of Keras when it saves a model with numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

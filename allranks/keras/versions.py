@@ -20,10 +20,12 @@ def _import_keras() -> Any:
     try:
         return importlib.import_module("tf_keras" if LEGACY else "keras")
     except ImportError as error:
-        extra = "legacy-keras" if LEGACY else "tensorflow"
+        wanted = '"allranks[legacy-keras]"' if LEGACY else '"allranks[tensorflow]"'
+        if error.name in ("jax", "torch"):  # the backend that KERAS_BACKEND names
+            wanted = error.name
         raise MissingDependency(
             f"Keras {2 if LEGACY else 3} cannot be imported on this rank: {error}. "
-            f'Install it: pip install "allranks[{extra}]"'
+            f"Install it: pip install {wanted}"
         ) from error
 
 

@@ -1,0 +1,54 @@
+"""Checks that private names of TensorFlow and Keras exist before they are used. In every rank.
+
+A new version may rename a private name. If Keras renames a method that is overridden here, it no
+longer calls the override, and each rank trains alone without an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from allranks.errors import MissingDependency
+
+_REPLACED = "_allranks_replaced"
+
+
+def require(owner: Any, *names: str) -> None:
+    """Raises MissingDependency unless a module or class of TensorFlow or Keras has these names."""
+    for name in names:
+        if not hasattr(owner, name):
+            home = f"{owner.__module__}." if isinstance(owner, type) else ""
+            raise _missing(f"{home}{owner.__name__}.{name}")
+
+
+def import_private(module: str, *names: str) -> Any:
+    """Returns a module of TensorFlow or Keras that has these names, or raises MissingDependency."""
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise _missing(module) from error
+    require(found, *names)
+    return found
+
+
+def _missing(name: str) -> MissingDependency:
+    package = name.partition(".")[0].replace("_", "-")
+    here = version(package)
+    return MissingDependency(
+        f"allranks needs {name}, and {package} {here} has none: it may be newer than this "
+        f'allranks. Install an older one, pip install "{package}<{here}", or a newer allranks.'
+    )
+
+
+def replace(owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
+    """Replaces a function by ``wrapped(function)`` once; a second call does nothing."""
+    require(owner, name)
+    function = getattr(owner, name)
+    if not hasattr(function, _REPLACED):
+        replacement = functools.wraps(function)(wrapped(function))
+        setattr(replacement, _REPLACED, True)
+        setattr(owner, name, replacement)

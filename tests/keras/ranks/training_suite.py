@@ -1,0 +1,210 @@
+"""What `allranks.keras` promises with every backend of Keras."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import allranks.collectives as c
+import allranks.keras as hvd
+from allranks.errors import CollectiveMismatch, RankLeft, UsageError
+from tests.keras.ranks.conftest import in_a_cell, interrupted_after, next_cell_works, odd
+
+hvd.init()
+RANK, SIZE, ROWS = hvd.rank(), hvd.size(), 8
+# Keras warns when it saves a model with numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def test_the_backend_is_the_one_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"the backend {keras.backend.backend()}")
+
+
+def mlp(optimizer: Any = None, seed: int = 0, units: int = 4, **compiled: Any) -> Any:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((3,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    if optimizer is not None:
+        model.compile(optimizer, "mse", **compiled)
+    return model
+
+
+def data(rows: int = ROWS, seed: int = 7) -> tuple[Any, Any]:
+    x = np.random.default_rng(seed).normal(size=(rows * SIZE, 3)).astype("float32")
+    return x, (x @ [[1.0], [-2.0], [0.5]]).astype("float32")
+
+
+def share(array: Any, rows: int = ROWS) -> Any:
+    return array[RANK * rows : (RANK + 1) * rows]
+
+
+def values(variables: Any) -> list[Any]:
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def same_everywhere(variables: Any) -> bool:
+    every = c.allgather_object([array.tobytes() for array in values(variables)])
+    return len({tuple(one) for one in every}) == 1
+
+
+@pytest.mark.parametrize("how", ["fit", "clipped", "accumulated", "scaled loss"])
+def test_training_on_ranks_is_training_on_the_joined_batch(how: str) -> None:
+    options: dict[str, Any] = {"clipnorm": 0.5} if how == "clipped" else {}
+    if how == "accumulated":
+        options["gradient_accumulation_steps"] = 2
+
+    def optimizer() -> Any:
+        made = keras.optimizers.Adam(0.05, **options)
+        return keras.optimizers.LossScaleOptimizer(made) if how == "scaled loss" else made
+
+    x = data(2 * ROWS)[0]
+    # In each step the ranks together have the rows that one process has.
+    joined = np.concatenate([x.reshape(2, -1, 3)[step] for step in range(2)])
+    wanted = mlp(optimizer())
+    wanted.fit(joined, joined @ np.float32([[1], [-2], [0.5]]), SIZE * ROWS, 3, 0, shuffle=False)
+    mine = mlp(hvd.DistributedOptimizer(optimizer()))
+    part = np.concatenate([share(x.reshape(2, -1, 3)[step]) for step in range(2)])
+    mine.fit(part, part @ np.float32([[1], [-2], [0.5]]), ROWS, 3, 0, shuffle=False)
+    assert same_everywhere(mine.weights)
+    for found, expected in zip(values(mine.weights), values(wanted.weights), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_a_sum_is_so_many_times_the_average() -> None:
+    x, y = data()
+    steps = []
+    for op in (hvd.Average, hvd.Sum):
+        model = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), op=op))
+        before = values(model.weights)
+        model.fit(share(x), share(y), ROWS, 1, 0)
+        after = values(model.weights)
+        steps.append([now - then for now, then in zip(after, before, strict=True)])
+    for average, whole in zip(*steps, strict=True):
+        np.testing.assert_allclose(whole, SIZE * average, rtol=1e-3, atol=1e-6)
+
+
+def test_a_process_set_trains_its_own_model() -> None:
+    half = hvd.add_process_set(range(1))
+    others = hvd.add_process_set(range(1, SIZE))
+    mine = half if RANK == 0 else others
+    model = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine), seed=RANK)
+    x, y = data()
+    model.fit(share(x), share(y), ROWS, 1, 0)
+    assert not same_everywhere(model.weights)
+
+
+def test_callbacks_broadcast_average_and_warm_up() -> None:
+    x, y = data(seed=RANK)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.04, momentum=0.9))
+    model = mlp(optimizer, seed=RANK, metrics=["mae"])
+    history = model.fit(
+        share(x), share(y), ROWS // 2, 4, 0,
+        callbacks=[
+            hvd.BroadcastGlobalVariables(0),
+            hvd.MetricAverage(),
+            hvd.LearningRateWarmup(warmup_epochs=2),
+            hvd.LiveCurves(),
+        ],
+    )  # fmt: skip
+    assert same_everywhere(model.weights)
+    assert same_everywhere(optimizer.variables)
+    for name in ("loss", "mae"):
+        assert len(set(c.allgather_object(tuple(history.history[name])))) == 1
+    assert history.history["lr"] == pytest.approx([0.03, 0.04, 0.04, 0.04])
+
+
+def test_only_the_first_rank_writes_a_checkpoint() -> None:
+    folder = Path(tempfile.mkdtemp())
+    path = folder / "epoch-{epoch}.weights.h5"
+    x, y = data()
+    model = mlp(hvd.DistributedOptimizer(keras.optimizers.Adam()))
+    saves = hvd.ModelCheckpoint(str(path), save_weights_only=True)
+    model.fit(share(x), share(y), ROWS, 2, 0, callbacks=[saves])
+    written = sorted(one.name for one in folder.iterdir())
+    assert written == (["epoch-1.weights.h5", "epoch-2.weights.h5"] if RANK == 0 else [])
+    if RANK == 0:
+        again = mlp()
+        again.load_weights(folder / "epoch-2.weights.h5")
+        for found, expected in zip(values(again.weights), values(model.weights), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_saved_and_a_pickled_optimizer_are_those_of_keras_and_distributed() -> None:
+    x, y = data()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    model = mlp(optimizer)
+    model.fit(share(x), share(y), ROWS, 1, 0)
+    config = keras.saving.serialize_keras_object(optimizer)
+    assert (config["module"], config["class_name"]) == ("keras.optimizers", "Adam")
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert type(again) is type(optimizer)
+    assert float(keras.ops.convert_to_numpy(again.learning_rate)) == pytest.approx(0.01)
+
+
+def test_models_that_differ_are_a_mismatch_in_fit() -> None:
+    mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), units=4 + odd())
+    x, y = data()
+    error = in_a_cell(lambda: mine.fit(share(x), share(y), verbose=0))
+    assert isinstance(error, CollectiveMismatch), error
+    assert "needs the same shape on every rank" in str(error)
+    assert "training_suite.py" in str(error)
+    assert "mine.fit(share(x)" in str(error)
+    next_cell_works()
+
+
+def test_variables_that_differ_are_named_before_they_are_broadcast() -> None:
+    mine = mlp(units=4 + odd())
+    error = in_a_cell(lambda: hvd.broadcast_variables(mine.weights, 0))
+    assert isinstance(error, CollectiveMismatch), error
+    assert "needs the same variables on every rank" in str(error)
+    next_cell_works()
+
+
+def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others() -> None:
+    class Raises(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 1 and RANK == SIZE - 1:
+                raise ValueError("no more data")
+
+    mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    x, y = data()
+    fit = lambda: mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Raises()])  # noqa: E731
+    error = in_a_cell(fit)
+    assert isinstance(error, ValueError if RANK == SIZE - 1 else RankLeft), error
+    next_cell_works()
+
+
+def test_an_interrupt_ends_a_wait_inside_fit() -> None:
+    class Late(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 1 and RANK == SIZE - 1:
+                time.sleep(60)
+
+    mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    x, y = data()
+    with interrupted_after(2.0):
+        fit = lambda: mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Late()])  # noqa: E731
+        error = in_a_cell(fit)
+    assert isinstance(error, KeyboardInterrupt), error
+    next_cell_works()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"optimizer": "adam"}, "needs an optimizer of Keras"),
+        ({"op": c.Max}, "needs op=Average or op=Sum"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
+    given = {"optimizer": keras.optimizers.SGD(), **arguments}
+    with pytest.raises(UsageError, match=said):
+        hvd.DistributedOptimizer(**given)
