@@ -22,11 +22,12 @@ PAGES = [
     "mpi.md",
     "errors.md",
     "ensemble.md",
+    "keras.md",
     "tensorflow.md",
     "horovod.md",
     "torch_jax.md",
 ]
-NEED_TORCH = ("torch_jax.md",)
+NEED_TORCH = ("keras.md", "torch_jax.md")
 NEED_TENSORFLOW = ("tensorflow.md", "horovod.md")
 
 
