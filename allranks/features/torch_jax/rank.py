@@ -7,7 +7,7 @@ from types import ModuleType
 
 from allranks.collectives import world
 from allranks.engine.features import RankContext, RankFeature
-from allranks.features.torch_jax import other_ranks
+from allranks.features.torch_jax import launcher, other_ranks
 from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
 from allranks.post_import import PostImportHook
@@ -34,6 +34,7 @@ class RankWaits(RankFeature):
         for waits in self._all:
             waits.start()
         PostImportHook(_MODULES, self._imported).install()
+        PostImportHook([launcher.MODULE], launcher.install).install()
 
     def _imported(self, _module: ModuleType) -> None:
         for waits in self._all:
