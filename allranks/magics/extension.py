@@ -16,6 +16,7 @@ from allranks.cluster import cluster
 from allranks.cluster.options import below_magic
 from allranks.errors import UsageError
 from allranks.horovod import alias
+from allranks.magics import px_names
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
 from allranks.magics.options import CellOptions, HelpShown, Parser, parse_command, split
@@ -117,8 +118,8 @@ class PxMagics(Magics):
 
     @line_magic("dist_init")  # type: ignore[arg-type]
     def dist_init(self, line: str) -> None:
-        """Starts the ranks: ``%distributed start -n N --gpus G``."""
-        parser = Parser("%dist_init", "Starts the ranks.")
+        """Starts the ranks, which run every following cell: ``%distributed start`` and ``on``."""
+        parser = Parser("%dist_init", "Starts the ranks, which run every following cell.")
         parser.add_argument("-n", "--num-processes", type=int)
         parser.add_argument("-g", "--gpu-ids")
         try:
@@ -131,6 +132,8 @@ class PxMagics(Magics):
         if said.gpu_ids is not None:
             words += ["--gpus", said.gpu_ids]
         self._distributed.command(" ".join(words))
+        # As there, all following cells run on the ranks.
+        self._distributed.command("on")
 
     @line_magic("dist_status")  # type: ignore[arg-type]
     def dist_status(self, line: str) -> None:
@@ -182,6 +185,8 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
     if px and PxMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(PxMagics(shell, magics))
         magics.toggle.commands += _PX_COMMANDS
+        for name, value in px_names.variables(magics.session).items():
+            shell.user_ns.setdefault(name, value)
 
 
 def load_kernel(shell: InteractiveShell) -> None:
@@ -214,6 +219,9 @@ def unload_px(shell: InteractiveShell) -> None:
         for command in _PX_COMMANDS:
             magics.toggle.commands.remove(command)
         _take_away(shell, PxMagics)
+        for name in px_names.variables(magics.session):
+            if isinstance(shell.user_ns.get(name), px_names.ClientProxy | px_names.PxCluster):
+                del shell.user_ns[name]
 
 
 def _take_away(shell: InteractiveShell, kind: type[Magics]) -> None:

@@ -24,9 +24,25 @@ def test_a_course_runs_as_it_is_but_for_the_line_that_starts_the_ranks(own_kerne
 
 @pytest.fixture(scope="module")
 def px(own_kernel):
-    own_kernel.run("%load_ext allranks.px\n%distributed stop").ok()
+    own_kernel.run("view = 'kept'\n%load_ext allranks.px\n%distributed stop").ok()
     own_kernel.run("%dist_init --num-processes 3").says("started ranks 0–2")
     return own_kernel
+
+
+def test_dist_init_sends_the_following_cells_to_the_ranks(px):
+    assert px.run("size").text == "ranks 0–2 → 3\n"
+    px.run("%dist_mode -d").ok()
+    assert px.value("'size' in globals()") == "False"
+
+
+def test_the_first_cells_of_ipyparallel_need_not_run(px):
+    assert px.value("rc.ids, len(rc), view") == "([0, 1, 2], 3, 'kept')"
+    px.run("dv['shared'] = 7\ndv.scatter('part', list(range(6)), block=True)").ok()
+    assert px.run("%%px\nshared, list(part)").text == (
+        "rank 0 → (7, [0, 1])\nrank 1 → (7, [2, 3])\nrank 2 → (7, [4, 5])\n"
+    )
+    assert px.value("dv.gather('part', block=True)") == "[0, 1, 2, 3, 4, 5]"
+    assert px.value("cluster.start_and_connect_sync()[1]['shared']") == "7"
 
 
 def test_px_runs_a_cell_or_a_line_on_every_rank(px):
@@ -97,6 +113,7 @@ def test_nbdistributeds_magics_are_there(px):
 
 def test_the_extension_can_be_taken_away_by_itself(px):
     assert px.run("%unload_ext allranks.px").status == "ok"
+    assert px.value("'rc' in globals(), view") == "(False, 'kept')"
     assert px.run("%%px\n1").status == "error"
     assert px.run("%%distributed -n 2\nsize").text.endswith("ranks 0–1 → 2\n")
 
