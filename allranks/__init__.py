@@ -13,10 +13,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from allranks.cluster.calls import CapturedOutput as CapturedOutput
     from allranks.cluster.cluster import Cluster as Cluster
     from allranks.cluster.script import run as run
 
-__all__ = ["Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
+__all__ = ["CapturedOutput", "Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from allranks.cluster.cluster import Cluster
 
         return Cluster
+    if name == "CapturedOutput":
+        from allranks.cluster.calls import CapturedOutput
+
+        return CapturedOutput
     if name == "widgets":
         return importlib.import_module("allranks.widgets")
     if name == "run":

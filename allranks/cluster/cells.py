@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -363,6 +364,17 @@ class CellRun:
         error.add_note(failures.plain(error.text))
         raise error
 
+    def exception(self, rank: int | None) -> Exception | None:
+        """Returns the exception of a rank that has failed, if it could be sent and read."""
+        packed = self._values.get(rank) if rank is not None else None
+        if packed is None or self.replies[rank].status == "ok":  # type: ignore[index]
+            return None
+        try:
+            found = variables.load(packed, rank)  # type: ignore[arg-type]
+        except UsageError:
+            return None
+        return found if isinstance(found, Exception) else None
+
     def values(self) -> list[Any]:
         """Returns the value of the last expression on each rank, in order of rank.
 
@@ -404,6 +416,8 @@ class Cells:
         #: A cell whose ranks may still be in it, after an exception has ended the wait for it.
         self._abandoned: CellRun | None = None
         self._crew: MemberSlots | None = None
+        #: The thread that waits for the cell or the ensemble.
+        self._caller = 0
         self._epoch = 0
         self._dirty = False
 
@@ -452,7 +466,7 @@ class Cells:
             )
 
     def _send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
-        self._running = run
+        self._running, self._caller = run, threading.get_ident()
         try:
             self._ranks.send(run.ranks, cell, *payloads)
         except BaseException:

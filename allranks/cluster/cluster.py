@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from allranks.cluster import devices, launchers, variables
+from allranks.cluster.calls import Calls, CapturedOutput
 from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus, end_of, read_status
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import KeptFolders
-from allranks.cluster.healing import AfterCells, HealedCells, have, keep_here, listed
+from allranks.cluster.healing import AfterCells, have, keep_here, listed
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import check_preload, check_source, check_timeout, choose_size
 from allranks.cluster.sessions import AttachedHostAgent
@@ -37,11 +37,11 @@ _LEAST_SCREEN_NBYTES = 4096
 _EXPLAIN_SECONDS = 30.0
 
 
-class Cluster(HealedCells):
+class Cluster(Calls):
     """Ranks of one MPI world, started together, that run cells and functions.
 
     A context manager: entering starts it, leaving stops it. Its ``state`` is one of ``new``,
-    ``starting``, ``running``, ``lost`` and ``stopped``. It is used from one thread.
+    ``starting``, ``running``, ``lost`` and ``stopped``. Its length is the number of ranks.
 
     Args:
         n: the number of ranks; by default one per visible GPU, else 2 to 4 by this machine's cores.
@@ -53,6 +53,9 @@ class Cluster(HealedCells):
         preload: modules to import before the ranks are forked, as ``("tensorflow",)``: every rank
             has them at once, and the memory they take is shared.
         exclusive: whether each rank needs a GPU of its own; by default they may share.
+        raises_own: whether calls raise the exception of the rank that failed first as it is, if it
+            can be pickled, instead of a CellFailed with this ``__cause__``.
+        show_output: whether calls show what the ranks print, if they have no view of their own.
 
     Raises:
         UsageError: this number of ranks, or these GPUs, are not possible here.
@@ -67,8 +70,11 @@ class Cluster(HealedCells):
         launcher: str | None = None,
         preload: str | Sequence[str] = (),
         exclusive: bool = False,
+        raises_own: bool = False,
+        show_output: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(raises_own=raises_own)
+        self.show_output = show_output
         self.launcher = launchers.named(launcher or launchers.default())
         hidden = (devices.HIDDEN,) if gpus == "none" else ()
         if isinstance(self.launcher, MultiHostLauncher):
@@ -106,7 +112,7 @@ class Cluster(HealedCells):
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
 
-    def start(self, tell: Callable[[str], None] = lambda waits: None) -> Cluster:
+    def start(self, tell: Callable[[str], None] = lambda waits: None) -> Self:
         """Starts the ranks and returns when all of them are up.
 
         Args:
@@ -165,6 +171,7 @@ class Cluster(HealedCells):
 
     def stop(self) -> None:
         """Ends the ranks; deletes their variables, also the kept ones."""
+        self._end_submitted(wait=False)
         if self.state == "running":
             self._ranks.close()
         self._forget()
@@ -174,7 +181,7 @@ class Cluster(HealedCells):
             self._kept.close()
             self._kept = None
 
-    def restart(self) -> Cluster:
+    def restart(self) -> Self:
         """Ends the ranks and starts as many new ones; their variables are deleted."""
         self.stop()
         return self.start()
@@ -239,7 +246,7 @@ class Cluster(HealedCells):
         """Returns the ranks' unfinished cell, in flight and shown from its beginning."""
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         self._ranks.sharing.follow(left)
-        self._running = run
+        self._running, self._caller = run, threading.get_ident()
         self._ranks.resume()
         return run
 
@@ -263,93 +270,18 @@ class Cluster(HealedCells):
         """The folder of the ranks' sockets, by which other notebooks find them."""
         return self._ranks.session_dir
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # As an executor of Python does, a block that ends well waits for its submitted calls.
+        self._end_submitted(wait=kind is None)
         self.stop()
 
     def __repr__(self) -> str:
         return f"<allranks.Cluster of {self.size} ranks, {self.state}>"
 
-    def run(
-        self,
-        what: str | Callable[..., Any],
-        *args: Any,
-        ranks: Iterable[int] | None = None,
-        timeout: float | None = None,
-        view: View | None = None,
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Runs source or a function on ranks; returns one value per rank, in order of rank.
-
-        Args:
-            what: a cell's source, or a function that every rank calls with ``args``, ``kwargs``.
-            ranks: which ranks; by default all.
-            timeout: seconds after which the ranks are interrupted.
-            view: what shows their output; by default labelled text.
-
-        Raises:
-            SyntaxError: the source cannot be compiled; nothing was run.
-            UsageError: there are no such ranks; nothing was run.
-            CellFailed: at least one rank raised, or died while others are left.
-            ClusterLost: at least one rank died, and none is left.
-        """
-        if not isinstance(what, str):
-            return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
-        run = self.submit(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
-        return self.wait(run).values()
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        *,
-        ranks: Iterable[int] | None = None,
-        timeout: float | None = None,
-        view: View | None = None,
-    ) -> list[Any]:
-        """Calls a function on ranks, as :meth:`run`; its arguments may have any names."""
-        if not callable(function):
-            raise UsageError(
-                f"expected a cell's source or a function, found {type(function).__name__}. "
-                "Type for example: ranks.run('rank')"
-            )
-        name = getattr(function, "__name__", "function")
-        try:
-            call = cloudpickle.dumps((function, args, kwargs or {}), protocol=5)
-        except Exception as error:  # an object's __reduce__ may raise anything
-            raise UsageError(f"{name} cannot be sent to the ranks: {error}") from error
-        run = self.submit(
-            "", call=call, name=name, ranks=ranks, timeout=timeout, view=view, want_value=True
-        )
-        return self.wait(run).values()
-
-    def map(self, function: Any, *items: Iterable[Any], timeout: float | None = None) -> list[Any]:
-        """Calls a function once for each item, on the next free rank; returns the results.
-
-        Every rank is a world of its own meanwhile. What is printed is shown with the item's
-        number, and a bar shows the progress. An item whose rank dies runs again, once.
-
-        Args:
-            function: it may be defined in a cell.
-            items: as of Python's ``map``: with several lists, one of each is passed.
-            timeout: seconds after which an item is interrupted, and has failed.
-
-        Returns:
-            One value per item, in their order.
-
-        Raises:
-            MapFailed: items failed; all others have run, and are in its ``results``.
-            MapInterrupted: the notebook was interrupted; what has finished is in ``results``.
-            ClusterLost: ranks died again and again, and no item is to blame.
-            UsageError: there is nothing to call, or the ranks are busy.
-        """
-        results: list[Any] = self.hooks.command("map", self, function, items, timeout)
-        return results
-
-    def submit(
+    def begin(
         self,
         text: str,
         *,
@@ -368,33 +300,35 @@ class Cluster(HealedCells):
         notebook's number of the cell, for tracebacks. Raises before anything is sent. If the caller
         has ``checked`` source, options and ranks, this is not repeated.
         """
-        if not checked:
-            if call is None:
-                check_source(text)
-            self._catch_up()
-            check_timeout(timeout)
-        self._check_idle()
-        chosen = among(ranks, self.size)
-        view = view or text_view(chosen, self.log_dir)
-        self._prepare(chosen, view)
-        for line in self.news:
-            view.notice(line)
-        self.news.clear()
-        self.goes_on = 0
-        self.count += 1
-        cell = RunCell(
-            cell=self.count,
-            source=text,
-            number=number or self.count,
-            ranks=chosen if len(chosen) < self.size else (),
-            label=name,
-            want_value=want_value,
-            # The ranks share what is shown of a cell; the rest is in their logs.
-            limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
-        )
-        run = CellRun(self.count, chosen, self._ranks, view, timeout)
-        self._send(cell, run, *([call] if call else []))
-        return run
+        with self._in_turn():
+            if not checked:
+                if call is None:
+                    check_source(text)
+                self._catch_up()
+                check_timeout(timeout)
+            self._check_idle()
+            chosen = among(ranks, self.size)
+            if view is None:
+                view = text_view(chosen, self.log_dir) if self.show_output else CapturedOutput()
+            self._prepare(chosen, view)
+            for line in self.news:
+                view.notice(line)
+            self.news.clear()
+            self.goes_on = 0
+            self.count += 1
+            cell = RunCell(
+                cell=self.count,
+                source=text,
+                number=number or self.count,
+                ranks=chosen if len(chosen) < self.size else (),
+                label=name,
+                want_value=want_value,
+                # The ranks share what is shown of a cell; the rest is in their logs.
+                limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
+            )
+            run = CellRun(self.count, chosen, self._ranks, view, timeout)
+            self._send(cell, run, *([call] if call else []))
+            return run
 
     def _prepare(self, chosen: tuple[int, ...], view: View) -> None:
         # Ranks may die while they leave the cell before: then choose again.

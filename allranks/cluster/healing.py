@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -288,6 +289,7 @@ class HealedCells(Cells):
         told = self._ask_all(requests.MEMBERS, {"ranks_each": ranks_each})
         # Members begin again on fresh ranks, from what the store has: no death is healed meanwhile.
         crew = self._crew = MemberSlots(self._ranks, self.count, ranks_each)
+        self._caller = threading.get_ident()
         for slot in crew.slots:
             slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
             slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)

@@ -57,6 +57,8 @@ from allranks.records.wire import Reply, RunCell
 _AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
 #: A rank keeps this many results of cells, as ``_``, ``__``, ``___`` and in ``Out``.
 _KEPT_RESULTS = 3
+# A longer exception is described to the notebook, and not sent.
+_ERROR_NBYTES = 1 << 20
 _FORK_FAILED = 1
 #: Programs have reasons to replace these: a replacement that can be called stays.
 _OFTEN_REPLACED = {
@@ -210,6 +212,10 @@ class CellRunner:
         value, problem = list[bytes](), ""
         if cell.want_value and error is None:
             value, problem = self._pickled(result.result)
+        elif cell.want_value and is_a(error, Exception):
+            value, _ = self._pickled(error)
+            if sum(map(len, value)) > _ERROR_NBYTES:
+                value = []
         exceptions.muted.clear()
         if inspected is not None:
             self._remember(inspected)

@@ -220,7 +220,7 @@ class DistributedMagics(Magics):
             fold=options.fold,
             profiler=profiler,
         )
-        run = cluster.submit(
+        run = cluster.begin(
             text,
             name=f"cell In[{number}]",
             number=number,
@@ -376,7 +376,7 @@ class DistributedMagics(Magics):
                 "in a cell while it runs, write breakpoint() in it."
             )
         (rank,) = chosen or (cluster.failed_first,)
-        run = cluster.submit(
+        run = cluster.begin(
             requests.DEBUG,
             name="%distributed debug",
             number=len(self.shell.user_ns["In"]) - 1,

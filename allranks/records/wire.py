@@ -200,7 +200,8 @@ class Reply(Record):
 
     ``status`` is ``ok``, ``error``, ``interrupted``, or ``waiting`` if the rank only waited for one
     that had left.
-    Payload frame 0, where ``has_value``, is the pickled value of the last expression;
+    Payload frame 0, where ``has_value``, is the pickled value of the last expression, or the
+    exception of a cell whose value was wanted;
     ``value_problem`` is why a wanted value could not be pickled.
     ``dirty``: the rank's communicators must be renewed before they are used again.
     """

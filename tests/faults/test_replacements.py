@@ -115,7 +115,7 @@ def leave(cluster, source):
         raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
 
     view.refresh = refresh
-    run = cluster.submit(source, view=view)
+    run = cluster.begin(source, view=view)
     with pytest.raises(UnicodeEncodeError):
         cluster.wait(run)
 

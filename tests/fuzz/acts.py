@@ -94,7 +94,7 @@ def asked_while_busy(draw: Draw, session: InProcess) -> None:
     which = draw.rng.choice((*calls, "status"))
 
     def both() -> None:
-        run = cluster.submit(
+        run = cluster.begin(
             f"open(f'{began}-{{rank}}', 'w').close()\n"
             f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nbarrier()"
         )
@@ -115,7 +115,7 @@ def asked_while_busy(draw: Draw, session: InProcess) -> None:
 
 @act(only="cluster")
 def a_cell_that_nobody_waits_for(draw: Draw, session: InProcess) -> None:
-    session.cluster.submit(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
+    session.cluster.begin(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
     deadline = time.monotonic() + 10
     while session.do(lambda: session.cluster.run("1")).how == "UsageError":
         check(time.monotonic() < deadline, "talk", "expected the cell to end, found the ranks busy")

@@ -107,7 +107,7 @@ def test_a_rank_whose_own_code_fails_still_hears_and_speaks(cluster, capsys):
         "    raise RuntimeError('no beginning')\n"
         "if rank: TelemetrySender.begin = fails"
     )
-    run = settling(cluster.submit("kept = 'overwritten'"))
+    run = settling(cluster.begin("kept = 'overwritten'"))
     assert run.pending == ()
     with pytest.raises(CellFailed, match="rank 1 of 2: RuntimeError: no beginning"):
         cluster.wait(run)
@@ -148,7 +148,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1
 
 def test_ranks_that_have_used_up_their_descriptors_send_large_values(cluster):
     cluster.run(NO_DESCRIPTORS)
-    run = settling(cluster.submit("str(rank) * 100_000", want_value=True))
+    run = settling(cluster.begin("str(rank) * 100_000", want_value=True))
     assert run.pending == ()
     assert [each.state for each in cluster.status()] == ["idle", "idle"]
     assert cluster.wait(run).values() == ["0" * 100_000, "1" * 100_000]
@@ -209,17 +209,17 @@ def test_a_cell_that_is_left_or_runs_beside_another_harms_none(cluster, tmp_path
         raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
 
     view.refresh = refresh
-    run = cluster.submit("while True:\n    pass", view=view)
+    run = cluster.begin("while True:\n    pass", view=view)
     with pytest.raises(UnicodeEncodeError):
         cluster.wait(run)
     assert cluster.run("kept") == [0, 10]
-    run = cluster.submit("import time; time.sleep(0.5); own = 'kept too'")
+    run = cluster.begin("import time; time.sleep(0.5); own = 'kept too'")
     for beside in (lambda: cluster.run("1"), lambda: cluster.crew(1).__enter__()):
         with pytest.raises(UsageError, match=r"found them running a cell.*cluster\.interrupt\(\)"):
             beside()
     cluster.wait(run)
     assert cluster.run("own") == ["kept too", "kept too"]
-    cluster.submit("while True:\n    pass")
+    cluster.begin("while True:\n    pass")
     assert cluster.interrupt()
 
     def runs():
