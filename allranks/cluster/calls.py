@@ -34,6 +34,7 @@ class CapturedOutput:
         """Lines about the call as a whole."""
 
     def output(self, batch: Output) -> None:
+        """Keeps what a rank has printed."""
         parts = self._parts.setdefault(batch.rank, [])
         for kind, *rest in batch.entries:
             if kind in ("out", "err"):
@@ -42,12 +43,14 @@ class CapturedOutput:
                 parts.append(f"{rest[0].get('text/plain', '')}\n")
 
     def notice(self, text: str) -> None:
+        """Keeps a line about the call."""
         self.notices.append(text)
 
     def __getitem__(self, rank: int) -> str:
         return "".join(self._parts.get(rank, ()))
 
-    def _ignore(self, *_: object) -> None: ...  # the end of a call is returned or raised
+    def _ignore(self, *_: object) -> None:
+        """Shows nothing: the end of a call is returned or raised."""
 
     telemetry = left = make_way = refresh = finish = _ignore
 
