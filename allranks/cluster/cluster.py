@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from allranks.cluster import devices, launchers, variables
@@ -56,6 +57,7 @@ class Cluster(Calls):
         raises_own: whether calls raise the exception of the rank that failed first as it is, if it
             can be pickled, instead of a CellFailed with this ``__cause__``.
         show_output: whether calls show what the ranks print, if they have no view of their own.
+        settings: environment variables of the ranks.
 
     Raises:
         UsageError: this number of ranks, or these GPUs, are not possible here.
@@ -72,6 +74,7 @@ class Cluster(Calls):
         exclusive: bool = False,
         raises_own: bool = False,
         show_output: bool = True,
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(raises_own=raises_own)
         self.show_output = show_output
@@ -93,6 +96,7 @@ class Cluster(Calls):
             if exclusive:
                 devices.check_exclusive(self.gpus, self.size)
         self.preload = check_preload(preload)
+        self._settings = dict(settings)
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
         self.keeping: AfterCells | None = None
@@ -166,6 +170,7 @@ class Cluster(Calls):
             self.hooks,
             self._kept.paths if self._kept is not None else (),
             taken,
+            self._settings,
         )
         return self._connection
 

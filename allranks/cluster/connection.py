@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,7 @@ class Connection:
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
         taken: AttachedHostAgent | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.size = size
         self.roster = RankRegistry(size)
@@ -108,7 +109,7 @@ class Connection:
             self._wire = RankSockets(inbox, self.hooks, "", ANY_PORTS, home=home)
         else:
             self._wire, self._config = open_sockets(
-                launcher, size, gpus, preload, kept_dirs, inbox, self.hooks
+                launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}
             )
         self.send = self._wire.send
         self.hooks.started(ClusterContext(size, self.send, attached=taken is not None))

@@ -21,10 +21,11 @@ feature. The other features' hooks are called all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.cluster.options import START_OPTIONS, StartOption
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, failure
@@ -95,6 +96,15 @@ class NotebookFeature:
     """Records from ranks that ``message_arriving`` takes; the feature may change it at any time."""
     commands: frozenset[str] = frozenset()
     """Names of commands that ``command`` does."""
+    start_options: tuple[StartOption, ...] = ()
+    """Options for the start of ranks."""
+
+    def start_text(self, settings: Mapping[str, str]) -> str:
+        """Returns a line for the user when ranks have started; empty for none.
+
+        ``settings`` are the chosen values of the ``start_options`` of all features.
+        """
+        return ""
 
     def started(self, cluster: ClusterContext) -> None:
         """The connection is open; ranks come up next."""
@@ -139,6 +149,8 @@ _registered: list[type[NotebookFeature]] = []
 def register(classes: Sequence[type[NotebookFeature]]) -> None:
     """Sets which features all following notebooks and clusters have."""
     _registered[:] = classes
+    START_OPTIONS.clear()
+    START_OPTIONS.update({o.name: o for kind in classes for o in kind.start_options})
 
 
 class NotebookHooks(Hooks[NotebookFeature]):
@@ -174,6 +186,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def rank_died(self, rank: int) -> None:
         self.call(NotebookFeature.rank_died, rank)
+
+    def start_texts(self, settings: Mapping[str, str]) -> list[str]:
+        return [text for text in self.call(NotebookFeature.start_text, settings) if text]
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)

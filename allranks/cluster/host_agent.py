@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -34,6 +34,7 @@ def open_sockets(
     kept_dirs: tuple[str, ...],
     inbox: EventQueue,
     hooks: Interceptors,
+    settings: Mapping[str, str],
 ) -> tuple[RankSockets, HostAgentConfig]:
     """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
@@ -45,7 +46,7 @@ def open_sockets(
     else:
         command = launcher.command(size)
         heals = launcher.heals(size) and set(gpus) <= {HIDDEN}
-    environment = launcher.environment()
+    environment = {**launcher.environment(), **settings}
     if heals:
         command[1:1] = LASTING
         environment |= LASTING_SETTINGS

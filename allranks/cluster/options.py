@@ -123,11 +123,32 @@ def check_out(name: str | None, example: str) -> None:
 
 
 @dataclass(frozen=True)
+class StartOption:
+    """An option that a feature adds to the start of ranks: ``--name CHOICE``.
+
+    The chosen value is the value of the environment variable ``variable`` in every rank.
+    """
+
+    name: str
+    variable: str
+    choices: tuple[str, ...]
+    help: str
+
+    @property
+    def field(self) -> str:
+        return f"start_{self.name}"
+
+
+START_OPTIONS: dict[str, StartOption] = {}
+"""The options of features, by name; `allranks.cluster.features.register` sets them."""
+
+
+@dataclass(frozen=True)
 class ClusterOptions:
     """The options of a cluster; None for one that is left out.
 
     ``preload`` is the names of modules with commas between; with ``exclusive``, each rank needs a
-    GPU of its own.
+    GPU of its own. ``settings`` are the options of features: pairs of an option and its value.
     """
 
     n: int | None = None
@@ -135,6 +156,7 @@ class ClusterOptions:
     launcher: str | None = None
     preload: str | None = None
     exclusive: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
 
     def over(self, before: ClusterOptions) -> ClusterOptions:
         """Returns these options; for those left out, the ones of ``before``."""
@@ -146,6 +168,7 @@ class ClusterOptions:
             self.launcher or before.launcher,
             before.preload if self.preload is None else self.preload,
             self.exclusive,
+            tuple({**dict(before.settings), **dict(self.settings)}.items()),
         )
 
     def effective(self, name: str) -> int | str | None:
@@ -161,6 +184,7 @@ class ClusterOptions:
         """Returns the words that ask for the same."""
         said = [(option, getattr(self, name)) for name, option in TYPED.items()]
         words = [word for option, value in said if value is not None for word in (option, value)]
+        words += [word for name, value in self.settings for word in (f"--{name}", value)]
         return [*map(str, words), *(["--exclusive"] if self.exclusive else [])]
 
     def make(self, kind: Callable[..., Made]) -> Made:
@@ -171,6 +195,11 @@ class ClusterOptions:
             launcher=self.launcher,
             preload=self.preload or (),
             exclusive=self.exclusive,
+            settings={
+                START_OPTIONS[name].variable: value
+                for name, value in self.settings
+                if name in START_OPTIONS
+            },
         )
 
     @staticmethod
@@ -203,8 +232,15 @@ class ClusterOptions:
         parser.add_argument(
             "--preload", metavar="MODULES", help="import these once, before the ranks are forked"
         )
+        for option in START_OPTIONS.values():
+            parser.add_argument(
+                f"--{option.name}", dest=option.field, choices=option.choices, help=option.help
+            )
 
     @classmethod
     def take_from(cls, parsed: dict[str, Any]) -> ClusterOptions:
         """Returns the options that a parser has read, and removes them from ``parsed``."""
-        return cls(**{field.name: parsed.pop(field.name) for field in fields(cls)})
+        asked = {name: parsed.pop(known.field, None) for name, known in START_OPTIONS.items()}
+        settings = tuple((name, value) for name, value in asked.items() if value is not None)
+        names = [field.name for field in fields(cls) if field.name != "settings"]
+        return cls(**{name: parsed.pop(name) for name in names}, settings=settings)

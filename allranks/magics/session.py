@@ -103,6 +103,8 @@ class Session:
             except UsageError as error:  # they are there, and end with this notebook
                 cluster.news.append(str(error))
         print(start_text(cluster, time.monotonic() - started, again=lost))
+        for line in self.hooks.start_texts(dict(wanted.settings)):
+            print(line)
         self._show_news(cluster)
         for line in cluster.gpu_notices:
             print(line)
@@ -134,6 +136,13 @@ class Session:
                 raise UsageError(
                     f"{option} {asked} was given, but {what} running. Leave out {option}, or "
                     f"type: %distributed restart {option} {asked}   (this deletes all variables "
+                    "on the ranks)"
+                )
+        for name, value in options.settings:
+            if (name, value) not in self._asked.settings:
+                raise UsageError(
+                    f"--{name} {value} was given, but the ranks run without it. Leave it out, or "
+                    f"type: %distributed restart --{name} {value}   (this deletes all variables "
                     "on the ranks)"
                 )
         if options.exclusive:

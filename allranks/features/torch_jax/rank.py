@@ -1,4 +1,6 @@
-"""Calls the hooks of a rank for its waits in torch and in JAX, once one of them is imported."""
+"""Gives torch's process groups to allranks, and ends waits in torch's own collectives and in JAX's,
+once one of them is imported.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from types import ModuleType
 
 from allranks.collectives import world
 from allranks.engine.features import RankContext, RankFeature
-from allranks.features.torch_jax import launcher, other_ranks
+from allranks.features.torch_jax import hook, launcher, other_ranks
 from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
 from allranks.post_import import PostImportHook
@@ -36,7 +38,9 @@ class RankWaits(RankFeature):
         PostImportHook(_MODULES, self._imported).install()
         PostImportHook([launcher.MODULE], launcher.install).install()
 
-    def _imported(self, _module: ModuleType) -> None:
+    def _imported(self, module: ModuleType) -> None:
+        if module.__name__ == _MODULES[0]:
+            hook.wrap(module)
         for waits in self._all:
             waits.begin()  # the cell that imports it began before
         self._rank.activate(self)

@@ -125,6 +125,8 @@ class TorchWaits(other_ranks.LibraryWaits):
             return
         with guard.no_collection():
             called = torch_state.frames_in_torch(guard.frame_of_main_thread())
+        if not _groups() and not torch_state.is_meeting(called):
+            return  # groups of allranks need no end of their waits
         if not self._told and _in_use(called):
             self._told = self._mismatch()
             self._kind = CollectiveMismatch if self._told else RankLeft
@@ -406,7 +408,9 @@ def _in_use(called: list[FrameType]) -> bool:
 
 
 def _groups() -> list[Any]:
-    return list(getattr(getattr(torch_state.c10d(), "_world", None), "pg_map", ()))
+    # Those of torch's own backends.
+    every = list(getattr(getattr(torch_state.c10d(), "_world", None), "pg_map", ()))
+    return [group for group in every if not type(group).__module__.startswith("allranks.")]
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:

@@ -1,0 +1,281 @@
+"""The calls of torch's process groups, as calls of groups of allranks. The data are numpy's arrays.
+
+Each function makes a call whose name, arguments and line all members compare before data moves. The
+results are written to the given arrays once all members have agreed, so a tensor of a call that
+fails is unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp, check
+from allranks.collectives.calls.call import Call, Prepared, Steps
+from allranks.collectives.calls.guard import Packed, Spec, describe_group, list_sites, pack
+from allranks.collectives.host.shared_memory import keep
+from allranks.collectives.world.world import Group
+from allranks.errors import CollectiveMismatch
+from allranks.records.ranks import label
+
+Shape = tuple[int, ...]
+Combine = Callable[[list[Array]], Array]
+
+
+def make(
+    group: Group, spec: Spec, nbytes: int, steps: Callable[[Call], Steps[Any]] = Call.agreed
+) -> Call:
+    """A call on the transport of the group that is fastest between the members' host memories."""
+
+    def chosen(call: Call) -> Steps[Any]:
+        call.transport = group.through_host.name
+        return (yield from steps(call))
+
+    return group.call(spec, None, nbytes, chosen)
+
+
+def barrier(group: Group) -> Call:
+    return make(group, Spec("barrier"), 0)
+
+
+class Reduction(NamedTuple):
+    """The common properties of allreduces of one dtype, shape and operation."""
+
+    packed: Packed
+    arithmetic: Arithmetic
+    transport: str
+    move: Callable[[Call, Array, Arithmetic], Prepared[Array]]
+    nbytes: int
+
+    def call(self, group: Group) -> Call:
+        call = Call(group.agreement, self.packed, None, self.nbytes)
+        call.transport = self.transport
+        return call
+
+
+def reduction(group: Group, title: str, op: ReduceOp, array: Array, dtype: str) -> Reduction:
+    """What allreduces of such an array have in common; it is made once."""
+    key = title, op, array.dtype, array.shape
+    found: Reduction | None = group.plans.get(key)
+    return found or keep(group.plans, key, _reduction(group, title, op, array, dtype))
+
+
+def _reduction(group: Group, title: str, op: ReduceOp, array: Array, dtype: str) -> Reduction:
+    check(op, array.dtype)
+    transport = group.through_host
+
+    def in_place(call: Call, source: Array, arithmetic: Arithmetic) -> Prepared[Array]:
+        return transport.allreduce(call, source, arithmetic, source)
+
+    spec = Spec(title, reduction_name(op), dtype, array.shape)
+    arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
+    return Reduction(pack(spec), arithmetic, transport.name, in_place, array.nbytes)
+
+
+def reduction_name(op: ReduceOp) -> str:
+    return {"Sum": "SUM", "Average": "AVG"}.get(op.name, op.name.upper())
+
+
+def all_reduce(group: Group, plan: Reduction, array: Array) -> Call:
+    """An allreduce in place, for a call that is posted."""
+    call = plan.call(group)
+    call.steps = call.moved(plan.move, array, plan.arithmetic)
+    return call
+
+
+def all_reduce_many(
+    group: Group, op: ReduceOp, arrays: Sequence[Array], dtypes: Sequence[str]
+) -> Call:
+    """An allreduce in place of several arrays of one dtype, moved together."""
+    shapes = [array.shape for array in arrays]
+    dtype, shown = describe_group(dtypes, shapes)
+    spec = Spec("all_reduce_coalesced", reduction_name(op), dtype, shown)
+    check(op, arrays[0].dtype)
+    arithmetic = Arithmetic(op, arrays[0].dtype, group.size, 1.0, 1.0)
+
+    def steps(call: Call) -> Steps[None]:
+        flat = np.concatenate([array.reshape(-1) for array in arrays])
+        yield from call.moved(group.through_host.allreduce, flat, arithmetic, flat)
+        _deal(flat, arrays)
+
+    return make(group, spec, sum(array.nbytes for array in arrays), steps)
+
+
+def _deal(flat: Array, arrays: Sequence[Array]) -> None:
+    start = 0
+    for array in arrays:
+        array.reshape(-1)[...] = flat[start : start + array.size]
+        start += array.size
+
+
+def reduce(group: Group, op: ReduceOp, array: Array, dtype: str, root: int) -> Call:
+    """A reduction to ``array`` of the member with index ``root``; the others keep theirs."""
+    check(op, array.dtype)
+    spec = Spec("reduce", reduction_name(op), dtype, array.shape, group.ranks[root])
+    arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
+
+    def steps(call: Call) -> Steps[None]:
+        out = array if group.me == root else np.empty_like(array)
+        source = array if group.me == root else array.copy()
+        yield from call.moved(group.through_host.allreduce, source, arithmetic, out)
+
+    return make(group, spec, array.nbytes, steps)
+
+
+def reduce_by_gathering(
+    group: Group, spec: Spec, data: Array, combine: Combine, out: Array | None
+) -> Call:
+    """A reduction that numpy does not have: every member combines the bytes of all."""
+
+    def steps(call: Call) -> Steps[None]:
+        parts = yield from call.moved(
+            group.through_host.allgather, data, [data.nbytes] * group.size
+        )
+        if out is not None:
+            out[...] = combine(parts)
+
+    return make(group, spec, data.nbytes, steps)
+
+
+def reduce_scatter(
+    group: Group, title: str, op: ReduceOp, source: Array, out: Array, dtype: str, shape: Shape
+) -> Call:
+    """Each member gets its slice of the sum; both arrays have one dimension."""
+    check(op, source.dtype)
+    spec = Spec(title, reduction_name(op), dtype, shape)
+    arithmetic = Arithmetic(op, source.dtype, group.size, 1.0, 1.0)
+    bounds = [out.size * index for index in range(group.size + 1)]
+
+    def steps(call: Call) -> Steps[None]:
+        into = np.empty_like(out) if np.may_share_memory(source, out) else out
+        yield from call.moved(group.through_host.reducescatter, source, bounds, into, arithmetic)
+        if into is not out:
+            out[...] = into
+
+    return make(group, spec, source.nbytes, steps)
+
+
+def broadcast(group: Group, data: Array, dtype: str, shape: Shape, root: int) -> Call:
+    spec = Spec("broadcast", "", dtype, shape, group.ranks[root])
+
+    def steps(call: Call) -> Steps[None]:
+        yield from call.moved(group.through_host.broadcast, data, root)
+
+    return make(group, spec, data.nbytes, steps)
+
+
+def all_gather(
+    group: Group, spec: Spec, data: Array, outs: Sequence[Array], root: int = -1
+) -> Call:
+    """Every member's bytes to ``outs`` of all members, or of the one with index ``root``."""
+
+    def steps(call: Call) -> Steps[None]:
+        parts = yield from call.moved(
+            group.through_host.allgather, data, [data.nbytes] * group.size, root
+        )
+        if root in (-1, group.me):
+            for out, part in zip(outs, parts, strict=True):
+                out[...] = part
+
+    return make(group, spec, data.nbytes * group.size, steps)
+
+
+def gather_uneven(
+    group: Group, spec: Spec, data: Array, take: Callable[[list[Array]], None]
+) -> Call:
+    """Every member's bytes, of any length, for the function ``take``."""
+
+    def steps(call: Call) -> Steps[None]:
+        take((yield from call.moved(group.through_host.allgather, data)))
+
+    return make(group, spec, data.nbytes, steps)
+
+
+def scatter(group: Group, spec: Spec, data: Array, out: Array, root: int) -> Call:
+    """Equal pieces of the bytes of the member with index ``root``."""
+    lengths = [data.nbytes // group.size] * group.size if group.me == root else []
+
+    def steps(call: Call) -> Steps[None]:
+        parts = yield from call.moved(group.through_host.alltoall, data, lengths, root)
+        out[...] = parts[root]
+
+    return make(group, spec, out.nbytes * group.size, steps)
+
+
+def all_to_all(
+    group: Group,
+    spec: Spec,
+    data: Array,
+    lengths: Sequence[int],
+    outs: Sequence[Array],
+    *,
+    even: bool,
+) -> Call:
+    """Consecutive pieces of every member's bytes; ``even`` if ``spec`` has their lengths."""
+
+    def steps(call: Call) -> Steps[None]:
+        transport = group.through_host
+        if not even:
+            table = np.array([*lengths, *(out.nbytes for out in outs)], np.int64).view(np.uint8)
+            tables = yield from call.moved(transport.allgather, table, [table.nbytes] * group.size)
+            _check_pieces(group, call, [found.view(np.int64).tolist() for found in tables])
+        parts = yield from call.moved(transport.alltoall, data, lengths)
+        for out, part in zip(outs, parts, strict=True):
+            out[...] = part
+
+    return make(group, spec, max(data.nbytes, sum(out.nbytes for out in outs)), steps)
+
+
+def _check_pieces(group: Group, call: Call, tables: list[list[int]]) -> None:
+    """Raises `CollectiveMismatch` on all members if one expects another piece than it gets."""
+    for sender, sent in enumerate(tables):
+        for receiver, expected in enumerate(tables):
+            found, wanted = sent[receiver], expected[group.size + sender]
+            if found != wanted:
+                ends = label((group.ranks[sender],)), label((group.ranks[receiver],))
+                text = (
+                    f"{call.spec.title} needs equal sizes on both sides: {ends[0]} sends {found} "
+                    f"bytes to {ends[1]}, which expects {wanted}. Compare the input splits of the "
+                    "sender with the output splits of the receiver."
+                )
+                raise CollectiveMismatch("\n".join([text, *list_sites(call.sites())]))
+
+
+def gather_objects(group: Group, spec: Spec, value: object) -> Call:
+    """The list of all members' objects."""
+    from allranks.collectives.ops.operations import dumps, loads
+
+    data = dumps(value)
+
+    def steps(call: Call) -> Steps[list[Any]]:
+        parts = yield from call.moved(group.through_host.allgather, data)
+        return [loads(part) for part in parts]
+
+    return make(group, spec, data.nbytes, steps)
+
+
+def limited(steps: Steps[Any], seconds: float, expire: Callable[[], BaseException]) -> Steps[Any]:
+    """The same steps, which raise an error after this time."""
+    deadline = perf_counter() + seconds
+    while True:
+        try:
+            awaited = next(steps)
+        except StopIteration as end:
+            return end.value
+        if perf_counter() > deadline:
+            raise expire()
+        yield awaited
+
+
+def expired(call: Call, seconds: float) -> RuntimeError:
+    """The error at the end of a time limit, in torch's words."""
+    # gloo: "Timed out waiting 1000ms for recv operation to complete".
+    missing = call.missing() if call.posted else ()
+    late = f"; {label(missing)} did not come" if missing else ""
+    return RuntimeError(
+        f"allranks: Timed out waiting {seconds * 1000:.0f}ms for {call.spec.title} to complete at "
+        f"{call.site}{late}"
+    )

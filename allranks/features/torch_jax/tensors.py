@@ -1,0 +1,156 @@
+"""torch's tensors as numpy's arrays of the same memory. This module imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from allranks.collectives.arrays.reductions import Array, ReduceOp
+
+_RedOp = torch.distributed.ReduceOp.RedOpType
+#: torch's reductions that allranks has.
+OPS = {
+    _RedOp.SUM: ReduceOp.Sum,
+    _RedOp.AVG: ReduceOp.Average,
+    _RedOp.PRODUCT: ReduceOp.Product,
+    _RedOp.MIN: ReduceOp.Min,
+    _RedOp.MAX: ReduceOp.Max,
+}
+_BITS: dict[Any, Callable[[Any, Any], Any]] = {
+    _RedOp.BAND: torch.bitwise_and,
+    _RedOp.BOR: torch.bitwise_or,
+    _RedOp.BXOR: torch.bitwise_xor,
+}
+_SUMS: dict[Any, Callable[[Any, Any], Any]] = {
+    _RedOp.SUM: torch.add,
+    _RedOp.AVG: torch.add,
+    _RedOp.PRODUCT: torch.mul,
+    _RedOp.MIN: torch.minimum,
+    _RedOp.MAX: torch.maximum,
+}
+try:
+    from ml_dtypes import bfloat16 as _bfloat16
+except ImportError:
+    _bfloat16 = None
+_OF_NUMPY = {
+    torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128,
+}  # fmt: skip
+
+
+def kind_of(op: Any) -> Any:
+    """The kind of a reduction of torch: an object, or an enumeration's value."""
+    return getattr(op, "op", op)
+
+
+def name_of(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def check_device(tensor: Any) -> None:
+    if tensor.device.type != "cpu":
+        # torch's own words.
+        raise RuntimeError(
+            f"No backend type associated with device type {tensor.device.type}. allranks moves "
+            "tensors in host memory. Type: %distributed start --torch gloo, for torch's own groups"
+        )
+
+
+def plain(tensor: Any) -> Any:
+    """The tensor itself, without gradient, if its memory can be used as it is; else a copy."""
+    check_device(tensor)
+    found = tensor.detach()
+    if found.is_conj() or found.is_neg():
+        found = found.resolve_conj().resolve_neg()
+    return found.contiguous()
+
+
+def bytes_of(tensor: Any) -> Array:
+    """The bytes of a plain tensor, in its memory."""
+    if tensor.dtype in _OF_NUMPY:
+        array: Array = tensor.numpy().reshape(-1).view(np.uint8)
+        return array
+    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return flat
+
+
+def array_of(tensor: Any) -> Array | None:
+    """A plain tensor as an array with numpy's arithmetic; None if numpy has no such dtype."""
+    if tensor.dtype in _OF_NUMPY:
+        array: Array = tensor.numpy()
+        return array
+    if tensor.dtype == torch.bfloat16 and _bfloat16 is not None:
+        halves: Array = tensor.view(torch.int16).numpy().view(_bfloat16)
+        return halves
+    return None
+
+
+def combined(op: Any, like: Any) -> Callable[[list[Array]], Array]:
+    """A function that reduces the bytes of all members by torch's arithmetic."""
+    kind = kind_of(op)
+    function = _BITS.get(kind) or _SUMS.get(kind)
+    if function is None:
+        raise ValueError(f"Cannot use {kind} with allranks. Use SUM, and multiply before.")
+    half = like.dtype in (torch.bfloat16, torch.float16)
+
+    def combine(parts: list[Array]) -> Array:
+        tensors = [torch.from_numpy(part).view(like.dtype) for part in parts]
+        total = tensors[0].float() if half else tensors[0].clone()
+        for tensor in tensors[1:]:
+            total = function(total, tensor)
+        if kind == _RedOp.AVG:
+            total = total / len(parts)
+        return bytes_of(total.to(like.dtype))
+
+    return combine
+
+
+def from_bytes(data: Array, dtype: Any, shape: Sequence[int]) -> Any:
+    if not data.size:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.from_numpy(data).view(dtype).reshape(tuple(shape))
+
+
+def scratch(tensor: Any) -> Any:
+    """A plain tensor for a result: the tensor itself, or memory that is copied to it later."""
+    check_device(tensor)
+    found = tensor.detach()
+    if found.is_contiguous() and not found.is_conj() and not found.is_neg():
+        return found
+    return torch.empty_like(found, memory_format=torch.contiguous_format)
+
+
+def put_back(tensor: Any, found: Any) -> None:
+    if found.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+        tensor.detach().copy_(found)
+
+
+def put_all_back(given: Sequence[Any], found: Sequence[Any]) -> None:
+    for tensor, result in zip(given, found, strict=False):
+        put_back(tensor, result)
+
+
+def check_size(title: str, tensor: Any, like: Any) -> None:
+    if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
+        raise ValueError(
+            f"{title} needs tensors of one size and dtype: found {tuple(tensor.shape)} of "
+            f"{tensor.dtype} and {tuple(like.shape)} of {like.dtype}."
+        )
+
+
+def split(tensor: Any, splits: Sequence[int], size: int) -> Sequence[Any]:
+    found: Sequence[Any] = tensor.split(list(splits) if splits else tensor.shape[0] // size or 1)
+    # A tensor without rows has one empty piece for each member.
+    return found if len(found) == size else [tensor] * size
+
+
+def sparse_part(data: Array, indices: Any, values: Any) -> tuple[Any, Any]:
+    count = int(data[:8].view(np.int64)[0])
+    middle = 8 + count * indices.shape[0] * 8
+    return (
+        from_bytes(data[8:middle].copy(), indices.dtype, (indices.shape[0], count)),
+        from_bytes(data[middle:].copy(), values.dtype, (count, *values.shape[1:])),
+    )

@@ -1,0 +1,238 @@
+"""The handles (`Work`) of torch's calls on allranks. This module imports torch, so it is imported
+only once a cell has imported torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from allranks.collectives.calls.call import Call, Pause
+from allranks.collectives.ops.inputs import Handle
+from allranks.errors import StaleHandle
+from allranks.features.torch_jax.messages import Transfer
+
+_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class FinishedWork(dist.Work):  # type: ignore[misc]
+    """A call that has ended."""
+
+    def __init__(self, outputs: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._at_end: Callable[[], None] | None = None
+
+    def when_ended(self, action: Callable[[], None]) -> None:
+        """Calls a function once the call has been waited for."""
+        self._at_end = action
+
+    def ended(self) -> bool:
+        """Calls that function; true, as the result of ``wait``."""
+        action, self._at_end = self._at_end, None
+        if action is not None:
+            action()
+        return True
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return self.ended()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def result(self) -> list[Any]:
+        return self._outputs
+
+    def get_future(self) -> Any:
+        future: Any = Future()
+        future.set_result(self._outputs)
+        return future
+
+
+class CallWork(FinishedWork):
+    """A posted call. Python and C++ wait for it by `wait`, DDP's reducer by its future.
+
+    No thread drives the call. In a backward pass, the future is completed by a callback at the
+    end of the pass, which runs before the reducer waits for its futures: so calls and computation
+    overlap. Outside of one, C++ could wait for the future without a call to Python, so
+    `get_future` finishes the call.
+    """
+
+    def __init__(self, call: Call, outputs: Sequence[Any] = ()) -> None:
+        super().__init__(outputs)
+        self._call = call
+        self._handle = Handle(call)
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout is not None and timeout > timedelta(0) and not self.is_completed():
+            self._wait_until(time.monotonic() + timeout.total_seconds())
+        try:
+            self._handle.synchronize()
+        except BaseException as error:
+            if self._future is not None and not self._future.done():
+                self._future.set_exception(error)
+            raise
+        if self._future is not None and not self._future.done():
+            self._future.set_result(self._outputs)
+        return self.ended()
+
+    def _wait_until(self, deadline: float) -> None:
+        pause = Pause()
+        while not self.is_completed():
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Operation timed out! {self._call.spec.title} has not completed"
+                )
+            pause()
+
+    def is_completed(self) -> bool:
+        try:
+            return self._handle.poll()
+        except StaleHandle:
+            return True
+
+    def is_success(self) -> bool:
+        return self._call.done and self._call.error is None
+
+    def exception(self) -> BaseException | None:
+        return self._call.error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> Any:
+        if self._future is not None:
+            return self._future
+        future: Any = Future()
+        self._future = future
+        if _in_backward() >= 0 and not self.is_completed():
+            torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+        else:
+            self.wait()
+        return future
+
+
+class SeveralWorks(FinishedWork):
+    """Calls that were posted together."""
+
+    def __init__(self, works: Sequence[Any], outputs: Sequence[Any] = ()) -> None:
+        super().__init__(outputs)
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return self.ended()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next(filter(None, (work.exception() for work in self._works)), None)
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> Any:
+        self.wait()
+        return super().get_future()
+
+
+class TransferWork(FinishedWork):
+    """A send or a receive."""
+
+    def __init__(self, transfer: Transfer, group: Any, outputs: Sequence[Any]) -> None:
+        super().__init__(outputs)
+        self._transfer, self._group, self._waited = transfer, group, False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._waited:
+            self._transfer.wait(self._group.core())
+            self._waited = True
+        return self.ended()
+
+    def is_completed(self) -> bool:
+        return self._transfer.poll()
+
+    def is_success(self) -> bool:
+        return self._transfer.done and self._transfer.error is None
+
+    def exception(self) -> BaseException | None:
+        return self._transfer.error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return super().result()
+
+    def get_future(self) -> Any:
+        self.wait()
+        return super().get_future()
+
+    def _source_rank(self) -> int:
+        place: int = self._group.ranks.index(self._transfer.source)
+        return place
+
+    source_rank = _source_rank
+
+
+def recorded(function: Callable[..., Any], title: str, place: int) -> Callable[..., Any]:
+    """A method of a process group whose calls torch's profiler shows.
+
+    ``place`` is the argument with the call's inputs.
+    """
+
+    @wraps(function)
+    def method(group: Any, *args: Any, **options: Any) -> Any:
+        if not _profiled():
+            return function(group, *args, **options)
+        inputs = _flat(args[place]) if len(args) > place else []
+        record = torch._C._profiler._RecordFunctionFast(f"{group.backend_name}:{title}", inputs)
+        record.__enter__()
+
+        def end() -> None:
+            # torch shows a call as asynchronous if it ends in another thread.
+            thread = threading.Thread(target=record.__exit__, args=(None, None, None))
+            thread.start()
+            thread.join()
+
+        try:
+            work = function(group, *args, **options)
+        except BaseException:
+            end()
+            raise
+        work.when_ended(end)
+        return work
+
+    return method
+
+
+_profiled = torch._C._autograd._profiler_enabled
+
+
+def _flat(inputs: Any) -> list[Any]:
+    if isinstance(inputs, torch.Tensor):
+        return [inputs]
+    return [tensor for each in inputs for tensor in _flat(each)]
