@@ -139,7 +139,7 @@ class Session:
                     "on the ranks)"
                 )
         for name, value in options.settings:
-            if (name, value) not in self._asked.settings:
+            if dict(self._asked.settings).get(name) != value:
                 raise UsageError(
                     f"--{name} {value} was given, but the ranks run without it. Leave it out, or "
                     f"type: %distributed restart --{name} {value}   (this deletes all variables "

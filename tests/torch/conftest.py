@@ -44,8 +44,22 @@ def ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Not
     What DistributedDataParallel imports when it is first used takes longer than all else.
     """
     with Notebook(tmp_path_factory.mktemp("notebook"), ENVIRONMENT, python) as shared:
-        started = shared.run("%distributed start -n 3 --preload torch,torch._dynamo", 120)
+        started = shared.run("%distributed start -n 3 --preload torch,torch._dynamo", 300)
         assert started.status == "ok", started.text
+        assert "torch.distributed runs on allranks" in started.text
+        yield shared
+        shared.shutdown()
+        shared.wait_for_no_children()
+
+
+@pytest.fixture(scope="session")
+def gloo_ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """The same, whose torch has its own process groups."""
+    with Notebook(tmp_path_factory.mktemp("gloo"), ENVIRONMENT, python) as shared:
+        line = "%distributed start -n 3 --torch gloo --preload torch,torch._dynamo"
+        started = shared.run(line, 300)
+        assert started.status == "ok", started.text
+        assert "torch.distributed has its own process groups (gloo)" in started.text
         yield shared
         shared.shutdown()
         shared.wait_for_no_children()

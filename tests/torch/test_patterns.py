@@ -33,7 +33,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 for state, hook in (
     (None, default_hooks.allreduce_hook),
     (None, default_hooks.fp16_compress_hook),
-    (None, default_hooks.bf16_compress_hook),
     (powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook),
 ):
     torch.manual_seed(0)

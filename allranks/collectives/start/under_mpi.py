@@ -396,10 +396,6 @@ def torch_store() -> Any:
     return make(address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 
-def torch_groups_made() -> int:
-    return _keys.made if _keys.number == world.current().scope.number else 0
-
-
 def torch_met_at_ns() -> int:
     """When this rank last began to make a group, by the system's clock."""
     return _keys.at_ns

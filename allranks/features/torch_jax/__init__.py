@@ -1,1 +1,1 @@
-"""Ends waits in torch's and JAX's collectives for a rank that has left the cell."""
+"""Gives torch's process groups to allranks, and ends waits in torch's own groups and in JAX."""

@@ -60,8 +60,10 @@ def make_group(
 ) -> Any:  # fmt: skip
     """Makes a group by ``make``, which is torch's `_new_process_group_helper`."""
     register()
-    if not _is_ours(backend, group_size if not ranks else worlds.current().size):
+    if not _is_ours(backend, c10d._get_default_group().size() if ranks else group_size):
         backend = _without_us(backend)
+        if ranks and str(group_name).isdigit():
+            _agree(Spec("new_group", shape=tuple(ranks)))
         return make(group_size, group_rank, ranks, backend, store, group_name, *args, **options)
     if ranks and str(group_name).isdigit():
         # Not a name that only the members know, as with `use_local_synchronization`.
@@ -79,7 +81,7 @@ def _is_world(size: int) -> bool:
 
 def _is_ours(backend: Any, size: int) -> bool:
     """Whether a group has only backends of allranks or gloo, on all ranks of allranks."""
-    if not _is_world(size):
+    if not _is_world(size) or not hook.is_wanted():
         return False
     found = c10d.BackendConfig(c10d.Backend(str(backend))).get_device_backend_map()
     devices = {device for device, name in found.items() if name in (NAME, _GLOO)}
@@ -152,6 +154,13 @@ def _default_group(world: World, rank: int, name: str) -> tuple[int, tuple[int, 
     if members == tuple(range(world.size)):
         return 0, members
     return _open(world, members, _within(world.groups[0], "init_process_group")), members
+
+
+def _agree(spec: Spec) -> None:
+    """Waits until all ranks have come: torch's own wait for them cannot be interrupted."""
+    world = worlds.current()
+    if c10d._get_default_group().size() == world.size:
+        world.run(calls.make(world.groups[0], spec, 0))
 
 
 def _prepare(ranks: list[int], name: str) -> None:

@@ -42,7 +42,7 @@ def wrap(c10d: ModuleType) -> None:
 def _making(make: Any) -> Any:
     @wraps(make)
     def helper(*args: Any, **options: Any) -> Any:
-        if not worlds.exists() or not is_wanted():
+        if not worlds.exists():
             return make(*args, **options)
         from allranks.features.torch_jax import backend
 
@@ -56,7 +56,7 @@ def _meeting(rendezvous: Any) -> Any:
     def meet(url: Any, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
         # torch waits for its store for half an hour, where no interrupt reaches it. Once all ranks
         # have come, this wait is certain to end.
-        if worlds.exists() and is_wanted() and str(url).startswith("env:"):
+        if worlds.exists() and str(url).startswith("env:"):
             world = worlds.current()
             size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "0"))
             if size == world.size:

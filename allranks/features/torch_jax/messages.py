@@ -19,6 +19,7 @@ from mpi4py import MPI
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.guard import Site, Spec, list_sites
+from allranks.collectives.mpi.transport import reports_death
 from allranks.collectives.world.world import Group, World
 from allranks.errors import CollectiveMismatch, StaleHandle
 
@@ -146,7 +147,11 @@ class Mailbox:
             # Each 20 ms of a wait in any call: this rank may be the one that others wait for.
             if nudge is not None:
                 nudge()
-            self.progress()
+            try:
+                self.progress()
+            except MPI.Exception as error:
+                if not reports_death(error):
+                    raise
 
         world.nudge = nudged
 

@@ -1,4 +1,5 @@
-"""Ends a rank's wait in torch for a rank that has left the cell, with an error that names it.
+"""Ends a rank's wait in torch's own process groups, of gloo or NCCL, for a rank that has left the
+cell, with an error that names it. The groups of allranks (`process_group`) do not need it.
 
 torch waits in C++, where no signal reaches it, for half an hour. The end of the connections to the
 other ranks ends such a wait: torch raises, and the rank lives on. Process groups are useless
@@ -7,15 +8,12 @@ without connections; between two cells all ranks forget theirs.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import threading
 import time
 import traceback
 import zlib
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,17 +24,13 @@ from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import under_mpi
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.wire import give_up
-from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft
+from allranks.errors import RankLeft
 from allranks.features.torch_jax import other_ranks, torch_state
-from allranks.features.torch_jax.torch_state import TorchCall
-from allranks.records.ranks import label
 
 #: A main thread that has not moved for this time waits.
 _STILL_SECONDS = 1.0
 #: The largest share of a core of a thread that waits.
 _IDLE_SHARE = 0.05
-#: Within this time a rank that looks for the first rank's store finds the substitute.
-_LENT_SECONDS = 2.0
 _STUCK_SECONDS, _TOLD_SECONDS, _ENDING_SECONDS = 20.0, 5.0, 0.2
 #: Parts of messages of gloo and of torch's store about a connection that has ended.
 _LOST = ("gloo/transport/tcp/", "TCPStore", "onnection was likely closed")
@@ -48,7 +42,6 @@ _DEATH = f"torch's process groups are closed on all ranks, as a rank of theirs h
 _NO_GROUP = "Default process group has not been initialized"
 #: The numbers of torch's groups on the board, which are far from those of our own.
 _FIRST = 1 << 40
-_MAKING, _CALLS = _FIRST - 1, _FIRST - 2
 
 
 class TorchWaits(other_ranks.LibraryWaits):
@@ -57,23 +50,16 @@ class TorchWaits(other_ranks.LibraryWaits):
     def __init__(self) -> None:
         super().__init__()
         self._closed_at = 0.0
-        self._lent: Any = None
-        self._lent_at = 0.0
-        self._kind: type[CollectiveError] = RankLeft
-        self._instead: tuple[BaseException, CollectiveError] | None = None
+        self._instead: tuple[BaseException, RankLeft] | None = None
         self._noted: set[str] = set()
         self._asked: dict[tuple[int, int], int] = {}
-        self._compared: dict[int, int] = {}
-        self._calls = -1
-        self._left = 0, 0, 0
+        self._failed = 0
         self._cell = self._forgotten = ""
         self._forgotten_ns = 0
 
     def begin(self) -> None:
         super().begin()
-        self._closed_at, self._lent, self._lent_at = 0.0, None, 0.0
-        self._kind, self._instead = RankLeft, None
-        self._asked, self._compared = {}, {}
+        self._closed_at, self._instead, self._asked = 0.0, None, {}
         with suppress(AttributeError):
             if not torch_state.c10d().is_initialized():
                 # torch names groups by it; a rank that failed to make one has counted it alone.
@@ -81,8 +67,8 @@ class TorchWaits(other_ranks.LibraryWaits):
 
     @property
     def not_to_blame(self) -> tuple[str, ...]:
-        # After the end of a wait in torch, its frames have no meaning for the user.
-        return (torch_state.folder(),) if self._told or self._closed_at else ()
+        # At the end of the traceback of an error of ours, or of an interrupt.
+        return (torch_state.folder(),) if torch_state.c10d() is not None else ()
 
     def _answer(self) -> None:
         """Shows this rank's progress in torch, if another rank has asked for it.
@@ -93,48 +79,27 @@ class TorchWaits(other_ranks.LibraryWaits):
         asked = board.get(this.rank, fields.ASKED_ELSE)
         if asked == board.get(this.rank, fields.TOLD):
             return
-        cell, made, failed = self._left
-        board.note(_MAKING, made, cell)
         known = torch_state.recorded()
         self._noted |= known.keys()
         for group in self._noted:
             # 0 for a group without calls that has the name of an earlier one.
-            begun = known[group].begun - failed if group in known else 0
+            begun = known[group].begun - self._failed if group in known else 0
             board.note(_number(group), begun, 0)
-        with suppress(AttributeError, OSError):  # only Linux has such files
-            self._show_calls()
         board.put(fields.TOLD, asked)
-
-    def _show_calls(self) -> None:
-        # The other ranks of this host read the file by the descriptor.
-        if self._calls >= 0:
-            os.close(self._calls)
-            self._calls = -1
-        content = json.dumps(torch_state.calls()).encode()
-        self._calls = os.memfd_create("allranks-torch")
-        with open(self._calls, "wb", closefd=False) as file:
-            file.write(content)
-        world.current().board.note(_CALLS, self._calls, len(content))
 
     def look(self) -> None:
         """Ends the wait of the main thread where nothing else can."""
         self._answer()
-        if not world.current().scope.number or torch_state.c10d() is None:
+        # Groups of allranks need no end of their waits.
+        if not world.current().scope.number or not _groups():
             return
         if not self._is_still():
             return
         with guard.no_collection():
             called = torch_state.frames_in_torch(guard.frame_of_main_thread())
-        if not _groups() and not torch_state.is_meeting(called):
-            return  # groups of allranks need no end of their waits
-        if not self._told and _in_use(called):
-            self._told = self._mismatch()
-            self._kind = CollectiveMismatch if self._told else RankLeft
         if not self._told:
             self._told = self._why(called)
-        if not self._told and not (self._pressed and _in_use(called)):
-            return
-        if called and torch_state.is_meeting(called) and self._lend():
+        if not self._told and not self._pressed:
             return
         if not self._closed_at:
             self._closed_at = time.monotonic()
@@ -150,7 +115,6 @@ class TorchWaits(other_ranks.LibraryWaits):
         if at != self._at or cpu - self._cpu > _IDLE_SHARE * max(now - self._since, 0.1):
             self._at, self._since, self._cpu = at, now, cpu
             self._asked = {key: when for key, when in self._asked.items() if key[1] == _GONE}
-            self._compared = {}
         return now - self._since >= (_STILL_SECONDS / 2 if self._pressed else _STILL_SECONDS)
 
     def _why(self, called: list[FrameType]) -> str:
@@ -167,30 +131,6 @@ class TorchWaits(other_ranks.LibraryWaits):
             for *_, rank, why in gone:
                 if rank in needed and (rank in died or behind(rank)):
                     return _sentence(what, needed, rank, why)
-        return ""
-
-    def _mismatch(self) -> str:
-        """Returns a sentence about a call that other ranks have made differently, or ""."""
-        this, gone = world.current(), {rank for *_, rank, _ in other_ranks.gone()}
-        # A rank that runs is asked each time that the wait has doubled.
-        waited = int(time.monotonic() - self._since).bit_length()
-        asked = {rank: _GONE if rank in gone else waited for rank in this.local_ranks}
-        told = {rank: when for rank, when in asked.items() if self._has_told(rank, when)}
-        if told == self._compared:
-            return ""
-        self._compared = told
-        awaited = [group for group, known in torch_state.recorded().items() if known.awaited]
-        own = torch_state.calls() if awaited else {}
-        theirs = {rank: _calls_of(rank) for rank in told} if awaited else {}
-        for group in awaited:
-            for number, mine in sorted(own.get(group, {}).items()):
-                called = {
-                    rank: calls[group][number]
-                    for rank, calls in theirs.items()
-                    if number in calls.get(group, ())
-                }
-                if not all(mine.matches(other) for other in called.values()):
-                    return _differ({**called, this.rank: mine})
         return ""
 
     def _has_told(self, rank: int, occasion: int) -> bool:
@@ -222,27 +162,10 @@ class TorchWaits(other_ranks.LibraryWaits):
             peer = torch_state.peer_of(called)
             if peer is not None:
                 return [(torch_state.called(called), (this.rank, peer), lambda _: True)]
-            made = _made()
-            title = torch_state.called(called)
-            found.append((title, everybody, lambda rank: _has_made(this, rank) < made))
         return found
-
-    def _lend(self) -> bool:
-        """Opens a store in place of the first rank's; returns whether there is time left to find
-        it.
-        """
-        now = time.monotonic()
-        # The search for a store lasts half an hour, and only a store ends it. On one host any rank
-        # can open it.
-        if not self._lent_at:
-            self._lent_at = now
-            with suppress(Exception):  # another rank lends one
-                self._lent = under_mpi.torch_store()
-        return now - self._lent_at < _LENT_SECONDS
 
     def _close(self) -> None:
         this = world.current()
-        self._lent = None
         if this.board is not None:
             other_ranks.close()
         for group in _groups():
@@ -270,7 +193,7 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not raised or not self._told:
             self._explain(error)
             return error
-        left = self._kind(self._told)
+        left = RankLeft(self._told)
         left.__traceback__, left.__suppress_context__ = traceback_of(error), True
         self._instead = error, left
         return left
@@ -304,7 +227,7 @@ class TorchWaits(other_ranks.LibraryWaits):
         if self._closed_at or self._told:
             this.spoil("has left a call of torch")
         # Where torch has raised, the last call of each group may be the one that did not come.
-        self._left = this.scope.number, _made(), int(error is not None and bool(_frames_of(error)))
+        self._failed = int(error is not None and bool(_frames_of(error)))
 
     def renew(self, epoch: int) -> None:
         # Between two cells, after the end of an epoch in which a rank has closed its connections.
@@ -352,12 +275,6 @@ def _tells_of_a_loss(error: BaseException) -> bool:
     return any(part in text for part in _LOST)
 
 
-def _has_made(this: world.World, rank: int) -> int:
-    # The number of groups that a rank had made or begun to make in this cell, which it has left.
-    made, cell = this.board.progress(rank, _MAKING)
-    return made if cell == this.scope.number else 0
-
-
 def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
     return (
         f"torch's {what} needs {other_ranks.every(needed)}: rank {rank} {why}. Make the same calls "
@@ -365,46 +282,8 @@ def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
     )
 
 
-def _calls_of(rank: int) -> dict[str, dict[int, TorchCall]]:
-    # Of another rank of this host, from its last answer.
-    board = world.current().board
-    descriptor, nbytes = board.progress(rank, _CALLS)
-    try:
-        file = Path(f"/proc/{board.get(rank, fields.PID)}/fd/{descriptor}")
-        told = json.loads(file.read_bytes()[:nbytes])
-    except (OSError, ValueError):  # the rank has written again, or the file cannot be read
-        return {}
-    return {
-        group: {int(number): TorchCall(*call) for number, call in calls.items()}
-        for group, calls in told.items()
-    }
-
-
-def _differ(called: dict[int, TorchCall]) -> str:
-    # Ranks with equal calls are named together.
-    ranks: dict[str, list[int]] = {}
-    for rank, call in sorted(called.items()):
-        ranks.setdefault(str(call), []).append(rank)
-    found = "; ".join(f"{label(some)} called {call}" for call, some in ranks.items())
-    return (
-        "torch needs the same operation, number of elements and dtype on every rank: "
-        f"{found}. Such a call may have returned a wrong result. Make the same calls on every "
-        f"rank. {_ADVICE}"
-    )
-
-
 def _number(group: str) -> int:
     return _FIRST + zlib.crc32(group.encode())
-
-
-def _made() -> int:
-    # The number of groups that this rank has made or begun to make in this cell.
-    return under_mpi.torch_groups_made() * 1000 + torch_state.groups_made()
-
-
-def _in_use(called: list[FrameType]) -> bool:
-    """Whether a main thread that no signal reaches may well wait in torch."""
-    return bool(called or _groups())
 
 
 def _groups() -> list[Any]:
