@@ -30,9 +30,9 @@ def groups() -> dict[str, Any]:
     """Returns a process group of all ranks for each side."""
     import torch.distributed as dist
 
-    from allranks.features.torch_jax import backend, hook
+    from allranks.features.torch_jax import hook
 
-    backend.install()
+    hook.install()
     dist.init_process_group("allranks")
     os.environ[hook.SETTING] = "gloo"
     return {"allranks": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}

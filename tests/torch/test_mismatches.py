@@ -186,7 +186,8 @@ SEEDS = {
     "missing barrier": missing("dist.barrier()", 0, "barrier"),
     "missing backward": Seed(
         "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nif rank != 2:\n"
-        "    model(t).sum().backward()", 2, "without calling all_reduce(SUM)", " finished In[", 0, 3,
+        "    model(t).sum().backward()", 2, "without calling all_reduce(SUM)", " finished In[",
+        0, 3,
     ),
     "missing step of several": Seed(
         "for step in range(2 if rank == 1 else 3):\n    dist.all_reduce(torch.zeros(3))", 1,

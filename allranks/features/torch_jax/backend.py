@@ -24,7 +24,7 @@ from allranks.collectives.host import memory
 from allranks.collectives.ops.operations import recv, send
 from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import CollectiveMismatch, UsageError
-from allranks.features.torch_jax import calls, hook
+from allranks.features.torch_jax import calls
 from allranks.features.torch_jax.process_group import AllranksGroup
 from allranks.records.deferred import deferred
 
@@ -48,19 +48,17 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def install() -> None:
-    """Gives this process's groups to allranks, once torch.distributed is imported."""
-    register()
-    hook.wrap(c10d)
-
-
 def make_group(
-    make: Callable[..., Any], group_size: int, group_rank: int, ranks: Sequence[int],
-    backend: Any, store: Any, group_name: str, *args: Any, **options: Any,
+    make: Callable[..., Any], wanted: bool, group_size: int, group_rank: int,
+    ranks: Sequence[int], backend: Any, store: Any, group_name: str, *args: Any, **options: Any,
 ) -> Any:  # fmt: skip
-    """Makes a group by ``make``, which is torch's `_new_process_group_helper`."""
+    """Makes a group by ``make``, which is torch's `_new_process_group_helper`.
+
+    ``wanted`` is whether groups of tensors in host memory shall be those of allranks.
+    """
     register()
-    if not _is_ours(backend, c10d._get_default_group().size() if ranks else group_size):
+    size = c10d._get_default_group().size() if ranks else group_size
+    if not wanted or not _is_ours(backend, size):
         backend = _without_us(backend)
         if ranks and str(group_name).isdigit():
             _agree(Spec("new_group", shape=tuple(ranks)))
@@ -81,7 +79,7 @@ def _is_world(size: int) -> bool:
 
 def _is_ours(backend: Any, size: int) -> bool:
     """Whether a group has only backends of allranks or gloo, on all ranks of allranks."""
-    if not _is_world(size) or not hook.is_wanted():
+    if not _is_world(size):
         return False
     found = c10d.BackendConfig(c10d.Backend(str(backend))).get_device_backend_map()
     devices = {device for device, name in found.items() if name in (NAME, _GLOO)}

@@ -4,6 +4,7 @@ imported it. The module of the backend, which imports torch, is imported when th
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from functools import wraps
@@ -21,6 +22,11 @@ SETTING = "ALLRANKS_TORCH"
 def is_wanted() -> bool:
     """Whether groups of tensors in host memory shall be made by allranks."""
     return os.environ.get(SETTING, "") != "gloo"
+
+
+def install() -> None:
+    """Wraps torch's functions in a program that is no rank of a notebook; imports torch."""
+    wrap(importlib.import_module("torch.distributed.distributed_c10d"))
 
 
 def wrap(c10d: ModuleType) -> None:
@@ -46,7 +52,7 @@ def _making(make: Any) -> Any:
             return make(*args, **options)
         from allranks.features.torch_jax import backend
 
-        return backend.make_group(make, *args, **options)
+        return backend.make_group(make, is_wanted(), *args, **options)
 
     return helper
 

@@ -4,7 +4,6 @@ only once a cell has imported torch.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -213,10 +212,7 @@ def recorded(function: Callable[..., Any], title: str, place: int) -> Callable[.
         record.__enter__()
 
         def end() -> None:
-            # torch shows a call as asynchronous if it ends in another thread.
-            thread = threading.Thread(target=record.__exit__, args=(None, None, None))
-            thread.start()
-            thread.join()
+            record.__exit__(None, None, None)
 
         try:
             work = function(group, *args, **options)
