@@ -207,6 +207,8 @@ def _begun(ranks):
         "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))"
     )
     assert begun.status == "ok", begun.text
+    yield
+    assert ranks.on_ranks("dist.destroy_process_group()").status == "ok"
 
 
 def test_there_are_fifty_seeds():

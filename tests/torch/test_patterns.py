@@ -334,6 +334,8 @@ def _begun(ranks):
     assert ranks.on_ranks(IMPORTS).status == "ok"
     begun = ranks.on_ranks("dist.is_initialized() or dist.init_process_group('gloo')")
     assert begun.status == "ok", begun.text
+    yield
+    assert ranks.on_ranks("dist.destroy_process_group()").status == "ok"
 
 
 @pytest.mark.parametrize("source", PATTERNS.values(), ids=PATTERNS.keys())

@@ -303,7 +303,8 @@ class AllranksGroup(dist.ProcessGroup):  # type: ignore[misc]
                 for each, axis in zip(zip(*found, strict=True), (1, 0), strict=True)
             ]
             total = torch.sparse_coo_tensor(*both, tensor.shape).coalesce()
-            tensor.detach().copy_(total)
+            with torch.no_grad():  # a detached sparse tensor would keep its elements
+                tensor.copy_(total)
 
         return self._finish(calls.gather_uneven(self.core(), spec, data, take), options, [tensor])
 
