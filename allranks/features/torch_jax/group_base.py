@@ -1,4 +1,4 @@
-"""The identity of a process group on allranks, and how it runs a call. This module imports torch."""
+"""The identity of a process group on allranks, and how it runs a call. It imports torch."""
 
 from __future__ import annotations
 
