@@ -107,7 +107,7 @@ def test_a_rank_that_does_not_make_the_group_is_named(gloo_ranks, who, missing):
         f"dist.destroy_process_group()\nif {who}:\n    dist.init_process_group()",
         timeout=SETTLED_SECONDS,
     )
-    assert f"rank {missing} finished cell In[{cell.execution_count}] without calling" in cell.text
+    assert f"rank {missing} finished In[{cell.execution_count}] without calling" in cell.text
     assert "init_process_group" in cell.text
     following = gloo_ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
     assert "rank 1 → (3, 10)" in following.text
