@@ -7,15 +7,27 @@ fails is unchanged.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp, check
-from allranks.collectives.calls.call import Call, Prepared, Steps
-from allranks.collectives.calls.guard import Packed, Spec, describe_group, list_sites, pack
+from allranks.collectives.calls.call import Agreement, Call, Prepared, Steps
+from allranks.collectives.calls.guard import (
+    SITES,
+    USER,
+    Packed,
+    Spec,
+    describe_group,
+    find,
+    kind_of,
+    list_sites,
+    pack,
+)
 from allranks.collectives.host.shared_memory import keep
 from allranks.collectives.world.world import Group
 from allranks.errors import CollectiveMismatch
@@ -23,6 +35,27 @@ from allranks.records.ranks import label
 
 Shape = tuple[int, ...]
 Combine = Callable[[list[Array]], Array]
+
+
+class TorchCall(Call):
+    """A call whose user's line is above frames of torch. It is found, and kept, for each line."""
+
+    def __init__(self, agreement: Agreement, packed: Packed, nbytes: int) -> None:
+        self.agreement, self.packed, self.name, self.nbytes = agreement, packed, None, nbytes
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            known = SITES.get(id(code) + frame.f_lasti)
+            if known is not None:
+                self.site = known[0]
+                break
+            if kind_of(code.co_filename) == USER:
+                self.site = find(frame)  # which keeps it
+                break
+            frame = frame.f_back
+        else:
+            self.site = find(sys._getframe(1))
+        self.started = perf_counter()
 
 
 def make(
@@ -34,7 +67,9 @@ def make(
         call.transport = group.through_host.name
         return (yield from steps(call))
 
-    return group.call(spec, None, nbytes, chosen)
+    call = TorchCall(group.agreement, pack(spec), nbytes)
+    call.steps = chosen(call)
+    return call
 
 
 def barrier(group: Group) -> Call:
@@ -51,7 +86,7 @@ class Reduction(NamedTuple):
     nbytes: int
 
     def call(self, group: Group) -> Call:
-        call = Call(group.agreement, self.packed, None, self.nbytes)
+        call = TorchCall(group.agreement, self.packed, self.nbytes)
         call.transport = self.transport
         return call
 

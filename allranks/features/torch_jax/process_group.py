@@ -47,6 +47,8 @@ class AllranksGroup(BaseGroup):
         if len(given) != 1:
             return self.allreduce_coalesced(given, options)
         (tensor,) = given
+        if self._reduced_at_once(tensor, options):
+            return _DONE
         if tensor.layout != torch.strided:
             return self._sparse_allreduce(tensor, options)
         reduce_op = options.reduceOp if options is not None else dist.ReduceOp.SUM
@@ -56,18 +58,26 @@ class AllranksGroup(BaseGroup):
         if op is None or array is None:
             return self._gathered_reduction("all_reduce", reduce_op, tensor, found, options)
         plan = calls.reduction(group, "all_reduce", op, array, tensors.name_of(tensor))
-        if (
-            found.data_ptr() == tensor.data_ptr()
-            and self._seconds >= NO_LIMIT_SECONDS
-            and self._coalescing is None
-            and not getattr(options, "asyncOp", True)
-        ):
-            # The shortest path: in place, and without steps if no rank is late.
-            self._world.run(plan.call(group), plan.move, array, plan.arithmetic)
-            return _DONE
         call = calls.all_reduce(group, plan, array)
         call.steps = _then(call.steps, lambda: tensors.put_back(tensor, found))
         return self._finish(call, options, given)
+
+    def _reduced_at_once(self, tensor: Any, options: Any) -> bool:
+        """The shortest path of a synchronous allreduce, which has been made before. It is reduced
+        in place, and needs no steps if no rank is late.
+        """
+        if getattr(options, "asyncOp", True) or self._coalescing is not None:
+            return False
+        try:
+            array = tensor.numpy()
+        except (RuntimeError, TypeError):  # on a GPU, with a gradient, sparse, bfloat16 …
+            return False
+        op, group = tensors.OPS.get(options.reduceOp.op), self.core()
+        plan = group.plans.get(("all_reduce", op, array.dtype, array.shape))
+        if plan is None or not array.flags.c_contiguous or self._seconds < NO_LIMIT_SECONDS:
+            return False
+        self._world.run(plan.call(group), plan.move, array, plan.arithmetic)
+        return True
 
     def _gathered_reduction(
         self, title: str, op: Any, tensor: Any, found: Any, options: Any, root: int = -1
