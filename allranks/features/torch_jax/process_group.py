@@ -138,9 +138,9 @@ class AllranksGroup(BaseGroup):
                 torch.cat(each, axis)
                 for each, axis in zip(zip(*found, strict=True), (1, 0), strict=True)
             ]
-            total = torch.sparse_coo_tensor(*both, tensor.shape).coalesce()
+            total = torch.sparse_coo_tensor(*both, tensor.shape, check_invariants=False)
             with torch.no_grad():  # a detached sparse tensor would keep its elements
-                tensor.copy_(total)
+                tensor.copy_(total.coalesce())
 
         return self._finish(calls.gather_uneven(self.core(), spec, data, take), options, [tensor])
 

@@ -65,6 +65,51 @@ class FinishedWork(dist.Work):  # type: ignore[misc]
         return future
 
 
+class CallFuture(Future):  # type: ignore[misc]
+    """The future of a call in a backward pass: a wait for it in Python drives the call.
+
+    Communication hooks wait for futures within the pass, and for those that ``then`` returns.
+    """
+
+    def __init__(self, work: FinishedWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        if not super().done():
+            self._work.wait()
+        return super().wait()
+
+    def done(self) -> bool:
+        if not super().done() and self._work.is_completed():
+            self._work.wait()
+        done: bool = super().done()
+        return done
+
+    def end(self, outputs: list[Any], error: BaseException | None = None) -> None:
+        """Completes the future, once."""
+        if super().done():
+            return
+        if error is None:
+            self.set_result(outputs)
+        else:
+            self.set_exception(error)
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        following = CallFuture(self._work)
+
+        def follow(done: Any) -> None:
+            try:
+                result = callback(done)
+            except Exception as error:
+                following.set_exception(error)
+            else:
+                following.set_result(result)
+
+        self.add_done_callback(follow)
+        return following
+
+
 class CallWork(FinishedWork):
     """A posted call. Python and C++ wait for it by `wait`, DDP's reducer by its future.
 
@@ -78,7 +123,7 @@ class CallWork(FinishedWork):
         super().__init__(outputs)
         self._call = call
         self._handle = Handle(call)
-        self._future: Any = None
+        self._future: CallFuture | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if timeout is not None and timeout > timedelta(0) and not self.is_completed():
@@ -86,11 +131,11 @@ class CallWork(FinishedWork):
         try:
             self._handle.synchronize()
         except BaseException as error:
-            if self._future is not None and not self._future.done():
-                self._future.set_exception(error)
+            if self._future is not None:
+                self._future.end([], error)
             raise
-        if self._future is not None and not self._future.done():
-            self._future.set_result(self._outputs)
+        if self._future is not None:
+            self._future.end(self._outputs)
         return self.ended()
 
     def _wait_until(self, deadline: float) -> None:
@@ -121,8 +166,7 @@ class CallWork(FinishedWork):
     def get_future(self) -> Any:
         if self._future is not None:
             return self._future
-        future: Any = Future()
-        self._future = future
+        future = self._future = CallFuture(self)
         if _in_backward() >= 0 and not self.is_completed():
             torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         else:
