@@ -126,7 +126,7 @@ if rank == 0:
     senders = set()
     for _ in range(2):
         x = torch.empty(1)
-        source = dist.recv(x)
+        source = dist.recv(x, tag=5)
         assert x.item() == 10 * source
         senders.add(source)
     assert senders == {1, 2}
@@ -136,7 +136,7 @@ if rank == 0:
     dist.recv(a, 1)
     assert (a.item(), b.item(), c.item()) == (1, 2, 3)
 else:
-    dist.send(torch.tensor([10.0 * rank]), 0)
+    dist.send(torch.tensor([10.0 * rank]), 0, tag=5)
     if rank == 1:
         dist.send(torch.tensor([1.0]), 0)
         dist.send(torch.tensor([2.0]), 0, tag=7)
