@@ -373,3 +373,26 @@ def test_a_limit_of_time_is_worded_as_in_torch(ranks):
     assert "Timed out waiting 1000ms for all_reduce(SUM) to complete at In[" in cell.text
     assert "rank 0 did not come" in cell.text
     assert ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)").text == "ranks 0–2 → 3\n"
+
+
+WAITS = {
+    "a barrier": "dist.barrier()",
+    "a backward pass": "model(torch.ones(1, 3)).sum().backward()",
+    "a receive": "dist.recv(torch.ones(3), 0)",
+    "a new group": "dist.new_group([0, 1, 2])",
+    "a posted call": "dist.all_reduce(torch.ones(3), async_op=True).wait()",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_an_interrupt_reaches_a_wait_and_the_groups_stay(ranks, wait):
+    cell = ranks.start_on_ranks(
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nimport time\n"
+        f"print('here')\nif rank == 0:\n    time.sleep(60)\n{wait}"
+    ).wait_for("here")
+    ranks.drain(0.5)
+    ranks.interrupt()
+    assert cell.wait(30).error_name == "CellInterrupted"
+    assert "KeyboardInterrupt" in cell.error_value
+    following = ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)")
+    assert following.text == "ranks 0–2 → 3\n"
