@@ -93,7 +93,9 @@ class CallFuture(Future):  # type: ignore[misc]
         if error is None:
             self.set_result(outputs)
         else:
-            self.set_exception(error)
+            # A future takes no KeyboardInterrupt.
+            kept = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            self.set_exception(kept)
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         following = CallFuture(self._work)
