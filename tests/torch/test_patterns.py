@@ -397,3 +397,10 @@ def test_an_interrupt_reaches_a_wait_and_the_groups_stay(ranks, wait):
     assert "KeyboardInterrupt" in ended.error_value
     following = ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)")
     assert following.text == "ranks 0–2 → 3\n"
+
+
+def test_the_panel_shows_the_times_of_torchs_calls(ranks):
+    source = "for _ in range(3):\n    dist.all_reduce(torch.ones(1000))\ndist.barrier()"
+    shown = str(ranks.on_ranks(source, "--view full").displays)
+    assert "all_reduce In[" in shown
+    assert "barrier" in shown
