@@ -97,3 +97,29 @@ def test_the_lines_that_choose_a_gpu_choose_the_cpu_where_there_is_none(ranks):
     assert ranks.on_ranks(IMPORTS).status == "ok"
     cell = ranks.on_ranks(USUAL)
     assert cell.text == "rank 0    │ the first of 3\nranks 0–2 → 3\n"
+
+
+FORKED = """
+import multiprocessing, os, tempfile
+folder = tempfile.mkdtemp()
+
+def alone(place, count):
+    where = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=where, rank=place, world_size=count)
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    os._exit(int(t) if type(dist.group.WORLD).__name__ == "ProcessGroup" else 99)
+
+made = [multiprocessing.get_context("fork").Process(target=alone, args=(r, 3)) for r in range(3)]
+for process in made:
+    process.start()
+for process in made:
+    process.join()
+[process.exitcode for process in made]
+"""
+
+
+def test_processes_that_a_rank_forks_have_torchs_own_groups(ranks):
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    cell = ranks.on_ranks(FORKED, timeout=90)
+    assert cell.text == "ranks 0–2 → [3, 3, 3]\n"

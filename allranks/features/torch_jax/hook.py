@@ -24,6 +24,12 @@ def is_wanted() -> bool:
     return os.environ.get(SETTING, "") != "gloo"
 
 
+def _is_rank() -> bool:
+    """Whether this process is a rank; a process that a rank has forked is none."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return worlds.exists() and getattr(c10d, "_allranks", 0) == os.getpid()
+
+
 def install() -> None:
     """Wraps torch's functions in a program that is no rank of a notebook; imports torch."""
     wrap(importlib.import_module("torch.distributed.distributed_c10d"))
@@ -34,7 +40,7 @@ def wrap(c10d: ModuleType) -> None:
     module: Any = c10d
     if hasattr(module, "_allranks"):
         return
-    module._allranks = True
+    module._allranks = os.getpid()
     module._new_process_group_helper = _making(module._new_process_group_helper)
     module.rendezvous = _meeting(module.rendezvous)
     split = getattr(module, "split_group", None)
@@ -48,7 +54,7 @@ def wrap(c10d: ModuleType) -> None:
 def _making(make: Any) -> Any:
     @wraps(make)
     def helper(*args: Any, **options: Any) -> Any:
-        if not worlds.exists():
+        if not _is_rank():
             return make(*args, **options)
         from allranks.features.torch_jax import backend
 
@@ -62,7 +68,7 @@ def _meeting(rendezvous: Any) -> Any:
     def meet(url: Any, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
         # torch waits for its store for half an hour, where no interrupt reaches it. Once all ranks
         # have come, this wait is certain to end.
-        if worlds.exists() and str(url).startswith("env:"):
+        if _is_rank() and str(url).startswith("env:"):
             world = worlds.current()
             size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "0"))
             if size == world.size:
@@ -75,7 +81,7 @@ def _meeting(rendezvous: Any) -> Any:
 def _splitting(split: Any) -> Any:
     @wraps(split)
     def split_group(*args: Any, **options: Any) -> Any:
-        if not worlds.exists() or not is_wanted():
+        if not _is_rank() or not is_wanted():
             return split(*args, **options)
         from allranks.features.torch_jax import backend
 

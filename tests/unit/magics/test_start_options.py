@@ -7,7 +7,6 @@ import pytest
 from allranks.cluster.features import NotebookFeature, NotebookHooks
 from allranks.cluster.options import ClusterOptions, StartOption
 from allranks.errors import UsageError
-from allranks.features.torch_jax.notebook import TorchGroups
 from allranks.magics.options import cell_parser, parse_command
 
 FAST = StartOption("fast", "ALLRANKS_TEST_FAST", ("no", "yes"), "whether to be fast")
@@ -52,21 +51,3 @@ def test_the_line_of_a_feature_about_the_start_has_its_option():
     hooks = NotebookHooks([Fast, NotebookFeature])
     assert hooks.start_texts({"fast": "yes"}) == ["fast: yes"]
     assert hooks.take_failure() is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({}, "torch.distributed runs on allranks"), ({"torch": "gloo"}, "its own process groups")],
-)
-def test_the_start_says_whose_groups_torch_has(monkeypatch, settings, said):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert said in TorchGroups().start_text(settings)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert TorchGroups().start_text(settings) == ""
-
-
-def test_the_features_of_the_package_have_the_option_for_torch():
-    from allranks.features import load
-
-    found = [option.name for kind in load("notebook") for option in kind.start_options]
-    assert found == ["torch"]
