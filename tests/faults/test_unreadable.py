@@ -20,12 +20,13 @@ UNREADABLE = {
     "no record": "[b'7']",
 }
 LOSE_REPLY = """
-send = wire.send
-def lose_reply(record, *payloads):
-    wire.send = send
-    if rank != 1:
-        send(record, *payloads)
-wire.send = lose_reply
+send = wire._send_all
+def lose_reply(messages):
+    replies = [message for message in messages if type(message[0]).__name__ == "Reply"]
+    if replies:
+        wire._send_all = send
+    send([message for message in messages if rank != 1 or message not in replies])
+wire._send_all = lose_reply
 if rank == 1:
     wire._events.send_multipart([b'a reply that cannot be read'])
 """
