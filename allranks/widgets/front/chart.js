@@ -79,6 +79,7 @@ class Lines {
     this.times = new Map();
     this.sharers = new Map();
     this.looked = 0;
+    this.among = 0;       // lines of all ranks, or of the one
     this.extend();
   }
 
@@ -87,6 +88,7 @@ class Lines {
     const { texts, ranks, rows, only, pattern } = this;
     for (let i = this.looked; i < texts.length; i++) {
       if (only !== null && ranks[i] !== only) continue;
+      this.among++;
       if (pattern && !pattern.test(texts[i])) continue;
       if (this.fold && only === null && rows.length < FOLDED_LINES && this.joins(i)) continue;
       rows.push(i);

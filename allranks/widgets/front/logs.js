@@ -64,7 +64,7 @@ class LogsPanel {
     const found = lines.query ? `${lines.rows.length.toLocaleString("en")} of ` : "";
     const gone = lines.forgotten ? `, ${lines.forgotten.toLocaleString("en")} older ones in the log files` : "";
     const more = lines.skipped ? `, ${formatBytes(lines.skipped)} more in the log files` : "";
-    put(this.said, `${found}${lines.count.toLocaleString("en")} lines${whose}${gone}${more}`);
+    put(this.said, `${found}${lines.among.toLocaleString("en")} lines${whose}${gone}${more}`);
     this.drawRows();
   }
 
