@@ -59,7 +59,10 @@ for step in range(100_000):
     if step > 40 and os.path.exists("enough"): break
 print("trained")
 """
+# Long enough for a rank to say twice how much memory it uses.
 WIDE = """%%distributed --view full
+import time
+time.sleep(1.5)
 for step in range(200): log(step=step, loss=1 / (step + 3) ** 2)
 for line in range(100): print(f'{line:300}')"""
 #: Rank 0 has done little else than to wait, for a call that has not ended.

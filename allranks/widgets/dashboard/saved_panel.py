@@ -160,9 +160,11 @@ def table_html(table: Table, aligned: bool = False, bold: int | None = None) -> 
     def line(tag: str, cells: list[str], weight: str = "") -> str:
         sides = ["left" if column in table.words else "right" for column in range(len(cells))]
         styles = [f' style="text-align: {side}{weight}"' if aligned else "" for side in sides]
+        # A cell without words heads nothing.
+        tags = [tag if cell else "td" for cell in cells]
         parts = (
             f"<{tag}{style}>{escape(cell)}</{tag}>"
-            for style, cell in zip(styles, cells, strict=True)
+            for tag, style, cell in zip(tags, styles, cells, strict=True)
         )
         return f"<tr>{''.join(parts)}</tr>"
 
