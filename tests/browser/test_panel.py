@@ -148,7 +148,7 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     expect(curve(lab)).to_have_attribute("aria-label", ALL)
 
     button(lab, "Where are they?").click(timeout=30_000)
-    stacks = lab.output(1).get_by_role("region", name="where each rank is now").locator("details")
+    stacks = lab.output(1).get_by_role("group", name="where each rank is now").locator("details")
     expect(stacks).to_have_count(4)
     stacks.first.locator("summary").click()
     expect(stacks.first.locator("pre")).to_contain_text(re.compile(r"In\[\d+\]"))

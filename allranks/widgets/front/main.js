@@ -37,7 +37,7 @@ class Controls {
     this.profile = this.button("Profile", "look for 5 s where the ranks spend their time: a flame graph", () => data.send({ kind: "profile" }));
     this.profiled = make("p", { className: "ar-note ar-profiled", role: "status" });
     this.save = this.button("Save", "download the curves as CSV", () => download("curves.csv", curvesAsCsv(data)));
-    this.stacks = make("div", { className: "ar-where", hidden: true, role: "region", "aria-label": "where each rank is now" });
+    this.stacks = make("div", { className: "ar-where", hidden: true, role: "group", "aria-label": "where each rank is now" });
     this.stop = this.button("Stop all", "stop running and waiting members; finished ones stay", () => {
       this.stop.classList.add("ar-pressed");
       data.send({ kind: "stop", what: null });
@@ -181,7 +181,8 @@ function section(name, panel, data) {
     data.set({ closed: body.hidden ? [...others, name] : others });
     panel.draw();
   });
-  return make("section", { className: `ar-panel ar-panel-${name.replace(/\W+/g, "-")}`, "aria-label": name, hidden: true }, head, body);
+  // Not a <section>: a page with many panels would have many landmarks of the same name.
+  return make("div", { className: `ar-panel ar-panel-${name.replace(/\W+/g, "-")}`, role: "group", "aria-label": name, hidden: true }, head, body);
 }
 
 function show(data, el) {
