@@ -172,7 +172,8 @@ def legend(names: Sequence[str]) -> str:
     for index, name in enumerate(names):
         mark = "■" if index < len(COLOURS) else "▤"
         colour = COLOURS[index % len(COLOURS)]
-        parts.append(f'<span style="color: {colour}">{mark}</span> {escape(name)}')
+        words = escape(name).replace(" ", "&nbsp;")  # a line ends between names only
+        parts.append(f'<span style="color: {colour}">{mark}</span>&nbsp;{words}')
     return " &nbsp; ".join(parts)
 
 
