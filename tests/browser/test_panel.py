@@ -77,6 +77,15 @@ CAME = """least => {
     return steps.length === 4
         && steps.every(step => Number(step.replace(/[^0-9]/g, "")) >= least);
 }"""
+#: Whether a chart has the colour of each mark in its legend.
+LIKE_LEGEND = """canvas => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const has = new Set();
+    for (let i = 0; i < data.length; i += 4)
+        has.add(`rgb(${data[i]}, ${data[i + 1]}, ${data[i + 2]})`);
+    const marks = canvas.closest(".ar-panel").querySelectorAll(".ar-legend .ar-swatch");
+    return marks.length === 4 && [...marks].every(mark => has.has(mark.style.background));
+}"""
 #: Notes the height of the panel's output in every picture that the page draws.
 WATCH = """() => {
     const cell = document.querySelectorAll(".jp-Notebook .jp-Cell")[1];
@@ -327,14 +336,19 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     expect(graph).to_be_visible()
     look_closer(lab)
     tip_of(lab)
-    # What is faded beside a chosen rank is not to be read.
     panel(lab).locator(".ar-tile").nth(2).click()
     found += axe.look(lab, "after")
+    # It has changed the theme twice.
+    lab.page.wait_for_function(LIKE_LEGEND, arg=curve(lab).element_handle(), timeout=10_000)
     panel(lab).locator(".ar-tile").nth(2).click()
+    found += axe.look(lab, "after, rank 2 chosen")
     assert "\n".join(found) == ""
     widths.check(lab, 1, (panel(lab), 0.95), (strips(lab), 0.5))
     panel(lab).get_by_label("log scale").check()
     compared(lab)
+    lab.output(2).get_by_role("button", name="time", exact=True).click()
+    expect(lab.output(2).locator(".ar-memory table")).to_be_visible()
+    assert "\n".join(axe.look(lab, "beside others")) == ""
     button(lab, "timings").click()
     button(lab, "zoom in", exact=True).click()
     lab.wait_painted()

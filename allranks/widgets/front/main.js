@@ -213,7 +213,8 @@ function show(data, el) {
   const clock = setInterval(() => { if (!data.ended) soon(); }, 1000);
   const sizes = new ResizeObserver(soon);
   sizes.observe(root);
-  const theme = new MutationObserver(soon);
+  // One picture later: JupyterLab hides everything when it changes its theme, and what is hidden has no size.
+  const theme = new MutationObserver(() => requestAnimationFrame(soon));
   theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
   // At once: what replaces a live view must be as high in the very next picture.
   draw();
