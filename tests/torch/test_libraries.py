@@ -103,6 +103,12 @@ from torch.utils.data.distributed import DistributedSampler
 loader = DataLoader(data, 4, sampler=DistributedSampler(data, size, rank), num_workers=2)
 int(allreduce(sum(len(x) for x, _ in loader), Sum))
 """
+END = """
+from accelerate.state import AcceleratorState
+AcceleratorState._reset_state(reset_partial_state=True)
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
 LIBRARIES = {
     "Lightning's Trainer": (LIGHTNING, "ranks 0–2 → (3, 4, True)\n"),
     "Fabric": (FABRIC, "ranks 0–2 → (3, 2, True)\n"),
@@ -111,6 +117,13 @@ LIBRARIES = {
     "torch.distributed.checkpoint": (CHECKPOINT, "ranks 0–2 → True\n"),
     "workers of a DataLoader": (LOADER, "ranks 0–2 → 48\n"),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _leaves_nothing(ranks):
+    """Other tests use accelerate and groups of their own on the same ranks."""
+    yield
+    assert ranks.on_ranks(END).status == "ok"
 
 
 @pytest.mark.parametrize(("cell", "shown"), LIBRARIES.values(), ids=LIBRARIES.keys())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -185,15 +186,15 @@ def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others() -> None:
 def test_an_interrupt_ends_a_wait_inside_fit() -> None:
     class Late(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if batch == 1 and RANK == SIZE - 1:
-                time.sleep(60)
+            if batch == 1 and odd():
+                time.sleep(4)
 
     mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
     x, y = data()
-    with interrupted_after(2.0):
+    with nullcontext() if odd() else interrupted_after(2.0):
         fit = lambda: mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Late()])  # noqa: E731
         error = in_a_cell(fit)
-    assert isinstance(error, KeyboardInterrupt), error
+    assert isinstance(error, RankLeft if odd() else KeyboardInterrupt), error
     next_cell_works()
 
 
