@@ -180,7 +180,7 @@ $(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 	@touch $@
 
 # Its stamp is written only where torch was found, so that the next run looks again.
-$(TORCH)/.made: $(VENV)/.made tests/torch/requirements.txt tests/torch/install.sh pyproject.toml constraints.txt
+$(TORCH)/.made: $(VENV)/.made tests/torch/requirements.txt tests/torch/constraints.txt tests/torch/install.sh pyproject.toml constraints.txt
 	@sh tests/torch/install.sh $(TORCH) $(BIN)/python
 
 # CI takes the oldest Python, and runs a part of the tests on the newest one too.

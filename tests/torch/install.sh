@@ -31,5 +31,5 @@ if [ -n "$there" ]; then
     wanted=$folder/requirements.txt
 fi
 "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile \
-    --constraint constraints.txt --requirement "$wanted" --editable .
+    --constraint constraints.txt --constraint tests/torch/constraints.txt --requirement "$wanted" --editable .
 touch "$folder/.made"
