@@ -22,7 +22,7 @@ from allranks.features.torch_jax.works import CallWork, FinishedWork
 NO_LIMIT_SECONDS = 1800.0
 
 
-class Options:
+class GroupOptions:
     """The attributes that torch sets on the options of its own backends."""
 
     def __init__(self, timeout: timedelta | None) -> None:
@@ -54,7 +54,7 @@ class BaseGroup(dist.ProcessGroup):  # type: ignore[misc]
         """The name of the backend that was asked for."""
         self._name_in_cpp = "allranks"
         self._closed = False
-        self.options = Options(timeout)
+        self.options = GroupOptions(timeout)
         self._seconds = NO_LIMIT_SECONDS
         self._coalescing: list[Any] | None = None
         self._bound: Any = None

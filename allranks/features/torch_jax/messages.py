@@ -47,7 +47,7 @@ class Head:
         return np.frombuffer(data.ljust(_HEAD_BYTES), np.uint8)
 
 
-class Message:
+class IncomingMessage:
     """A message on its way to this rank, or here."""
 
     def __init__(self, source: int, data: Array) -> None:
@@ -115,10 +115,10 @@ class Receive(Transfer):
     take: Callable[[Array], None]
     site: Site
 
-    def accepts(self, message: Message) -> bool:
+    def accepts(self, message: IncomingMessage) -> bool:
         return message.key == self.key and message.source in self.peers
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: IncomingMessage) -> None:
         self.source, self.done = message.source, True
         found, data = message.dtype, message.data[_HEAD_BYTES:]
         if found != self.spec.dtype or data.nbytes != self.nbytes:
@@ -159,8 +159,8 @@ class Mailbox:
         self._epoch = self.world.epoch
         self._sends: list[tuple[Transfer, list[Any]]] = []
         self._receives: list[Receive] = []
-        self._coming: list[Message] = []
-        self._arrived: list[Message] = []
+        self._coming: list[IncomingMessage] = []
+        self._arrived: list[IncomingMessage] = []
 
     def _renew(self) -> None:
         # MPI may still write to the buffers of an epoch that has ended: they are held for ever.
@@ -182,7 +182,7 @@ class Mailbox:
         transfer.posted = True
         whole = np.concatenate([Head(group, tag, dtype, shape, site).pack(), data])
         if peer == self.world.rank:
-            message = Message(peer, whole)
+            message = IncomingMessage(peer, whole)
             message.read_head()
             transfer.done = True
             self._deliver(message)
@@ -220,7 +220,9 @@ class Mailbox:
         status = MPI.Status()
         improbe = MPI.Intracomm.Improbe
         while (found := improbe(self._comm, MPI.ANY_SOURCE, _TAG, status)) is not None:
-            message = Message(status.Get_source(), np.empty(status.Get_count(MPI.BYTE), np.uint8))
+            message = IncomingMessage(
+                status.Get_source(), np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            )
             self._hold(message.held, found.Irecv, message.data)
             self._coming.append(message)
         behind: set[int] = set()
@@ -234,7 +236,7 @@ class Mailbox:
             message.read_head()
             self._deliver(message)
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: IncomingMessage) -> None:
         receive = next((one for one in self._receives if one.accepts(message)), None)
         if receive is None:
             self._arrived.append(message)
