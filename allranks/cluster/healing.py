@@ -54,7 +54,8 @@ class Replacement:
                 try:
                     problem = self._try()
                 except TimeoutError as error:  # the next try would have no answer either
-                    problem = str(error)
+                    # The obstacle that earlier tries have met says more than the time.
+                    problem = "; ".join(filter(None, (problem, str(error))))
                     break
                 if not roster.dead:
                     ranks.all_up()
