@@ -13,8 +13,8 @@ except ImportError as _missing:
 
     raise MissingDependency(
         "allranks.tensorflow needs TensorFlow, and it cannot be imported on this rank: "
-        f'{_missing}. Install it: pip install "allranks[tensorflow]". '
-        "For Keras with another backend, type: import allranks.keras as hvd"
+        f"{_missing}. For Keras with another backend, type: import allranks.keras as hvd. "
+        'To install TensorFlow: pip install "allranks[tensorflow]"'
     ) from None
 
 from allranks.collectives import (
