@@ -19,24 +19,14 @@ from allranks import collectives
 from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
-from allranks.keras.private_names import import_private, replace, require
+from allranks.keras.private_names import import_private, replace, require, subclass
 from allranks.keras.versions import inner, keras
 
 _NAME = "DistributedOptimizer"
 
 
-def check_op(op: ReduceOp) -> None:
-    if op not in (Average, Sum):
-        found = getattr(op, "name", None) or repr(op)
-        raise UsageError(
-            f"DistributedOptimizer needs op=Average or op=Sum: found {found:.60}. "
-            "To reduce gradients by another operation, call allreduce in a training loop."
-        )
-
-
 def distribute(optimizer: Any, op: ReduceOp, process_set: ProcessSet, name: str | None) -> Any:
     """Makes an optimizer reduce its gradients over the ranks before it clips and applies them."""
-    check_op(op)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         distribute(optimizer.inner_optimizer, op, process_set, name)
         replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_ranks)
@@ -48,7 +38,7 @@ def distribute(optimizer: Any, op: ReduceOp, process_set: ProcessSet, name: str 
         )
     require(keras.optimizers.Optimizer, "apply", "_clip_gradients", "_backend_apply_gradients")
     if not isinstance(optimizer, Distributed):
-        optimizer.__class__ = _subclass(type(optimizer))
+        optimizer.__class__ = subclass(type(optimizer), Distributed)
     # Not by setattr, because Keras tracks what is assigned to an optimizer.
     settings = op, process_set, name or _NAME
     object.__setattr__(optimizer, "_allranks", settings)
@@ -57,19 +47,6 @@ def distribute(optimizer: Any, op: ReduceOp, process_set: ProcessSet, name: str 
         for function in ("make_train_function", "make_test_function"):
             replace(trainer, function, _raising_kept_errors(function.replace("make_", "")))
     return optimizer
-
-
-_subclasses: dict[type, type] = {}
-
-
-def _subclass(kind: type) -> type:
-    made = _subclasses.get(kind)
-    if made is None:
-        # A saved model contains the name and the module of its optimizer's class.
-        module = "keras.optimizers" if kind.__module__.startswith("keras.") else kind.__module__
-        names = {"__module__": module, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
-        made = _subclasses[kind] = type(kind.__name__, (Distributed, kind), names)
-    return made
 
 
 class Distributed:
@@ -236,9 +213,14 @@ def DistributedOptimizer(
     Raises:
         UsageError: ``optimizer`` is not an optimizer of Keras, or ``op`` is another one.
     """
-    check_op(op)
     if keras.backend.backend() == "tensorflow":
         from allranks.tensorflow import keras_optimizer
 
         return keras_optimizer.DistributedOptimizer(optimizer, name, op=op, process_set=process_set)
+    if op not in (Average, Sum):
+        found = getattr(op, "name", None) or repr(op)
+        raise UsageError(
+            f"DistributedOptimizer needs op=Average or op=Sum: found {found:.60}. "
+            "To reduce gradients by another operation, call allreduce in a training loop."
+        )
     return distribute(optimizer, op, process_set, name)

@@ -52,3 +52,27 @@ def replace(owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
         replacement = functools.wraps(function)(wrapped(function))
         setattr(replacement, _REPLACED, True)
         setattr(owner, name, replacement)
+
+
+_subclasses: dict[type, type] = {}
+
+
+def subclass(kind: type, methods: type) -> type:
+    """Returns a class of the same name that has the methods too; it is made once."""
+    made = _subclasses.get(kind)
+    if made is None:
+        # Keras 3 also where `tf.keras` is Keras 2, because it has the registry.
+        import keras
+
+        # A saved model contains the name and the module of its optimizer's class.
+        ours = kind.__module__.startswith("keras.")
+        module = "keras.optimizers" if ours else kind.__module__
+        names = {"__module__": module, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        made = _subclasses[kind] = type(kind.__name__, (methods, kind), names)
+        package = keras.saving.get_registered_name(kind)
+        if package != kind.__name__:
+            # A class that the user has registered is saved under its registered name.
+            keras.saving.get_custom_objects()  # creates the registry
+            registry = import_private("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES")
+            registry.GLOBAL_CUSTOM_NAMES[made] = package
+    return made

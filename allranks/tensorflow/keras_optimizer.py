@@ -20,7 +20,7 @@ from allranks import collectives
 from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
-from allranks.keras.private_names import import_private, replace, require
+from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import build, inner, is_legacy
 from allranks.tensorflow.compression import Compression
 from allranks.tensorflow.gradients import GradientReduction
@@ -109,7 +109,7 @@ def distribute(optimizer: Any, reduction: GradientReduction, passes: int, summed
     if passes > 1:
         _accumulate(optimizer, passes)
     if not isinstance(optimizer, Keras3Distributed):
-        optimizer.__class__ = _subclass(type(optimizer), Keras3Distributed)
+        optimizer.__class__ = subclass(type(optimizer), Keras3Distributed)
     _set(optimizer, _allranks=reduction, _allranks_factor=float(passes) if summed else 1.0)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_ranks)
     _switch_off_xla()
@@ -122,7 +122,7 @@ def _distribute_keras_2(
     if not isinstance(optimizer, Keras2Distributed):
         older = hasattr(optimizer, "_create_all_weights")
         require(type(optimizer), "_aggregate_gradients" if older else "aggregate_gradients")
-        optimizer.__class__ = _subclass(type(optimizer), Keras2Distributed)
+        optimizer.__class__ = subclass(type(optimizer), Keras2Distributed)
     sums = GradientSums(passes, summed) if passes > 1 else None
     _set(optimizer, _allranks=reduction, _allranks_sums=sums)
 
@@ -131,26 +131,6 @@ def _set(optimizer: Any, **attributes: Any) -> None:
     # Not by setattr, because Keras tracks variables that are assigned to an optimizer.
     for name, value in attributes.items():
         object.__setattr__(optimizer, name, value)
-
-
-_subclasses: dict[type, type] = {}
-
-
-def _subclass(kind: type, methods: type) -> type:
-    made = _subclasses.get(kind)
-    if made is None:
-        # A saved model contains the name and the module of its optimizer's class.
-        ours = kind.__module__.startswith("keras.")
-        module = "keras.optimizers" if ours else kind.__module__
-        names = {"__module__": module, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
-        made = _subclasses[kind] = type(kind.__name__, (methods, kind), names)
-        package = keras.saving.get_registered_name(kind)
-        if package != kind.__name__:
-            # A class that the user has registered is saved under its registered name.
-            keras.saving.get_custom_objects()  # creates the registry
-            registry = import_private("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES")
-            registry.GLOBAL_CUSTOM_NAMES[made] = package
-    return made
 
 
 class _Distributed:

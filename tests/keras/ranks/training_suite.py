@@ -138,6 +138,11 @@ def test_only_the_first_rank_writes_a_checkpoint() -> None:
             np.testing.assert_array_equal(found, expected)
 
 
+@keras.saving.register_keras_serializable(package="mine")
+class Own(keras.optimizers.SGD):
+    """An optimizer that a user has registered."""
+
+
 def test_a_saved_and_a_pickled_optimizer_are_those_of_keras_and_distributed() -> None:
     x, y = data()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
@@ -145,6 +150,8 @@ def test_a_saved_and_a_pickled_optimizer_are_those_of_keras_and_distributed() ->
     model.fit(share(x), share(y), ROWS, 1, 0)
     config = keras.saving.serialize_keras_object(optimizer)
     assert (config["module"], config["class_name"]) == ("keras.optimizers", "Adam")
+    own = keras.saving.serialize_keras_object(hvd.DistributedOptimizer(Own(0.01)))
+    assert own["registered_name"] == "mine>Own"
     again = pickle.loads(pickle.dumps(optimizer))
     assert type(again) is type(optimizer)
     assert float(keras.ops.convert_to_numpy(again.learning_rate)) == pytest.approx(0.01)
