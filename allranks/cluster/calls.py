@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 import cloudpickle
 
-from allranks.cluster.cells import CellRun, View
+from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.healing import HealedCells
 from allranks.errors import CellFailed, UsageError
@@ -22,37 +23,27 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.01
 
 
-class CapturedOutput:
+class CapturedOutput(HiddenView):
     """A view that shows nothing, and has what each rank printed: ``captured[0]`` is rank 0's text.
 
     Displays are in it as text. For the whole output, including long output, see the logs.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[str]] = {}
+        self._parts = defaultdict[int, list[str]](list)
         self.notices: list[str] = []
         """Lines about the call as a whole."""
+        super().__init__(self._take, self.notices.append)
 
-    def output(self, batch: Output) -> None:
-        """Keeps what a rank has printed."""
-        parts = self._parts.setdefault(batch.rank, [])
+    def _take(self, batch: Output) -> None:
         for kind, *rest in batch.entries:
             if kind in ("out", "err"):
-                parts.append(rest[0])
+                self._parts[batch.rank].append(rest[0])
             elif kind in ("display", "result"):
-                parts.append(f"{rest[0].get('text/plain', '')}\n")
-
-    def notice(self, text: str) -> None:
-        """Keeps a line about the call."""
-        self.notices.append(text)
+                self._parts[batch.rank].append(f"{rest[0].get('text/plain', '')}\n")
 
     def __getitem__(self, rank: int) -> str:
         return "".join(self._parts.get(rank, ()))
-
-    def _ignore(self, *_: object) -> None:
-        """Shows nothing: the end of a call is returned or raised."""
-
-    telemetry = left = make_way = refresh = finish = _ignore
 
 
 class Calls(HealedCells):

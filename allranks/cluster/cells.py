@@ -125,14 +125,16 @@ class HiddenView:
         self._tell = tell
 
     def output(self, batch: Output) -> None:
-        # As output of a thread, which the next cell shows.
+        """Passes on what a rank has printed."""
         if batch.entries:
             self._keep(batch)
 
     def notice(self, text: str) -> None:
+        """Passes on a line about the cell as a whole."""
         self._tell(text)
 
-    def _drop(self, *_: object) -> None: ...  # the end of the cell is returned or raised
+    def _drop(self, *_: object) -> None:
+        """Shows nothing: the end of the cell is returned or raised."""
 
     telemetry = left = make_way = refresh = finish = _drop
 
