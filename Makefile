@@ -24,6 +24,7 @@ SHELL := /bin/sh
 LAB ?= 01_ranks
 NOTEBOOK = notebooks/$(basename $(notdir $(LAB))).ipynb
 VENV := .venv
+LABEXTENSIONS := share/jupyter/labextensions
 MPICH := .venv-mpich
 CUPY := .venv-cupy
 TORCH := .venv-torch
@@ -162,6 +163,9 @@ $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
 	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): a few minutes the first time.'
 	@$(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@# A link instead of the copy, so that a change is seen when the page is loaded again.
+	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
+	@ln -s $(CURDIR)/allranks/features/toolbar/labextension $(VENV)/$(LABEXTENSIONS)/allranks
 	@touch $@
 
 # The collectives run on both MPI wheels, and one environment cannot hold both. Nor is the real cupy

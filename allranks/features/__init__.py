@@ -37,6 +37,7 @@ BUILT_IN: tuple[str, ...] = (
     "heal",
     "attach",
     "ensemble",
+    "toolbar",
 )
 GROUP = "allranks.features"
 

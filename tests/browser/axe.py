@@ -48,26 +48,27 @@ def script() -> str | None:
     return kept.read_text("utf-8")
 
 
-def problems(page: Page, source: str) -> list[str]:
+def problems(page: Page, source: str, where: str) -> list[str]:
     page.evaluate(source)
     # JupyterLab's body is 0 px high and hides what is outside of it, as it seems to axe-core: it
     # would look at no text at all.
     page.evaluate("document.body.style.height = '100vh'")
     found: dict[str, list[dict[str, Any]]] = page.evaluate(
-        """async () => {
-            const { violations, passes } = await axe.run(".ar-dashboard");
+        """async where => {
+            const { violations, passes } = await axe.run(where);
             const nodes = ({ id, nodes }) => nodes.map(({ target, failureSummary }) =>
                 ({ id, target: target[0], failureSummary }));
             return { violations: violations.flatMap(nodes), passes: passes.flatMap(nodes) };
-        }"""
+        }""",
+        where,
     )
     page.evaluate("document.body.style.height = ''")
     assert sum(one["id"] == "color-contrast" for one in found["passes"]) > 10, "no text was seen"
     return [f"{one['id']}: {one['target']}: {one['failureSummary']}" for one in found["violations"]]
 
 
-def look(lab: Lab, when: str) -> list[str]:
-    """Returns what axe-core finds in the page's panel in both themes."""
+def look(lab: Lab, when: str, where: str = ".ar-dashboard") -> list[str]:
+    """Returns what axe-core finds in the page's panel, or elsewhere in it, in both themes."""
     source = script()
     if source is None:
         skip_missing(MISSING)
@@ -75,7 +76,7 @@ def look(lab: Lab, when: str) -> list[str]:
     for theme in THEMES:
         lab.choose_theme(theme)
         lab.wait_painted()
-        lab.page.locator(".ar-dashboard").first.scroll_into_view_if_needed()
-        found += [f"{when}, {theme}: {one}" for one in problems(lab.page, source)]
+        lab.page.locator(where).first.scroll_into_view_if_needed()
+        found += [f"{when}, {theme}: {one}" for one in problems(lab.page, source, where)]
     lab.choose_theme(THEMES[0])
     return found

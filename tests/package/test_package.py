@@ -61,7 +61,15 @@ def metadata(wheel: Path) -> tuple[Message, str]:
 def test_the_wheel_has_the_package_and_nothing_else(built, repository):
     package = {name for name in committed(repository) if name.startswith("allranks/")}
     found = files_of_wheel(built[1])
-    assert {name for name in found if ".dist-info/" not in name} == package
+    # JupyterLab looks for its extensions there.
+    source, target = "allranks/features/toolbar/labextension/", "share/jupyter/labextensions"
+    extension = {
+        f"{ROOT}.data/data/{target}/allranks/{name.removeprefix(source)}"
+        for name in package
+        if name.startswith(source)
+    }
+    assert len(extension) == 4
+    assert {name for name in found if ".dist-info/" not in name} == package | extension
     assert f"{ROOT}.dist-info/licenses/LICENSE" in found
 
 

@@ -1,0 +1,359 @@
+// The ranks of the current notebook: a field in its toolbar, a sidebar, and a card in the launcher.
+// What they do is typed into the kernel as %distributed commands; what they show comes over a comm
+// that allranks/features/toolbar/notebook.py has registered.
+
+const TARGET = "allranks.ranks";
+const SIZES = [2, 4, 8];
+const LOOK_MS = 1000;
+const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" width="16" height="16">
+  <g class="jp-icon3" fill="#616161"><circle cx="3.5" cy="3.5" r="2"/><circle cx="12.5" cy="3.5" r="2"/>
+  <circle cx="3.5" cy="12.5" r="2"/><circle cx="12.5" cy="12.5" r="2"/><path d="M5 3h6v1H5zM5 12h6v1H5zM3
+  5h1v6H3zM12 5h1v6h-1z"/></g></svg>`;
+
+const element = (tag, properties = {}, ...children) => {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+};
+
+// A kernel colours what it prints.
+const plain = (text) => text.replace(/\x1b\[[0-9;]*m/g, "");
+
+const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
+
+/** The ranks of one notebook. `state` is null until the kernel has loaded allranks. */
+class Ranks {
+  constructor(panel) {
+    this.panel = panel;
+    this.python = false;
+    this.state = null;
+    this.doing = "";
+    this.text = "";
+    this.cells = 0;
+    this.listeners = new Set();
+    this.comm = null;
+    panel.sessionContext.statusChanged.connect((_, status) => {
+      if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) this.forget();
+    });
+    panel.sessionContext.kernelChanged.connect(() => void this.look());
+    void panel.sessionContext.ready.then(() => this.look());
+  }
+
+  /** Looks at a kernel that is new to this notebook. */
+  async look() {
+    this.forget();
+    const language = (await this.kernel?.info)?.language_info.name;
+    this.python = language === "python";
+    this.changed();
+    if (this.python) await this.ask();
+  }
+
+  get kernel() {
+    return this.panel.sessionContext.session?.kernel ?? null;
+  }
+
+  get size() {
+    return this.state?.ranks.length ?? 0;
+  }
+
+  get title() {
+    if (this.doing) return this.doing;
+    if (!this.size) return "no ranks";
+    const ranks = this.size === 1 ? "1 rank" : `${this.size} ranks`;
+    const hosts = [...new Set(this.state.ranks.map((one) => one.host))];
+    return `${ranks} on ${hosts.length > 2 ? `${hosts.length} hosts` : hosts.join(", ")}`;
+  }
+
+  changed() {
+    for (const listener of this.listeners) listener();
+  }
+
+  forget() {
+    Object.assign(this, { state: null, comm: null, doing: "", text: "", cells: 0 });
+    this.changed();
+  }
+
+  /** Asks the kernel for the state. Does nothing in a kernel that has not loaded allranks. */
+  async ask() {
+    const kernel = this.kernel;
+    if (!kernel) return;
+    if (this.comm === null) {
+      const info = await kernel.requestCommInfo({ target_name: TARGET });
+      if (kernel !== this.kernel || this.comm !== null || !info.content.comms?.[TARGET]) return;
+      // Without open(): the kernel has made the other end.
+      this.comm = kernel.createComm(TARGET, TARGET);
+      this.comm.onMsg = (message) => {
+        this.state = message.content.data;
+        this.changed();
+      };
+    }
+    this.comm.send({});
+  }
+
+  /** Runs commands one after the other, and shows what they print; true if none has failed. */
+  async type(doing, commands) {
+    const kernel = this.kernel;
+    if (!kernel || this.doing) return false;
+    Object.assign(this, { doing, text: "" });
+    this.changed();
+    let failed = false;
+    for (const code of commands) {
+      const future = kernel.requestExecute({ code, store_history: false, allow_stdin: false });
+      future.onIOPub = ({ header, content }) => {
+        if (header.msg_type === "stream" && !code.startsWith("%load_ext")) this.text += plain(content.text);
+        if (header.msg_type === "error") this.text += `${plain(content.evalue)}\n`;
+        this.changed();
+      };
+      try {
+        failed = (await future.done).content.status !== "ok";
+      } catch {
+        failed = true; // the kernel has ended
+      }
+      if (failed) break;
+    }
+    this.doing = "";
+    this.changed();
+    await this.ask();
+    return !failed;
+  }
+
+  start(options) {
+    const load = this.comm === null ? ["%load_ext allranks"] : [];
+    return this.type("starting …", [...load, `%distributed start ${options}`, "%distributed on"]);
+  }
+}
+
+export const plugins = (packages) => {
+  const { ILauncher, INotebookTracker, InputDialog, LabIcon, MenuSvg, NotebookActions } = packages;
+  const { Dialog, Notification, Widget, showDialog } = packages;
+  const icon = new LabIcon({ name: "allranks:ranks", svgstr: ICON });
+
+  const report = async (ranks, done) => {
+    if (await done) return;
+    const missing = ranks.text.includes("No module named 'allranks'");
+    const advice = missing ? "allranks is not installed for this kernel. Type in a cell: %pip install allranks" : "";
+    Notification.error(advice || ranks.text.trim() || "The command has not run.", { autoClose: false });
+  };
+
+  /** What the toolbar's menu, the sidebar and the palette have in common. */
+  const addCommands = (app, current) => {
+    const add = (name, label, execute, more = {}) =>
+      app.commands.addCommand(`allranks:${name}`, { label, execute, isEnabled: () => current() !== null, ...more });
+    const running = { isEnabled: () => Boolean(current()?.size) && !current().doing };
+    const idle = { isEnabled: () => Boolean(current()?.python) && !current().size && !current().doing };
+
+    add("start", ({ n }) => (n ? `Start ${n} ranks` : "Start ranks …"), async ({ n }) => {
+      const ranks = current();
+      let options = n ? `-n ${n}` : "";
+      if (!n) {
+        const asked = await InputDialog.getText({
+          title: "Start ranks",
+          label: "Options of %distributed start, for example: -n 4 --on ssh:h1:2,h2:2",
+          text: "-n 4",
+        });
+        if (!asked.button.accept) return;
+        options = asked.value ?? "";
+      }
+      await report(ranks, ranks.start(options.replace(/\s+/g, " ")));
+    }, idle);
+    add("every-cell", "Every cell runs on the ranks", async () => {
+      const ranks = current();
+      await report(ranks, ranks.type("…", [`%distributed ${ranks.state.every_cell ? "off" : "on"}`]));
+    }, { ...running, isToggled: () => Boolean(current()?.state?.every_cell) });
+    add("interrupt", "Interrupt the cell", () => current().kernel.interrupt(), running);
+    add("restart", "Restart the ranks", async () => {
+      const ranks = current();
+      const asked = await showDialog({
+        title: "Restart the ranks?",
+        body: "This deletes all variables on the ranks. Those of the notebook stay.",
+        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: "Restart" })],
+      });
+      if (asked.button.accept) await report(ranks, ranks.type("restarting …", ["%distributed restart"]));
+    }, running);
+    add("stop", "Stop the ranks", async () => {
+      const ranks = current();
+      await report(ranks, ranks.type("stopping …", ["%distributed off", "%distributed stop"]));
+    }, running);
+    add("show", "Show the ranks", () => app.shell.activateById("allranks-ranks"), { isEnabled: () => true });
+  };
+
+  const makeMenu = (app) => {
+    const menu = new MenuSvg({ commands: app.commands });
+    for (const n of SIZES) menu.addItem({ command: "allranks:start", args: { n } });
+    menu.addItem({ command: "allranks:start" });
+    menu.addItem({ type: "separator" });
+    for (const name of ["every-cell", "interrupt", "restart", "stop"]) menu.addItem({ command: `allranks:${name}` });
+    menu.addItem({ type: "separator" });
+    menu.addItem({ command: "allranks:show" });
+    return menu;
+  };
+
+  class Field extends Widget {
+    constructor(ranks, open) {
+      super();
+      this.addClass("jp-ToolbarButton");
+      this.button = element("button", { className: "jp-allranks-field", title: "The ranks of this notebook" });
+      this.button.setAttribute("aria-haspopup", "menu");
+      this.button.onclick = () => {
+        const { left, bottom } = this.button.getBoundingClientRect();
+        open(left, bottom);
+      };
+      this.node.append(this.button);
+      this.ranks = ranks;
+      this.draw = () => {
+        this.setHidden(!ranks.python);
+        this.button.replaceChildren(icon.element(), element("span", { textContent: ranks.title }));
+      };
+      ranks.listeners.add(this.draw);
+      this.draw();
+    }
+
+    dispose() {
+      this.ranks.listeners.delete(this.draw);
+      super.dispose();
+    }
+  }
+
+  class Sidebar extends Widget {
+    constructor(app, current) {
+      super();
+      Object.assign(this, { app, current, id: "allranks-ranks" });
+      this.title.icon = icon;
+      this.title.caption = "Ranks";
+      this.addClass("jp-allranks-sidebar");
+      this.node.setAttribute("role", "region");
+      this.node.setAttribute("aria-label", "Ranks of the notebook");
+      this.draw();
+    }
+
+    onAfterShow() {
+      void this.current()?.ask();
+    }
+
+    draw() {
+      const ranks = this.current();
+      const parts = [element("h2", { textContent: ranks ? ranks.panel.title.label : "Ranks" })];
+      if (ranks === null) {
+        parts.push(element("p", { textContent: "Open a notebook to start ranks." }));
+      } else {
+        parts.push(element("p", { textContent: ranks.python ? ranks.title : "Ranks need a Python kernel." }), this.buttons(ranks));
+        if (ranks.size) parts.push(...this.table(ranks));
+        if (ranks.text) parts.push(element("pre", { textContent: ranks.text.trim() }));
+      }
+      this.node.replaceChildren(...parts);
+    }
+
+    buttons(ranks) {
+      const { commands } = this.app;
+      const row = element("div", { className: "jp-allranks-buttons" });
+      const add = (label, command, args = {}) => {
+        const id = `allranks:${command}`;
+        if (commands.isEnabled(id, args)) {
+          row.append(element("button", { textContent: label, onclick: () => void commands.execute(id, args) }));
+        }
+      };
+      for (const n of SIZES) add(`Start ${n}`, "start", { n });
+      add("Start …", "start");
+      if (ranks.cells) add("Interrupt", "interrupt");
+      add(ranks.state?.every_cell ? "Run cells in the notebook" : "Run every cell on the ranks", "every-cell");
+      add("Restart", "restart");
+      add("Stop", "stop");
+      return row;
+    }
+
+    table(ranks) {
+      const head = ["rank", "device", "memory", "state"].map((text) => element("th", { textContent: text, scope: "col" }));
+      const body = element("tbody");
+      const hosts = Map.groupBy(ranks.state.ranks, (one) => one.host);
+      for (const [host, there] of hosts) {
+        if (hosts.size > 1) body.append(element("tr", {}, element("th", { textContent: host, colSpan: 4, scope: "colgroup" })));
+        for (const one of there) {
+          const texts = [one.rank, one.device, megabytes(one.nbytes), one.state];
+          const cells = texts.map((text) => element("td", { textContent: text, title: text }));
+          cells[0].title = `process ${one.pid} on ${host}`;
+          if (["dead", "silent", "stopped"].includes(one.state)) cells[3].classList.add("jp-allranks-bad");
+          body.append(element("tr", {}, ...cells));
+          if (one.line) {
+            const line = { textContent: one.line, title: one.line, colSpan: 4, className: "jp-allranks-line" };
+            body.append(element("tr", {}, element("td", line)));
+          }
+        }
+      }
+      const table = element("table", {}, element("thead", {}, element("tr", {}, ...head)), body);
+      return [table, element("h3", { textContent: "Logs" }), element("pre", { textContent: ranks.state.logs })];
+    }
+  }
+
+  const plugin = {
+    id: "allranks:ranks",
+    description: "The ranks of a notebook in its toolbar and in a sidebar.",
+    autoStart: true,
+    requires: [INotebookTracker],
+    optional: ILauncher ? [ILauncher] : [],
+    activate: (app, tracker, launcher) => {
+      const known = new Map();
+      const current = () => known.get(tracker.currentWidget) ?? null;
+      addCommands(app, current);
+      const menu = makeMenu(app);
+      const sidebar = new Sidebar(app, current);
+      app.shell.add(sidebar, "left", { rank: 900, type: "Ranks" });
+
+      const changed = (ranks) => {
+        if (ranks !== current()) return;
+        for (const name of ["start", "every-cell", "interrupt", "restart", "stop"]) {
+          app.commands.notifyCommandChanged(`allranks:${name}`);
+        }
+        sidebar.draw();
+      };
+
+      tracker.widgetAdded.connect((_, panel) => {
+        const ranks = new Ranks(panel);
+        known.set(panel, ranks);
+        ranks.listeners.add(() => changed(ranks));
+        panel.disposed.connect(() => known.delete(panel));
+        panel.toolbar.insertBefore("spacer", "allranks", new Field(ranks, (x, y) => {
+          if (tracker.currentWidget !== panel) app.shell.activateById(panel.id);
+          menu.open(x, y);
+        }));
+      });
+      tracker.currentChanged.connect(() => sidebar.draw());
+
+      // Questions only around cells: they count as activity of the kernel, and an idle kernel may
+      // have to be culled.
+      const find = (notebook) => [...known.values()].find((ranks) => ranks.panel.content === notebook);
+      NotebookActions.executionScheduled.connect((_, { notebook }) => {
+        const ranks = find(notebook);
+        if (ranks) ranks.cells += 1;
+      });
+      NotebookActions.executed.connect((_, { notebook }) => {
+        const ranks = find(notebook);
+        if (!ranks) return;
+        ranks.cells = Math.max(0, ranks.cells - 1);
+        void ranks.ask();
+      });
+      setInterval(() => {
+        const ranks = current();
+        if (ranks?.cells && ranks.comm && sidebar.isVisible && !document.hidden) void ranks.ask();
+      }, LOOK_MS);
+
+      if (launcher) {
+        app.commands.addCommand("allranks:new-notebook", {
+          label: "4 ranks",
+          caption: "A notebook whose cells run on four ranks",
+          icon,
+          execute: async ({ cwd }) => {
+            const { path } = await app.serviceManager.contents.newUntitled({ path: cwd, type: "notebook" });
+            const kernel = { name: app.serviceManager.kernelspecs.specs?.default ?? "python3" };
+            const panel = await app.commands.execute("docmanager:open", { path, factory: "Notebook", kernel });
+            await panel.sessionContext.ready;
+            const ranks = known.get(panel);
+            await report(ranks, ranks.start("-n 4"));
+            return panel;
+          },
+        });
+        launcher.add({ command: "allranks:new-notebook", category: "Notebook", rank: 10 });
+      }
+    },
+  };
+  return [plugin];
+};

@@ -1,0 +1,106 @@
+"""The ranks in the toolbar, the sidebar and the launcher: no magic is typed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import expect
+
+from tests.browser import axe
+from tests.browser.conftest import PICTURES
+
+FIELD, SIDEBAR = ".jp-allranks-field", ".jp-allranks-sidebar"
+SOURCES = [
+    "print('hello from', rank)",
+    "import time\nwhile not open('go').read():\n    time.sleep(0.1)",
+    "import os\nif rank == 1: os._exit(3)\nbarrier()",
+    "print('still', rank)",
+]
+
+
+@pytest.fixture
+def opened(lab):
+    cells = [new_code_cell(source) for source in SOURCES]
+    return lab.open(lab.server.add(new_notebook(cells=cells)))
+
+
+def choose(lab, item):
+    lab.page.locator(FIELD).click()
+    lab.page.get_by_role("menuitem", name=item).click()
+
+
+def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
+    lab, page = opened, opened.page
+    (lab.server.root / "go").touch()
+    expect(page.locator(FIELD)).to_have_text("no ranks")
+    choose(lab, "Start 4 ranks")
+    expect(page.locator(FIELD)).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+    lab.run_cell(0)
+    lab.wait_for(0, "hello from 3")
+
+    lab.command("allranks:show")
+    sidebar = page.locator(SIDEBAR)
+    expect(sidebar.locator("tbody tr")).to_have_count(4)
+    expect(sidebar).to_contain_text("idle")
+    lab.run_cell(1)
+    expect(sidebar).to_contain_text("running")
+    expect(sidebar).to_contain_text(re.compile(r"In\[2\]:[23] "))
+    lab.screenshot(PICTURES / "toolbar_running.png")
+    (lab.server.root / "go").write_text("now")
+    lab.wait_idle()
+    assert axe.look(lab, "sidebar", SIDEBAR) == []
+
+    lab.run_cell(2)
+    lab.wait_for(2, "rank 1 ")
+    lab.wait_idle()
+    lab.run_cell(3)
+    lab.wait_for(3, "still")
+    expect(sidebar.locator("tbody tr")).to_have_count(4)
+
+    sidebar.get_by_role("button", name="Run cells in the notebook").click()
+    expect(sidebar.get_by_role("button", name="Run every cell on the ranks")).to_be_visible()
+    lab.write(3, "'rank' in globals()")
+    lab.run_cell(3)
+    lab.wait_for(3, "False")
+    sidebar.get_by_role("button", name="Stop").click()
+    expect(page.locator(FIELD)).to_have_text("no ranks")
+    expect(sidebar).to_contain_text("The ranks are stopped.")
+    assert lab.complaints == []
+
+
+def test_what_cannot_start_is_said_and_a_restarted_kernel_has_no_ranks(opened):
+    lab, page = opened, opened.page
+    choose(lab, "Start ranks")
+    page.locator(".jp-Dialog input").fill("-n 2 --on nowhere")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    expect(page.locator(".Toastify__toast")).to_contain_text("nowhere", timeout=60_000)
+    choose(lab, "Start 2 ranks")
+    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    expect(page.locator(FIELD)).to_have_text("no ranks")
+    # A page that is loaded again finds the ranks of its kernel.
+    choose(lab, "Start 2 ranks")
+    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    lab.save()
+    page.reload()
+    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+
+
+def test_a_card_in_the_launcher_opens_a_notebook_on_four_ranks(opened):
+    page = opened.page
+    opened.command("launcher:create")
+    page.locator(".jp-LauncherCard", has_text="4 ranks").click()
+    expect(page.locator(FIELD).last).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+
+
+def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
+    lab, page = opened, opened.page
+    name = page.evaluate("() => jupyterapp.shell.currentWidget.context.path")
+    lab.close()
+    page.goto(f"{lab.server.url}/notebooks/{name}?token={lab.server.token}")
+    choose(lab, "Start 2 ranks")
+    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    choose(lab, "Show the ranks")
+    expect(page.locator(SIDEBAR).locator("tbody tr")).to_have_count(2)
