@@ -93,6 +93,14 @@ def test_what_cannot_be_is_refused_and_the_ranks_live_on(notebook, where, said):
     assert notebook.on_ranks("kept", "-r 0").text == "rank 0 → 0\n"
 
 
+def test_hosts_start_that_are_not_next_to_the_first_in_the_tree_of_mpiexec(new_notebook):
+    # By default this is so from the 66th host on.
+    notebook = new_notebook(env={"PRTE_MCA_rml_base_radix": "1"})
+    cell = notebook.on_ranks("allreduce(rank, Sum)", "--on ssh:h0,h1,h2")
+    assert "ranks 0–2 → 3" in cell.text, cell.text
+    notebook.shutdown()
+
+
 #: What cells write to the temporary folder is to be read on both hosts.
 PLACE = '[pair]\non = "{on}"\nenvironment = {{ TMPDIR = "{folder}" }}\n'
 

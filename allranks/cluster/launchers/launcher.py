@@ -57,6 +57,7 @@ _PASSED_ON = re.compile(
 _NOT_PASSED_ON = (ADDRESS, PORTS, "ALLRANKS_LOG_DIR")
 
 _HOST = re.compile(r"([\w.@-]+)(?::(\d+))?")
+_MOST_HOSTS = 100_000
 _CLOSE_SECONDS = 2.0
 _SHOWN_LINES = 5
 
@@ -238,6 +239,10 @@ class MultiHostLauncher(Launcher):
         settings = mpi_environment(alone=False) | OTHERS_LAUNCHERS
         # Otherwise Open MPI's helper detaches from the process that started it, and outlives it.
         settings["PRTE_MCA_prte_leave_session_attached"] = "1"
+        # Only the first host can ask the notebook: above 64 hosts, mpiexec would leave the start of
+        # some hosts to others. Its requests last as long as the hosts: a limit blocks the rest.
+        settings["PRTE_MCA_plm_ssh_no_tree_spawn"] = "1"
+        settings["PRTE_MCA_plm_ssh_num_concurrent"] = str(_MOST_HOSTS)
         settings["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
         settings.pop("HOME", None)
         passed = {
