@@ -23,7 +23,7 @@ from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sockets import EventQueue, Interceptors, RankSockets
 from allranks.errors import StartFailed
-from allranks.records.config import LIMIT_SECONDS, HostAgentConfig, Invitation, version
+from allranks.records.config import HostAgentConfig, Invitation, lease_seconds, version
 
 
 def open_sockets(
@@ -58,7 +58,7 @@ def open_sockets(
         ) from error
     log_dir = folders.make_log_folder()
     session_dir = folders.name_session_folder(place)
-    wire = RankSockets(inbox, hooks, address, allowed)
+    wire = RankSockets(inbox, hooks, address, allowed, lease_seconds=lease_seconds())
     config = HostAgentConfig(
         size=size,
         launch=tuple(command),
@@ -228,9 +228,6 @@ def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
         return "launcher", {"text": line.decode("utf-8", "replace")}
 
 
-_SILENT = f"is cut off or has crashed: no heartbeat for {LIMIT_SECONDS:g} s"
-
-
 class MultiHostAgents:
     """The host agents of several hosts, started by one job of the launcher.
 
@@ -259,7 +256,9 @@ class MultiHostAgents:
         self._stopping = False
         wire.deliver_host = self._handle
         # The job is started last: its hosts may connect at once.
-        invitation = Invitation(wire.commands_url, wire.events_url, wire.key)
+        invitation = Invitation(
+            wire.commands_url, wire.events_url, wire.key, lease_seconds=wire.lease_seconds
+        )
         self.job = launcher.run(invitation, config.log_dir, self._host_ended)
 
     def begin(self) -> str:
@@ -343,7 +342,8 @@ class MultiHostAgents:
                 why = f"has allranks {fields['version']}, and the notebook {version()}"
                 self._report(host, why)
         elif name == "host_silent":
-            self._host_ended(host, _SILENT)
+            lease = self._wire.lease_seconds
+            self._host_ended(host, f"is cut off or has crashed: no heartbeat for {lease:g} s")
         elif name == "host_refused":
             self._host_ended(host, f"could not start: {fields['problem']}")
         elif name == "host_ends":

@@ -25,8 +25,14 @@ import zmq
 
 from allranks.cluster.sharing import WatcherFeed
 from allranks.errors import StartFailed, WireError
-from allranks.records.config import BEAT_SECONDS, COMMANDS_AT_HOME, EVENTS_AT_HOME, LIMIT_SECONDS
+from allranks.records.config import (
+    BEAT_SECONDS,
+    COMMANDS_AT_HOME,
+    EVENTS_AT_HOME,
+    LEASE_SECONDS,
+)
 from allranks.records.deferred import deferred
+from allranks.records.numbered import Frames, ReceivedMessages, SentMessages
 from allranks.records.wire import Answer, Record, decode_all, encode
 
 
@@ -145,10 +151,17 @@ class Interceptors(Protocol):
 
 
 _POLL_SECONDS = BEAT_SECONDS / 2
-#: A host is lost after this many polls without a heartbeat. Polls, not seconds, because this
-#: process may have been suspended: heartbeats sent meanwhile are read before the next poll.
-_MOST_POLLS = int(LIMIT_SECONDS / _POLL_SECONDS)
 _SILENT = json.dumps({"event": "host_silent"}).encode()
+
+
+class HostMessages:
+    """The numbered messages between the notebook and one host's relay."""
+
+    def __init__(self) -> None:
+        self.sent = SentMessages()
+        self.received = ReceivedMessages()
+        #: The number of the poll at which the host last sent something; None once it has ended.
+        self.last_sign: int | None = None
 
 
 class RankSockets:
@@ -156,7 +169,7 @@ class RankSockets:
 
     They go to ``inbox``; features get some of them first, through ``hooks``. ``ports`` are the
     lowest and the highest port to listen on; ``home`` is the session's folder of another notebook's
-    ranks.
+    ranks. A host that sends nothing for ``lease_seconds`` counts as lost.
     """
 
     def __init__(
@@ -166,6 +179,7 @@ class RankSockets:
         address: str,
         ports: tuple[int, int],
         home: str = "",
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         self._inbox = inbox
         self._hooks = hooks
@@ -173,8 +187,8 @@ class RankSockets:
         self.deliver_host: DeliverHost = lambda host, line: None
         #: The host whose relay passes messages to a rank on; empty on this machine alone.
         self.host_of: Mapping[int, str] = {}
-        #: The number of the poll at which each host last sent something.
-        self._last_signs: dict[str, int] = {}
+        self.lease_seconds = lease_seconds
+        self._hosts: dict[str, HostMessages] = {}
         self._polls, self._next_poll = 0, 0.0
         #: Sends messages to the notebooks that watch this one.
         self.sharing = WatcherFeed()
@@ -196,6 +210,7 @@ class RankSockets:
             # No limits: above one, a socket drops messages or blocks the sender.
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.IPV6, ":" in address)
             if self.key:
                 socket.curve_server = True
                 socket.curve_publickey = public
@@ -224,30 +239,37 @@ class RankSockets:
         with deferred(), self._lock:
             if isinstance(record, self.sharing.records):
                 self.sharing.take(record, frames)
-            sent = [self._send([*prefix, *frames]) for prefix in self._prefixes(ranks)]
+            if self.host_of:
+                self._send_by_relays(ranks, frames)
+                return True
+            sent = [self._send([f"rank-{rank}".encode(), *frames]) for rank in ranks]
         return all(sent)
 
     def command(self, host: str, word: str, line: str) -> None:
         """Sends a command to a host's relay; drops it if the relay has ended."""
         with deferred(), self._lock:
-            self._send([host.encode(), word.encode(), line.encode()])
+            self._send_to_host(host, [word.encode(), line.encode()])
 
     def forget(self, host: str) -> None:
         """Accepts that a host sends nothing any longer."""
-        self._last_signs.pop(host, None)
+        with self._lock:
+            if messages := self._hosts.get(host):
+                messages.last_sign = None
+                messages.sent = SentMessages()
 
-    def _prefixes(self, ranks: Iterable[int]) -> Iterator[list[bytes]]:
-        # The prefixes of a message to ranks: one for each host whose relay passes it on.
-        if not self.host_of:
-            yield from ([f"rank-{rank}".encode()] for rank in ranks)
-            return
+    def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:
         groups: dict[str, list[int]] = {}
         for rank in ranks:
             groups.setdefault(self.host_of[rank], []).append(rank)
         for host, there in groups.items():
-            yield [host.encode(), b"ranks", json.dumps(there).encode()]
+            self._send_to_host(host, [b"ranks", json.dumps(there).encode(), *frames])
 
-    def _send(self, frames: list[bytes]) -> bool:
+    def _send_to_host(self, host: str, frames: Frames) -> None:
+        messages = self._hosts.get(host)
+        if messages is not None and messages.last_sign is not None:
+            self._send([host.encode(), *messages.sent.add(frames)])
+
+    def _send(self, frames: Frames) -> bool:
         if self._closed:
             return False
         try:
@@ -255,7 +277,8 @@ class RankSockets:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            # The rank died; its host agent reports that on another channel.
+            # The rank died, which its host agent reports on another channel; or the network is
+            # interrupted, and the host's relay will connect again.
             return False
         return True
 
@@ -264,44 +287,78 @@ class RankSockets:
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(int(_POLL_SECONDS * 1000) if self._last_signs else None))
+            ready = dict(poller.poll(int(_POLL_SECONDS * 1000) if self._hosts else None))
             try:
                 if self._events in ready:
                     self._take(self._events.recv_multipart())
                 elif self._stop_reader in ready:
                     return
-                if self._last_signs and time.monotonic() >= self._next_poll:
+                if self._hosts and time.monotonic() >= self._next_poll:
                     self._find_silent_hosts()
             except Exception as error:
                 # The thread must go on: without it no cell would ever end.
                 self._inbox.put(error)
 
     def _take(self, frames: list[bytes]) -> None:
-        if frames[0] in (b"beat", b"agent"):
-            host = frames[1].decode()
-            self._last_signs[host] = self._polls
-            if frames[0] == b"agent":
-                self.deliver_host(host, frames[2])
+        if frames[0] == b"beat":
+            self._confirm(frames[1].decode(), int(frames[2]))
+        elif frames[0] == b"host":
+            host, number = frames[1].decode(), int(frames[2])
+            if self._messages_of(host).received.accept(number):
+                self._take_of_host(host, frames[3:])
         else:
-            for message, record in decode_all(frames):
-                try:
-                    if isinstance(record, WireError):
-                        raise record
-                    payloads = message[1:]
-                    if isinstance(record, self.sharing.records):
-                        self.sharing.take(record, message)
-                    if any(isinstance(record, one.arriving) for one in self._hooks.interceptors):
-                        self._hooks.receive(self._inbox, record, payloads)
-                    else:
-                        self._inbox.put(FromRank(record, payloads))
-                except Exception as error:
-                    self._inbox.put(error)  # the other ranks' are handled all the same
+            self._take_records(frames)
+
+    def _take_of_host(self, host: str, frames: list[bytes]) -> None:
+        if frames[0] == b"agent":
+            self.deliver_host(host, frames[1])
+        else:
+            self._take_records(frames)
+
+    def _take_records(self, frames: list[bytes]) -> None:
+        for message, record in decode_all(frames):
+            try:
+                if isinstance(record, WireError):
+                    raise record
+                payloads = message[1:]
+                if isinstance(record, self.sharing.records):
+                    self.sharing.take(record, message)
+                if any(isinstance(record, one.arriving) for one in self._hooks.interceptors):
+                    self._hooks.receive(self._inbox, record, payloads)
+                else:
+                    self._inbox.put(FromRank(record, payloads))
+            except Exception as error:
+                self._inbox.put(error)  # the other ranks' are handled all the same
+
+    def _messages_of(self, host: str) -> HostMessages:
+        messages = self._hosts.setdefault(host, HostMessages())
+        messages.last_sign = self._polls
+        return messages
+
+    def _confirm(self, host: str, number: int) -> None:
+        """Confirms a host's messages; ``number`` is the last one that it has received."""
+        messages = self._messages_of(host)
+        with self._lock:
+            if self._closed:
+                return
+            messages.sent.confirm(number)
+            self._send([host.encode(), b"", b"%d" % messages.received.last])
+            # A relay announces itself on each new connection.
+            while self._commands.poll(0):
+                name, last = self._commands.recv_multipart()
+                again = self._messages_of(name.decode())
+                again.sent.confirm(int(last))
+                for frames in again.sent.unconfirmed():
+                    self._send([name, *frames])
 
     def _find_silent_hosts(self) -> None:
         self._next_poll = time.monotonic() + _POLL_SECONDS
         self._polls += 1
-        for host, at in list(self._last_signs.items()):  # another thread may forget one meanwhile
-            if self._polls - at > _MOST_POLLS:
+        # Polls, not seconds, because this process may have been suspended: heartbeats sent
+        # meanwhile are read before the next poll.
+        most = self.lease_seconds / _POLL_SECONDS
+        for host, messages in list(self._hosts.items()):  # another thread may forget one meanwhile
+            if messages.last_sign is not None and self._polls - messages.last_sign > most:
                 self.forget(host)
                 self.deliver_host(host, _SILENT)
 

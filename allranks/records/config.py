@@ -26,9 +26,11 @@ SLOW_START_SECONDS = 30.0
 CLIENTS_RANKS = 128
 
 BEAT_SECONDS = 1.0
-#: Without a heartbeat for this time, notebook and host count each other as lost: the host ends
-#: its ranks.
-LIMIT_SECONDS = 10.0
+#: Without a heartbeat for the lease, notebook and host count each other as lost: the host ends its
+#: ranks. The variable sets the seconds.
+LEASE = "ALLRANKS_LEASE"
+LEASE_SECONDS = 30.0
+_SHORTEST_LEASE_SECONDS = 5.0
 #: Time for a host to connect to the notebook at first.
 FIRST_SECONDS = 15.0
 
@@ -54,13 +56,15 @@ class Invitation:
     """Where the notebook listens for other hosts, and its CURVE public key, which is a secret.
 
     ``host`` is the launcher's name of the host that gets it; empty if the host finds its name in a
-    variable of the launcher.
+    variable of the launcher. ``lease_seconds`` is how long the host waits for the notebook if the
+    network is interrupted.
     """
 
     commands_url: str
     events_url: str
     wire_key: str
     host: str = ""
+    lease_seconds: float = LEASE_SECONDS
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -162,6 +166,15 @@ def variable_seconds(name: str, default: float) -> float:
         found = math.nan
     if not found > 0:
         raise _wrong(name, "seconds above 0", f"{default:g}")
+    return found
+
+
+def lease_seconds() -> float:
+    """Returns how long hosts and notebook wait for each other if the network is interrupted."""
+    found = variable_seconds(LEASE, LEASE_SECONDS)
+    if found < _SHORTEST_LEASE_SECONDS:
+        wanted = f"{_SHORTEST_LEASE_SECONDS:g} seconds or more"
+        raise _wrong(LEASE, wanted, f"{LEASE_SECONDS:g}")
     return found
 
 

@@ -26,7 +26,7 @@ class NotebookOnAHost(Notebook):
 
     def __init__(self, hosts: Hosts, cwd: Path, env: dict[str, str | None] | None = None) -> None:
         self._hosts = hosts
-        super().__init__(cwd, {"TMPDIR": None} | (env or {}))
+        super().__init__(cwd, {"TMPDIR": None, "ALLRANKS_LEASE": "10"} | (env or {}))
 
     def _start(self) -> None:
         spec = spec_of(self.python)

@@ -9,6 +9,7 @@ register theirs by the entry point ``allranks.launchers``.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -326,9 +327,7 @@ def watch_command(
 _SSH_OPTIONS = {
     "BatchMode": "yes",  # the notebook cannot answer ssh's questions
     "ConnectTimeout": "10",
-    # A host that is cut off is noticed by its silence; this only ends the ssh that waits for it.
     "ServerAliveInterval": "5",
-    "ServerAliveCountMax": "3",
 }
 
 
@@ -357,7 +356,11 @@ class SshLauncher(MultiHostLauncher):
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> CommandJob:
         require_ssh()
-        options = [f"-o{name}={value}" for name, value in _SSH_OPTIONS.items()]
+        # A host that is cut off is noticed by its silence; this only ends the ssh that waits for
+        # it. TCP may need twice the time of an interruption to continue.
+        beats = math.ceil(3 * invitation.lease_seconds / 5)
+        settings = _SSH_OPTIONS | {"ServerAliveCountMax": str(beats)}
+        options = [f"-o{name}={value}" for name, value in settings.items()]
         command = f"exec {shlex.join(RELAY)}"
         commands = {host: ["ssh", "-T", *options, host.login, command] for host in self.hosts}
         return CommandJob("ssh", commands, invitation, tell)

@@ -5,9 +5,10 @@ encrypted (CURVE) with the notebook's public key, which serves as the shared sec
 the relay by sockets in a folder that only this user may enter.
 
 Both sides hold a lease of each other. The relay sends the notebook a beat every second. The
-notebook's connection answers pings even while its Python is busy: if it does not for ten seconds,
-or is closed, the relay closes the host agent's standard input, and all processes of the cluster on
-this host end.
+notebook's connection answers pings even while its Python is busy: if it does not for the lease, or
+the notebook has ended, the relay closes the host agent's standard input, and all processes of the
+cluster on this host end. A shorter interruption of the network costs no message
+(`allranks.engine.host.notebook_connection`).
 
     python -m allranks.engine.host.relay                    an invitation on standard input
     python -m allranks.engine.host.relay --join FILE NAME   one in a file; NAME holds the host's
@@ -25,22 +26,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from allranks.engine import processes
+from allranks.engine.host.notebook_connection import NotebookConnection
 from allranks.records.config import (
     BEAT_SECONDS,
     FIRST_SECONDS,
-    LIMIT_SECONDS,
     HostAgentConfig,
     Invitation,
     version,
 )
+from allranks.records.numbered import Frames
 from allranks.records.wire import join_messages, split_messages
 
 _AGENT = "allranks.agent"
@@ -50,8 +51,6 @@ _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _LINGER_MS = 1000
-#: Counted from a ping; the first one comes up to a beat later.
-_PATIENCE_MS = int((LIMIT_SECONDS - BEAT_SECONDS) * 1000)
 _POLL_MS = int(BEAT_SECONDS * 500)
 #: The time for which messages of ranks wait to be sent together.
 TICK_SECONDS = 0.05
@@ -72,8 +71,8 @@ class Batching:
     sent at once, after those that wait, so the order of each rank's messages stays.
     """
 
-    def __init__(self, events: zmq.Socket[bytes]) -> None:
-        self._events = events
+    def __init__(self, send: Callable[[Frames], None]) -> None:
+        self._send = send
         self._waiting: list[Sequence[zmq.Frame]] = []
         self._nbytes = 0
         self._since = 0.0
@@ -105,7 +104,7 @@ class Batching:
 
     def send(self) -> None:
         if self._waiting:
-            self._events.send_multipart(join_messages(self._waiting), copy=False)
+            self._send(join_messages(self._waiting))
             self._waiting, self._nbytes, self._since = [], 0, time.monotonic()
 
 
@@ -123,29 +122,16 @@ class Relay:
         self._session_dir = ""
         processes.adopt_orphans()
         self._why = ""
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._notebook = context.socket(zmq.DEALER)
-        self._notebook.setsockopt(zmq.IDENTITY, host.encode())
-        self._events = context.socket(zmq.PUSH)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         #: For the ranks, once there is a folder for these sockets.
-        self._commands, self._told = context.socket(zmq.ROUTER), context.socket(zmq.PULL)
-        self._batching = Batching(self._events)
-        for one in (self._notebook, self._events, self._commands, self._told):
+        self._commands = self._context.socket(zmq.ROUTER)
+        self._told = self._context.socket(zmq.PULL)
+        for one in (self._commands, self._told):
             one.setsockopt(zmq.SNDHWM, 0)
             one.setsockopt(zmq.RCVHWM, 0)
             one.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._monitor = self._notebook.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
-        public, secret = zmq.curve_keypair()
-        urls = (self._notebook, invitation.commands_url), (self._events, invitation.events_url)
-        for one, url in urls:
-            one.setsockopt(zmq.HEARTBEAT_IVL, int(BEAT_SECONDS * 1000))
-            one.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PATIENCE_MS)
-            one.curve_serverkey = invitation.wire_key.encode()
-            one.curve_publickey = public
-            one.curve_secretkey = secret
-            one.connect(url)
+        self._notebook = NotebookConnection(self._context, invitation, host)
+        self._batching = Batching(self._notebook.send)
         self._url = invitation.commands_url
 
     def run(self) -> int:
@@ -155,18 +141,17 @@ class Relay:
         signal.signal(signal.SIGTERM, lambda *_: self._end("was told to end (SIGTERM)"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._poller = zmq.Poller()
-        for source in (self._notebook, self._monitor, self._wake):
+        for source in (*self._notebook.sources(), self._wake):
             self._poller.register(source, zmq.POLLIN)
         if self._lifeline >= 0:
             self._poller.register(self._lifeline, zmq.POLLIN)
         if not self._meet():
             return 1
         self._tell(event="host_up", address=_own_address(self._url), version=version())
-        beat = 0.0
         while not self._why:
-            if time.monotonic() >= beat:
-                beat = time.monotonic() + BEAT_SECONDS
-                self._events.send_multipart([b"beat", self.host.encode()])
+            self._notebook.tick()
+            if self._notebook.is_over:
+                self._end(_LOST)
             wait_ms = math.ceil(min(1.0, self._batching.left_seconds) * 1000)
             for source, _ in self._poller.poll(min(_POLL_MS, wait_ms)):
                 self._serve(source)
@@ -179,12 +164,11 @@ class Relay:
         deadline = time.monotonic() + FIRST_SECONDS
         while time.monotonic() < deadline:
             for source, _ in self._poller.poll(_POLL_MS):
-                if source is not self._monitor:
-                    self._serve(source)
-                elif self._monitor_event() == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    return True
+                self._serve(source)
             if self._why:
                 return False
+            if self._notebook.is_up:
+                return True
         print(
             f"expected the notebook at {self._url}, found no answer with its key within "
             f"{FIRST_SECONDS:g} s. Check that no firewall blocks that port for this host",
@@ -192,20 +176,15 @@ class Relay:
         )
         return False
 
-    def _monitor_event(self) -> int:
-        return int(recv_monitor_message(self._monitor)["event"])
-
     def _end(self, why: str) -> None:
         self._why = self._why or why
 
     def _serve(self, source: Any) -> None:
-        if source is self._notebook:
-            self._obey(self._notebook.recv_multipart())
+        if source in self._notebook.sources():
+            for frames in self._notebook.serve(source):
+                self._obey(frames)
         elif source is self._told:
             self._batching.drain(self._told)
-        elif source is self._monitor:
-            if self._monitor_event() == zmq.EVENT_DISCONNECTED:
-                self._end(_LOST)
         elif source == self._wake:
             os.read(self._wake, 4096)  # a signal: its handler has run
         elif source == self._lifeline:
@@ -271,12 +250,11 @@ class Relay:
         if lines:
             self._batching.send()  # messages of a rank come before the news of its death
         for line in lines:
-            self._events.send_multipart([b"agent", self.host.encode(), line])
+            self._notebook.send([b"agent", line])
         return bool(said)
 
     def _tell(self, **fields: Any) -> None:
-        line = json.dumps(fields).encode()
-        self._events.send_multipart([b"agent", self.host.encode(), line])
+        self._notebook.send([b"agent", json.dumps(fields).encode()])
 
     def _stop(self) -> None:
         """Ends the host agent, and reports to the notebook that nothing is left here."""
@@ -311,7 +289,7 @@ class Relay:
             shutil.rmtree(self._session_dir, ignore_errors=True)
         self._tell(event="host_down", why=self._why)
         # Without a connection, nothing that is left can be sent.
-        self._events.context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
+        self._context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
 
     def _tidy_up(self) -> None:
         # Descendants of a host agent that was killed: this process has adopted them.

@@ -14,6 +14,7 @@ from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from tests.kernel import wait_until
 
 SECONDS = 60
+LEASE = 2.0
 Talk = Callable[..., threading.Event]
 
 
@@ -23,7 +24,7 @@ class Told:
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
         self.wire = sockets.RankSockets(
-            sockets.EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS
+            sockets.EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS, lease_seconds=LEASE
         )
         self.wire.deliver_host = self.deliver
 
@@ -53,8 +54,11 @@ def host(told):
             socket.curve_serverkey = told.wire.key.encode()
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
             socket.connect(told.wire.events_url)
+            number = 0
             while not end.wait(0.01):
-                socket.send_multipart([b"agent", name.encode(), b'{"event": "talks"}'])
+                number += 1
+                head = [b"host", name.encode(), b"%d" % number]
+                socket.send_multipart([*head, b"agent", b'{"event": "talks"}'])
 
     def make(name: str) -> threading.Event:
         end = threading.Event()
@@ -82,12 +86,12 @@ def test_no_host_is_taken_for_silent_because_the_notebook_has_stood_still(told, 
     stood = threading.Event()
 
     def stand_still(name: str, line: bytes) -> None:
-        time.sleep(1.5 * sockets._MOST_POLLS * sockets._POLL_SECONDS)
+        time.sleep(1.5 * LEASE)
         told.wire.deliver_host = told.deliver
         stood.set()
 
     told.wire.deliver_host = stand_still
     assert stood.wait(SECONDS)
     looks = told.wire._polls
-    wait_until(lambda: told.wire._polls >= looks + sockets._MOST_POLLS + 2)
+    wait_until(lambda: told.wire._polls >= looks + LEASE / sockets._POLL_SECONDS + 2)
     assert {event for _, event in told.lines} == {"talks"}

@@ -29,7 +29,7 @@ class Host:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.rank, self.told = self._pair("inproc://ranks")
         events, self.notebook = self._pair("inproc://notebook")
-        self.batching = Batching(events)
+        self.batching = Batching(events.send_multipart)
 
     def _pair(self, url: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         near, far = self.context.socket(zmq.PUSH), self.context.socket(zmq.PULL)

@@ -1,0 +1,137 @@
+"""What a host and the notebook send each other arrives whole, whatever happens to connections."""
+
+import dataclasses
+import json
+import socket
+import threading
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+import zmq
+
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.sockets import EventQueue, RankSockets
+from allranks.engine.host.notebook_connection import NotebookConnection
+from allranks.records.config import Invitation
+from tests.kernel import wait_until
+
+COUNT = 600
+
+
+class Network:
+    """Passes connections on to a port, and can end all of them at once."""
+
+    def __init__(self, url: str) -> None:
+        self._port = urlsplit(url).port
+        self._listening = socket.create_server((LOOPBACK, 0))
+        self.url = f"tcp://{LOOPBACK}:{self._listening.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection((LOOPBACK, self._port))
+                self._open += [near, far]
+                for ends in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=ends))
+                    self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4096):
+                target.sendall(data)
+        self._end(source, target)
+
+    def _end(self, *ends: socket.socket) -> None:
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def interrupt(self) -> None:
+        self._end(*self._open)
+
+    def close(self) -> None:
+        # To the relay, the notebook then has ended.
+        self._end(self._listening)
+        self._threads.pop(0).join()
+        self.interrupt()
+        for thread in self._threads:
+            thread.join()
+        for one in (self._listening, *self._open):
+            one.close()
+
+
+class Host:
+    """A relay's connection in a thread, which counts, and keeps the commands that come."""
+
+    def __init__(self, invitation: Invitation) -> None:
+        self.commands: list[int] = []
+        self.resumed = 0
+        self.connection: NotebookConnection
+        self._thread = threading.Thread(target=self._run, args=(invitation,))
+        self._thread.start()
+
+    def _run(self, invitation: Invitation) -> None:
+        context = zmq.Context()
+        self.connection = made = NotebookConnection(context, invitation, "h1")
+        poller = zmq.Poller()
+        for source in made.sources():
+            poller.register(source, zmq.POLLIN)
+        sent, was_up = 0, False
+        while not made.is_over:
+            for source, _ in poller.poll(1):
+                self.commands += [int(line) for _, line in made.serve(source)]
+            self.resumed += made.is_up and not was_up
+            was_up = made.is_up
+            made.tick()
+            if sent < COUNT:
+                sent += 1
+                made.send([b"agent", json.dumps({"n": sent, "filler": "x" * 1000}).encode()])
+        context.destroy(linger=0)
+
+    def wait(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def notebook():
+    wire = RankSockets(EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS)
+    yield wire
+    wire.close()
+
+
+def test_messages_of_both_sides_survive_their_connections_once_and_in_order(notebook):
+    heard: list[int] = []
+    notebook.deliver_host = lambda host, line: heard.append(json.loads(line)["n"])
+    commands, events = Network(notebook.commands_url), Network(notebook.events_url)
+    invitation = Invitation(commands.url, events.url, notebook.key, "h1")
+    host = Host(invitation)
+    wait_until(lambda: heard)
+    for n in range(1, COUNT + 1):
+        notebook.command("h1", "count", str(n))
+        if n % 200 == 0:
+            resumed = host.resumed
+            for network in (commands, events):
+                network.interrupt()
+            wait_until(lambda before=resumed: host.resumed > before)
+    everything = list(range(1, COUNT + 1))
+    wait_until(lambda: len(heard) >= COUNT and len(host.commands) >= COUNT)
+    assert (heard, host.commands) == (everything, everything)
+    for network in (commands, events):
+        network.close()
+    host.wait()
+
+
+def test_an_interruption_for_the_lease_ends_the_connection():
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        url = f"tcp://{LOOPBACK}:{silent.getsockname()[1]}"
+        invitation = Invitation(url, url, zmq.curve_keypair()[0].decode(), "h1")
+        host = Host(dataclasses.replace(invitation, lease_seconds=1.5))
+        host.wait()
+    assert not host.commands
