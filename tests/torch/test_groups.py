@@ -27,21 +27,47 @@ def test_groups_follow_each_other_while_their_models_stay(ranks):
     assert ranks.on_ranks("len(kept)").text == "ranks 0–2 → 6\n"
 
 
+SUM = "t = torch.ones(1)\ndist.init_process_group()\ndist.all_reduce(t)\nint(t)"
 FAILS_ON_ONE = """
 from unittest.mock import patch
-with patch("torch.distributed.distributed_c10d.rendezvous", side_effect=OSError("no mesh")):
-    if rank == 1:
-        dist.init_process_group()
+
+def fails(name, make, *arguments):
+    with patch(f"torch.distributed.distributed_c10d.{name}", side_effect=OSError("no mesh")):
+        try:
+            make(*arguments)
+        except OSError:
+            print("failed")
 """
-SUM = "t = torch.ones(1)\ndist.init_process_group()\ndist.all_reduce(t)\nint(t)"
+FIRST_GROUP = f"""{FAILS_ON_ONE}
+if rank == 1:
+    fails("rendezvous", dist.init_process_group)
+t = torch.ones(1)
+dist.init_process_group()
+dist.all_reduce(t)
+int(t), dist.group.WORLD.group_name
+"""
+FURTHER_GROUP = f"""{FAILS_ON_ONE}
+if rank == 1:
+    fails("_new_process_group_helper", dist.new_group)
+part = dist.new_group([0, 1, 2])
+t.fill_(1)
+dist.all_reduce(t, group=part)
+dist.destroy_process_group()
+int(t)
+"""
+
+
+def check_groups_after_a_failure_on_one_rank(ranks):
+    """torch names groups by a counter, which only that rank has advanced."""
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    cell = ranks.on_ranks(FIRST_GROUP, "--timeout 20")
+    assert cell.text == "rank 1    │ failed\nranks 0–2 → (3, '0')\n"
+    cell = ranks.on_ranks(FURTHER_GROUP, "--timeout 20")
+    assert cell.text == "rank 1    │ failed\nranks 0–2 → 3\n"
 
 
 def test_groups_are_made_after_one_rank_has_failed_to_make_one(ranks):
-    """torch names groups by a counter, which only that rank has advanced."""
-    assert ranks.on_ranks(IMPORTS).status == "ok"
-    assert "no mesh" in ranks.on_ranks(FAILS_ON_ONE).text
-    cell = ranks.on_ranks(f"{SUM}\ndist.destroy_process_group()", "--timeout 20")
-    assert cell.status == "ok", cell.text
+    check_groups_after_a_failure_on_one_rank(ranks)
 
 
 CLOSED = (

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.torch.test_groups import IMPORTS
+from tests.torch.test_groups import IMPORTS, SUM, check_groups_after_a_failure_on_one_rank
 
 SETTLED_SECONDS = 30
 BEGIN = "dist.is_initialized() or dist.init_process_group()\n"
@@ -111,3 +111,26 @@ def test_a_rank_that_does_not_make_the_group_is_named(gloo_ranks, who, missing):
     assert "init_process_group" in cell.text
     following = gloo_ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
     assert "rank 1 → (3, 10)" in following.text
+
+
+def test_groups_of_gloo_are_made_after_one_rank_has_failed_to_make_one(gloo_ranks):
+    gloo_ranks.on_ranks("dist.is_initialized() and dist.destroy_process_group()")
+    check_groups_after_a_failure_on_one_rank(gloo_ranks)
+
+
+NO_MESH = """
+from unittest.mock import patch
+with patch("torch.distributed.distributed_c10d.ProcessGroupGloo", side_effect=OSError("no mesh")):
+    if rank == 1:
+        dist.init_process_group()
+if rank != 1:
+    dist.init_process_group()
+"""
+
+
+def test_all_ranks_or_none_have_a_group_of_gloo(gloo_ranks):
+    cell = gloo_ranks.on_ranks(NO_MESH, timeout=SETTLED_SECONDS)
+    assert "OSError: no mesh" in cell.text
+    assert "torch's init_process_group needs all of ranks 0–2: rank 1 has left cell" in cell.text
+    following = gloo_ranks.on_ranks(SUM, timeout=SETTLED_SECONDS)
+    assert following.text == "ranks 0–2 → 3\n"

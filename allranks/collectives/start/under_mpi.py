@@ -344,20 +344,24 @@ def _register_with_jax(clusters: Any) -> None:
 
 
 class TorchGroupKeys:
-    """Counts the groups of a cell: all ranks make the same groups, in the same order."""
+    """Counts the groups of torch that this rank makes in a cell, so that each has its own keys."""
 
     def __init__(self) -> None:
         self.number = self.made = self.at_ns = 0
 
-    def next(self) -> str:
-        """The prefix of the next group's keys, the same on every rank."""
+    def made_in_cell(self) -> int:
         number = world.current().scope.number
-        self.made = self.made + 1 if number == self.number else 1
-        self.number, self.at_ns = number, time.time_ns()
-        return f"allranks/{number}/{self.made}"
+        if number != self.number:
+            self.number, self.made = number, 0
+        return self.made
+
+    def next(self) -> str:
+        """The prefix of the next group's keys, the same on every rank that has made as many."""
+        self.made, self.at_ns = self.made_in_cell() + 1, time.time_ns()
+        return f"allranks/{self.number}/{self.made}"
 
 
-_keys = TorchGroupKeys()
+torch_group_keys = TorchGroupKeys()
 _stores: dict[tuple[str, str], Any] = {}
 """The stores of this rank, by address and port; never closed."""
 
@@ -377,7 +381,7 @@ def _wrap_torch_rendezvous(rendezvous: Any) -> None:
         if not world.exists():
             yield from own(url, *args, **kwargs)
             return
-        prefix = _keys.next()
+        prefix = torch_group_keys.next()
         if os.environ.get("RANK") == "0":
             where = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
             if all(where) and where not in _stores:
@@ -398,7 +402,7 @@ def torch_store() -> Any:
 
 def torch_met_at_ns() -> int:
     """When this rank last began to make a group, by the system's clock."""
-    return _keys.at_ns
+    return torch_group_keys.at_ns
 
 
 _HOOKS = (

@@ -58,14 +58,18 @@ def make_group(
     """
     register()
     size = c10d._get_default_group().size() if ranks else group_size
+    # Not a name that only the members know, as with `use_local_synchronization`.
+    by_all = bool(ranks) and str(group_name).isdigit() and _is_world(size)
+    if by_all:
+        group_name = _agreed_name(ranks)
     if not wanted or not _is_ours(backend, size):
         backend = _without_us(backend)
-        if ranks and str(group_name).isdigit():
-            _agree(Spec("new_group", shape=tuple(ranks)))
-        return make(group_size, group_rank, ranks, backend, store, group_name, *args, **options)
-    if ranks and str(group_name).isdigit():
-        # Not a name that only the members know, as with `use_local_synchronization`.
-        _prepare(list(ranks), str(group_name))
+        made = make(group_size, group_rank, ranks, backend, store, group_name, *args, **options)
+        if by_all or (not ranks and _is_world(size)):
+            _confirm(made[0], "new_group" if ranks else "init_process_group")
+        return made
+    if by_all:
+        _prepare(list(ranks), group_name)
     made = make(group_size, group_rank, ranks, NAME, store, group_name, *args, **options)
     if isinstance(made[0], AllranksGroup):
         made[0].set_store(made[1])
@@ -154,22 +158,37 @@ def _default_group(world: World, rank: int, name: str) -> tuple[int, tuple[int, 
     return _open(world, members, _within(world.groups[0], "init_process_group")), members
 
 
-def _agree(spec: Spec) -> None:
-    """Waits until all ranks have come: torch's own wait for them cannot be interrupted."""
+def _agreed_name(ranks: Sequence[int]) -> str:
+    """The name of a group that all ranks are about to make.
+
+    torch has taken it from a counter on each rank, and a rank that has failed to make a group may
+    have counted one more or one less. Besides, torch's own wait for the ranks takes no interrupt.
+    """
+    world, spec = worlds.current(), Spec("new_group", shape=tuple(ranks))
+    counts = world.run(calls.gather_objects(world.groups[0], spec, c10d._world.group_count))
+    c10d._world.group_count = max(counts)
+    return str(max(counts) - 1)
+
+
+def _confirm(pg: Any, title: str) -> None:
+    """Waits until all ranks have made a group. If one has failed, none has a default group."""
     world = worlds.current()
-    if c10d._get_default_group().size() == world.size:
-        world.run(calls.make(world.groups[0], spec, 0))
+    try:
+        world.run(calls.make(world.groups[0], Spec(title, shape=("made",)), 0))
+    except BaseException:
+        if not c10d.is_initialized():
+            c10d._update_default_pg(pg)
+            c10d.destroy_process_group()
+        raise
 
 
 def _prepare(ranks: list[int], name: str) -> None:
-    """Opens a group that all ranks of the default group are about to make."""
+    """Opens a group of allranks for one that all ranks are about to make."""
     default = c10d._get_default_group()
     if not isinstance(default, AllranksGroup):
         return
     world, members = worlds.current(), _default_ranks(ranks)
-    parent = default.core()
-    spec = Spec("new_group", shape=tuple(ranks))
-    number = _open(world, members, _within(parent, "new_group", spec))
+    number = _open(world, members, _within(default.core(), "new_group"))
     if world.rank in members:
         _prepared[name] = number, members
 

@@ -1,4 +1,4 @@
-"""Gives torch's process groups to allranks: replaces three functions of torch once a cell has
+"""Gives torch's process groups to allranks: replaces four functions of torch once a cell has
 imported it. The module of the backend, which imports torch, is imported when they are called.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from allranks.collectives import world as worlds
 from allranks.collectives.calls.guard import Spec
+from allranks.collectives.start.under_mpi import torch_group_keys
 from allranks.features.torch_jax import calls
 
 #: The environment variable that leaves torch its own groups: ``gloo``.
@@ -36,11 +37,12 @@ def install() -> None:
 
 
 def wrap(c10d: ModuleType) -> None:
-    """Wraps the functions of torch that meet, make groups and split them. Works once."""
+    """Wraps torch's functions that meet, and that name, make and split groups. Works once."""
     module: Any = c10d
     if hasattr(module, "_allranks"):
         return
     module._allranks = os.getpid()
+    module._process_group_name = _naming(module, module._process_group_name)
     module._new_process_group_helper = _making(module._new_process_group_helper)
     module.rendezvous = _meeting(module.rendezvous)
     split = getattr(module, "split_group", None)
@@ -49,6 +51,18 @@ def wrap(c10d: ModuleType) -> None:
         distributed: Any = sys.modules.get("torch.distributed")
         if hasattr(distributed, "split_group"):
             distributed.split_group = module.split_group
+
+
+def _naming(c10d: Any, name_of: Any) -> Any:
+    @wraps(name_of)
+    def name(ranks: Any, use_hashed_name: bool) -> Any:
+        # torch names groups by a counter. A rank that has failed to make its first group has
+        # counted that alone, and would then wait for keys of another name than the other ranks.
+        if _is_rank() and c10d.GroupMember.WORLD is None:
+            c10d._world.group_count = 0
+        return name_of(ranks, use_hashed_name)
+
+    return name
 
 
 def _making(make: Any) -> Any:
@@ -72,7 +86,10 @@ def _meeting(rendezvous: Any) -> Any:
             world = worlds.current()
             size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "0"))
             if size == world.size:
-                world.run(calls.make(world.groups[0], Spec("init_process_group"), 0))
+                spec, made = Spec("init_process_group"), torch_group_keys.made_in_cell()
+                found = world.run(calls.gather_objects(world.groups[0], spec, made))
+                # A rank that has failed, or has made a group of some ranks, has counted it alone.
+                torch_group_keys.made = max(found)
         return rendezvous(url, rank, world_size, **options)
 
     return meet

@@ -104,3 +104,11 @@ def peer_of(frames: list[FrameType]) -> int | None:
             named = local.get("src", local.get("dst"))
             return named if isinstance(named, int) else None
     return None
+
+
+def members_of_new(frames: list[FrameType]) -> tuple[int, ...] | None:
+    # Of the group that is being made: empty for all ranks, None if none is being made.
+    for frame in frames:
+        if frame.f_code.co_name == "_new_process_group_helper":
+            return tuple(frame.f_locals["global_ranks_in_group"])
+    return None

@@ -60,10 +60,6 @@ class TorchWaits(other_ranks.LibraryWaits):
     def begin(self) -> None:
         super().begin()
         self._closed_at, self._instead, self._asked = 0.0, None, {}
-        with suppress(AttributeError):
-            if not torch_state.c10d().is_initialized():
-                # torch names groups by it; a rank that failed to make one has counted it alone.
-                torch_state.c10d()._world.group_count = 0
 
     @property
     def not_to_blame(self) -> tuple[str, ...]:
@@ -90,13 +86,15 @@ class TorchWaits(other_ranks.LibraryWaits):
     def look(self) -> None:
         """Ends the wait of the main thread where nothing else can."""
         self._answer()
-        # Groups of allranks need no end of their waits.
-        if not world.current().scope.number or not _groups():
+        if not world.current().scope.number or torch_state.c10d() is None:
             return
         if not self._is_still():
             return
         with guard.no_collection():
             called = torch_state.frames_in_torch(guard.frame_of_main_thread())
+        # Groups of allranks need no end of their waits.
+        if not _groups() and torch_state.members_of_new(called) is None:
+            return
         if not self._told:
             self._told = self._why(called)
         if not self._told and not self._pressed:
@@ -150,6 +148,10 @@ class TorchWaits(other_ranks.LibraryWaits):
         this = world.current()
         everybody = tuple(range(this.size))
         found: list[tuple[str, tuple[int, ...], Any]] = []
+        new = torch_state.members_of_new(called)
+        if new is not None:
+            # No rank leaves before all members have made the group.
+            return [(torch_state.called(called), new or everybody, lambda _: True)]
         for group, known in torch_state.recorded().items():
             if known.awaited:
                 number = known.awaited
