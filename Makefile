@@ -59,8 +59,7 @@ demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
 test:
-	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made
-	@$(MAKE) --jobs=2 lint contract packages
+	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made lint contract packages
 	@$(MAKE) --jobs=2 lanes beside
 
 lanes:

@@ -31,38 +31,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class Lanes(LoadScopeScheduling):
-        """The last of three lanes takes what waits most of its time, and only that.
+        """The last of three lanes takes first what waits most of its time, and the others last.
 
-        The others take it once all else is taken, so nothing is left where a lane has crashed.
+        Before all else come scopes of several files, which take long.
         """
 
         def _split_scope(self, nodeid: str) -> str:
             return _scope(nodeid)
 
-        def _next(self, node: Any) -> str | None:
-            last = self.numnodes > 2 and node.gateway.id == f"gw{self.numnodes - 1}"
-            scopes = sorted(self.workqueue, key=_waits)
-            return next((scope for scope in scopes if _waits(scope) or not last), None)
-
         def _assign_work_unit(self, node: Any) -> None:
-            scope = self._next(node)
-            if scope is None:
-                node.shutdown()
-            else:
-                self.workqueue.move_to_end(scope, last=False)
-                super()._assign_work_unit(node)
-
-        def _reschedule(self, node: Any) -> None:
-            if self._next(node) is None and not node.shutting_down:
-                node.shutdown()
-            else:
-                super()._reschedule(node)
+            last = self.numnodes > 2 and node.gateway.id == f"gw{self.numnodes - 1}"
+            first = min(self.workqueue, key=lambda scope: (_waits(scope) != last, "/" in scope))
+            self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return Lanes(config, log)
 
 
-#: For leases of hosts, queues and ssh; for time-outs, and for what does not answer.
-WAITING = ("tests/hosts/", "tests/faults/test_attach.py", "tests/faults/test_interrupt.py")
+#: For leases of hosts, queues and ssh; for time-outs, and for what does not answer or has to end.
+WAITING = (
+    "tests/hosts/",
+    "tests/fuzz/",
+    "tests/faults/test_attach.py",
+    "tests/faults/test_interrupt.py",
+    "tests/faults/test_leaks.py",
+    "tests/faults/test_replacements.py",
+)
 
 
 def _waits(scope: str) -> bool:

@@ -68,15 +68,18 @@ def problems(page: Page, source: str, where: str) -> list[str]:
 
 
 def look(lab: Lab, when: str, where: str = ".ar-dashboard") -> list[str]:
-    """Returns what axe-core finds in the page's panel, or elsewhere in it, in both themes."""
+    """Returns what axe-core finds in the page's panel, or elsewhere in it, in both themes.
+
+    The page keeps the one that it did not have.
+    """
     source = script()
     if source is None:
         skip_missing(MISSING)
     found = []
-    for theme in THEMES:
+    now = lab.page.evaluate("() => document.body.dataset.jpThemeName")
+    for theme in sorted(THEMES, key=lambda theme: theme != now):
         lab.choose_theme(theme)
         lab.wait_painted()
         lab.page.locator(where).first.scroll_into_view_if_needed()
         found += [f"{when}, {theme}: {one}" for one in problems(lab.page, source, where)]
-    lab.choose_theme(THEMES[0])
     return found
