@@ -28,6 +28,18 @@ every = [torch.zeros_like(first) for _ in range(size)]
 dist.all_gather(every, first)
 assert all(torch.equal(first, other) for other in (*others, *every))
 """,
+    "tensors of several chunks": """
+for dtype in (torch.float32, torch.float64, torch.float16, torch.int32):
+    every = [(torch.arange(1_200_001) % 7 + r).to(dtype) for r in range(size)]
+    expected = {dist.ReduceOp.SUM: sum(every), dist.ReduceOp.MAX: every[-1]}
+    for op, result in expected.items():
+        found, others = every[rank].clone(), every[rank].clone()
+        dist.all_reduce(found, op)
+        works = [dist.all_reduce(part, op, async_op=True) for part in others.split(500_000)]
+        for work in works:
+            work.wait()
+        assert torch.equal(found, result) and torch.equal(others, result), (dtype, op)
+""",
     "compression hooks": """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 for state, hook in (

@@ -8,7 +8,8 @@ transport moves the data.
 
 The schedule of a wait (spin 50 µs, yield the core until 1 ms, then sleep 5 % of the time waited,
 between 50 µs and 2 ms) was measured: 1.0–1.5 times the time of a blocking call if no rank is late,
-4 % of a core while one is (8 % with sleeps of at most 0.5 ms). Sleeping at once costs 8–35 times.
+4 % of a core while one is (8 % with sleeps of at most 0.5 ms). Sleeping at once costs 8–35 times,
+unless the awaited rank ends the sleep (`Awaited.sleep`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Awaited(Protocol):
     """Changes with each new wait, which then spins again."""
     longest_sleep: float
     """Seconds; short while MPI moves data, because MPI progresses only within its calls."""
+    sleep: Callable[[float], None] | None
+    """Sleeps for at most so many seconds, until the awaited rank arrives; None where it cannot be
+    ended so."""
 
 
 Steps = Generator[Awaited, None, T]
@@ -62,11 +66,15 @@ class Pause:
         self._spin_seconds = spin_seconds
         self._began = perf_counter()
 
-    def __call__(self, longest_sleep: float = LONGEST_SLEEP) -> float:
-        """Spins, yields the core or sleeps; returns the seconds waited before."""
+    def __call__(
+        self, longest_sleep: float = LONGEST_SLEEP, until: Callable[[float], None] | None = None
+    ) -> float:
+        """Spins, yields the core or sleeps; returns the seconds waited before. ``until`` is a
+        sleep that another rank ends, which replaces the yields too.
+        """
         waited = perf_counter() - self._began
-        if waited > YIELD_SECONDS:
-            sleep(min(longest_sleep, max(SHORTEST_SLEEP, waited * SHARE)))
+        if waited > (YIELD_SECONDS if until is None else self._spin_seconds):
+            (until or sleep)(min(longest_sleep, max(SHORTEST_SLEEP, waited * SHARE)))
         elif waited > self._spin_seconds:
             yield_core()
         return waited
@@ -78,7 +86,7 @@ def drive(steps: Steps[T], attend: Attend, spin_seconds: float = SPIN_SECONDS) -
         while True:
             stage, attended, pause = awaited.stage, 0.0, Pause(spin_seconds)
             while awaited.stage == stage:
-                waited = pause(awaited.longest_sleep)
+                waited = pause(awaited.longest_sleep, awaited.sleep)
                 if waited - attended > ATTEND_SECONDS:
                     attended = waited
                     attend(awaited, waited)
@@ -187,6 +195,7 @@ class Call:
     steps: Steps[Any]
     transport = ""
     longest_sleep = LONGEST_SLEEP
+    sleep: Callable[[float], None] | None = None
     number = stage = 0
     """``number`` is its position among the calls of its group, unique over epochs."""
     last = ended = 0.0

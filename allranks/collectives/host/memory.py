@@ -308,3 +308,17 @@ def place(source: tuple[int, int], out: tuple[int, int]) -> Place:
     if not source[0] or not out[0]:
         return NOWHERE
     return source[0] | out[0] << 16, source[1], out[1]
+
+
+def in_staging(at: tuple[int, int]) -> Place:
+    """The place of a member's staging buffer, for arrays outside the window."""
+    return at[0] << 32, at[1], 0
+
+
+def is_in_window(where: Place) -> bool:
+    return 0 < where[0] < 1 << 32
+
+
+def staging_of(where: Place) -> tuple[int, int]:
+    """The argument of `in_staging`; (0, 0) for other places."""
+    return where[0] >> 32, where[1]

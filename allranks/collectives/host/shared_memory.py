@@ -7,7 +7,7 @@ it has read it.
 Large arrays are reduced in place: each member reduces its slice over all members' windows and
 writes the result to all of them, so the memory is read once and written once. Arrays outside the
 window are copied there, chunk by chunk, into the result; a chunk is reduced while it is in the
-caches.
+caches. Where the result is outside too, the chunks pass through staging buffers (`staging.py`).
 
 All other data streams through the blocks, which stay in the caches: each member writes a block,
 arrives, and reads its part of the other members' blocks while the next ones are filled. The first
@@ -43,22 +43,34 @@ from allranks.collectives.calls.call import (
 )
 from allranks.collectives.calls.guard import Packed, Site, Spec
 from allranks.collectives.calls.rank_state import RankState
-from allranks.collectives.host.memory import ORDERED, WARM_BYTES, Window, fence, place
+from allranks.collectives.host import futex
+from allranks.collectives.host.memory import (
+    ORDERED,
+    WARM_BYTES,
+    Window,
+    fence,
+    is_in_window,
+    place,
+)
+from allranks.collectives.host.staging import BLOCK_BYTES, Halves, StagingBuffer, split
 from allranks.errors import CollectiveMismatch
 
 PAGE = 4096
 _WORDS = PAGE // 8
-# A member's page: its arrivals in word 0, the last call that it has done in word 8, on a cache line
-# of its own, and two calls, as a rank may write its next one while others still read this one.
-_DONE = 8
+# A member's page: its arrivals in word 0; on cache lines of their own, the last call that it has
+# done and whether a rank sleeps until it arrives; and two calls, as a rank may write its next one
+# while others still read this one.
+_DONE, _AWAITED = 8, 16
 _HEAD = struct.Struct("=Qd")
 _OFFER = struct.Struct("=QQQQQQ")
 OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
 _TURN = 512, 512 + 1792
 TEXT_BYTES = 1792 - _TEXT_AT
 
-YIELDS = 200
-"""Polls after spinning, each of which yields the core; then the call continues as steps."""
+_YIELDS, _SLEEPS, _SLEEP_SECONDS = 2, 4, 5e-4
+"""Polls after spinning: some that yield the core to another rank, and sleeps that the awaited rank
+ends. Then the call continues as steps. More yields would give the core to other programs, each time
+for milliseconds."""
 _NOTHING: tuple[Packed | None, Site | None, Offer | None] = (None, None, None)
 
 
@@ -82,6 +94,8 @@ class Channel:
         ]
         starts = [[8 * head + OFFER_AT for head in heads] for heads in self._heads]
         self._offers_at = [[slice(at, at + _OFFER.size) for at in turn] for turn in starts]
+        start = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        self._addresses = {page: start + 8 * page for page in self._pages}
         self._laid_out = [_NOTHING, _NOTHING]
         """The spec, the line and the offer that are written for each turn."""
         self.block = self.block_bytes(members.size)
@@ -121,7 +135,22 @@ class Channel:
         call.posted = True
         count = self.count = self.count + 1
         self.words[self._mine] = count
+        if self.words[self._mine + _AWAITED]:
+            self.wake_waiting()
         return self._compare(call)
+
+    def wake_waiting(self) -> None:
+        """Wakes the ranks that sleep until this one arrives, after it has."""
+        self.words[self._mine + _AWAITED] = 0
+        futex.wake(self._addresses[self._mine])
+
+    def _sleep(self, page: int, seconds: float) -> None:
+        """Sleeps until a member arrives, or for so long."""
+        self.words[page + _AWAITED] = 1
+        count = self.words[page]
+        # The member may have read the word above before it was set: then it wakes nobody.
+        if count < self.count:
+            futex.wait(self._addresses[page], count, seconds)
 
     def _lay_out(self, turn: int, call: Call, offer: Offer) -> None:
         head = self._heads[turn][self.members.me]
@@ -181,9 +210,12 @@ class Channel:
         while words[page] < count:
             tries += 1
             if tries > spins:
-                if spins < 0 or tries > spins + YIELDS:
+                if spins < 0 or tries > spins + _YIELDS + _SLEEPS:
                     return False
-                yield_core()
+                if tries > spins + _YIELDS:
+                    self._sleep(page, _SLEEP_SECONDS)
+                else:
+                    yield_core()
         if not ORDERED:
             fence()
         return True
@@ -191,8 +223,11 @@ class Channel:
     def wait_for_all(self, call: Call) -> Steps[None]:
         call.stage = self.count
         for _, page, _ in self._others:
-            while self.words[page] < self.count:
-                yield call
+            if self.words[page] < self.count:
+                call.sleep = partial(self._sleep, page)
+                while self.words[page] < self.count:
+                    yield call
+        call.sleep = None
         fence()
 
     def try_barrier(self) -> bool:
@@ -200,6 +235,8 @@ class Channel:
         fence()
         count = self.count = self.count + 1
         self.words[self._mine] = count
+        if self.words[self._mine + _AWAITED]:
+            self.wake_waiting()
         for _, page, _ in self._others:
             if self.words[page] < count and not self._arrives_soon(page):
                 return False
@@ -249,8 +286,6 @@ class Channel:
 
 
 CHUNK_BYTES = 2 << 20
-BLOCK_BYTES = 256 << 10
-"""One numpy call works on this many bytes, so that sums stay in the caches."""
 
 
 class ReductionBlock(NamedTuple):
@@ -294,9 +329,9 @@ def one_block_bytes(members: int, block: int) -> int:
 T = TypeVar("T")
 OneBlock = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and the function that makes the result of all blocks."""
-InPlace = tuple[bool, list[list[ReductionBlock]] | None]
-"""Whether only some members copy, and for each chunk the blocks that this rank reduces; None if an
-array is outside a window."""
+InPlace = tuple[bool, list[list[ReductionBlock]] | None, Halves | None]
+"""Whether only some members copy, for each chunk the blocks that this rank reduces, or None if an
+array is outside a window, and the staging buffers if all outputs are."""
 _KEPT = 1024
 """The number of cached views of the shared memory: it takes longer to make one than to use it."""
 _SLICE_FROM = 4
@@ -310,6 +345,7 @@ class SharedMemoryTransport:
 
     def __init__(self, channel: Channel, window: Window | None) -> None:
         self.members, self.channel, self.window = channel.members, channel, window
+        self._staging = StagingBuffer(channel, window)
         self._one_block_bytes = one_block_bytes(self.members.size, channel.block)
         self._one_block: tuple[dict[Arithmetic, OneBlock], ...] = ({}, {})
         self._parts: dict[tuple[np.dtype[Any], tuple[int, ...], int], list[Array]] = {}
@@ -352,14 +388,16 @@ class SharedMemoryTransport:
         at, source_at = window.place_of(found), window.place_of(source)
         copied = not source_at[0] or not reduction.plain
         call.held = source, found
-        if copied and at[0]:
-            step = chunk(source.dtype)
-            reduction.staged(source[:step], found.reshape(-1)[:step])
-        key = source_at, at, copied
-        offer = self._offers.get(key)
-        if offer is None:
-            offer = Offer(0, place(at if copied else source_at, at), copied)
-            keep(self._offers, key, offer)
+        where = NOWHERE
+        if at[0]:
+            where = place(at if copied else source_at, at)
+            if copied:
+                step = chunk(source.dtype)
+                reduction.staged(source[:step], found.reshape(-1)[:step])
+        elif nbytes > self.channel.block:
+            where = self._staging.stage(0, source, reduction)
+        key = where, copied
+        offer = self._offers.get(key) or keep(self._offers, key, Offer(0, where, copied))
         return offer, self.reduce_in_place(call, None, source, found, reduction, copied=copied)
 
     def _begin_one_block(self, source: Array, reduction: Arithmetic, turn: int) -> OneBlock:
@@ -392,7 +430,10 @@ class SharedMemoryTransport:
         """
         known = offers or self.channel.offered(call)
         key = reduction, source.size, copied, *known
-        mixed, todo = self._places.get(key) or self._find_places(call, offers, key)
+        mixed, todo, halves = self._places.get(key) or self._find_places(call, offers, key)
+        if halves is not None:
+            yield from self._staging.reduce(call, source, out.reshape(-1), reduction, halves)
+            return out
         if todo is None:
             return (yield from self._through_blocks(source, out, reduction, call))
         channel, step, flat = self.channel, chunk(reduction.dtype), out.reshape(-1)
@@ -420,7 +461,9 @@ class SharedMemoryTransport:
         reduction, size, copied, *_ = key
         offers, dtype, window = offers or self.channel.offers(call), reduction.dtype, self.window
         mixed, todo = any(offer.copied is not copied for offer in offers), None
-        if window is not None and all(offer.place != NOWHERE for offer in offers):
+        places = [offer.place for offer in offers]
+        halves = self._staging.halves(places, dtype)
+        if window is not None and all(map(is_in_window, places)):
             copied, nbytes = copied or mixed, size * dtype.itemsize
             sources, outs = [], []
             for rank, offer in zip(self.members.ranks, offers, strict=True):
@@ -433,7 +476,7 @@ class SharedMemoryTransport:
                 _slice(sources or outs, outs, self.members.me, start, min(size, start + step))
                 for start in range(0, size, step)
             ]
-        return keep(self._places, key, (mixed, todo))
+        return keep(self._places, key, (mixed, todo, halves))
 
     def _through_blocks(
         self, source: Array, out: Array, reduction: Arithmetic, call: Call, turn: int | None = None
@@ -592,9 +635,3 @@ def keep(known: dict[Any, T], key: object, made: T) -> T:
         known.clear()
     known[key] = made
     return made
-
-
-def split(count: int, members: int) -> list[int]:
-    """Bounds of ``members`` slices of ``count`` elements, as equal as possible, longest first."""
-    each, rest = divmod(count, members)
-    return [index * each + min(index, rest) for index in range(members + 1)]

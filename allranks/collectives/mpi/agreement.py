@@ -25,7 +25,7 @@ from allranks.collectives.calls.call import Call, Members, Offer, Steps, cut, yi
 from allranks.collectives.calls.guard import Site
 from allranks.collectives.calls.rank_state import WAITING, RankState
 from allranks.collectives.host.memory import fence, rounded
-from allranks.collectives.host.shared_memory import OFFER_AT, TEXT_BYTES, YIELDS, Channel
+from allranks.collectives.host.shared_memory import OFFER_AT, TEXT_BYTES, Channel
 from allranks.collectives.mpi.transport import complete
 from allranks.errors import CollectiveMismatch
 
@@ -177,6 +177,8 @@ _AGREED, DONE, _LENGTH, _LAST_RANK, _LAST = 0, 8, 16, 17, 18
 """Words of the buffer: the number of the last call agreed on, the last chunk that is ready, and for
 that call the length of its error text, the last rank to arrive, and when it arrived."""
 _BUFFER_HEAD, _TEXT_MOST = 256, 16 << 10
+_YIELDS = 200
+"""Polls for the outcome of an agreement, each of which yields the core, before the call waits."""
 
 
 class HostChannel(Channel):
@@ -197,6 +199,7 @@ class HostChannel(Channel):
 
     def publish_count(self) -> None:
         self.words[self._mine] = self.count
+        self.wake_waiting()
 
     def all_arrived(self) -> bool:
         return all(self.words[page] >= self.count for _, page, _ in self._others)
@@ -241,7 +244,7 @@ class LeaderBuffer:
         tries = 0
         while self.words[_AGREED] < number:
             tries += 1
-            if own.pending or tries > YIELDS:
+            if own.pending or tries > _YIELDS:
                 return False
             yield_core()
         fence()

@@ -365,7 +365,8 @@ class Epochs:
                 raise
 
     def _renew_steps(self) -> Steps[MPI.Intracomm]:
-        kept, awaited = self.own.held_requests, SimpleNamespace(stage=0, longest_sleep=0.0)
+        kept = self.own.held_requests
+        awaited = SimpleNamespace(stage=0, longest_sleep=0.0, sleep=None)
         fresh, request = self.pristine.Idup()
         kept[id(request)] = [fresh, request]
         while not request.Test():

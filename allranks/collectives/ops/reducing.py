@@ -27,7 +27,8 @@ from allranks.collectives.arrays.reductions import (
 from allranks.collectives.calls.call import Call, Offer, Steps, Transport, as_bytes
 from allranks.collectives.calls.guard import JOIN, Spec, describe_group, pack
 from allranks.collectives.gpu.dlpack import ALIGNED
-from allranks.collectives.host.shared_memory import keep, one_block_bytes, split
+from allranks.collectives.host.shared_memory import keep, one_block_bytes
+from allranks.collectives.host.staging import split
 from allranks.collectives.ops.inputs import CollectiveInputs, Handle, read_inputs, run
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.process_sets import ProcessSet, group_of
