@@ -131,7 +131,8 @@ def _whole(group: Sequence[Report]) -> str:
 
 
 def _place(report: Report) -> str:
-    return f" at line {report.line}: {report.source_line}" if report.line else ""
+    source = f": {report.source_line}" if report.source_line else ""
+    return f" at line {report.line}{source}" if report.line else ""
 
 
 def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
@@ -180,6 +181,9 @@ _OTHERS_SECONDS = 1.0
 #: For the other ends, after the first death is known.
 _KNOWN_SECONDS = 0.2
 _TAIL_LINES = 12
+_CRASH = "Fatal Python error: "
+#: A frame of a cell in the stack that Python writes when it crashes.
+_IN_CELL = re.compile(r'(?m)^  File "In\[\d+\](?:#\d+)?", line (\d+) in ')
 _LAST_LINES, _LAST_CHARACTERS = 3, 300
 _SHOWN_NBYTES = 16 * 1024
 
@@ -323,7 +327,13 @@ def log_length(path: str) -> int:
 
 
 def log_tail(path: str, offset: int = 0) -> str:
-    return "\n".join(log_end(path, offset).strip().splitlines()[-_TAIL_LINES:])
+    lines = log_end(path, offset).strip().splitlines()
+    crash = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]
+    in_cell = [at for at, line in enumerate(lines) if _IN_CELL.match(line)]
+    if crash and in_cell and in_cell[-1] > crash[-1]:
+        # The innermost frames come first. Those behind the cell's are IPython's and ours.
+        lines = lines[crash[-1] : in_cell[-1] + 1]
+    return "\n".join(lines[-_TAIL_LINES:])
 
 
 CellRecord = Output | Reply | Result | Telemetry
@@ -408,6 +418,8 @@ class RankRegistry:
         hello, words = self.hellos[end.rank], self._last_words(end.rank)
         place, _, source = self.lines.get(end.rank, "").partition("  ")
         number = place.rpartition(":")[2]
+        if crashed := _IN_CELL.search(words):
+            number, source = crashed[1], ""
         return Report(
             rank=end.rank,
             host=hello.host,

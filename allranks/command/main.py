@@ -1,4 +1,4 @@
-"""The command ``allranks``: ``run``, ``export``, ``doctor`` and ``install-kernel``."""
+"""The command ``allranks``: ``run``, ``export``, ``doctor``, ``install-kernel`` and ``mcp``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import NoReturn
 import allranks
 from allranks.cluster import devices, doctor, launchers, script
 from allranks.cluster.options import ClusterOptions
-from allranks.command import export
+from allranks.command import agents, export
 from allranks.errors import AllranksError, UsageError
 from allranks.notebook import load_features
 from allranks.records.config import START_WITH
@@ -221,6 +221,10 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "install-kernel": (
         'adds "allranks" to the launcher: a kernel whose cells all run on the ranks',
         _add_install_kernel,
+    ),
+    "mcp": (
+        "serves tools with which an agent runs cells on ranks, over standard input and output",
+        agents.add_options,
     ),
 }
 """What each command does, in a few words, and what adds its options to a parser."""

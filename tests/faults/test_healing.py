@@ -72,6 +72,12 @@ def test_a_rank_that_dies_is_replaced(notebook, act, ending, wait):
         .says("rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs", "were waiting")
     )
     assert ("line 6 in <module>" in cell.text) == (act == CRASH)
+    if act == CRASH:
+        # The report has the frames from the crash to the cell, and no others.
+        report = cell.text.partition("rank 1 (")[2]
+        assert "died at line 6\n" in report
+        assert "in string_at" in report
+        assert "host_agent.py" not in report
     assert cell.text.count("often the system") + cell.text.count("out-of-memory") <= 1
     check(notebook, [1])
     after = notebook.pids()

@@ -1,0 +1,352 @@
+"""``allranks mcp``: tools with which an agent runs cells on ranks, over standard input and output.
+
+Every tool returns a text within two seconds, also while ranks hang, and of at most about 2,000
+tokens; the rest of a longer one is read from an offset. The Model Context Protocol itself is the
+package mcp's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.cluster.calls import CapturedOutput
+from allranks.cluster.cluster import Cluster
+from allranks.cluster.failures import RankStatus, plain, read_status
+from allranks.cluster.options import ClusterOptions
+from allranks.errors import AllranksError, MissingDependency, UsageError
+from allranks.notebook import load_features
+from allranks.records import ranks as rank_lists
+from allranks.records import requests
+from allranks.records.ranks import label
+from allranks.records.wire import Answer, Hello
+from allranks.widgets.dashboard.tables import call_table, rank_table
+from allranks.widgets.dashboard.view import TerminalDashboard
+
+#: A token is about four characters of English, and fewer of code.
+_LONGEST = 6000
+_WAIT_SECONDS, _STATUS_SECONDS, _POLL_SECONDS = 1.5, 0.8, 0.02
+_LEAST_SECONDS = 1.0
+_KEPT_CELLS = 50
+_VALUE_LENGTH = 400
+_INSTRUCTIONS = """Runs Python cells on every rank of an MPI cluster, each with rank, size, comm,
+allreduce, broadcast, barrier and so on. `run` returns soon; ask `state` while a cell runs: it says
+which rank waits for whom and at which line. The rank that caused an error comes first in its text.
+Variables stay on the ranks from cell to cell."""
+
+
+class _Transcript(TerminalDashboard):
+    """Keeps the folded output of a cell, and its timings, instead of printing them."""
+
+    def __init__(self, hellos: list[Hello], log_dir: str) -> None:
+        super().__init__("auto", hellos, log_dir, fold=True)
+        self.parts: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.parts.append(plain(text) + "\n")
+
+    def finish(self) -> None:
+        self._print()
+        self.figures.end()
+
+
+@dataclass
+class _Cell:
+    number: int
+    source: str
+    view: _Transcript | None = None
+    began: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    error: str = ""
+    #: The error in a line.
+    headline: str = ""
+
+    def title(self) -> str:
+        if self.seconds is None:
+            return f"cell {self.number} has run for {time.monotonic() - self.began:.1f} s"
+        how = f"failed: {self.headline}" if self.error else "ended well"
+        return f"cell {self.number} {how}, after {self.seconds:.1f} s"
+
+    def output(self) -> str:
+        return "" if self.view is None else "".join(self.view.parts)
+
+
+class AgentTools:
+    """The tools. Ranks start with the first cell, and end with the tools.
+
+    Args:
+        options: of the ranks; their number is the largest that the agent gets.
+        seconds: how long cells may run, all of them together.
+    """
+
+    def __init__(self, options: ClusterOptions, seconds: float) -> None:
+        load_features()
+        self._cluster: Cluster = options.make(Cluster)
+        self._budget = seconds
+        self._cells: dict[int, _Cell] = {}
+        self._count = 0
+        self._used = 0.0
+        # The cluster is used by one thread at a time; questions and interrupts may come from any.
+        self._thread = ThreadPoolExecutor(1, "allranks-cells")
+        self._running: Future[Any] | None = None
+
+    def tools(self) -> list[Callable[..., str]]:
+        return [self.run, self.state, self.output, self.error, self.values, self.timings,
+                self.interrupt, self.restart]  # fmt: skip
+
+    def run(self, source: str, ranks: str = "all", timeout: float = 0.0) -> str:
+        """Runs a cell on ranks, as "all" or "0,2-3". Returns its report, or after 1.5 s that it
+        still runs. A timeout in seconds ends the cell on all ranks.
+        """
+        if self._is_busy():
+            return f"{self._latest().title()}. Wait for its end, or call interrupt."
+        left = self._budget - self._used
+        if left < _LEAST_SECONDS:
+            return (
+                f"The cells have run for {self._used:.0f} s, and may run for {self._budget:.0f} s. "
+                "Ask the user to start allranks mcp with more --seconds."
+            )
+        self._count += 1
+        cell = self._cells[self._count] = _Cell(self._count, source)
+        self._cells.pop(self._count - _KEPT_CELLS, None)
+        limit = min(timeout, left) if timeout > 0 else left
+        self._running = self._thread.submit(self._run, cell, ranks, limit)
+        self._wait()
+        return self._report(cell)
+
+    def _run(self, cell: _Cell, ranks: str, limit: float) -> None:
+        cluster = self._cluster
+        try:
+            cluster.start()
+            cell.began = time.monotonic()
+            chosen = rank_lists.parse(ranks, cluster.size)
+            hellos = [cluster.hellos[rank] for rank in chosen]
+            cell.view = _Transcript(hellos, cluster.log_dir)
+            run = cluster.begin(
+                cell.source,
+                name=f"cell In[{cell.number}]",
+                number=cell.number,
+                ranks=chosen,
+                timeout=limit,
+                view=cell.view,
+            )
+            cluster.wait(run)
+        except (AllranksError, SyntaxError) as error:
+            cell.headline = plain(str(error)).splitlines()[0].rstrip(".")
+            cell.error = plain(getattr(error, "text", "") or str(error))
+        finally:
+            cell.seconds = time.monotonic() - cell.began
+            self._used += cell.seconds
+
+    def state(self) -> str:
+        """Says what every rank does now: computing, waiting for which rank, and at which line."""
+        if self._cluster.state != "running":
+            begins = (
+                "The ranks start."
+                if self._is_busy()
+                else "No ranks run: the next cell starts them."
+            )
+            return f"{begins} {self._latest().title()}." if self._cells else begins
+        title = f"{self._latest().title()}.\n" if self._cells else ""
+        lines: dict[str, list[int]] = {}
+        for one in self._statuses():
+            lines.setdefault(f"{one.state} {one.line}".rstrip(), []).append(one.rank)
+        text = "\n".join(f"{label(ranks)}: {what}" for what, ranks in lines.items())
+        return self._cut(f"{title}{text}", 0)
+
+    def _statuses(self) -> list[RankStatus]:
+        cluster, answers, came = self._cluster, dict[int, Answer](), threading.Event()
+        if not self._is_busy():
+            with suppress(AllranksError):
+                return self._thread.submit(cluster.status).result(_WAIT_SECONDS)
+
+        def take(answer: Answer) -> None:
+            answers[answer.rank] = answer
+            if len(answers) == cluster.size:
+                came.set()
+
+        # The thread that waits for the cell delivers them.
+        cluster.ask_soon(requests.STATUS, {}, take)
+        came.wait(_STATUS_SECONDS)
+        hellos = sorted(cluster.hellos.items())
+        content = {rank: answer.content for rank, answer in answers.items()}
+        return [read_status(hello, content.get(rank, {})) for rank, hello in hellos]
+
+    def output(self, cell: int = 0, offset: int = 0) -> str:
+        """Returns what the ranks of a cell have printed so far, equal lines once, each with its
+        ranks. 0 is the latest cell; continue a longer text at its next offset.
+        """
+        found = self._find(cell)
+        return found if isinstance(found, str) else self._cut(found.output(), offset)
+
+    def error(self, cell: int = 0, offset: int = 0) -> str:
+        """Returns the whole report of a failed cell: the culprit first, with its traceback, then
+        the ranks that waited for it. 0 is the latest cell.
+        """
+        found = self._find(cell)
+        if isinstance(found, str):
+            return found
+        return self._cut(found.error or f"{found.title()}.", offset)
+
+    def values(self, names: str) -> str:
+        """Compares variables, as "x, loss", over the ranks: ranks with the same value stand
+        together. Needs idle ranks.
+        """
+        words = re.split(r"[,\s]+", names.strip())
+        unfit = [word for word in words if not word.isidentifier()]
+        if unfit:
+            return f"expected names of variables as 'x, loss', found {unfit[0]!r:.60}."
+        if self._is_busy() or self._cluster.state != "running":
+            return "Variables can be read between cells of running ranks. Call state or run."
+        self._running = self._thread.submit(
+            self._cluster.call, _reader(), (words,), view=CapturedOutput()
+        )
+        try:
+            found = self._running.result(_WAIT_SECONDS)
+        except TimeoutError:
+            return "The ranks have not answered: repr() of a variable takes long. Call interrupt."
+        except AllranksError as error:
+            return plain(str(error))
+        lines = []
+        for index, word in enumerate(words):
+            groups: dict[str, list[int]] = {}
+            for rank, row in enumerate(found):
+                groups.setdefault(row[index], []).append(rank)
+            lines += [f"{word} on {label(ranks)}: {text}" for text, ranks in groups.items()]
+        return self._cut("\n".join(lines), 0)
+
+    def timings(self, cell: int = 0) -> str:
+        """Returns how long each rank waited and transferred data in a cell's collectives, and the
+        costliest calls with their lines.
+        """
+        found = self._find(cell)
+        if isinstance(found, str):
+            return found
+        timings = None if found.view is None else found.view.figures.timings
+        if timings is None or not timings.by_rank():
+            return f"Cell {found.number} has made no collective calls of which timings have come."
+        return self._cut(f"{rank_table(timings).text()}\n{call_table(timings).text()}", 0)
+
+    def interrupt(self) -> str:
+        """Interrupts the running cell; the ranks and their variables stay. A second interrupt of
+        the same cell ends the ranks that do not react.
+        """
+        if not self._is_busy() or not self._cluster.interrupt():
+            return "No cell is running."
+        self._wait()
+        return self._report(self._latest())
+
+    def restart(self) -> str:
+        """Ends the ranks, also those that hang. The next cell starts new ones without variables."""
+        for _ in range(2):
+            if self._is_busy() and self._cluster.interrupt():
+                self._wait(_WAIT_SECONDS / 3)
+        self._running = self._thread.submit(self._cluster.stop)
+        self._wait(_WAIT_SECONDS / 3)
+        return (
+            "The ranks end."
+            if self._is_busy()
+            else "The ranks have ended. The next cell starts new ones."
+        )
+
+    def close(self) -> None:
+        for _ in range(2):
+            if self._is_busy():
+                self._cluster.interrupt()
+                self._wait()
+        self._thread.submit(self._cluster.stop)
+        self._thread.shutdown()
+
+    def _is_busy(self) -> bool:
+        return self._running is not None and not self._running.done()
+
+    def _wait(self, seconds: float = _WAIT_SECONDS) -> None:
+        if self._running is not None:
+            with suppress(TimeoutError, AllranksError):
+                self._running.result(seconds)
+
+    def _latest(self) -> _Cell:
+        return self._cells[self._count]
+
+    def _find(self, number: int) -> _Cell | str:
+        found = self._cells.get(number or self._count)
+        if found is None:
+            known = label(self._cells, "cell") if self._cells else "none"
+            return f"expected one of the last {_KEPT_CELLS} cells, found {number}; there: {known}."
+        return found
+
+    def _report(self, cell: _Cell) -> str:
+        if cell.seconds is None:
+            return f"{cell.title()}. Call state, output or interrupt."
+        parts = [f"{cell.title()}.", cell.output().rstrip(), cell.error]
+        return self._cut("\n".join(part for part in parts if part), 0)
+
+    @staticmethod
+    def _cut(text: str, offset: int) -> str:
+        if len(text) <= _LONGEST and not offset:
+            return text or "(nothing)"
+        part = text[offset : offset + _LONGEST]
+        end = offset + len(part)
+        rest = f"\n… {len(text) - end:,} more characters: call output or error with offset={end}"
+        return part + (rest if end < len(text) else "") or "(nothing more)"
+
+
+def _reader() -> Callable[[list[str]], list[str]]:
+    # Inside of another function, because cloudpickle sends it by its code then.
+    longest = _VALUE_LENGTH
+
+    def read(names: list[str]) -> list[str]:
+        from IPython.core.getipython import get_ipython
+
+        found = get_ipython().user_ns
+        lines = []
+        for name in names:
+            if name not in found:
+                lines.append("not defined")
+                continue
+            shape = getattr(found[name], "shape", None)
+            of_shape = "" if shape is None else f" of shape {tuple(shape)}"
+            lines.append(f"{type(found[name]).__name__}{of_shape} {found[name]!r:.{longest}}")
+        return lines
+
+    return read
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    ClusterOptions.add_to(parser)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3600.0,
+        help="how long cells may run, all of them together; default: one hour",
+    )
+    parser.set_defaults(act=serve)
+
+
+def serve(typed: argparse.Namespace) -> int:
+    """Serves the tools over standard input and output until the agent has gone."""
+    try:
+        server_type: Any = importlib.import_module("mcp.server.mcpserver").MCPServer
+    except ImportError:
+        raise MissingDependency(
+            "allranks mcp needs the package mcp, 2 or newer. Type: pip install 'allranks[mcp]'"
+        ) from None
+    if not typed.seconds > 0:
+        raise UsageError(f"expected --seconds above 0, found {typed.seconds:g}")
+    tools = AgentTools(ClusterOptions.take_from(vars(typed)), typed.seconds)
+    server = server_type("allranks", instructions=_INSTRUCTIONS)
+    for tool in tools.tools():
+        server.tool(structured_output=False)(tool)
+    try:
+        server.run("stdio")
+    finally:
+        tools.close()
+    return 0
