@@ -37,6 +37,7 @@ _WAIT_SECONDS, _STATUS_SECONDS, _POLL_SECONDS = 1.5, 0.8, 0.02
 _LEAST_SECONDS = 1.0
 _KEPT_CELLS = 50
 _VALUE_LENGTH = 400
+_NO_RANKS = "No ranks run: the next cell starts them."
 _INSTRUCTIONS = """Runs Python cells on every rank of an MPI cluster, each with rank, size, comm,
 allreduce, broadcast, barrier and so on. `run` returns soon; ask `state` while a cell runs: it says
 which rank waits for whom and at which line. The rank that caused an error comes first in its text.
@@ -149,12 +150,8 @@ class AgentTools:
     def state(self) -> str:
         """Says what every rank does now: computing, waiting for which rank, and at which line."""
         if self._cluster.state != "running":
-            begins = (
-                "The ranks start."
-                if self._is_busy()
-                else "No ranks run: the next cell starts them."
-            )
-            return f"{begins} {self._latest().title()}." if self._cells else begins
+            ranks = "The ranks start." if self._is_busy() else _NO_RANKS
+            return f"{ranks} {self._latest().title()}." if self._cells else ranks
         title = f"{self._latest().title()}.\n" if self._cells else ""
         lines: dict[str, list[int]] = {}
         for one in self._statuses():
@@ -251,11 +248,7 @@ class AgentTools:
                 self._wait(_WAIT_SECONDS / 3)
         self._running = self._thread.submit(self._cluster.stop)
         self._wait(_WAIT_SECONDS / 3)
-        return (
-            "The ranks end."
-            if self._is_busy()
-            else "The ranks have ended. The next cell starts new ones."
-        )
+        return "The ranks end." if self._is_busy() else f"The ranks have ended. {_NO_RANKS}"
 
     def close(self) -> None:
         for _ in range(2):
@@ -306,7 +299,8 @@ def _reader() -> Callable[[list[str]], list[str]]:
     def read(names: list[str]) -> list[str]:
         from IPython.core.getipython import get_ipython
 
-        found = get_ipython().user_ns
+        shell: Any = get_ipython()
+        found = shell.user_ns
         lines = []
         for name in names:
             if name not in found:
