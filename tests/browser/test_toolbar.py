@@ -42,7 +42,8 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
 
     lab.command("allranks:show")
     sidebar = page.locator(SIDEBAR)
-    expect(sidebar.locator("tbody tr")).to_have_count(4)
+    ranks = sidebar.locator("table").first.locator("tbody tr")
+    expect(ranks).to_have_count(4)
     expect(sidebar).to_contain_text("idle")
     lab.run_cell(1)
     expect(sidebar).to_contain_text("running")
@@ -57,7 +58,25 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.wait_idle()
     lab.run_cell(3)
     lab.wait_for(3, "still")
-    expect(sidebar.locator("tbody tr")).to_have_count(4)
+    expect(ranks).to_have_count(4)
+
+    sidebar.locator("summary").click()
+    variables = (
+        "x = [1, 2]; y = rank; import numpy as np; z = np.ones(rank + 1); w = np.ones(2) * rank"
+    )
+    lab.write(3, f"{variables}\nif rank == 2: only = 'here'")
+    lab.run_cell(3)
+    rows = sidebar.locator("details tbody tr")
+    expect(rows).to_have_count(5)
+    assert [row.split("\t") for row in rows.all_inner_texts()] == [
+        ["only", "'here'", "only on rank 2"],
+        ["w", "ndarray float64 (2,)", "same shape, different values"],
+        ["x", "[1, 2]", "same"],
+        ["y", "int", "different"],
+        ["z", "ndarray float64 (1,)", "different types or shapes"],
+    ]
+    lab.screenshot(PICTURES / "toolbar_variables.png")
+    assert axe.look(lab, "variables", SIDEBAR) == []
 
     sidebar.get_by_role("button", name="Run cells in the notebook").click()
     expect(sidebar.get_by_role("button", name="Run every cell on the ranks")).to_be_visible()

@@ -9,7 +9,8 @@ the comm by a question to the kernel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -17,9 +18,10 @@ from IPython.core.getipython import get_ipython
 
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import RankStatus, read_status
+from allranks.cluster.failures import read_status
 from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.records import requests
+from allranks.records.ranks import label
 from allranks.records.wire import Answer, Ask, Record
 
 TARGET = "allranks.ranks"
@@ -27,6 +29,13 @@ TARGET = "allranks.ranks"
 _ANSWER_SECONDS = 0.5
 #: Requests of the core are counted from 1.
 _FIRST_REQUEST = 1 << 40
+
+
+@dataclass
+class _Question:
+    ranks: list[int]
+    deliver: Callable[[Cluster, dict[int, dict[str, Any]]], None]
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 class Toolbar(NotebookFeature):
@@ -38,10 +47,7 @@ class Toolbar(NotebookFeature):
     def __init__(self) -> None:
         self._numbers = count(_FIRST_REQUEST)
         self._cluster: ClusterContext | None = None
-        self._lock = threading.Lock()
-        self._request = 0
-        self._answers: dict[int, Answer] = {}
-        self._asked_ranks: list[int] = []
+        self._questions: dict[int, _Question] = {}
         self._comm: Any = None
 
     def started(self, cluster: ClusterContext) -> None:
@@ -54,19 +60,29 @@ class Toolbar(NotebookFeature):
     def stopped(self) -> None:
         self._cluster = None
 
-    def _asked(self, _message: dict[str, Any]) -> None:
+    def _asked(self, message: dict[str, Any]) -> None:
         # Runs in another thread than the cell, where the front end sends comm messages to a
-        # subshell of the kernel. A later question replaces one that has no answer yet.
-        context, running = self._cluster, _running()
-        if context is None or running is None:
-            self._send(None, ())
-            return
+        # subshell of the kernel.
+        running = _running()
+        if self._cluster is None or running is None:
+            self._comm.send({"ranks": [], "logs": "", "every_cell": _every_cell()})
+        elif message["content"]["data"].get("variables"):
+            self._ask(running, "variables", self._send_variables)
+        else:
+            self._ask(running, requests.STATUS, self._send_state)
+
+    def _ask(
+        self,
+        running: Cluster,
+        name: str,
+        deliver: Callable[[Cluster, dict[int, dict[str, Any]]], None],
+    ) -> None:
+        assert self._cluster is not None
+        request = next(self._numbers)
         alive = [rank for rank in range(running.size) if rank not in running.dead]
-        with self._lock:
-            self._request, self._answers = next(self._numbers), {}
-            self._asked_ranks, request = alive, self._request
+        self._questions[request] = _Question(alive, deliver)
         self.arriving = (Answer,)
-        context.send(alive, Ask(request, requests.STATUS))
+        self._cluster.send(alive, Ask(request, name))
         timer = threading.Timer(_ANSWER_SECONDS, self._finish, (request,))
         timer.daemon = True
         timer.start()
@@ -74,28 +90,22 @@ class Toolbar(NotebookFeature):
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         if not isinstance(record, Answer) or record.request < _FIRST_REQUEST:
             return record
-        with self._lock:
-            if record.request == self._request:
-                self._answers[record.rank] = record
-            whole = len(self._answers) == len(self._asked_ranks)
-        if whole:
-            self._finish(record.request)
+        question = self._questions.get(record.request)
+        if question is not None:
+            question.answers[record.rank] = {} if record.problem else record.content
+            if len(question.answers) == len(question.ranks):
+                self._finish(record.request)
         return None
 
     def _finish(self, request: int) -> None:
-        with self._lock:
-            if request != self._request:
-                return
-            answers, self._request = self._answers, 0
-        running = _running()
-        if running is None:
-            self._send(None, ())
-            return
-        content = {rank: answer.content for rank, answer in answers.items() if not answer.problem}
-        hellos = sorted(running.hellos.items())
-        self._send(running, [read_status(one, content.get(rank, {})) for rank, one in hellos])
+        # In the thread that receives, or in the timer's: the first one takes the question.
+        question, running = self._questions.pop(request, None), _running()
+        if question is not None and running is not None:
+            question.deliver(running, question.answers)
 
-    def _send(self, running: Cluster | None, ranks: Sequence[RankStatus]) -> None:
+    def _send_state(self, running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
+        hellos = sorted(running.hellos.items())
+        ranks = [read_status(hello, answers.get(rank, {})) for rank, hello in hellos]
         self._comm.send(
             {
                 "ranks": [
@@ -105,15 +115,48 @@ class Toolbar(NotebookFeature):
                         "pid": one.pid,
                         "device": one.device,
                         "nbytes": one.rss_nbytes,
-                        "state": "dead" if running and one.rank in running.dead else one.state,
+                        "state": "dead" if one.rank in running.dead else one.state,
                         "line": one.line,
                     }
                     for one in ranks
                 ],
-                "logs": "" if running is None else running.log_dir,
+                "logs": running.log_dir,
                 "every_cell": _every_cell(),
             }
         )
+
+    def _send_variables(self, running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
+        if len(answers) == running.size and all(answers.values()):
+            by_rank = {rank: found["variables"] for rank, found in answers.items()}
+            self._comm.send({"variables": compare(by_rank)})
+
+
+Description = Sequence[str]
+"""Kind, text and digest, as a rank's side makes them."""
+
+
+def compare(by_rank: Mapping[int, Mapping[str, Description]]) -> list[dict[str, str]]:
+    """Returns a row for each variable: its name, its value or kind, and whether ranks agree."""
+    rows = []
+    for name in sorted({name for found in by_rank.values() for name in found}):
+        there = {rank: found[name] for rank, found in sorted(by_rank.items()) if name in found}
+        (kind, text, _), *_ = there.values()
+        kinds = {one[0] for one in there.values()}
+        digests = {one[2] for one in there.values()}
+        if len(there) < len(by_rank):
+            state = f"only on {label(there)}"
+        elif len(kinds) > 1:
+            state = "different types or shapes"
+        elif "" in digests:
+            state = "same shape" if "(" in kind else "same type"
+        elif len(digests) == 1:
+            state = "same"
+        else:
+            state = "same shape, different values" if "(" in kind else "different"
+        each = [f"rank {rank}: {one[1] or one[0]}" for rank, one in there.items()]
+        shown = (text or kind) if len(digests) == 1 else kind
+        rows.append({"name": name, "value": shown, "state": state, "each": "\n".join(each)})
+    return rows
 
 
 def _registered_comm() -> Any:

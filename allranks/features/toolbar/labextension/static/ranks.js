@@ -30,6 +30,8 @@ class Ranks {
     this.doing = "";
     this.text = "";
     this.cells = 0;
+    this.variables = [];
+    this.compares = false;
     this.listeners = new Set();
     this.comm = null;
     panel.sessionContext.statusChanged.connect((_, status) => {
@@ -69,7 +71,7 @@ class Ranks {
   }
 
   forget() {
-    Object.assign(this, { state: null, comm: null, doing: "", text: "", cells: 0 });
+    Object.assign(this, { state: null, comm: null, doing: "", text: "", cells: 0, variables: [] });
     this.changed();
   }
 
@@ -83,11 +85,15 @@ class Ranks {
       // Without open(): the kernel has made the other end.
       this.comm = kernel.createComm(TARGET, TARGET);
       this.comm.onMsg = (message) => {
-        this.state = message.content.data;
+        const { variables, ...state } = message.content.data;
+        if (variables) this.variables = variables;
+        else this.state = state;
         this.changed();
       };
     }
     this.comm.send({});
+    // Only idle ranks answer.
+    if (this.compares && !this.cells) this.comm.send({ variables: true });
   }
 
   /** Runs commands one after the other, and shows what they print; true if none has failed. */
@@ -237,7 +243,7 @@ export const plugins = (packages) => {
         parts.push(element("p", { textContent: "Open a notebook to start ranks." }));
       } else {
         parts.push(element("p", { textContent: ranks.python ? ranks.title : "Ranks need a Python kernel." }), this.buttons(ranks));
-        if (ranks.size) parts.push(...this.table(ranks));
+        if (ranks.size) parts.push(...this.table(ranks), this.variables(ranks));
         if (ranks.text) parts.push(element("pre", { textContent: ranks.text.trim() }));
       }
       this.node.replaceChildren(...parts);
@@ -259,6 +265,25 @@ export const plugins = (packages) => {
       add("Restart", "restart");
       add("Stop", "stop");
       return row;
+    }
+
+    // Compared while this part is open.
+    variables(ranks) {
+      const made = element("details", { open: ranks.compares }, element("summary", { textContent: "Variables" }));
+      made.ontoggle = () => {
+        if (made.open === ranks.compares) return;
+        ranks.compares = made.open;
+        if (made.open) void ranks.ask();
+      };
+      const head = ["name", "value", "ranks"].map((text) => element("th", { textContent: text, scope: "col" }));
+      const rows = ranks.variables.map(({ name, value, state, each }) => {
+        const cells = [name, value, state].map((text) => element("td", { textContent: text, title: `${text}\n${each}` }));
+        if (state.startsWith("different") || state.startsWith("only")) cells[2].classList.add("jp-allranks-bad");
+        return element("tr", {}, ...cells);
+      });
+      const table = element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
+      made.append(rows.length ? table : element("p", { textContent: "No variables yet." }));
+      return made;
     }
 
     table(ranks) {
