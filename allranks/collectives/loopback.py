@@ -59,7 +59,7 @@ def run(ranks: int, function: Callable[..., T], *arguments: Any) -> list[T]:
 
     def failed(world: World, error: BaseException) -> None:
         reason = f"raised {type(error).__name__}: {error}"
-        world.depart(reason, True, str(of_traceback(error.__traceback__)))
+        world.depart(reason, True, of_traceback(error.__traceback__).place)
 
     return together(worlds_of(ranks), body, failed)
 

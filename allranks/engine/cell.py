@@ -188,7 +188,7 @@ class CellRunner:
             self._remember(error)
         interrupted = error is not None and is_a(error, KeyboardInterrupt)
         found = self._report(error, text if error is asked else None) if error is not None else None
-        where = f"line {found.line}: {found.source_line}" if found and found.line else ""
+        where = f"{exceptions.cell_file}:{found.line}" if found and found.line else ""
         # Features end their waits before the scope is left, which releases the other ranks: those
         # must find that this rank waits no longer.
         if features.in_cells:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -41,8 +42,26 @@ class Site(NamedTuple):
     filename: str
     lineno: int
 
+    @classmethod
+    def of(cls, place: str) -> Site | None:
+        filename, _, lineno = place.rpartition(":")
+        return cls(filename, int(lineno)) if lineno.isdigit() else None
+
+    @property
+    def place(self) -> str:
+        """The line without its source, from which `with_source` finds it."""
+        return f"{self.filename}:{self.lineno}"
+
+    @property
+    def source(self) -> str:
+        return linecache.getline(self.filename, self.lineno).strip()
+
+    @property
+    def in_cell(self) -> str:
+        return f"line {self.lineno}: {self.source}" if self.source else str(self)
+
     def __str__(self) -> str:
-        source = linecache.getline(self.filename, self.lineno).strip()
+        source = self.source
         if len(source) > _WIDTH:
             source = source[: _WIDTH - 1] + "…"
         # A name short enough to be read in a message: relative to the working directory.
@@ -51,6 +70,15 @@ class Site(NamedTuple):
             name = name.removeprefix(os.getcwd() + os.sep)
         where = f"{name}:{self.lineno}"
         return f"{where}: {source}" if source else where
+
+
+_PLACE = re.compile(r"(?m)^((?:.* (?:at|in) )?)([^\n]+?:\d+)( \(\w+\))?$")
+"""A `Site.place` in a text, and perhaps the kind of an exception after it."""
+
+
+def with_source(text: str) -> str:
+    """The text with the source of its lines, as this rank has it."""
+    return _PLACE.sub(lambda found: f"{found[1]}{Site.of(found[2])}{found[3] or ''}", text)
 
 
 @cache

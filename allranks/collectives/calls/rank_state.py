@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from allranks.collectives.calls.guard import Site, with_source
 from allranks.records.ranks import compact
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING, IDLE = 16, 17, 18, 19, 
 PORTS = 25
 """The ports on which the rank's MPI listens, 16 bits each."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
-TEXTS_OF_LINES = WHERE, LINE, WAITING, BROKE
-"""Texts that show lines of source."""
+"""Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
+network; readers add the source (`with_source`)."""
 _DIRECTORY = 512
 _PROGRESS, _GROUPS = 1024, 170
 """Three words for each of this many groups: its number + 1, and this rank's progress in it."""
@@ -91,10 +92,14 @@ class Board:
         self.words[self._word[rank] + what] = ticket
 
     def text(self, rank: int, kind: int) -> str:
-        return text_of(self.memory, kind, self._page[rank])
+        start = self._page[rank] + _TEXTS + kind * _TEXT
+        length = min(int.from_bytes(self.memory[start : start + 2], "little"), _TEXT - 2)
+        return self.memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
 
     def write(self, kind: int, text: str) -> None:
-        start, data = self._page[self.rank] + _TEXTS + kind * _TEXT, _packed(text)
+        data = text.encode("utf-8", "replace")[: _TEXT - 2]
+        data = len(data).to_bytes(2, "little") + data
+        start = self._page[self.rank] + _TEXTS + kind * _TEXT
         self.memory[start : start + len(data)] = data
 
     def note(self, group: int, agreed: int, finished: int) -> None:
@@ -149,22 +154,6 @@ class Board:
         self.memory[start + _TEXTS : start + texts] = page[_TEXTS:texts]
         for low, high in ((_FIRST, _TEXTS), (_OTHERS[1], _FIRST), (0, _OTHERS[0])):
             self.memory[start + low : start + high] = page[low:high]
-
-
-def text_of(memory: mmap.mmap | bytes, kind: int, page: int = 0) -> str:
-    start = page + _TEXTS + kind * _TEXT
-    length = min(int.from_bytes(memory[start : start + 2], "little"), _TEXT - 2)
-    return memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
-
-
-def with_text(page: bytes, kind: int, text: str) -> bytes:
-    start = _TEXTS + kind * _TEXT
-    return page[:start] + _packed(text).ljust(_TEXT, b"\0") + page[start + _TEXT :]
-
-
-def _packed(text: str) -> bytes:
-    data = text.encode("utf-8", "replace")[: _TEXT - 2]
-    return len(data).to_bytes(2, "little") + data
 
 
 FINISHED = "finished the cell"
@@ -380,7 +369,8 @@ class RankState:
             if reason == FINISHED:
                 cell = scope.name.removeprefix("cell ")
                 return 1, FINISHED if cell == "cell" else f"finished {cell}"
-            at = f" at {where}" if where else ""
+            site = Site.of(where)
+            at = f" at {site.in_cell if scope.number else site}" if site else ""
             first_line = reason.partition("\n")[0]
             why = f" ({first_line})" if reason else ""
             return 0 if board.get(rank, FAILED) else 1, f"has left {scope.name}{at}{why}"
@@ -389,14 +379,14 @@ class RankState:
         if lost := board.get(rank, LOST):
             return 0, "cannot be reached: " + _LOST[lost].format(self.host_names[rank])
         broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
-        return (2, board.text(rank, BROKE)) if broken else None
+        return (2, with_source(board.text(rank, BROKE))) if broken else None
 
     def refusal(self, rank: int, call: Call) -> tuple[int, str] | None:
         """Why a rank will not do its part of a call at which it has arrived, as `departure`."""
         board = self.board
         of, number = board.get(rank, REFUSED_OF), board.get(rank, REFUSED)
         refused = of == call.members.number + 1 and number == call.number
-        return (0, board.text(rank, BROKE)) if refused else None
+        return (0, with_source(board.text(rank, BROKE))) if refused else None
 
     def deadlocked(self, rank: int) -> str | None:
         deadlocked = self.board.get(rank, BROKEN) == (self.epoch + 1) * 2 + 1

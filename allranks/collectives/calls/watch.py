@@ -9,7 +9,7 @@ from collections.abc import Callable
 from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import list_sites, of_frame
+from allranks.collectives.calls.guard import list_sites, of_frame, with_source
 from allranks.collectives.calls.rank_state import Board, RankState, interrupt_pipe
 from allranks.errors import WAITING, CollectiveMismatch, RankLeft, RankLost
 from allranks.records.ranks import label
@@ -41,7 +41,7 @@ class LineReporter(threading.Thread):
         if asked == self.board.get(self.rank, fields.ANSWERED):
             return
         frame = guard.frames_of_threads().get(self.thread)
-        self.board.write(fields.LINE, str(of_frame(frame)))
+        self.board.write(fields.LINE, of_frame(frame).place)
         self.board.put(fields.ANSWERED, asked or time.time_ns())
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class Watch:
             verdict = own.deadlocked(rank)
             if verdict is not None:
                 call.deadlock = verdict
-                raise CollectiveMismatch(verdict)
+                raise CollectiveMismatch(with_source(verdict))
             why = why or own.refusal(rank, call)
             if why is not None and rank in (call.missing() or call.unfinished()):
                 found.append((why[0], rank, why[1]))
@@ -138,7 +138,7 @@ class Watch:
             self.call, self._edge = call, (0, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0
             self._reported_asking = ()
-            board.write(fields.WAITING, f"{call.spec.title} at {call.site}")
+            board.write(fields.WAITING, f"{call.spec.title} at {call.site.place}")
         if missing:
             self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
             self.own.waits = call.started, missing[0]
@@ -218,7 +218,7 @@ class Watch:
                 *(f"  rank {r} in {board.text(r, fields.WAITING)}" for r in sorted(ring)),
             ]
             call.deadlock = "\n".join(lines)
-            raise CollectiveMismatch(call.deadlock)
+            raise CollectiveMismatch(with_source(call.deadlock))
 
     def _report_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own = self.own
@@ -267,7 +267,7 @@ class Watch:
         if board.get(rank, fields.ENTERED) <= own.scope.number:
             return f"has not started {own.scope.name} yet"
         if board.get(rank, fields.TICKET):
-            return f"waits in {board.text(rank, fields.WAITING)}"
+            return f"waits in {with_source(board.text(rank, fields.WAITING))}"
         if board.get(rank, fields.ANSWERED) < asked:
             return "does not answer: it is inside a call that does not return to Python"
-        return f"is at {board.text(rank, fields.LINE)}"
+        return f"is at {with_source(board.text(rank, fields.LINE))}"

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import Call, Members, Offer, Steps, cut, yield_core
-from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.guard import Site, with_source
 from allranks.collectives.calls.rank_state import WAITING, RankState
 from allranks.collectives.host.memory import fence, rounded
 from allranks.collectives.host.shared_memory import OFFER_AT, TEXT_BYTES, Channel
@@ -452,7 +452,8 @@ class MultiHostAgreement:
             return {self.own.rank: call.site}
         came = set(self.members.ranks) - set(self._behind(call, 0, self.members.ranks))
         here = {rank: site for rank, (_, site) in self.channel.brought(call).items()}
-        texts = {rank: self.own.board.text(rank, WAITING) for rank in came - here.keys()}
+        board = self.own.board
+        texts = {rank: with_source(board.text(rank, WAITING)) for rank in came - here.keys()}
         away = {rank: RemoteSite(text.partition(" at ")[2], 0) for rank, text in texts.items()}
         return {rank: here[rank] if rank in here else away[rank] for rank in came}
 

@@ -5,8 +5,8 @@ pages, and writes what it receives to its host's board. It has one TCP connectio
 of all, which forwards what it receives. It needs neither MPI nor any rank's cooperation. The
 kernels of both ends notice a host that is cut off.
 
-Pages cross the network without lines of source code: every rank has the source that it runs, and
-the receiver looks a line up by file and number.
+Pages have no lines of source code: every rank has the source that it runs, and looks a line up by
+file and number.
 """
 
 from __future__ import annotations
@@ -15,56 +15,24 @@ import errno
 import fcntl
 import hmac
 import os
-import re
 import selectors
 import socket
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.guard import Site
-from allranks.collectives.calls.rank_state import TEXTS_OF_LINES, Board, text_of, with_text
+from allranks.collectives.calls.rank_state import Board
 from allranks.errors import ClusterError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from allranks.collectives.calls.rank_state import RankState
-
-_WITH_SOURCE = re.compile(r"(?m)(:\d+): .*?( \(\w+\))?$")
-"""A place with its source line, and perhaps the kind of an exception after it."""
-_PLACE = re.compile(r"(?m)^((?:.* (?:at|in) )?)([^\n]+?):(\d+)( \(\w+\))?$")
-
-
-def without_source(text: str) -> str:
-    """A rank's text without source lines: places are file and number only."""
-    return _WITH_SOURCE.sub(r"\1\2", text)
-
-
-def with_source(text: str) -> str:
-    """The text with the source lines, as they are on this host."""
-
-    def whole(found: re.Match[str]) -> str:
-        before, file, number, after = found.groups(default="")
-        return f"{before}{Site(file, int(number))}{after}"
-
-    return _PLACE.sub(whole, text)
-
-
-def changed(page: bytes, change: Callable[[str], str]) -> bytes:
-    """A page whose texts with lines are passed through a function."""
-    for kind in TEXTS_OF_LINES:
-        before = text_of(page, kind)
-        after = change(before)
-        if after != before:
-            page = with_text(page, kind, after)
-    return page
-
 
 _PERIOD_SECONDS, _IDLE_SECONDS = 0.05, 0.5
 _LOST_SECONDS = 10
@@ -188,7 +156,7 @@ class StatusExchange(threading.Thread):
     def _receive(self, link: HostLink, message: StatusMessage) -> None:
         kind, rank, number, data = message
         if kind == _PAGE:
-            self.board.show(rank, changed(zlib.decompress(data), with_source))
+            self.board.show(rank, zlib.decompress(data))
             self._pass_on(rank, data)
         elif kind in _ASKS:
             # Only the newest question is answered, whichever host it comes from.
@@ -211,7 +179,7 @@ class StatusExchange(threading.Thread):
             page = self.board.page(rank)
             if page != self._pages.get(rank):
                 self._pages[rank] = page
-                self._pass_on(rank, zlib.compress(changed(page, without_source), 1))
+                self._pass_on(rank, zlib.compress(page, 1))
 
     def _pass_on(self, rank: int, data: bytes) -> None:
         self._news = True

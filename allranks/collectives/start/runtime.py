@@ -307,7 +307,7 @@ def finish_at_exit(this: World) -> None:
     hook = sys.excepthook
 
     def failed(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        where = str(of_traceback(tb))
+        where = of_traceback(tb).place
         _installed[-1].depart(f"raised {kind.__name__}: {error}", True, where)
         hook(kind, error, tb)
 

@@ -470,16 +470,17 @@ class World(RankState):
         elif not call.posted or (call.ordered and call.members.size == 1):
             return  # no other rank waits for it
         elif isinstance(error, RankLeft):
-            self.spoil(f"has given up {call.spec.title} at {call.site}", call)
+            self.spoil(f"has given up {call.spec.title} at {call.site.place}", call)
         else:
-            self.spoil(f"has left {call.spec.title} at {call.site} ({type(error).__name__})", call)
+            where = f"{call.spec.title} at {call.site.place}"
+            self.spoil(f"has left {where} ({type(error).__name__})", call)
         self.quarantine.append(call.held)
 
     def refuse(self, call: Call) -> None:
         """Publishes that this rank cannot make a call at which all have arrived."""
         # The epoch stays intact if all ranks refuse; ranks that do not refuse leave the call.
         call.posted = False
-        self.board.write(fields.BROKE, f"cannot make {call.spec.title} at {call.site}")
+        self.board.write(fields.BROKE, f"cannot make {call.spec.title} at {call.site.place}")
         self.board.put(fields.REFUSED, call.number)
         self.board.put(fields.REFUSED_OF, call.members.number + 1)
 
@@ -589,7 +590,7 @@ class scope:
         Args:
             reason: for the others' messages, for instance "ValueError: bad shape".
             failed: whether it raised.
-            where: the line at which it raised.
+            where: the file and line at which it raised, as ``file:7``.
         """
         current().leave(reason, failed, where or "")
 

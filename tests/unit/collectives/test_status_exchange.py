@@ -1,24 +1,18 @@
 """What ranks of one host know of those of another: boards, and the exchange between them."""
 
 import mmap
+import os
 import socket
 
 import pytest
 
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.guard import Site, with_source
 from allranks.collectives.calls.rank_state import Board
-from allranks.collectives.mpi.status_exchange import (
-    HostLink,
-    StatusExchange,
-    changed,
-    with_source,
-    without_source,
-)
+from allranks.collectives.mpi.status_exchange import HostLink, StatusExchange
 from tests.kernel import wait_until
 
-HERE = __file__, 1
-"""A line with source: this file's first."""
+HERE = os.path.relpath(__file__)
 
 
 def board_of(rank: int, ranks: int = 2) -> Board:
@@ -74,23 +68,18 @@ def test_a_board_shows_what_ranks_of_another_host_tell_until_they_are_lost(conne
         "ranks 0–1 wait for each other.\n  rank 0 in comm.recv at {}\n  rank 1 in barrier at {}",
     ],
 )
-def test_no_source_crosses_the_network(text):
-    site = str(Site(*HERE))
-    told = text.format(site, site)
-    source = site.partition(": ")[2]
-    assert source in told
-    assert source not in without_source(told)
-    assert with_source(without_source(told)) == told
+def test_readers_add_the_source_to_the_lines_of_a_text(text):
+    site = Site(HERE, 1)
+    assert "What ranks of one host" in str(site)
+    assert with_source(text.format(site.place, site.place)) == text.format(site, site)
 
 
-def test_pages_lose_their_source_on_the_way_and_nothing_else():
+def test_a_page_is_copied_to_another_host_except_what_others_write_there():
     board, other = board_of(0), board_of(1)
-    board.write(fields.WAITING, f"barrier at {Site(*HERE)}")
     board.write(fields.REASON, "ValueError: 3: 4")
     board.put(fields.TICKET, 7)
-    sent = changed(board.page(0), without_source)
-    assert b"What ranks of one host" not in sent
-    other.show(0, changed(sent, with_source))
-    assert other.text(0, fields.WAITING) == f"barrier at {Site(*HERE)}"
+    board.ask(0, 5)
+    other.show(0, board.page(0))
     assert other.text(0, fields.REASON) == "ValueError: 3: 4"
     assert other.get(0, fields.TICKET) == 7
+    assert other.get(0, fields.ASKED) == 0
