@@ -47,27 +47,30 @@ def on_ranks(nbytes: list[int], quick: bool) -> None:
     ranks.write(c.rank(), rows)
 
 
-def launch(hosts: Any, nbytes: list[int], quick: bool) -> list[Any]:
+def launch(hosts: Any, where: str, *arguments: str, **settings: str) -> Any:
+    """Runs ``python *arguments`` under mpiexec on hosts, and returns the result that a rank wrote.
+
+    ``where`` lists the hosts and their number of ranks, as for mpiexec.
+    """
     from tests.mpi.launch import OPEN_MPI
 
     more = {
         "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
         "OMPI_MCA_btl_tcp_if_include": "eth0",
         "PYTHONPATH": str(ROOT),
+        **settings,
     }
-    words = [str(Path(sys.executable).parent / "mpiexec"), "--host", WHERE, "-n", "4"]
-    words += [sys.executable, __file__, ON_RANKS, *(["--quick"] if quick else [])]
-    words += ["--bytes", *map(str, nbytes)]
+    words = [str(Path(sys.executable).parent / "mpiexec"), "--host", where]
+    words += [word for name in settings for word in ("-x", name)]
     done = subprocess.run(
-        hosts.command("h0", words),
+        hosts.command("h0", [*words, sys.executable, *arguments]),
         env=os.environ | OPEN_MPI | more,
         stdout=subprocess.PIPE,
         text=True,
         timeout=1800,
         check=True,
     )
-    rows: list[Any] = ranks.read(done.stdout)
-    return rows
+    return ranks.read(done.stdout)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -103,13 +106,15 @@ def main() -> None:
     if why := missing():
         print(why)
         return
+    words = [__file__, ON_RANKS, *(["--quick"] if options.quick else [])]
+    words += ["--bytes", *map(str, options.bytes)]
     described, runs = results.machine(), {}
     with Hosts(2) as hosts:
         for link, rate in (("veth", "off"), ("1 Gbit/s", "1gbit")):
             for name in hosts.names:
                 script = str(ROOT / "tests" / "hosts" / "hosts.sh")
                 subprocess.run([script, "rate", name, rate], env=hosts.environment, check=True)
-            runs[link] = launch(hosts, options.bytes, options.quick)
+            runs[link] = launch(hosts, WHERE, *words)
     print(table(results.write("hosts", described, {"ranks": WHERE, "runs": runs})))
 
 

@@ -1,10 +1,11 @@
 """torch's collectives and training steps on allranks beside gloo, in turns in the same processes.
 
-    python -m benchmarks.torch [--sizes 2 4] [--quick]
+    python -m benchmarks.torch [--sizes 2 4] [--hosts] [--quick]
 
-It needs a Python with torch. Starts mpiexec itself, once for each number of ranks. A time is the
-slowest rank's, and a figure is the median over repetitions. allranks compares all calls. The models
-of the steps have dense layers with a hundred thousand and with ten million parameters.
+It needs a Python with torch. Starts mpiexec itself, once for each number of ranks on this host, or
+with --hosts for two hosts of one rank each, made of namespaces (as `benchmarks.hosts`). A time is
+the slowest rank's, and a figure is the median over repetitions. allranks compares all calls. The
+models of the steps have dense layers with a hundred thousand and with ten million parameters.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import statistics
 from itertools import pairwise
 from typing import Any
 
-from benchmarks import ranks, results
+from benchmarks import hosts, ranks, results
 
 BYTES = [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 MODELS = {"100 K": (32, 200, 200, 200, 1), "10 M": (32, 1800, 1800, 1800, 1800, 1)}
 TURNS = {"100 K": (40, 10), "10 M": (10, 2)}
 """Number of turns, and steps per turn."""
 RANK = "ALLRANKS_BENCHMARK_TORCH"
+HOSTS = "h0:1,h1:1"
 SIDES = ("allranks", "gloo")
 
 
@@ -100,11 +102,12 @@ def _milliseconds(taken: dict[str, list[float]]) -> dict[str, list[float]]:
 def table(result: dict[str, Any]) -> str:
     rows = []
     for at in result["sizes"]:
+        where = f"{at['ranks']} {'hosts' if result.get('hosts') else 'ranks'}"
         for row in at["allreduce"]:
-            what = f"{at['ranks']} ranks, all_reduce of {_size(row['nbytes'])}"
+            what = f"{where}, all_reduce of {_size(row['nbytes'])}"
             rows.append([what, *_figures(row["ms"])])
         for name, taken in at["steps"].items():
-            rows.append([f"{at['ranks']} ranks, DDP step, {name}", *_figures(taken)])
+            rows.append([f"{where}, DDP step, {name}", *_figures(taken)])
     head = ["", "allranks", "gloo", "allranks : gloo"]
     return "torch on allranks and on gloo, medians in milliseconds.\n\n" + results.markdown(
         head, rows
@@ -126,6 +129,7 @@ def _size(nbytes: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torch", description=__doc__)
     parser.add_argument("--sizes", nargs="*", type=int, default=[2, 4])
+    parser.add_argument("--hosts", action="store_true", help="between two hosts, as root")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     chosen = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
@@ -136,8 +140,20 @@ def main() -> None:
         return
     described = results.machine()
     words = ["-m", "benchmarks.torch", *(["--quick"] if chosen.quick else [])]
-    measured = [ranks.run(size, *words, **{RANK: "1"}) for size in chosen.sizes]
-    print(table(results.write("torch", described, {"sizes": measured})))
+    if not chosen.hosts:
+        measured = [ranks.run(size, *words, **{RANK: "1"}) for size in chosen.sizes]
+        print(table(results.write("torch", described, {"sizes": measured})))
+        return
+    from tests.hosts.hosts import Hosts, missing
+
+    if why := missing():
+        print(why)
+        return
+    with Hosts(2) as namespaces:
+        settings = {RANK: "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        measured = [hosts.launch(namespaces, HOSTS, *words, **settings)]
+    about = {"hosts": HOSTS, "sizes": measured}
+    print(table(results.write("torch_hosts", described, about)))
 
 
 if __name__ == "__main__":

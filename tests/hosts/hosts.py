@@ -37,16 +37,23 @@ _OWN = ("unshare", "bash", "sleep", "sshd", "munged", "slurmctld", "slurmd", "sl
 _ITS_CONTENTS = ("-ignore_readdir_race", "-mindepth", "1", "-maxdepth", "1")
 
 
-def require(slurm: bool = False) -> None:
-    """Skips the test where such hosts cannot be had, and says what to type."""
+def missing(slurm: bool = False) -> str:
+    """Why such hosts cannot be had here, and what to type; empty if they can."""
     packages = _PACKAGES | (_SLURM_PACKAGES if slurm else {})
     wanted = sorted({package for program, package in packages.items() if not shutil.which(program)})
     if wanted:
-        reason = f"hosts of namespaces need Debian packages: apt-get install {' '.join(wanted)}"
-        (skip_missing if os.geteuid() == 0 and shutil.which("apt-get") else pytest.skip)(reason)
+        return f"hosts of namespaces need Debian packages: apt-get install {' '.join(wanted)}"
     tried = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True)
     if os.geteuid() != 0 or tried.returncode:
-        pytest.skip("hosts of namespaces need CAP_SYS_ADMIN and CAP_NET_ADMIN: run as root")
+        return "hosts of namespaces need CAP_SYS_ADMIN and CAP_NET_ADMIN: run as root"
+    return ""
+
+
+def require(slurm: bool = False) -> None:
+    """Skips the test where such hosts cannot be had, and says what to type."""
+    if reason := missing(slurm):
+        installs = "apt-get" in reason and os.geteuid() == 0 and shutil.which("apt-get")
+        (skip_missing if installs else pytest.skip)(reason)
 
 
 class Hosts:

@@ -30,7 +30,7 @@ from allranks.collectives.mpi.transport import complete
 from allranks.errors import CollectiveMismatch
 
 _TAG, _DATA_TAG = 11, 12
-_PIECE_BYTES = 48 << 10
+_PIECE_BYTES = 60 << 10
 """MPI sends this much at once, and asks before it sends more. Between two hosts that send to each
 other all the time, question and answer would each wait behind the other host's data."""
 _LENGTH_BYTES = 8
@@ -116,8 +116,12 @@ class HostLeaders:
     def broadcast(self, call: Call, array: Array, root: int) -> Steps[None]:
         yield from complete(self.own.held_requests, call, self.comm.Ibcast, [array, MPI.BYTE], root)
 
-    def reduce(self, call: Call, total: Array, reduction: Arithmetic, turn: int) -> Steps[Array]:
-        """The reduction of all leaders' totals, the same bits on each; it may be in ``total``."""
+    def reduce(
+        self, call: Call, total: Array, reduction: Arithmetic, turn: int, out: Array | None = None
+    ) -> Steps[Array]:
+        """The reduction of all leaders' totals, the same bits on each. It may be in ``total``, or
+        between two leaders in ``out``, and then ``total`` is only read.
+        """
         many = len(self.ranks)
         # Two leaders swap their totals. More reduce a part each, and swap the results: MPI's own
         # reduction sends everything to one of them and back.
@@ -127,7 +131,7 @@ class HostLeaders:
         brought = list(room.reshape(many, mine.size))
         yield from self._swap(call, parts, brought, turn)
         brought[self.me] = mine
-        merged = reduction.merged(brought, brought[0])
+        merged = reduction.merged(brought, brought[0] if out is None else out)
         if many == 2:
             return merged
         mine[...] = merged

@@ -139,6 +139,7 @@ class MultiHostTransport:
             agreement.leaders,
         )
         self._here = self.channel.members.me
+        self._is_pair = len(agreement.hosts) == 2 and self.channel.members.size == 1
         self._carried, self._bytes = agreement.carried_by_all, agreement.block
         self._share = max(1, agreement.block // agreement.members.size // 64 * 64)
         """Bytes of each member's part of a chunk in a gathering."""
@@ -165,13 +166,21 @@ class MultiHostTransport:
         flat, into = source.reshape(-1), found.reshape(-1)
         step = self._bytes // width
         slots = [slot.view(reduction.dtype) for slot in self.buffer.slots]
+        # Without other ranks on this host, values need not pass through its memory.
+        direct = self._is_pair and reduction.plain and not reduction.wider
 
         def fill(chunk: int) -> None:
             part = flat[chunk * step :][:step]
-            reduction.staged(part, self.agreement.mine(chunk, reduction.dtype)[: part.size])
+            if not direct:
+                reduction.staged(part, self.agreement.mine(chunk, reduction.dtype)[: part.size])
 
         def post(chunk: int) -> Steps[None]:
             size = min(step, flat.size - chunk * step)
+            if direct:
+                mine, out = flat[chunk * step :][:size], into[chunk * step :][:size]
+                yield from self.leaders.reduce(call, mine, reduction, chunk & 1, out)
+                reduction.finish(out, out)
+                return
             parts = self.channel.blocks_as(reduction.dtype, size, chunk & 1)
             mine = reduction.merged(parts, self.leaders.scratch(chunk & 1, reduction.total, size))
             whole = yield from self.leaders.reduce(call, mine, reduction, chunk & 1)
@@ -179,7 +188,8 @@ class MultiHostTransport:
 
         def take(chunk: int) -> None:
             part = into[chunk * step :][:step]
-            part[...] = slots[chunk & 1][: part.size]
+            if not direct:
+                part[...] = slots[chunk & 1][: part.size]
 
         if flat.size:
             fill(0)
