@@ -169,7 +169,7 @@ class CellRun:
         self._stepped_at = time.monotonic()
         self._died: dict[int, Report] = {}
         self._hooks = connection.hooks
-        connection.roster.lines.clear()
+        connection.roster.begin_cell(cell)
         self._hooks.cell_started(
             CellContext(
                 number=cell,

@@ -343,8 +343,8 @@ class Connection:
                 if isinstance(event, FromRank) and isinstance(event.record, CellRecord):
                     record = event.record
                     # The rank's last line, and how much of its log it has sent.
-                    if isinstance(record, Pulse) and record.line:
-                        self.roster.lines[record.rank] = record.line
+                    if isinstance(record, Pulse):
+                        self.roster.note_line(record.cell, record.rank, record.line)
                     elif isinstance(record, Output) and record.log_nbytes:
                         self.roster.sent_nbytes[record.rank] = record.log_nbytes
                     elif isinstance(record, Reply):

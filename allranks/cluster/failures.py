@@ -184,6 +184,8 @@ _TAIL_LINES = 12
 _CRASH = "Fatal Python error: "
 #: A frame of a cell in the stack that Python writes when it crashes.
 _IN_CELL = re.compile(r'(?m)^  File "In\[\d+\](?:#\d+)?", line (\d+) in ')
+#: PRRTE's warning about a process that was faster than itself.
+_HARMLESS = "Warning: setpgid("
 _LAST_LINES, _LAST_CHARACTERS = 3, 300
 _SHOWN_NBYTES = 16 * 1024
 
@@ -213,8 +215,13 @@ class ProcessExit:
 
 
 def culprits(ends: Sequence[ProcessExit]) -> list[ProcessExit]:
-    """Returns the ranks that died by themselves: the launcher ended the others afterwards."""
-    return [end for end in ends if end.rank >= 0 and not end.by_launcher][:1]
+    """Returns the rank that died first, and by itself; none if a host was lost before."""
+    for end in ends:
+        if end.why:
+            return []
+        if end.rank >= 0 and not end.by_launcher:
+            return [end]
+    return []
 
 
 def all_over(ends: Sequence[ProcessExit], size: int) -> bool:
@@ -246,7 +253,8 @@ def last_lines(log_dir: str, ends: Sequence[ProcessExit], launcher_text: str) ->
         said = log_tail(os.path.join(log_dir, f"rank-{end.rank}.log"))
         if said:
             return f"Its last lines:\n{said}"
-    said = "\n".join(launcher_text.strip().splitlines()[-_TAIL_LINES:])
+    lines = [line for line in launcher_text.strip().splitlines() if _HARMLESS not in line]
+    said = "\n".join(lines[-_TAIL_LINES:])
     said = said or log_tail(os.path.join(log_dir, "host-agent.log"))
     return f"The launcher's last lines:\n{said}" if said else ""
 
@@ -354,6 +362,7 @@ class RankRegistry:
         self.new: set[int] = set()
         self.died_again: dict[int, ProcessExit] = {}
         self.lines: dict[int, str] = {}
+        self._lines_of = 0
         #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
         #: How much of its log each rank has sent.
@@ -396,6 +405,15 @@ class RankRegistry:
         if not self.alive:
             self.ends += self.dead.values()
         return again
+
+    def begin_cell(self, cell: int) -> None:
+        self._lines_of = cell
+        self.lines.clear()
+
+    def note_line(self, cell: int, rank: int, line: str) -> None:
+        """Notes the line that a rank is at; that of an earlier cell may come late."""
+        if line and cell >= self._lines_of:
+            self.lines[rank] = line
 
     def unsent_output(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.

@@ -18,10 +18,11 @@ import psutil
 
 from allranks.cluster import folders
 from allranks.cluster.devices import HIDDEN
+from allranks.cluster.failures import ending
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, Host, MultiHostLauncher, ports
 from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.sockets import EventQueue, Interceptors, RankSockets
+from allranks.cluster.sockets import LATE_SECONDS, EventQueue, Interceptors, RankSockets
 from allranks.errors import StartFailed
 from allranks.records.config import HostAgentConfig, Invitation, lease_seconds, version
 
@@ -228,6 +229,61 @@ def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
         return "launcher", {"text": line.decode("utf-8", "replace")}
 
 
+#: A shell's exit code for a command that a signal has ended: this number, and the signal's.
+_SIGNALLED = 128
+#: Beats of a host until its earlier news has surely come: the first may have been on the way.
+_BEATS = 2
+
+
+class HeldEnds:
+    """The first ends of ranks on several hosts, until their cause is known.
+
+    If a host is cut off, or a rank there is killed, MPI ends ranks of other hosts with an exit
+    code, and this may be the first news. So ends wait for a rank that a signal has ended, for the
+    loss of a host, or until each other host has sent heartbeats, with its own news before them.
+    """
+
+    def __init__(self, deliver: DeliverEvent) -> None:
+        self._deliver = deliver
+        #: Hosts are reported lost in other threads.
+        self._lock = threading.RLock()
+        self._ends: list[tuple[str, dict[str, Any]]] = []
+        #: How many beats of each host are still to come.
+        self._beats: dict[str, int] = {}
+        self._known = False
+
+    def take(self, name: str, fields: dict[str, Any], others: Iterable[str]) -> None:
+        """Takes an end, which comes from none of the ``others``."""
+        with self._lock:
+            if self._known:
+                self._deliver(name, fields)
+            elif name == "exit" and not fields["by_launcher"] and fields["code"] < 0:
+                self.release((name, fields))
+            else:
+                if not self._ends:
+                    self._beats = dict.fromkeys(others, _BEATS)
+                self._ends.append((name, fields))
+                if not self._beats:
+                    self.release()
+
+    def beat(self, host: str) -> None:
+        with self._lock:
+            if host in self._beats:
+                self._beats[host] -= 1
+                if not any(self._beats.values()):
+                    self.release()
+
+    def wait_for(self, host: str) -> bool:
+        return self._beats.get(host, 0) > 0
+
+    def release(self, *causes: tuple[str, dict[str, Any]]) -> None:
+        """Delivers the causes first, then the ends."""
+        with self._lock:
+            ends, self._ends, self._beats, self._known = self._ends, [], {}, True
+            for name, fields in (*causes, *ends):
+                self._deliver(name, fields)
+
+
 class MultiHostAgents:
     """The host agents of several hosts, started by one job of the launcher.
 
@@ -254,6 +310,7 @@ class MultiHostAgents:
         self._reported: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = False
+        self._held = HeldEnds(deliver)
         wire.deliver_host = self._handle
         # The job is started last: its hosts may connect at once.
         invitation = Invitation(
@@ -302,7 +359,8 @@ class MultiHostAgents:
             on = list(dict.fromkeys(self._host_of[rank] for rank in sorted(missing)))
         else:
             on = [host.name for host in self._expected]
-        silent = [name for name in on if name not in self._addresses]
+        # If a host has ended, others may just not have connected yet.
+        silent = [name for name in on if name not in self._addresses and not self._reported]
         said = f" on {', '.join(on)}" if on else ""
         if silent:
             said += (
@@ -342,12 +400,21 @@ class MultiHostAgents:
                 why = f"has allranks {fields['version']}, and the notebook {version()}"
                 self._report(host, why)
         elif name == "host_silent":
-            lease = self._wire.lease_seconds
-            self._host_ended(host, f"is cut off or has crashed: no heartbeat for {lease:g} s")
+            self._lose(host, self._wire.lease_seconds)
+        elif name == "host_late":
+            if self._held.wait_for(host):  # so the cause of these ends is found
+                self._lose(host, LATE_SECONDS)
+        elif name == "host_beat":
+            self._held.beat(host)
         elif name == "host_refused":
             self._host_ended(host, f"could not start: {fields['problem']}")
         elif name == "host_ends":
             self._report(host, fields["why"])
+        elif name == "launcher_exit" and host != self._hosts[0].name:
+            code = fields["code"]
+            if code < 0 or code > _SIGNALLED:
+                died = ending(min(code, _SIGNALLED - code), explain=False)
+                self._report(host, f"has lost Open MPI's daemon prted, which {died}")
         elif name == "host_down":
             self._host_ended(host, fields["why"])
         elif name == "reach" and fields["host"] == host:
@@ -363,7 +430,16 @@ class MultiHostAgents:
                 join = f"join {json.dumps(fields['engine'])}"
                 for other in self._hosts[1:]:
                     self._wire.command(other.name, "say", join)
-            self._deliver(name, {**fields, "host": host})
+            fields["host"] = host
+            if name in ("exit", "launcher_exit"):
+                others = {other.name for other in self._hosts} - self._ended_hosts - {host}
+                self._held.take(name, fields, others)
+            else:
+                self._deliver(name, fields)
+
+    def _lose(self, host: str, seconds: float) -> None:
+        self._host_ended(host, f"is cut off or has crashed: no heartbeat for {seconds:g} s")
+        self.job.give_up(host)
 
     def _host_ended(self, host: str, why: str) -> None:
         with self._changed:
@@ -376,4 +452,4 @@ class MultiHostAgents:
         """Reports why a host is lost; only the first reason counts."""
         if not self._stopping and host not in self._reported:
             self._reported.add(host)
-            self._deliver("host_left", {"host": host, "why": why})
+            self._held.release(("host_left", {"host": host, "why": why}))

@@ -152,6 +152,11 @@ class Interceptors(Protocol):
 
 _POLL_SECONDS = BEAT_SECONDS / 2
 _SILENT = json.dumps({"event": "host_silent"}).encode()
+_LATE = json.dumps({"event": "host_late"}).encode()
+_BEAT = json.dumps({"event": "host_beat"}).encode()
+#: A host that misses heartbeats for this time is probably cut off. If nothing else happens, it has
+#: the rest of the lease to come back.
+LATE_SECONDS = 4.0
 
 
 class HostMessages:
@@ -350,6 +355,7 @@ class RankSockets:
                 again.sent.confirm(int(last))
                 for frames in again.sent.unconfirmed():
                     self._send([name, *frames])
+        self.deliver_host(host, _BEAT)
 
     def _find_silent_hosts(self) -> None:
         self._next_poll = time.monotonic() + _POLL_SECONDS
@@ -357,8 +363,14 @@ class RankSockets:
         # Polls, not seconds, because this process may have been suspended: heartbeats sent
         # meanwhile are read before the next poll.
         most = self.lease_seconds / _POLL_SECONDS
+        late = round(LATE_SECONDS / _POLL_SECONDS)
         for host, messages in list(self._hosts.items()):  # another thread may forget one meanwhile
-            if messages.last_sign is not None and self._polls - messages.last_sign > most:
+            if messages.last_sign is None:
+                continue
+            missed = self._polls - messages.last_sign
+            if missed >= late:
+                self.deliver_host(host, _LATE)
+            if missed > most:
                 self.forget(host)
                 self.deliver_host(host, _SILENT)
 

@@ -155,6 +155,9 @@ class Job:
     def all_came(self) -> None:
         """Called when every host has connected: the invitation is no longer needed."""
 
+    def give_up(self, host: str) -> None:
+        """Called when a host is cut off: the end of the command there is not waited for."""
+
     def why_ended(self) -> str:
         """Returns what ended it, where its launcher can find out: ``reached its time limit``."""
         return ""
@@ -270,7 +273,7 @@ class CommandJob(Job):
         tell: Tell,
     ) -> None:
         self._hosts = tuple(commands)
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         for host, command in commands.items():
             started = subprocess.Popen(
                 command,
@@ -282,7 +285,7 @@ class CommandJob(Job):
                 # With a display, ssh would open a window to ask for a password.
                 env={name: value for name, value in os.environ.items() if name != "DISPLAY"},
             )
-            self._running.append(started)
+            self._running[host.name] = started
             line = dataclasses.replace(invitation, host=host.name).to_json()
             assert started.stdin is not None
             with suppress(BrokenPipeError):  # it has ended: its last lines have the reason
@@ -290,15 +293,18 @@ class CommandJob(Job):
                 started.stdin.flush()
             watch_command(program, started, [host], tell)
 
+    def give_up(self, host: str) -> None:
+        self._running[host].kill()
+
     def close(self) -> None:
         """Ends every command; a relay that still runs then ends its host's ranks."""
-        for started in self._running:
+        for started in self._running.values():
             assert started.stdin is not None
             with suppress(BrokenPipeError):
                 started.stdin.close()
         # A command for a host that is cut off would wait for that host.
         deadline = time.monotonic() + _CLOSE_SECONDS
-        for started in self._running:
+        for started in self._running.values():
             try:
                 started.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

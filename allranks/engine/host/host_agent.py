@@ -440,8 +440,7 @@ class HostAgent:
                 self.launcher.returncode = code
                 with suppress(BlockingIOError, KeyError, ValueError):  # nothing is left to read
                     self._relay()
-                if self.config.head:
-                    self._tell("launcher_exit", code=code)
+                self._tell("launcher_exit", code=code)
             elif pid == self.controller:
                 self._tell("controller_exit", code=code)
 

@@ -1,0 +1,115 @@
+"""What the notebook makes of the news of several hosts: which of them is the cause."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from allranks.cluster.failures import ProcessExit, describe_exits
+from allranks.cluster.host_agent import MultiHostAgents
+from allranks.cluster.launchers.launcher import Host, SshLauncher
+from allranks.records.config import HostAgentConfig, version
+
+HOSTS = Host("h1", 2), Host("h2", 2), Host("h3", 2)
+ABORT = {"event": "exit", "rank": 0, "pid": 1, "code": 14, "by_launcher": False, "memory": ""}
+KILLED = ABORT | {"rank": 3, "code": -9}
+ENDED_TOO = ABORT | {"rank": 1, "code": -15, "by_launcher": True}
+BEAT, LATE = {"event": "host_beat"}, {"event": "host_late"}
+
+
+class Job:
+    def __init__(self, hosts: tuple[Host, ...] = HOSTS) -> None:
+        self.hosts = lambda: hosts
+
+    def waits(self) -> str:
+        return ""
+
+    def all_came(self) -> None:
+        pass
+
+    def give_up(self, host: str) -> None:
+        pass
+
+
+class Notebook:
+    """Agents without processes: news come by `say`, and ``ends`` are what they report."""
+
+    def __init__(self) -> None:
+        self.ends: list[ProcessExit] = []
+        self.wire = SimpleNamespace(
+            commands_url="tcp://h0:1", events_url="tcp://h0:2", key="key", lease_seconds=30.0
+        )
+        self.wire.command = self.wire.forget = lambda *_: None
+        launcher = SshLauncher("h1:2,h2:2,h3:2")
+        launcher.run = lambda *_: Job()  # type: ignore[assignment, method-assign, return-value]
+        config = HostAgentConfig(6, (), {}, "/s", "/l", "/w", (), "", "", "")
+        self.agents = MultiHostAgents(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
+
+    def _deliver(self, name: str, fields: dict[str, Any]) -> None:
+        if name in ("exit", "launcher_exit", "host_left"):
+            self.ends.append(ProcessExit.of(name, fields))
+
+    def say(self, host: str, event: dict[str, Any]) -> None:
+        self.wire.deliver_host(host, json.dumps(event).encode())
+
+    def come(self, *hosts: str) -> None:
+        for host in hosts:
+            self.say(host, {"event": "host_up", "address": "10.0.0.1", "version": version()})
+        self.agents.begin()
+
+    @property
+    def cause(self) -> str:
+        return describe_exits(self.ends) if self.ends else ""
+
+
+@pytest.fixture
+def notebook():
+    made = Notebook()
+    made.come("h1", "h2", "h3")
+    return made
+
+
+def test_an_exit_code_is_the_cause_once_all_other_hosts_have_been_heard(notebook):
+    notebook.say("h1", ABORT)
+    notebook.say("h1", ENDED_TOO)
+    for host in ("h2", "h3", "h2"):
+        notebook.say(host, BEAT)
+        assert notebook.cause == ""
+    notebook.say("h3", BEAT)
+    assert notebook.cause == "Rank 0 ended with exit code 14."
+
+
+def test_a_rank_that_was_killed_comes_before_the_ranks_that_mpi_ended_for_it(notebook):
+    notebook.say("h1", ENDED_TOO)
+    notebook.say("h1", ABORT)
+    notebook.say("h2", KILLED)
+    assert notebook.cause.startswith("Rank 3 was killed by signal 9")
+
+
+def test_a_host_that_falls_silent_is_the_cause_of_an_exit_code(notebook):
+    notebook.say("h3", LATE)  # nothing has happened: it may come back
+    assert notebook.cause == ""
+    notebook.say("h1", ABORT)
+    notebook.say("h3", BEAT)
+    notebook.say("h2", LATE)
+    assert notebook.cause == "Host h2 is cut off or has crashed: no heartbeat for 4 s."
+
+
+def test_a_daemon_of_mpi_that_was_killed_is_named_with_its_host(notebook):
+    notebook.say("h2", {"event": "launcher_exit", "code": 137})
+    notebook.say("h1", {"event": "launcher_exit", "code": 0})
+    assert (
+        "Host h2 has lost Open MPI's daemon prted, which was killed by signal 9" in notebook.cause
+    )
+
+
+def test_only_the_host_at_fault_is_named_if_the_others_have_not_connected_yet():
+    notebook = Notebook()
+    notebook.agents.begin()
+    assert "no connection from h1, h2, h3." in notebook.agents.where(range(6))
+    notebook.say("h2", {"event": "host_down", "why": "was left by ssh"})
+    assert notebook.cause == "Host h2 was left by ssh."
+    assert "no connection" not in notebook.agents.where(range(6))
