@@ -142,6 +142,11 @@ class DistributedMagics(Magics):
         text = cell if took else below_magic(f"%%distributed {line}", cell)
         return self.send(options, text, cell)
 
+    @cell_magic("rank")  # type: ignore[arg-type]
+    def run_on_ranks(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
+        """Runs the cell on some ranks, as ``%%rank 0,2-3``: ``%%distributed -r 0,2-3``."""
+        return self.send(CellOptions(ranks=line or None), below_magic(f"%%rank {line}", cell))
+
     def send(
         self, options: CellOptions, text: str, local: str = ""
     ) -> Coroutine[Any, Any, None] | None:

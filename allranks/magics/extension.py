@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from allranks.cluster import cluster
 from allranks.cluster.options import below_magic
@@ -159,13 +159,6 @@ class PxMagics(Magics):
     def sync(self, line: str) -> Coroutine[Any, Any, None] | None:
         """Waits for every rank: ``barrier()``, which no cell needs at its end."""
         return self._distributed.send(CellOptions(), "barrier()")
-
-    @cell_magic("rank")  # type: ignore[arg-type]
-    def rank(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
-        """Runs the cell on some ranks, as ``%%rank [0,2]``: ``%%distributed -r 0,2``."""
-        return self._distributed.send(
-            CellOptions(ranks=line or None), below_magic(f"%%rank {line}", cell)
-        )
 
 
 def load(shell: InteractiveShell, *, px: bool = False) -> None:

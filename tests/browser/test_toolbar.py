@@ -60,6 +60,11 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.wait_for(3, "still")
     expect(ranks).to_have_count(4)
 
+    lab.write(3, "%%rank 0,2-3\nprint('chosen', size - rank)")
+    lab.run_cell(3)
+    lab.wait_for(3, "rank 3 │ chosen 1")
+    assert "rank 1" not in lab.output(3).inner_text()
+
     sidebar.locator("summary").click()
     variables = (
         "x = [1, 2]; y = rank; import numpy as np; z = np.ones(rank + 1); w = np.ones(2) * rank"
