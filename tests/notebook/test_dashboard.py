@@ -27,6 +27,8 @@ def test_the_view_that_is_chosen_is_shown_and_logged_values_leave_a_still_pictur
     cell = notebook.run("%%distributed --view full\nprint('hi')")
     assert "ranks 0–1: finished" in cell.text
     assert "ranks 0–1 │ hi" in cell.text
+    cell = notebook.run("%%distributed --view full\nif rank == 0: 1 / 0\nbarrier()")
+    assert "ranks 0–1: rank 0 failed, 1 waited, " in cell.text
     notebook.run("%%distributed --view grand\npass").fails("UsageError", "--view")
     cell = notebook.run(f"%%distributed{LOGGING}").ok()
     assert set(cell.displays[-1]) == {"text/html", "text/plain"}

@@ -124,7 +124,7 @@ def test_a_rank_that_waited_is_not_failed_and_a_replaced_one_is_not_lost() -> No
     tiles.left(1, "lost")
     tiles.left(0, "waiting")
     tiles.left(1, "replaced")
-    assert tiles.said() == "1 waiting, rank 1 replaced"
+    assert tiles.said() == "1 waited, rank 1 replaced"
 
 
 def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():

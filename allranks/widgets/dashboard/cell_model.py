@@ -78,7 +78,7 @@ def add_section(section: type[PanelSection]) -> None:
 _LEFT = {
     "ok": "finished",
     "error": "failed",
-    "waiting": "waiting",
+    "waiting": "waited",
     "interrupted": "interrupted",
     "lost": "lost",
     "replaced": "replaced",
@@ -96,8 +96,9 @@ _MEMORY_ROWS = 16
 
 @dataclass
 class Tile:
-    """One rank: running, waiting, idle, finished, failed, interrupted, lost or replaced.
+    """One rank: running, waiting, idle, finished, failed, waited, interrupted, lost or replaced.
 
+    It has waited if the end of another rank has ended its wait.
     ``activity`` is what it waits in, or for; ``waits_for`` the ranks that it waits for, if any.
     """
 

@@ -1,6 +1,6 @@
 // Ranks: one tile a rank, which selects it in every other panel.
 
-const MARKS = { running: "▶", waiting: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
+const MARKS = { running: "▶", waiting: "◷", waited: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
 
 class RanksPanel {
   constructor(data) {
