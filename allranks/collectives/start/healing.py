@@ -64,8 +64,9 @@ def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
             raise UsageError(
                 f"expected {this.size - len(dead)} ranks that are left, found {left.Get_size()}"
             )
-        base = made.add(_spawn(made, left, command, dead).Split(0, this.rank))
-        with _all_or_none(base):
+        merged = _spawn(made, left, command, dead)
+        base = made.add(merged.Split(0, this.rank))
+        with _all_or_none(merged, base):
             info = ReplacementInfo(epoch, this.checks, this.late_seconds, this.sets)
             layout = find_hosts(base)
             block = required(layout.block)
@@ -98,9 +99,9 @@ def join(dead: Sequence[int]) -> None:
     with _revoking() as made:
         parent = mpi.Comm.Get_parent()
         made.keep(parent)
-        come = made.add(parent.Merge(True))
-        base = made.add(_spawn(made, come, (), dead[1:]).Split(0, dead[0]))
-        with _all_or_none(base):
+        merged = _spawn(made, made.add(parent.Merge(True)), (), dead[1:])
+        base = made.add(merged.Split(0, dead[0]))
+        with _all_or_none(merged, base):
             this = start(base, sharing=True)
             info = _exchange_info(base, None)
             shared = _share_sets(base, info)
@@ -120,7 +121,10 @@ def join(dead: Sequence[int]) -> None:
 def _spawn(
     made: _Made, comm: MPI.Intracomm, command: Sequence[str], dead: Sequence[int]
 ) -> MPI.Intracomm:
-    """Adds a new process for each dead rank, one after the other; only rank 0 has the command."""
+    """Adds a new process for each dead rank, one after the other; only rank 0 has the command.
+
+    The new processes are the last ranks of the communicator that it returns.
+    """
     for index in range(len(dead)):
         program, *arguments = [*command, json.dumps(list(dead[index:]))]
         # Each as its own job: the launcher ends all processes of a spawned job with one.
@@ -162,8 +166,13 @@ def _revoking() -> Iterator[_Made]:
 
 
 @contextmanager
-def _all_or_none(base: MPI.Intracomm) -> Iterator[None]:
-    """Within, each rank makes what it needs; if one of them fails, all do."""
+def _all_or_none(merged: MPI.Intracomm, base: MPI.Intracomm) -> Iterator[None]:
+    """Within, each rank makes what it needs from ``base``; if one of them fails, all do.
+
+    They agree on that in ``merged``, whose last ranks are the new processes. Open MPI passes the
+    result down a binary tree of the ranks and does not wait until it has arrived. A new process
+    ends after a failure, and would not pass it on; in ``merged`` no surviving rank is below one.
+    """
     mpi = load_mpi()
     try:
         yield
@@ -172,11 +181,11 @@ def _all_or_none(base: MPI.Intracomm) -> Iterator[None]:
         garbled = base.Is_revoked() and not isinstance(error, (UsageError, mpi.Exception))
         base.Revoke()
         with suppress(mpi.Exception):
-            base.Agree(0)
+            merged.Agree(0)
         if garbled and isinstance(error, Exception):
             raise mpi.Exception(mpi.ERR_REVOKED) from error
         raise
-    if not base.Agree(1):
+    if not merged.Agree(1):
         raise mpi.Exception(mpi.ERR_REVOKED)
 
 
