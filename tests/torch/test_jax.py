@@ -1,4 +1,4 @@
-"""A rank leaves while others wait for it in JAX: the cell ends, and JAX can be begun anew."""
+"""A rank leaves, or dies, while others wait for it in JAX: JAX can be begun anew."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.faults.notebook import Notebook
 
 SETTLED_SECONDS = 30
 BEGIN = """
+import os
 import time
 import jax
 import jax.numpy as jnp
@@ -105,13 +106,64 @@ def test_a_rank_that_computes_on_its_own_is_left_alone(ranks):
     assert ranks.on_ranks("float(add(ones()))").text == "ranks 0–2 → 12.0\n"
 
 
-def test_a_rank_that_dies_is_replaced_and_what_jax_will_do_is_told(ranks):
+def test_an_array_is_shown_with_its_sharding_and_the_parts_of_each_rank(ranks):
+    cell = ranks.on_ranks("x = ones() * 2\nx")
+    assert cell.status == "ok"
+    assert "Array(shape=(3, 4), dtype=float32, sharding=NamedSharding(mesh=Mesh(" in cell.text
+    for rank in range(3):
+        assert f"rank {rank}    → [{rank}:{rank + 1}, 0:4] on " in cell.text
+    assert "[[2. 2. 2. 2.]]" in cell.text
+    assert ranks.on_ranks("jnp.ones(2)").text == "ranks 0–2 → Array([1., 1.], dtype=float32)\n"
+
+
+def test_what_was_made_before_jax_was_shut_down_is_refused_with_the_reason(ranks):
+    ranks.on_ranks("old, add_old = ones(), add\nfloat(add(ones())) if rank else None")
+    cell = ranks.on_ranks("jax.distributed.initialize()\nadd_old(old)", timeout=SETTLED_SECONDS)
+    assert "and functions that use them must be made again" in cell.text
+    check_the_next_cell(ranks)
+    for source in ("add_old(ones())", "old + ones()", "add(old)"):
+        cell = ranks.on_ranks(source, timeout=SETTLED_SECONDS)
+        assert "and functions that use them must be made again" in cell.text
+    check_the_next_cell(ranks)
+
+
+def test_a_rank_that_does_not_initialize_jax_is_named(ranks):
+    assert ranks.on_ranks(END).status == "ok"
+    cell = ranks.on_ranks("if rank != 1: jax.distributed.initialize()", timeout=SETTLED_SECONDS)
+    assert "raised RankLeft" in cell.text
+    assert "without calling jax.distributed.initialize; ranks 0, 2 wait for it" in cell.text
+    check_the_next_cell(ranks)
+
+
+def test_a_wait_after_the_users_own_shutdown_is_ended_too(ranks):
+    """JAX's connections between CPUs stay, and its collectives work on."""
+    source = "jax.distributed.shutdown()\nif rank == 1: raise ValueError\nfloat(add(ones()))"
+    cell = ranks.on_ranks(source, timeout=SETTLED_SECONDS)
+    assert "a collective of JAX needs all of ranks 0–2: rank 1 has left cell" in cell.text
+    check_the_next_cell(ranks)
+
+
+@pytest.mark.parametrize("waits", ["float(add(ones()))", "barrier()"])
+def test_the_others_live_on_when_a_rank_dies_and_jax_can_be_begun_anew(ranks, waits):
+    cell = ranks.on_ranks(f"import os\nif rank == 1: os._exit(5)\n{waits}")
+    assert "rank 1 was replaced" in cell.text
+    assert cell.text.count("JAX is shut down on all ranks, because one of them has died") == 1
+    assert "needs all of ranks 0–2: rank 1 ended with exit code 5" in cell.text
+    assert "Connection closed" not in cell.text
+    following = ranks.on_ranks(
+        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')", timeout=60
+    )
+    assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
+    assert "→ (3, 12.0, 20)\n" in following.text
+    assert ranks.on_ranks(KEPT).status == "ok"
+
+
+def test_the_death_of_rank_0_ends_all_ranks_and_is_named_first(ranks):
+    """JAX's service runs in it: JAX aborts the processes that have lost it."""
     try:
-        cell = ranks.on_ranks("import os\nif rank == 1: os._exit(5)\nbarrier()")
-        assert "rank 1 was replaced" in cell.text
-        assert cell.text.count("JAX was initialized with a rank that has died") == 1
-        assert "rank 2 → 20" in ranks.on_ranks("globals().get('kept')").text
+        cell = ranks.on_ranks("if rank == 0: os._exit(5)\nbarrier()")
+        assert cell.error_name == "ClusterLost"
+        assert "rank 0 (" in cell.error_value
+        assert "ended with exit code 5; ranks 1–2 were killed with it" in cell.error_value
     finally:
-        # JAX leaves nobody who has met the dead rank another way.
-        assert ranks.run("%distributed restart", 120).status == "ok"
-        assert ranks.on_ranks(f"{BEGIN}{KEPT}").status == "ok"
+        assert ranks.on_ranks(f"{BEGIN}{KEPT}\nfloat(add(ones()))").status == "ok"

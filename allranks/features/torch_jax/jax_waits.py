@@ -22,7 +22,7 @@ from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.errors import RankLeft, UsageError
-from allranks.features.torch_jax import other_ranks
+from allranks.features.torch_jax import jax_hook, other_ranks
 
 _PACKAGES = "jax", "jaxlib"
 _PRESSED_SECONDS, _IDLE_SECONDS, _FRESH_SECONDS = 0.5, 2.0, 1.5
@@ -30,19 +30,26 @@ _PRESSED_SECONDS, _IDLE_SECONDS, _FRESH_SECONDS = 0.5, 2.0, 1.5
 _IDLE_SHARE = 0.1
 #: The system call that waits for another thread, on x86_64 and on aarch64.
 _FUTEX = ("202", "98")
-_ADVICE = (
-    "JAX is shut down on all ranks: call jax.distributed.initialize() again, and make meshes and "
-    "arrays that are spread over the ranks again."
+_AGAIN = (
+    "call jax.distributed.initialize() again, and make meshes and arrays that are spread over the "
+    "ranks again."
 )
-
+_ADVICE = f"JAX is shut down on all ranks: {_AGAIN}"
+_DEATH = f"JAX is shut down on all ranks, because one of them has died: {_AGAIN}"
 _SHUT = (
-    "JAX was shut down on all ranks to end a wait in an earlier cell, and would compute with this "
-    "rank's devices alone. Type: jax.distributed.initialize()"
+    "JAX was shut down on all ranks, because a wait was ended or a rank has died, and would "
+    "compute with this rank's devices alone. Type: jax.distributed.initialize()"
 )
 _ENDS = (
     "JAX was initialized with a rank that has died: it aborts the other processes when it misses "
     "that rank's heartbeats, after 100 s by default. Copy what you need with %distributed pull, "
     "then type %distributed restart."
+)
+#: Parts of JAX's messages about arrays and meshes that it made before it was shut down.
+_STALE = ("Gloo", "Received incompatible devices")
+_MAKE_AGAIN = (
+    "JAX was shut down and initialized again in this process: meshes, arrays that are spread over "
+    "the ranks, and functions that use them must be made again."
 )
 
 
@@ -51,7 +58,7 @@ class JaxWaits(other_ranks.LibraryWaits):
 
     def __init__(self) -> None:
         super().__init__()
-        self._closed = False
+        self._closed = self._was_shut = False
         self._instead: tuple[BaseException, BaseException] | None = None
 
     def begin(self) -> None:
@@ -98,6 +105,7 @@ class JaxWaits(other_ranks.LibraryWaits):
         if not gone or any(
             rank not in near or this.board.get(rank, fields.IDLE) < since
             for rank in range(this.size)
+            if rank not in this.died
         ):
             return ""
         return _sentence(gone)
@@ -113,17 +121,29 @@ class JaxWaits(other_ranks.LibraryWaits):
         interrupted = is_a(error, KeyboardInterrupt)
         # Python raises an interrupt once JAX has raised, maybe outside of the cell's lines.
         raised = error.__context__ if interrupted else error
-        if raised is None or not is_a(raised, Exception) or "Gloo" not in text_of(raised):
+        if raised is None or not is_a(raised, Exception):
             return error
+        if "Gloo" not in text_of(raised):
+            return self._explained(error)
         if not interrupted and not self._told:
-            gone = other_ranks.gone()
-            if not gone or not other_ranks.have_closed(world.current().epoch):
-                return error
-            self._told = _sentence(gone)  # the wait of another rank ended first
+            if not other_ranks.have_lost_one(True):
+                return self._explained(error)
+            # Another rank has died, or its wait ended first.
+            self._told = _sentence(other_ranks.gone())
         ended = KeyboardInterrupt() if interrupted else RankLeft(self._told)
         ended.__traceback__, ended.__suppress_context__ = traceback_of(raised), True
         self._instead = error, ended
         return ended
+
+    def _explained(self, error: BaseException) -> BaseException:
+        text = text_of(error)
+        if not self._was_shut or not any(part in text for part in _STALE):
+            return error
+        # JAX's own exceptions keep their text apart from ``args``.
+        explained = type(error)(f"{text}\n{_MAKE_AGAIN}")
+        explained.__traceback__, explained.__suppress_context__ = traceback_of(error), True
+        self._instead = error, explained
+        return explained
 
     def leave(self, error: BaseException | None) -> None:
         if self._closed or self._told:
@@ -133,12 +153,19 @@ class JaxWaits(other_ranks.LibraryWaits):
 
     def after_death(self) -> str:
         """Returns a warning for the ranks that go on; "" for none."""
-        return _ENDS if _initialized() else ""
+        if not _in_use():
+            return _ENDS if _initialized() else ""
+        if not jax_hook.survives_deaths():
+            return _ENDS
+        self._shut_down()
+        return _DEATH
 
     def renew(self, epoch: int) -> None:
         # Between two cells, after the end of an epoch in which a rank has closed its connections.
-        if not _in_use() or not other_ranks.have_closed(epoch):
-            return
+        if _in_use() and other_ranks.have_closed(epoch):
+            self._shut_down()
+
+    def _shut_down(self) -> None:
         api: Any = sys.modules.get("jax._src.api")
         with suppress(Exception):
             sys.modules["jax"].distributed.shutdown()
@@ -146,6 +173,7 @@ class JaxWaits(other_ranks.LibraryWaits):
             api.clear_backends()
         with suppress(Exception):
             _refuse_until_initialized(sys.modules["jax._src.xla_bridge"])
+        self._was_shut = True
 
 
 def _refuse_until_initialized(bridge: Any) -> None:
@@ -169,10 +197,12 @@ def _initialized() -> bool:
 
 def _in_use() -> bool:
     """Whether JAX is connected to the other ranks, and computes on CPUs only."""
-    if not _initialized():
-        return False
     backends = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", {})
-    return not set(backends) - {"cpu", "interpreter"}
+    if set(backends) - {"cpu", "interpreter"}:
+        return False
+    # The user's own ``shutdown()`` leaves the connections between the CPUs.
+    cpu = backends.get("cpu")
+    return _initialized() or (cpu is not None and cpu.device_count() > cpu.local_device_count())
 
 
 def _sentence(gone: list[tuple[bool, int, int, str]]) -> str:

@@ -15,9 +15,12 @@ import psutil
 
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft
 from allranks.records.ranks import label
+
+_REPORT_SECONDS, _ENDING_SECONDS = 5.0, 0.2
 
 
 class LibraryWaits:
@@ -91,6 +94,21 @@ def close() -> None:
 def have_closed(epoch: int) -> bool:
     this = world.current()
     return any(this.board.get(rank, fields.CLOSED) == epoch + 1 for rank in this.local_ranks)
+
+
+def have_lost_one(connection_ended: bool) -> bool:
+    """Whether a library has raised because a rank has died, or has closed its connections.
+
+    ``connection_ended`` is whether its error says so.
+    """
+    this = world.current()
+    if connection_ended and not gone():
+        pause = Pause()  # gloo may notice a death before the report of it comes
+        while not this.died:
+            if pause() > (_REPORT_SECONDS if have_ended() else _ENDING_SECONDS):
+                return False
+    closed = have_closed(this.epoch) and bool(gone())
+    return closed or (connection_ended and bool(this.died))
 
 
 def have_ended() -> bool:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from allranks.collectives import world
 from allranks.engine.features import RankContext, RankFeature
-from allranks.features.torch_jax import hook, launcher, other_ranks
+from allranks.features.torch_jax import hook, jax_display, jax_hook, launcher, other_ranks
 from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
 from allranks.post_import import PostImportHook
@@ -37,10 +37,15 @@ class RankWaits(RankFeature):
             waits.start()
         PostImportHook(_MODULES, self._imported).install()
         PostImportHook([launcher.MODULE], launcher.install).install()
+        PostImportHook(
+            ["jax._src.array"], lambda module: jax_display.install(module, rank.shell)
+        ).install()
 
     def _imported(self, module: ModuleType) -> None:
         if module.__name__ == _MODULES[0]:
             hook.wrap(module)
+        else:
+            jax_hook.wrap(module, self._rank.device == "cpu")
         for waits in self._all:
             waits.begin()  # the cell that imports it began before
         self._rank.activate(self)

@@ -20,7 +20,6 @@ from typing import Any
 from allranks.collectives import world
 from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import under_mpi
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.wire import give_up
@@ -31,7 +30,7 @@ from allranks.features.torch_jax import other_ranks, torch_state
 _STILL_SECONDS = 1.0
 #: The largest share of a core of a thread that waits.
 _IDLE_SHARE = 0.05
-_STUCK_SECONDS, _TOLD_SECONDS, _ENDING_SECONDS = 20.0, 5.0, 0.2
+_STUCK_SECONDS = 20.0
 #: Parts of messages of gloo and of torch's store about a connection that has ended.
 _LOST = ("gloo/transport/tcp/", "TCPStore", "onnection was likely closed")
 #: The occasion of a question to a rank that has left the cell; others have numbers.
@@ -189,7 +188,7 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not inside and not (type(error) is RuntimeError and _tells_of_a_loss(error)):
             return error
         raised = is_a(error, RuntimeError)
-        if raised and not self._told and _has_lost_a_rank(error):
+        if raised and not self._told and other_ranks.have_lost_one(_tells_of_a_loss(error)):
             # Another rank has died, or its wait ended first, which ended the one here.
             self._told = self._why_after(inside)
         if not raised or not self._told:
@@ -258,18 +257,6 @@ class TorchWaits(other_ranks.LibraryWaits):
             state.AcceleratorState._reset_state(True)
             state.GradientState._reset_state()
         return found
-
-
-def _has_lost_a_rank(error: BaseException) -> bool:
-    """Whether torch has raised because another rank has died, or left its groups."""
-    this = world.current()
-    if _tells_of_a_loss(error) and not other_ranks.gone():
-        pause = Pause()  # gloo may notice a death before the report of it comes
-        while not this.died:
-            if pause() > (_TOLD_SECONDS if other_ranks.have_ended() else _ENDING_SECONDS):
-                return False
-    closed = other_ranks.have_closed(this.epoch) and bool(other_ranks.gone())
-    return closed or (_tells_of_a_loss(error) and bool(this.died))
 
 
 def _tells_of_a_loss(error: BaseException) -> bool:

@@ -1,0 +1,91 @@
+"""Makes `jax.distributed` wait as a call of allranks, and survive the death of a rank on CPUs:
+wraps `initialize` and `shutdown` once a cell has imported JAX.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from allranks.collectives import world
+from allranks.collectives.calls.guard import Spec
+from allranks.collectives.start import under_mpi
+from allranks.features.torch_jax import calls
+
+#: JAX's environment variable for its option `_OPTION`; a user's value stays.
+_SETTING, _OPTION = "JAX_ENABLE_RECOVERABILITY", "jax_enable_recoverability"
+_state: Any = None
+#: Services of rank 0 that JAX uses no more.
+_services: list[Any] = []
+
+
+def wrap(distributed: ModuleType, on_cpu: bool) -> None:
+    """Wraps the functions of ``jax._src.distributed``. Works once.
+
+    Args:
+        on_cpu: whether this rank has no GPU. JAX cannot leave a wait on a GPU, so there it has to
+            abort the survivors of a death.
+    """
+    global _state
+    state = distributed.State
+    if _state is None and hasattr(state, "initialize") and hasattr(state, "shutdown"):
+        _state = distributed.global_state
+        state.initialize = _initializing(state.initialize, on_cpu)
+        state.shutdown = _shutting_down(state.shutdown)
+
+
+def survives_deaths() -> bool:
+    """Whether JAX lets this process live when another one has died."""
+    return bool(getattr(getattr(sys.modules.get("jax"), "config", None), _OPTION, False))
+
+
+def _initializing(own: Any, on_cpu: bool) -> Any:
+    @wraps(own)
+    def initialize(self: Any, *args: Any, **options: Any) -> Any:
+        if _is_of_all_ranks(*args, **options):
+            # JAX's own wait for the other ranks hears no interrupt.
+            _meet()
+            while _services:
+                _services.pop().shutdown()
+            _meet()  # no rank connects to the service before
+            if on_cpu and _SETTING not in os.environ:
+                _survive_deaths()
+        return own(self, *args, **options)
+
+    return initialize
+
+
+def _shutting_down(own: Any) -> Any:
+    @wraps(own)
+    def shutdown(self: Any) -> Any:
+        # With the service JAX would abort the ranks that are not shut down yet.
+        if self.service is not None and survives_deaths():
+            _services.append(self.service)
+            self.service = None
+        return own(self)
+
+    return shutdown
+
+
+def _is_of_all_ranks(
+    coordinator_address: str | None = None, num_processes: int | None = None, *_: Any, **__: Any
+) -> bool:
+    return (
+        world.exists()
+        and coordinator_address in (None, os.environ.get(under_mpi.JAX_ADDRESS))
+        and num_processes in (None, world.current().size)
+    )
+
+
+def _meet() -> None:
+    this = world.current()
+    this.run(calls.make(this.groups[0], Spec("jax.distributed.initialize"), 0))
+
+
+def _survive_deaths() -> None:
+    config: Any = sys.modules["jax"].config
+    if hasattr(config, _OPTION):
+        config.update(_OPTION, True)
