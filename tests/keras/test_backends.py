@@ -1,4 +1,7 @@
-"""`allranks.keras` trains alike with each backend of Keras: one suite, run under mpiexec."""
+"""`allranks.keras` trains alike with each backend of Keras: one suite, run under mpiexec.
+
+With TensorFlow tests/tensorflow/test_under_mpiexec.py runs it, beside its own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
-def passes(backend: str, python: str) -> None:
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_training_with_jax_and_with_torch(backend: str, python: str) -> None:
     ended = mpiexec(
         2, RUN, SUITE, python=python, timeout=250, KERAS_BACKEND=backend, OMP_NUM_THREADS="1",
         **SETTINGS,
@@ -29,16 +33,6 @@ def passes(backend: str, python: str) -> None:
     assert ended.returncode == 0, ended.stdout
     assert "rank 0 of 2\n" in ended.stdout
     assert f"the backend {backend}" in ended.stdout
-
-
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_training_with_jax_and_with_torch(backend: str, python: str) -> None:
-    passes(backend, python)
-
-
-@needs_tensorflow
-def test_training_with_tensorflow() -> None:
-    passes("tensorflow", sys.executable)
 
 
 def imports(python: str, program: str) -> str:

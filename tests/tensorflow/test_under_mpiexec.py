@@ -14,6 +14,8 @@ import pytest
 from tests.mpi.launch import ROOT, mpiexec
 
 RUN = str(ROOT / "tests" / "mpi" / "run.py")
+ANY_BACKEND = str(ROOT / "tests" / "keras" / "ranks" / "training_suite.py")
+"""What `allranks.keras` promises; for other backends see tests/keras."""
 # One thread in each operation; a session still runs as many operations at once as there are cores.
 SETTINGS = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -34,16 +36,18 @@ pytestmark = [
 ]
 
 
-def passes(ranks: int, *suites: str, **env: str) -> None:
-    paths = [str(Path(__file__).with_name("ranks") / f"{suite}_suite.py") for suite in suites]
+def passes(ranks: int, *suites: str, **env: str) -> str:
+    here = Path(__file__).with_name("ranks")
+    paths = [one if one.endswith(".py") else str(here / f"{one}_suite.py") for one in suites]
     ended = mpiexec(ranks, RUN, *paths, timeout=570, **SETTINGS, **env)
     assert ended.returncode == 0, ended.stdout
     assert f"rank 0 of {ranks}\n" in ended.stdout
     assert " passed" in ended.stdout
+    return ended.stdout
 
 
 def test_training_on_ranks_is_training_on_the_joined_batch() -> None:
-    passes(2, "training", "keras")
+    assert "the backend tensorflow" in passes(2, "training", "keras", ANY_BACKEND)
 
 
 def test_horovods_names_do_what_horovod_says_in_sessions_too() -> None:
