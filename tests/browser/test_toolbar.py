@@ -12,6 +12,10 @@ from tests.browser import axe
 from tests.browser.conftest import PICTURES
 
 FIELD, SIDEBAR = ".jp-allranks-field", ".jp-allranks-sidebar"
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg"
+    "=="
+)
 SOURCES = [
     "print('hello from', rank)",
     "import time\nwhile not open('go').read():\n    time.sleep(0.1)",
@@ -128,3 +132,52 @@ def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
     expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
     choose(lab, "Show the ranks")
     expect(page.locator(SIDEBAR).locator("tbody tr")).to_have_count(2)
+
+
+def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):
+    page = lab.page
+    sources = [
+        "%load_ext allranks",
+        "%%distributed -n 3\nfor i in range(2): print('line', i * rank)\nrank * 10",
+        "%%distributed\nfrom IPython.display import Image, display\nimport base64\n"
+        f"pixel = base64.b64decode('{PIXEL}')\ndisplay(Image(pixel)) if rank else print('none')",
+        "print('of the notebook')",
+        "%%distributed\nif rank == 1: 1 / 0\nprint('well')",
+    ]
+    lab.open(lab.server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
+    lab.run_all()
+    lab.wait_for(4, "ZeroDivisionError", timeout=90)
+    lab.wait_idle()
+    choosers = page.get_by_label("Ranks whose output is shown")
+    expect(choosers).to_have_count(3)
+
+    def within(index, what):
+        return page.locator(".jp-Cell").nth(index).locator(what)
+
+    def columns(index):
+        return within(index, ".jp-allranks-grid > section")
+
+    whole = ".jp-Cell-outputArea"
+
+    choosers.nth(0).select_option("rank 2")
+    expect(columns(1)).to_have_count(2)
+    expect(columns(1).first).to_contain_text("allranks started ranks 0–2")
+    assert columns(1).last.inner_text().split() == ["rank", "2", "line", "0", "line", "2", "20"]
+    expect(within(1, whole)).to_be_hidden()
+    choosers.nth(1).select_option("side by side")
+    expect(columns(2)).to_have_count(3)
+    expect(columns(2).nth(0)).to_contain_text("none")
+    expect(columns(2).locator("img")).to_have_count(2)
+    choosers.nth(2).select_option("side by side")
+    # The error of all ranks stands below.
+    expect(columns(4).last).to_contain_text("ZeroDivisionError")
+    lab.screenshot(PICTURES / "toolbar_side_by_side.png")
+    choosers.nth(2).select_option("all ranks")
+    expect(within(4, whole)).to_be_visible()
+    lab.save()
+    page.reload()
+    expect(columns(1).last).to_contain_text("line 2", timeout=60_000)
+    expect(choosers.nth(0)).to_have_value("2")
+    choosers.nth(0).select_option("all ranks")
+    expect(within(1, whole)).to_contain_text("ranks 0–2 │ line 0")
+    assert lab.complaints == []

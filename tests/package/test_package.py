@@ -68,7 +68,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built, repository):
         for name in package
         if name.startswith(source)
     }
-    assert len(extension) == 4
+    assert len(extension) == 5
     assert {name for name in found if ".dist-info/" not in name} == package | extension
     assert f"{ROOT}.dist-info/licenses/LICENSE" in found
 

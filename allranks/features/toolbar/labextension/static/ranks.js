@@ -131,7 +131,8 @@ class Ranks {
 
 export const plugins = (packages) => {
   const { ILauncher, INotebookTracker, InputDialog, LabIcon, MenuSvg, NotebookActions } = packages;
-  const { Dialog, Notification, Widget, showDialog } = packages;
+  const { Dialog, Notification, Widget, makeChooser, showDialog } = packages;
+  const choose = makeChooser(packages);
   const icon = new LabIcon({ name: "allranks:ranks", svgstr: ICON });
 
   const report = async (ranks, done) => {
@@ -341,22 +342,33 @@ export const plugins = (packages) => {
           menu.open(x, y);
         }));
       });
+      tracker.widgetAdded.connect(async (_, panel) => {
+        await panel.revealed;
+        panel.content.widgets.forEach(choose);
+      });
       tracker.currentChanged.connect(() => sidebar.draw());
 
       // Questions only around cells: they count as activity of the kernel, and an idle kernel may
       // have to be culled.
       const find = (notebook) => [...known.values()].find((ranks) => ranks.panel.content === notebook);
-      NotebookActions.executionScheduled.connect((_, { notebook }) => {
+      const scheduled = new Set();
+      NotebookActions.executionScheduled.connect((_, { notebook, cell }) => {
         const ranks = find(notebook);
         if (ranks) ranks.cells += 1;
+        scheduled.add(cell);
       });
-      NotebookActions.executed.connect((_, { notebook }) => {
+      NotebookActions.executed.connect((_, { notebook, cell }) => {
+        scheduled.delete(cell);
+        choose(cell);
+        // Output may come a moment after the reply.
+        setTimeout(() => choose(cell), LOOK_MS);
         const ranks = find(notebook);
         if (!ranks) return;
         ranks.cells = Math.max(0, ranks.cells - 1);
         void ranks.ask();
       });
       setInterval(() => {
+        scheduled.forEach(choose);
         const ranks = current();
         if (ranks?.cells && ranks.comm && sidebar.isVisible && !document.hidden) void ranks.ask();
       }, LOOK_MS);
@@ -370,8 +382,7 @@ export const plugins = (packages) => {
             const { path } = await app.serviceManager.contents.newUntitled({ path: cwd, type: "notebook" });
             const kernel = { name: app.serviceManager.kernelspecs.specs?.default ?? "python3" };
             const panel = await app.commands.execute("docmanager:open", { path, factory: "Notebook", kernel });
-            await panel.sessionContext.ready;
-            const ranks = known.get(panel);
+                const ranks = known.get(panel);
             await report(ranks, ranks.start("-n 4"));
             return panel;
           },

@@ -6,6 +6,7 @@
     "@jupyterlab/apputils",
     "@jupyterlab/launcher",
     "@jupyterlab/notebook",
+    "@jupyterlab/outputarea",
     "@jupyterlab/ui-components",
     "@lumino/widgets",
   ];
@@ -19,15 +20,16 @@
   };
 
   const get = async () => {
-    const [{ plugins }, ...loaded] = await Promise.all([
+    const [{ plugins }, { makeChooser }, ...loaded] = await Promise.all([
       import(new URL("./ranks.js", address).href),
+      import(new URL("./chooser.js", address).href),
       ...packages.map(load),
     ]);
     const style = document.createElement("link");
     style.rel = "stylesheet";
     style.href = new URL("./ranks.css", address).href;
     document.head.append(style);
-    return () => ({ __esModule: true, default: plugins(Object.assign({}, ...loaded)) });
+    return () => ({ __esModule: true, default: plugins(Object.assign({ makeChooser }, ...loaded)) });
   };
 
   (window._JUPYTERLAB ??= {}).allranks = { init: (given) => { scope = given; }, get };
