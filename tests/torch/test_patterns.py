@@ -40,6 +40,34 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.int32):
             work.wait()
         assert torch.equal(found, result) and torch.equal(others, result), (dtype, op)
 """,
+    "models with large gradients": """
+def trained(**options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(600, 700), nn.ReLU(), nn.Linear(700, 600))
+    model = nn.parallel.DistributedDataParallel(net, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(4):
+        optimizer.zero_grad()
+        torch.manual_seed(step * size + rank)
+        model(torch.randn(4, 600)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+def shared():
+    with open("/proc/self/maps") as maps:
+        return "/dev/shm/torch_" in maps.read()
+
+import gc
+gc.collect()
+# The memory of buckets is shared, unless gradients are views of it.
+other = trained(gradient_as_bucket_view=True)
+assert not shared()
+first = trained()
+assert shared()
+every = [torch.zeros_like(first) for _ in range(size)]
+dist.all_gather(every, first)
+assert all(torch.equal(first, each) for each in (other, *every))
+""",
     "compression hooks": """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 for state, hook in (
@@ -355,6 +383,27 @@ def test_a_program_runs_as_on_gloo(ranks, source):
     cell = ranks.on_ranks(f"{source}\n'right'", timeout=180)
     assert cell.status == "ok", cell.text
     assert "→ 'right'\n" in cell.text
+
+
+LARGE = """
+model = nn.parallel.DistributedDataParallel(nn.Linear(600, 700))
+model(torch.ones(4, 600)).sum().backward()
+
+def shared():
+    with open("/proc/self/maps") as maps:
+        return "/dev/shm/torch_" in maps.read()
+
+shared()
+"""
+
+
+def test_the_shared_memory_of_buckets_ends_with_their_model(ranks):
+    assert ranks.on_ranks(LARGE).text == "ranks 0–2 → True\n"
+    ended = ranks.on_ranks("import gc\ndel model\ngc.collect()")
+    assert ended.status == "ok", ended.text
+    # At the end of the next cell, all ranks know that the others have freed it.
+    assert ranks.on_ranks("pass").status == "ok"
+    assert ranks.on_ranks("shared()").text == "ranks 0–2 → False\n"
 
 
 def test_the_name_of_the_backend_is_the_one_that_was_asked_for(ranks):

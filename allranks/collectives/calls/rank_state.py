@@ -38,7 +38,7 @@ PORTS = 25
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""
-_DIRECTORY = 512
+_DIRECTORY, _FD_BITS = 512, 32
 _PROGRESS, _GROUPS = 1024, 170
 """Three words for each of this many groups: its number + 1, and this rank's progress in it."""
 GONE = 1 << 62
@@ -52,8 +52,9 @@ _FIRST = 8 * EDGE
 class Board:
     """The pages of all ranks. Pages of other hosts are written by this host's first rank."""
 
-    SEGMENTS = 256
-    """The most window segments that a rank can publish."""
+    SEGMENTS, BORROWED = 128, 128
+    """The most segments that a rank's window can publish at a time: its own, and memory of other
+    libraries. Indices of the latter begin at ``SEGMENTS``; each is used once."""
 
     def __init__(self, memory: mmap.mmap, ranks: tuple[int, ...], rank: int) -> None:
         self.memory = memory
@@ -128,14 +129,28 @@ class Board:
         return 0, 0
 
     def publish(self, index: int, fd: int, nbytes: int) -> None:
-        at = self._mine + _DIRECTORY + 2 * index
+        at = self._entry(self.rank, index)
         self.words[at + 1] = nbytes
-        self.words[at] = fd
+        self.words[at] = index + 1 << _FD_BITS | fd
+
+    def withdraw(self, index: int) -> None:
+        """Publishes that a borrowed segment has ended."""
+        self.words[self._entry(self.rank, index)] = 0
+
+    def is_published(self, rank: int, index: int) -> bool:
+        return self.words[self._entry(rank, index)] >> _FD_BITS == index + 1
 
     def segment(self, rank: int, index: int) -> tuple[str, int]:
         """Path and size of a segment of a rank's window."""
-        at = self._word[rank] + _DIRECTORY + 2 * index
-        return f"/proc/{self.get(rank, PID)}/fd/{self.words[at]}", self.words[at + 1]
+        at = self._entry(rank, index)
+        fd = self.words[at] & (1 << _FD_BITS) - 1
+        return f"/proc/{self.get(rank, PID)}/fd/{fd}", self.words[at + 1]
+
+    def _entry(self, rank: int, index: int) -> int:
+        """The two words of a segment: its number and descriptor, and its bytes."""
+        if index >= self.SEGMENTS:
+            index = self.SEGMENTS + (index - self.SEGMENTS) % self.BORROWED
+        return self._word[rank] + _DIRECTORY + 2 * index
 
     def page(self, rank: int) -> bytes:
         start = self._page[rank]

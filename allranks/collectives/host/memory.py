@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -172,6 +172,19 @@ class Lease(ref[Region]):
     where: tuple[int, int, int]
 
 
+class Borrowed(NamedTuple):
+    """Shared memory of another library: where it is mapped, its descriptor and its life."""
+
+    start: int
+    nbytes: int
+    fd: int
+    is_alive: Callable[[], bool]
+
+
+_MOST_NUMBER = (1 << 16) - 1
+"""The highest number of a segment in a `Place`."""
+
+
 class Window:
     """The segments of one rank, and its view of the others'."""
 
@@ -185,6 +198,8 @@ class Window:
         self._free: list[list[tuple[int, int]]] = []
         self._segments: list[Segment] = []
         self._mapped: dict[tuple[int, int], Bytes] = {}
+        self._borrowed: dict[int, Borrowed] = {}
+        self._next_borrowed = Board.SEGMENTS
 
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
@@ -200,7 +215,7 @@ class Window:
 
     def place_of(self, array: NDArray[Any]) -> tuple[int, int]:
         """Segment, counted from 1, and offset of a contiguous array; (0, 0) outside the window."""
-        if not self.starts:
+        if not self.starts and not self._borrowed:
             return 0, 0
         base = array.base
         if type(base) is Region and getattr(base, "window", None) is self and base.whole() is array:
@@ -210,7 +225,38 @@ class Window:
         for index, start in enumerate(self.starts):
             if start <= at and at + array.nbytes <= self._ends[index]:
                 return index + 1, at - start
+        for index, other in self._borrowed.items():
+            inside = other.start <= at and at + array.nbytes <= other.start + other.nbytes
+            # Other memory may have the address of memory that has ended.
+            if inside and other.is_alive():
+                return index + 1, at - other.start
         return 0, 0
+
+    def borrow(self, memory: Borrowed) -> bool:
+        """Adds shared memory of another library to the window; False if there are too many."""
+        index = self._next_borrowed
+        if index >= _MOST_NUMBER or index - Board.BORROWED in self._borrowed:
+            return False
+        with deferred():
+            self._next_borrowed += 1
+            self._borrowed[index] = memory
+            self.board.publish(index, memory.fd, memory.nbytes)
+        return True
+
+    def drop_ended(self) -> bool:
+        """Withdraws borrowed memory that has ended, and unmaps what other ranks have withdrawn.
+        Returns whether there was any; views of it that are kept elsewhere keep it alive.
+        """
+        for index, memory in list(self._borrowed.items()):
+            if not memory.is_alive():
+                with deferred():
+                    self.board.withdraw(index)
+                    del self._borrowed[index]
+        borrowed = [at for at in self._mapped if at[1] > Board.SEGMENTS]
+        ended = [at for at in borrowed if not self.board.is_published(at[0], at[1] - 1)]
+        for at in ended:
+            del self._mapped[at]
+        return bool(ended)
 
     def at(self, rank: int, segment: int, offset: int, nbytes: int) -> Bytes:
         mapped = self._mapped.get((rank, segment))
@@ -225,6 +271,8 @@ class Window:
         self._mapped = {at: view for at, view in self._mapped.items() if at[0] not in replaced}
         for index, own in enumerate(self._segments):
             self.board.publish(index, own.fd, own.nbytes)
+        for index, other in self._borrowed.items():
+            self.board.publish(index, other.fd, other.nbytes)
 
     def _allocate(self, nbytes: int) -> Region | None:
         while self._ended:

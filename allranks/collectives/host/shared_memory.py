@@ -289,10 +289,10 @@ CHUNK_BYTES = 2 << 20
 
 
 class ReductionBlock(NamedTuple):
-    """A part of this rank's slice: the inputs, its own output, the other members' outputs."""
+    """A part of this rank's slice: the members' inputs, the first output, the other outputs."""
 
     parts: list[Array]
-    mine: Array
+    first: Array
     others: list[Array]
 
 
@@ -305,12 +305,9 @@ def _slice(
     step = BLOCK_BYTES // outs[0].itemsize
     for at in range(low, high, step):
         here = slice(at, min(high, at + step))
-        others = [out[here] for index, out in enumerate(outs) if index != me]
-        # This rank's own input is first: if it is the output too, the first sum replaces it.
-        order = [me, *(index for index in range(len(outs)) if index != me)]
-        found.append(
-            ReductionBlock([sources[index][here] for index in order], outs[me][here], others)
-        )
+        # The first member's input comes first: if it is the output too, the first sum replaces it.
+        first, *others = [out[here] for out in outs]
+        found.append(ReductionBlock([source[here] for source in sources], first, others))
     return found
 
 
@@ -363,6 +360,10 @@ class SharedMemoryTransport:
 
     def renew(self) -> None:
         """Does nothing: this transport keeps no state of an epoch."""
+
+    def forget_places(self) -> None:
+        """Drops the views of other ranks' memory, which keep it alive."""
+        self._places.clear()
 
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
@@ -448,10 +449,10 @@ class SharedMemoryTransport:
                 start = index * step
                 reduction.staged(source[start : start + step], flat[start : start + step])
                 yield from channel.barrier(call)
-            for parts, mine, others in found:
-                reduction.combine(parts, mine)
+            for parts, first, others in found:
+                reduction.combine(parts, first)
                 for other in others:
-                    other[...] = mine
+                    other[...] = first
         # Until they arrive again, other members write their parts of ``out``.
         if not channel.try_barrier():
             yield from channel.wait_for_all(call)

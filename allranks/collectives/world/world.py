@@ -214,6 +214,13 @@ class World(RankState):
             if self.gpu is not None:
                 self.gpu.forget(number)
 
+    def drop_ended_memory(self) -> None:
+        """Unmaps memory that other libraries have shared with the ranks, and have freed."""
+        if self.window is not None and self.window.drop_ended():
+            for group in list(self.groups.values()):
+                if isinstance(group.through_host, SharedMemoryTransport):
+                    group.through_host.forget_places()
+
     def end_closed(self) -> None:
         if self.gpu is not None:
             # All ranks have arrived at a call since: so they have completed their calls in these

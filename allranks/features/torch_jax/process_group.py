@@ -20,7 +20,7 @@ import torch.distributed as dist
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.guard import Spec, find
 from allranks.collectives.world.world import World
-from allranks.features.torch_jax import calls, tensors
+from allranks.features.torch_jax import buckets, calls, tensors
 from allranks.features.torch_jax.group_base import NO_LIMIT_SECONDS, BaseGroup
 from allranks.features.torch_jax.messages import Mailbox
 from allranks.features.torch_jax.works import (
@@ -47,6 +47,7 @@ class AllranksGroup(BaseGroup):
         if len(given) != 1:
             return self.allreduce_coalesced(given, options)
         (tensor,) = given
+        buckets.share(self, tensor)
         if self._reduced_at_once(tensor, options):
             return _DONE
         if tensor.layout != torch.strided:

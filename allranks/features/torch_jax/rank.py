@@ -77,6 +77,7 @@ class RankWaits(RankFeature):
         # Other ranks may still wait for this one.
         for waits in self._all:
             waits.leave(error)
+        world.current().drop_ended_memory()
 
     def epoch_ended(self, epoch: int) -> None:
         for waits in self._all:

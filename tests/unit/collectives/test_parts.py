@@ -12,7 +12,7 @@ from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack
 from allranks.collectives.calls.rank_state import BROKE, BROKEN, Board, RankState, Scope
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
-from allranks.collectives.host.memory import Window
+from allranks.collectives.host.memory import Borrowed, Segment, Window
 from allranks.collectives.ops import operations
 from allranks.collectives.timings import trace
 from allranks.errors import CollectiveMismatch
@@ -69,6 +69,26 @@ def test_a_named_segment_is_swept_when_its_owner_is_gone():
 def board_of(ranks: int, rank: int, memory_of: memory.Segment | None = None) -> Board:
     segment = memory_of or memory.Segment(Board.nbytes(ranks))
     return Board(segment.memory, tuple(range(ranks)), rank)
+
+
+@linux
+def test_memory_of_another_library_is_in_the_window_until_it_ends():
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    mine, other = (Window(Board(pages, (0, 1), rank)) for rank in (0, 1))
+    for value in (1.0, 2.0):
+        segment, users = Segment(8192), ["a tensor"]
+        array = np.frombuffer(segment.memory, np.float64)
+        array[3:] = value
+        start = array.__array_interface__["data"][0]
+        lent = Borrowed(start, 8192, segment.fd, lambda users=users: bool(users))
+        assert mine.borrow(lent)
+        assert (other.at(0, *mine.place_of(array[3:]), 64).view(np.float64) == value).all()
+        users.clear()
+        assert mine.place_of(array) == (0, 0)
+        mine.drop_ended()
+        assert other.drop_ended()
+        assert not other.drop_ended()
+        segment.close()
 
 
 @linux
