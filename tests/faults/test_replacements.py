@@ -208,11 +208,37 @@ def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, m
     assert "rank 1: still being replaced" in capsys.readouterr().out
 
 
-def test_without_memory_to_share_nobody_is_replaced_and_all_are_fresh(cluster):
-    cluster.run(
-        "from allranks.collectives.host import memory\n"
-        "if rank == 0: memory.segment = lambda *_, **__: None"
-    )
+#: Rank 3 is stopped while the ranks agree that one of them has failed, and goes on when the others
+#: have left the agreement and the new one has ended.
+NO_MEMORY = """
+import contextlib, subprocess
+from allranks.collectives.host import memory
+from allranks.collectives.start import healing
+
+if rank == 0:
+    memory.segment = lambda *_, **__: None
+all_or_none = healing._all_or_none
+
+@contextlib.contextmanager
+def agrees_late(*comms):
+    with all_or_none(*comms):
+        try:
+            yield
+        except BaseException:
+            if rank == 3:
+                stop = "sleep 0.3; kill -STOP {0}; sleep 1; kill -CONT {0}"
+                subprocess.Popen(["sh", "-c", stop.format(os.getpid())])
+            else:
+                time.sleep(0.6)
+            raise
+
+healing._all_or_none = agrees_late
+"""
+
+
+def test_without_memory_to_share_nobody_is_replaced_and_all_are_fresh(cluster, monkeypatch):
+    monkeypatch.setattr("allranks.cluster.healing._TRIES", 2)
+    cluster.run(NO_MEMORY)
     with pytest.raises(ClusterLost, match="expected memory for all ranks to share"):
         cluster.run(DIE, timeout=30)
     check(cluster.start(), range(SIZE))
