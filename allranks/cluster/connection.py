@@ -139,9 +139,12 @@ class Connection:
                 # An interrupt waits until the job, for example, is known and can be cancelled.
                 agent = self._start_agent()
                 while self.roster.missing:
-                    if isinstance(agent, MultiHostAgents) and (waits := agent.begin()):
-                        deadline = time.monotonic() + patience
-                        tell(waits)
+                    if isinstance(agent, MultiHostAgents):
+                        if waits := agent.begin():
+                            deadline = time.monotonic() + patience
+                            tell(waits)
+                        elif blocked := agent.blocked():
+                            raise StartFailed(blocked)
                     if InterruptRequested() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
                     progress(len(self.roster.hellos), len(self._started), self._preloading)

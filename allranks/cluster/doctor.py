@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import NamedTuple
 
@@ -24,10 +26,14 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from allranks.cluster import devices
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.host_agent import MultiHostAgents, open_sockets
 from allranks.cluster.launchers import registry
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.mpiexec import mpi_environment, mpiexec
 from allranks.cluster.options import choose_size
-from allranks.errors import AllranksError
+from allranks.cluster.sockets import EventQueue
+from allranks.errors import AllranksError, UsageError
 from allranks.launched import SHARED_FILES
 
 OK, ABSENT, WRONG = "ok", "absent", "wrong"
@@ -359,3 +365,78 @@ def _launchers() -> Iterator[Finding]:
             yield Finding(one.name, state, one.why_not or one.about)
     for name, problem in registry.left_out().items():
         yield Finding(f"launcher {name}", WRONG, problem)
+
+
+_COME_SECONDS = 60.0
+_TEST_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+
+
+def examine_hosts(on: str, tell: Callable[[str], None]) -> list[Finding]:
+    """Checks the hosts that ``on`` names: that they reach this machine, and each other.
+
+    ``tell`` is called with the reason while a job waits in a queue.
+    """
+    launcher = registry.named(on)
+    if not isinstance(launcher, MultiHostLauncher):
+        raise UsageError(f"expected other hosts, found {on}. Type: allranks doctor")
+    size, lost = launcher.size(None), dict[str, str]()
+
+    def deliver(name: str, fields: dict[str, str]) -> None:
+        if name == "host_left":
+            lost[fields["host"]] = fields["why"]
+
+    wire, config = open_sockets(
+        launcher, size, (), (), (), EventQueue(), NotebookHooks(()), settings={}
+    )
+    try:
+        agents = MultiHostAgents(launcher, config, wire, deliver)
+        try:
+            return [*_came(agents, lost, tell, wire.commands_url), *_network(agents)]
+        finally:
+            agents.stop()
+    finally:
+        wire.close()
+        shutil.rmtree(config.log_dir, ignore_errors=True)
+
+
+def _came(
+    agents: MultiHostAgents, lost: Mapping[str, str], tell: Callable[[str], None], url: str
+) -> Iterator[Finding]:
+    said, deadline = "", time.monotonic() + _COME_SECONDS
+    while True:
+        hosts = [host.name for host in agents.job.hosts()]
+        missing = set(hosts) - set(agents.addresses) - set(lost)
+        if hosts and (not missing or time.monotonic() > deadline):
+            break
+        if not hosts:  # a job in a queue
+            deadline = time.monotonic() + _COME_SECONDS
+            if (waits := agents.job.waits()) != said:
+                said = waits
+                tell(said)
+        time.sleep(_POLL_SECONDS)
+    for host in hosts:
+        if host in lost:
+            yield Finding(host, WRONG, lost[host])
+        elif host in missing:
+            found = f"no connection within {_COME_SECONDS:g} s. It must reach {url}"
+            yield Finding(host, WRONG, found)
+        else:
+            found = f"connects to this machine, from {agents.addresses[host]}"
+            yield Finding(host, OK, found)
+
+
+def _network(agents: MultiHostAgents) -> Iterator[Finding]:
+    if not agents.addresses:
+        return
+    test, deadline = agents.test_network(), time.monotonic() + _TEST_SECONDS
+    while not test.over and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    problems = test.problems()
+    for problem in problems:
+        found = f"{problem}. MPI's processes listen on any port: allow them in the firewall"
+        yield Finding("network", WRONG, found)
+    if not test.over:
+        yield Finding("network", WRONG, f"no result of the test within {_TEST_SECONDS:g} s")
+    elif not problems:
+        yield Finding("network", OK, "each host can connect to each other host")

@@ -284,6 +284,56 @@ class HeldEnds:
                 self._deliver(name, fields)
 
 
+#: Ranks come sooner. The test disturbs nothing if they are only slow.
+_TEST_AFTER_SECONDS = 8.0
+_SHOWN_PAIRS = 4
+
+
+class NetworkTest:
+    """Whether each host can connect to each other one, as the processes of MPI do.
+
+    Each host listens on a port, and then all try to connect. ``over`` is whether all have answered.
+    """
+
+    def __init__(self, addresses: Mapping[str, str], command: Callable[[str, str, str], None]):
+        self._addresses = dict(addresses)
+        self._command = command
+        self._ports: dict[str, int] = {}
+        self._problems: dict[str, dict[str, str]] = {}
+
+    def begin(self) -> None:
+        for host in self._addresses:
+            self._command(host, "listen", "")
+
+    def take(self, name: str, host: str, fields: Mapping[str, Any]) -> None:
+        """Takes an event of a host: ``host_listens``, and then ``host_connected``."""
+        if name == "host_connected":
+            self._problems[host] = fields["problems"]
+            return
+        self._ports[host] = fields["port"]
+        if len(self._ports) == len(self._addresses):
+            for source in self._addresses:
+                targets = [
+                    (host, self._addresses[host], port)
+                    for host, port in self._ports.items()
+                    if host != source
+                ]
+                self._command(source, "connect", json.dumps(targets))
+
+    @property
+    def over(self) -> bool:
+        return len(self._problems) == len(self._addresses)
+
+    def problems(self) -> list[str]:
+        """Returns a sentence for each pair of hosts without a connection."""
+        return [
+            f"{source} cannot connect to {host} ({self._addresses[host]}, port "
+            f"{self._ports[host]}): {why}"
+            for source, found in self._problems.items()
+            for host, why in found.items()
+        ]
+
+
 class MultiHostAgents:
     """The host agents of several hosts, started by one job of the launcher.
 
@@ -305,12 +355,15 @@ class MultiHostAgents:
         self._hosts: Sequence[Host] = ()
         self._expected: Sequence[Host] = ()
         self._host_of: dict[int, str] = {}
-        self._addresses: dict[str, str] = {}
+        #: The hosts that have connected, and their addresses.
+        self.addresses: dict[str, str] = {}
         self._ended_hosts: set[str] = set()
         self._reported: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = False
         self._held = HeldEnds(deliver)
+        self._began = 0.0
+        self._test: NetworkTest | None = None
         wire.deliver_host = self._handle
         # The job is started last: its hosts may connect at once.
         invitation = Invitation(
@@ -324,10 +377,11 @@ class MultiHostAgents:
             return ""
         hosts = self._expected = self.job.hosts()
         with self._changed:
-            missing = [host.name for host in hosts if host.name not in self._addresses]
+            missing = [host.name for host in hosts if host.name not in self.addresses]
         if not hosts or missing:
             return self.job.waits()
         self._hosts = hosts
+        self._began = time.monotonic()
         self.job.all_came()
         # Hosts are filled one after the other, as mpiexec does with --map-by slot.
         ranks = iter(range(self._config.size))
@@ -338,6 +392,28 @@ class MultiHostAgents:
             self._wire.command(host.name, "config", self._config_of(host).to_json())
         return ""
 
+    def test_network(self) -> NetworkTest:
+        """Tests the connections between all hosts, which must have come; the result comes later."""
+        if self._test is None:
+            self._test = NetworkTest(self.addresses, self._wire.command)
+            self._test.begin()  # its events may come at once
+        return self._test
+
+    def blocked(self) -> str:
+        """Returns which hosts cannot connect to each other, once ranks have been waited for."""
+        if not self._hosts or time.monotonic() < self._began + _TEST_AFTER_SECONDS:
+            return ""
+        problems = self.test_network().problems()
+        if not problems:
+            return ""
+        shown, more = problems[:_SHOWN_PAIRS], len(problems) - _SHOWN_PAIRS
+        found = "\n".join([*shown, *([f"and {more} more pairs"] if more > 0 else [])])
+        return (
+            f"expected connections between all hosts, which MPI needs, found:\n{found}\nAllow them "
+            "in the firewall: MPI's processes listen on any port. To check again: "
+            f"allranks doctor --on {self._launcher.typed}"
+        )
+
     def _config_of(self, host: Host) -> HostAgentConfig:
         first = self._hosts[0]
         folder = self._config.session_dir
@@ -346,7 +422,7 @@ class MultiHostAgents:
             launch=tuple(self._launcher.command(self._hosts)),
             local_size=host.ranks,
             head=host is first,
-            interface=f"tcp://{self._addresses[first.name]}",
+            interface=f"tcp://{self.addresses[first.name]}",
             # The relay's, which holds the key.
             commands_url=f"ipc://{folder}/relay-commands",
             events_url=f"ipc://{folder}/relay-events",
@@ -360,7 +436,7 @@ class MultiHostAgents:
         else:
             on = [host.name for host in self._expected]
         # If a host has ended, others may just not have connected yet.
-        silent = [name for name in on if name not in self._addresses and not self._reported]
+        silent = [name for name in on if name not in self.addresses and not self._reported]
         said = f" on {', '.join(on)}" if on else ""
         if silent:
             said += (
@@ -380,11 +456,11 @@ class MultiHostAgents:
         """
         with self._changed:
             self._stopping = True
-            there = set(self._addresses) - self._ended_hosts
+            there = set(self.addresses) - self._ended_hosts
         for host in there:
             self._wire.command(host, "stop", "")
         with self._changed:
-            self._changed.wait_for(lambda: self._ended_hosts >= set(self._addresses), _STOP_SECONDS)
+            self._changed.wait_for(lambda: self._ended_hosts >= set(self.addresses), _STOP_SECONDS)
         self.job.close()
 
     def _handle(self, host: str, line: bytes) -> None:
@@ -392,7 +468,7 @@ class MultiHostAgents:
         name, fields = event_of(line)
         if name == "host_up":
             with self._changed:
-                self._addresses[host] = fields["address"]
+                self.addresses[host] = fields["address"]
                 late = self._stopping  # stop() has not seen this host
             if late:
                 self._wire.command(host, "stop", "")
@@ -408,6 +484,9 @@ class MultiHostAgents:
             self._held.beat(host)
         elif name == "host_refused":
             self._host_ended(host, f"could not start: {fields['problem']}")
+        elif name in ("host_listens", "host_connected"):
+            assert self._test is not None  # they answer it
+            self._test.take(name, host, fields)
         elif name == "host_ends":
             self._report(host, fields["why"])
         elif name == "launcher_exit" and host != self._hosts[0].name:

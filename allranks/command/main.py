@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,11 +98,22 @@ def _run(typed: argparse.Namespace) -> int:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--on",
+        dest="behind",
+        nargs=argparse.REMAINDER,
+        metavar="LAUNCHER",
+        help="check these hosts and their network instead: ssh:h1:2,h2:2, slurm and its options",
+    )
     parser.set_defaults(act=_doctor)
 
 
 def _doctor(typed: argparse.Namespace) -> int:
-    found = doctor.examine()
+    if typed.behind is None:
+        found = doctor.examine()
+    else:
+        tell = partial(print, file=sys.stderr, flush=True)
+        found = doctor.examine_hosts(shlex.join(typed.behind), tell)
     if typed.json:
         sys.stdout.write(json.dumps([one._asdict() for one in found], indent=2) + "\n")
     else:

@@ -101,6 +101,28 @@ def test_hosts_start_that_are_not_next_to_the_first_in_the_tree_of_mpiexec(new_n
     notebook.shutdown()
 
 
+def test_a_firewall_between_two_hosts_is_named_at_the_start_and_by_the_doctor(hosts, new_notebook):
+    notebook = new_notebook()
+    address = hosts.on("h2", "hostname", "-I").split()[0]
+    # Packets from h1 to h2 vanish, as in a firewall.
+    hosts.on("h1", *f"ip neigh replace {address} lladdr 02:00:00:00:00:99 dev eth0".split())
+    try:
+        cell = notebook.on_ranks("rank", SSH)
+        said = rf"h1 cannot connect to h2 \({address}, port \d+\): no answer within"
+        assert cell.error_name == "StartFailed", cell.text
+        assert re.search(said, cell.error_value), cell.error_value
+        assert "To check again: allranks doctor --on ssh:h1:2,h2:2" in cell.error_value
+        checks = notebook.run("!{__import__('sys').executable} -m allranks doctor --on ssh:h1,h2")
+        assert re.search(said, checks.text), checks.text
+        assert re.search("ok .* h1 .* connects to this machine", checks.text), checks.text
+    finally:
+        hosts.on("h1", *f"ip neigh del {address} dev eth0".split())
+    checks = notebook.run("!{__import__('sys').executable} -m allranks doctor --on ssh:h1,h2")
+    assert "each host can connect to each other host" in checks.text
+    assert "No problems found." in checks.text
+    notebook.shutdown()
+
+
 #: What cells write to the temporary folder is to be read on both hosts.
 PLACE = '[pair]\non = "{on}"\nenvironment = {{ TMPDIR = "{folder}" }}\n'
 

@@ -102,6 +102,12 @@ class Launcher:
         self.where = where
         self.options = options
 
+    @property
+    def typed(self) -> str:
+        """Returns what follows ``--on``."""
+        first = f"{self.name}:{self.where}" if self.takes_where else self.name
+        return shlex.join([first, *self.options])
+
     @classmethod
     def check(cls) -> None:
         """Raises an AllranksError with the reason, and what to type, if it cannot be used here."""

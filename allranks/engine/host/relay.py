@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from allranks.engine import processes
+from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
 from allranks.records.config import (
     BEAT_SECONDS,
@@ -133,6 +134,7 @@ class Relay:
         self._notebook = NotebookConnection(self._context, invitation, host)
         self._batching = Batching(self._notebook.send)
         self._url = invitation.commands_url
+        self._tested: socket.socket | None = None
 
     def run(self) -> int:
         self._wake, wake_writer = os.pipe()
@@ -195,7 +197,10 @@ class Relay:
             self._end("has no host agent any longer")
 
     def _obey(self, frames: list[bytes]) -> None:
-        """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``."""
+        """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``.
+
+        ``listen`` and ``connect`` test the network between the hosts.
+        """
         word, first, *rest = frames
         if word == b"ranks":
             for rank in json.loads(first):
@@ -204,6 +209,12 @@ class Relay:
             self._end("was told to stop")
         elif word == b"say" and self._agent is not None:
             self._say(first)
+        elif word == b"listen":
+            self._tested = port_test.listen(_own_address(self._url))
+            self._tell(event="host_listens", port=self._tested.getsockname()[1])
+        elif word == b"connect":
+            targets = [port_test.Target(*target) for target in json.loads(first)]
+            self._tell(event="host_connected", problems=port_test.unreachable(targets))
         elif word == b"config":
             try:
                 self._begin(HostAgentConfig.from_json(first.decode()))
@@ -306,7 +317,8 @@ class Relay:
 def _own_address(url: str) -> str:
     """Returns the address of this host on the route to the notebook."""
     found = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+    family = socket.AF_INET6 if ":" in (found.hostname or "") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as way:
         # For UDP, this only chooses the route: no packet is sent.
         way.connect((found.hostname, found.port))
         return str(way.getsockname()[0])

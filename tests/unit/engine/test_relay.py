@@ -137,7 +137,7 @@ class Late:
 def test_a_host_that_comes_while_another_is_still_stopping_is_stopped_too(notebook, config):
     hosts = MultiHostAgents(Late(), config, notebook.wire, lambda *_: None)
     first = notebook.relay(notebook.invitation("h1"))
-    wait_until(lambda: "h1" in hosts._addresses)
+    wait_until(lambda: "h1" in hosts.addresses)
     first.send_signal(signal.SIGSTOP)
     wait_until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
     stop = threading.Thread(target=hosts.stop)

@@ -1,0 +1,55 @@
+"""Finds out which hosts this one can connect to: MPI's processes connect from each host to each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+_SECONDS = 2.5
+_BACKLOG = 1024
+
+
+class Target(NamedTuple):
+    """A port that another host listens on for the test."""
+
+    host: str
+    address: str
+    port: int
+
+
+def listen(address: str) -> socket.socket:
+    """Returns a socket that other hosts can connect to; the system accepts for it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=_BACKLOG)
+
+
+def unreachable(targets: Iterable[Target], seconds: float = _SECONDS) -> Mapping[str, str]:
+    """Returns why hosts could not be connected to, by host. Tries all at the same time."""
+    problems: dict[str, str] = {}
+    with selectors.DefaultSelector() as selector:
+        for target in targets:
+            tried = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET)
+            tried.setblocking(False)
+            code = tried.connect_ex((target.address, target.port))
+            if code in (0, errno.EINPROGRESS):
+                selector.register(tried, selectors.EVENT_WRITE, target.host)
+            else:
+                problems[target.host] = os.strerror(code)
+                tried.close()
+        deadline = time.monotonic() + seconds
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                tried = key.fileobj  # type: ignore[assignment]
+                if code := tried.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    problems[key.data] = os.strerror(code)
+                selector.unregister(tried)
+                tried.close()
+        for key in list(selector.get_map().values()):
+            problems[key.data] = f"no answer within {seconds:g} s"
+            key.fileobj.close()  # type: ignore[union-attr]
+    return problems

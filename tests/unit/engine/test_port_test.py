@@ -1,0 +1,22 @@
+"""Which hosts can be connected to is found out, for all at the same time."""
+
+import socket
+
+from allranks.engine.host.port_test import Target, listen, unreachable
+
+LOOPBACK = "127.0.0.1"
+
+
+def test_each_port_that_cannot_be_connected_to_is_named_with_the_reason():
+    with listen(LOOPBACK) as open_one, socket.create_server((LOOPBACK, 0)) as closed:
+        port = closed.getsockname()[1]
+        closed.close()
+        # Addresses of TEST-NET-1 are never answered, or have no route.
+        targets = [
+            Target("h1", LOOPBACK, open_one.getsockname()[1]),
+            Target("h2", LOOPBACK, port),
+            Target("h3", "192.0.2.1", 9),
+        ]
+        found = unreachable(targets, seconds=0.5)
+    assert found.keys() == {"h2", "h3"}
+    assert found["h2"] == "Connection refused"
