@@ -382,7 +382,8 @@ export const plugins = (packages) => {
             const { path } = await app.serviceManager.contents.newUntitled({ path: cwd, type: "notebook" });
             const kernel = { name: app.serviceManager.kernelspecs.specs?.default ?? "python3" };
             const panel = await app.commands.execute("docmanager:open", { path, factory: "Notebook", kernel });
-                const ranks = known.get(panel);
+            await panel.sessionContext.ready;
+            const ranks = known.get(panel);
             await report(ranks, ranks.start("-n 4"));
             return panel;
           },
