@@ -86,6 +86,50 @@ def test_a_queue_that_is_silent_now_and_then_is_asked_again(job, commands, monke
     assert job.hosts() == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "running", "ends"),
+    [
+        ("PartitionTimeLimit", "6", True),
+        ("QOSMaxWallDurationPerJobLimit", "6", True),
+        ("AssocMaxNodePerJobLimit", "", True),
+        ("QOSMaxJobsPerUserLimit", "", True),
+        ("QOSMaxJobsPerUserLimit", "6", False),  # which may end
+        ("Priority", "", False),
+        ("Resources", "", False),
+        ("QOSGrpNodeLimit", "", False),  # others' jobs may end
+    ],
+)
+def test_a_reason_that_never_ends_by_itself_ends_the_wait(
+    commands, tmp_path, reason, running, ends
+):
+    put(
+        commands,
+        "squeue",
+        f'case "$*" in\n*RUNNING*) echo {running};;\n'
+        f"*-j*) echo 'PENDING|{reason}|N/A|main|';;\nesac",
+    )
+    put(commands, "scancel", "exit 0")
+    job = slurm.SlurmJob(
+        "7", 2, str(tmp_path / "invitation"), str(tmp_path / "output"), ["scancel"]
+    )
+    if not ends:
+        assert job.hosts() == []
+        assert f"({reason})" in job.waits()
+    else:
+        with pytest.raises(
+            StartFailed, match=rf"job 7 to run, found that it cannot .*\({reason}\)"
+        ):
+            job.hosts()
+    job.close()
+
+
+@pytest.mark.parametrize("words", [["--array=0-3"], ["-a", "0-3"], ["-a0-3"], ["--array", "1,2"]])
+def test_an_array_of_jobs_is_refused_before_it_is_submitted(commands, words):
+    put(commands, "sbatch", "exit 1")
+    with pytest.raises(UsageError, match="expected one job for all ranks, found "):
+        slurm.SlurmLauncher(options=["--nodes", "2", *words])
+
+
 def words_of(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()

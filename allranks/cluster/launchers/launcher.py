@@ -407,6 +407,12 @@ def address_towards(*hosts: str) -> str:
             found.append(_address_towards(host))
         except OSError as error:
             problems.append(error)
+    if not found and (only := [host for host in hosts if _has_ipv6(host)]):
+        raise StartFailed(
+            f"expected an IPv4 address of {', '.join(only)}, found only IPv6: MPI and ipyparallel "
+            f"connect by IPv4. Set {ADDRESS} to this machine's IPv4 address if the hosts have one "
+            "that is not in DNS"
+        )
     if not found:
         raise StartFailed(
             f"expected a route to {', '.join(hosts)}, found {problems[0]}. Check the name, or set "
@@ -414,6 +420,13 @@ def address_towards(*hosts: str) -> str:
         )
     # The route to this machine itself may be loopback, which no other host can reach.
     return next((one for one in found if not one.startswith("127.")), found[0])
+
+
+def _has_ipv6(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None, socket.AF_INET6))
+    except OSError:
+        return False
 
 
 def _address_towards(host: str) -> str:

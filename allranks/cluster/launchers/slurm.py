@@ -52,6 +52,14 @@ _ASKED_NODES = 2
 _ENDING_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED")
+#: Reasons of a wait that only other options, or an administrator, can end.
+_NEVER = re.compile(
+    r"Partition(TimeLimit|Config)|BadConstraints|DependencyNeverSatisfied|Invalid\w+"
+    r"|\w+NotAllowed|(QOS|Assoc)Max\w*Per(Job|Node)\w*|QOSMin\w+|MaxMemPerLimit|ReservationDeleted"
+    r"|(Association|QOS)TimeLimit"
+)
+#: Limits on what one user may have at the same time: they end with the user's other jobs.
+_OF_USER = re.compile(r"(QOS|Assoc)Max\w*Per(User|Account)\w*|(QOS|Association|AssocMax)Jobs?Limit")
 _ENDINGS = {
     "TIMEOUT": "reached its time limit",
     "CANCELLED": "was cancelled",
@@ -130,6 +138,11 @@ class SlurmLauncher(MultiHostLauncher):
         program(self._settings.submit[0], _PACKAGE)
         self._inside = not options and in_allocation(os.environ)
         self._asked = parse_batch([*self._settings.options, *options], _EXAMPLE)
+        if array := [word for word in self._asked.more if re.match(r"--array\b|-a", word)]:
+            raise UsageError(
+                f"expected one job for all ranks, found {array[0]}, which makes one of each task. "
+                f"Leave it out, and type for example: {_EXAMPLE}"
+            )
 
     @classmethod
     def check(cls) -> None:
@@ -193,9 +206,22 @@ class SlurmJob(BatchJob):
         if state == "RUNNING":
             return ask("scontrol", "show", "hostnames", nodes).split(), ""
         if state in _PENDING:
+            self._check(reason, partition)
             looked_at = reason != "None"
             return (), self._place(reason, start, partition) if looked_at else self.submitted
         raise self.refused(_ENDINGS.get(state, f"is {state}"))
+
+    def _check(self, reason: str, partition: str) -> None:
+        """Raises StartFailed for a reason that does not end by itself."""
+        alone = _OF_USER.fullmatch(reason) and not ask(
+            "squeue", "-h", "-t", "RUNNING", "-u", str(os.geteuid()), "-o", "%i"
+        )
+        if alone or _NEVER.fullmatch(reason):
+            limits = f"scontrol show partition {partition}; sacctmgr show qos; sacctmgr show assoc"
+            raise self.refused(
+                f"cannot with these options ({reason}), however long it waits. "
+                f"Change them, as --time or --nodes. To see the limits: {limits}"
+            )
 
     def _place(self, reason: str, start: str, partition: str) -> str:
         queue = ask("squeue", "-h", "-t", "PENDING", "-p", partition, "--sort=-p,i", "-o", "%i")

@@ -234,9 +234,18 @@ class Relay:
     def _begin(self, config: HostAgentConfig) -> None:
         if not os.path.isdir(config.work_dir):
             raise FileNotFoundError(f"the notebook's folder {config.work_dir} is not there")
-        # Fails if it exists: another user's could be open to others.
-        os.mkdir(config.session_dir, mode=0o700)
+        name = os.path.join(config.session_dir, "host")
+        try:
+            # Fails if it exists: another user's could be open to others.
+            os.mkdir(config.session_dir, mode=0o700)
+        except FileExistsError:
+            raise FileExistsError(
+                f"{config.session_dir} exists, made by {_first_line(name)}: two names of the same "
+                "host, or two hosts with one /tmp. Give all ranks of a host to one name: HOST:4"
+            ) from None
         self._session_dir = config.session_dir
+        with open(name, "w") as text:
+            text.write(self.host)
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._commands.bind(config.commands_url)
         self._told.bind(config.events_url)
@@ -312,6 +321,14 @@ class Relay:
         while processes.reap_all():
             processes.kill_children(spare_trackers=time.monotonic() < deadline)
             time.sleep(_POLL_SECONDS)
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path) as text:
+            return f"host {text.readline().strip()}"
+    except OSError:
+        return "another process"
 
 
 def _own_address(url: str) -> str:

@@ -75,7 +75,7 @@ def config(tmp_path):
         ({"log_dir": "/proc/logs"}, "/proc/logs"),
         ({"commands_url": "ipc:///nowhere/commands"}, "/nowhere/commands"),
         ({"work_dir": "/nowhere"}, "the notebook's folder /nowhere is not there"),
-        ({}, "File exists"),
+        ({}, "exists, made by host other: two names of the same host, or two hosts with one /tmp"),
     ],
 )
 def test_a_host_that_cannot_begin_says_why_and_leaves_what_was_there(
@@ -83,6 +83,7 @@ def test_a_host_that_cannot_begin_says_why_and_leaves_what_was_there(
 ):
     if not instead:
         Path(config.session_dir).mkdir()
+        Path(config.session_dir, "host").write_text("other")
     relay = notebook.relay(notebook.invitation("h1"))
     notebook.wait_for("host_up")
     notebook.wire.command("h1", "config", dataclasses.replace(config, **instead).to_json())
