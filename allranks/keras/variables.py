@@ -63,7 +63,9 @@ def describe(variable: Any) -> tuple[str, tuple[int, ...], str]:
     return str(name).removesuffix(":0"), tuple(map(int, variable.shape)), dtype.removesuffix("_ref")
 
 
-def check_alike(described: list[Any], process_set: ProcessSet) -> None:
+def check_alike(
+    described: list[Any], process_set: ProcessSet, title: str = "broadcast_variables"
+) -> None:
     # Collective.
     every = collectives.allgather_object(described, process_set=process_set)
     counts = {len(one) for one in every}
@@ -81,6 +83,6 @@ def check_alike(described: list[Any], process_set: ProcessSet) -> None:
     if len(ranks_by_text) > 1:
         found = ", ".join(f"{label(ranks)} {text}" for text, ranks in ranks_by_text.items())
         raise CollectiveMismatch(
-            f"broadcast_variables needs the same variables on every rank: found {found}. "
+            f"{title} needs the same variables on every rank: found {found}. "
             "Build the model and its optimizer on every rank before the broadcast."
         )

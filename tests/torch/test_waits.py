@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.torch.test_groups import IMPORTS, SUM, check_groups_after_a_failure_on_one_rank
+from tests.torch.test_keep import ROUNDED, check_a_training_continues
 
 SETTLED_SECONDS = 30
 BEGIN = "dist.is_initialized() or dist.init_process_group()\n"
@@ -134,3 +135,8 @@ def test_all_ranks_or_none_have_a_group_of_gloo(gloo_ranks):
     assert "torch's init_process_group needs all of ranks 0–2: rank 1 has left cell" in cell.text
     following = gloo_ranks.on_ranks(SUM, timeout=SETTLED_SECONDS)
     assert following.text == "ranks 0–2 → 3\n"
+
+
+def test_a_training_on_gloo_continues_after_a_death(gloo_ranks):
+    # gloo sums in another order after a wrapper's first step.
+    check_a_training_continues(gloo_ranks, 1, ROUNDED)

@@ -256,6 +256,8 @@ class RankState:
         """For every rank the first rank with which it shares memory."""
         self.scope: Scope = PROCESS
         self.epoch = 0
+        self.joined_epoch = 0
+        """The epoch in which this process took the place of a dead rank; 0 if it did not."""
         self.checks = True
         self.late_seconds = 5.0
         self.doing = ""

@@ -106,6 +106,7 @@ def join(dead: Sequence[int]) -> None:
             info = _exchange_info(base, None)
             shared = _share_sets(base, info)
     _hold("joined")
+    this.joined_epoch = info.epoch
     this.checks, this.late_seconds = info.checks, info.late_seconds
     this.sets = info.sets
     for number, (ranks, part) in shared.items():
