@@ -63,12 +63,41 @@ def test_a_named_place_is_what_its_file_says_and_what_is_built_in_needs_none(sit
         ("[pair]\nwhere = 'x'", "expected a table for every place"),
         ("[pair]\non = 'local'\ncolour = 'red'", "found colour = 'red'"),
         ("[slurm]\non = 'slurm --nodes 2'", "found .slurm., which is a launcher's"),
+        ("[pods]\nreach = 'kubectl exec'", "expected {host} in reach under .pods."),
+        ("[pods]\nreach = 'x {host}'\non = 'local'", "with on or reach, found pods"),
     ],
 )
 def test_a_file_of_places_that_cannot_be_read_is_named(sites, text, said):
     sites.write_text(text)
     with pytest.raises(UsageError, match=said):
         launchers.named("pair")
+
+
+REACHES = """
+[pods]
+reach = "cat - {host}"
+about = "pods of a cluster"
+environment = { NCCL_SOCKET_IFNAME = "eth0", OMP_NUM_THREADS = 4 }
+[training]
+on = "pods:ranks-0:4,ranks-1:4"
+environment = { NCCL_SOCKET_IFNAME = "ib0" }
+"""
+
+
+def test_a_command_that_reaches_hosts_is_a_launcher(sites, monkeypatch):
+    sites.write_text(REACHES)
+    made = launchers.named("training")
+    assert (made.name, made.typed, made.size(None)) == ("pods", "pods:ranks-0:4,ranks-1:4", 8)
+    variables = made.environment()
+    assert (variables["NCCL_SOCKET_IFNAME"], variables["OMP_NUM_THREADS"]) == ("ib0", "4")
+    assert launchers.named("pods:ranks-0").environment()["NCCL_SOCKET_IFNAME"] == "eth0"
+    text = registry.text()
+    assert "pods       --on pods:HOST:2,HOST:2  pods of a cluster" in text
+    with pytest.raises(UsageError, match="--on pods:HOST:2,HOST:2"):
+        launchers.named("pods")  # without hosts
+    monkeypatch.setenv("PATH", "/nowhere")
+    text = registry.text()
+    assert "expected cat, by which --on pods reaches hosts, found no such program" in text
 
 
 @pytest.fixture

@@ -101,6 +101,15 @@ class Hosts:
             "HOSTS_PREFIX": self._prefix,
         }
 
+    def beside(self, words: Sequence[str], folder: Path) -> list[str]:
+        """Returns the command that runs another one beside the hosts, where their processes can be
+        entered, as the machine under containers: its address is ``10.77.0.1``.
+        """
+        switch = f"{self._prefix}-sw"
+        address = ["ip", "-n", switch, "addr", "replace", "10.77.0.1/24", "dev", "br0"]
+        subprocess.run(address, check=True)
+        return ["ip", "netns", "exec", switch, "env", "-C", str(folder), *words]
+
     def command(self, host: str, words: Sequence[str], folder: Path | None = None) -> list[str]:
         """Returns the command that runs another one on a host, in a folder that all see."""
         pid = (self._folder / "base" / host / "init.pid").read_text().strip()

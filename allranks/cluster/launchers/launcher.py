@@ -343,13 +343,17 @@ _SSH_OPTIONS = {
 }
 
 
-class SshLauncher(MultiHostLauncher):
-    """Starts ranks on hosts by ssh; ``where`` is ``HOST:RANKS,…``, one rank by default."""
+class CommandLauncher(MultiHostLauncher):
+    """Starts ranks on hosts that a command reaches; ``where`` is ``HOST:RANKS,…``, one rank by
+    default. Each host's name is the one that its command ``hostname`` prints.
+    """
 
-    name = "ssh"
-    example = "--on ssh:h1:2,h2:2"
-    about = "hosts that ssh reaches without a password"
     takes_where = True
+    reach: ClassVar[str]
+    """The command with ``{host}``, as ``docker exec -i {host}``. The command for the host follows,
+    or replaces ``{command}`` as one word that is quoted for a shell. Its standard input must reach
+    the host.
+    """
 
     def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
         super().__init__(where, options)
@@ -357,25 +361,58 @@ class SshLauncher(MultiHostLauncher):
 
     @classmethod
     def check(cls) -> None:
-        require_ssh()
+        program = shlex.split(cls.reach)[0]
+        if shutil.which(program) is None:
+            raise MissingDependency(
+                f"expected {program}, by which --on {cls.name} reaches hosts, found no such program"
+            )
         super().check()
 
     def size(self, n: int | None) -> int:
         return check_size(n, sum(host.ranks for host in self.hosts))
 
     def address(self) -> str:
-        return address_towards(*(host.name for host in self.hosts))
+        try:
+            return address_towards(*(host.name for host in self.hosts))
+        except StartFailed:
+            return own_address()  # only the command knows the names
 
     def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> CommandJob:
+        self.check()
+        commands = {host: self._words(host.login, invitation) for host in self.hosts}
+        return CommandJob(shlex.split(self.reach)[0], commands, invitation, tell)
+
+    def _words(self, host: str, invitation: Invitation) -> list[str]:
+        words = [word.replace("{host}", host) for word in shlex.split(self.reach)]
+        if "{command}" not in words:
+            return [*words, *RELAY]
+        command = f"exec {shlex.join(RELAY)}"
+        return [command if word == "{command}" else word for word in words]
+
+
+class SshLauncher(CommandLauncher):
+    """Starts ranks on hosts by ssh."""
+
+    name = "ssh"
+    example = "--on ssh:h1:2,h2:2"
+    about = "hosts that ssh reaches without a password"
+    reach = "ssh -T {host} {command}"
+
+    @classmethod
+    def check(cls) -> None:
         require_ssh()
+        super().check()
+
+    def address(self) -> str:
+        return address_towards(*(host.name for host in self.hosts))
+
+    def _words(self, host: str, invitation: Invitation) -> list[str]:
         # A host that is cut off is noticed by its silence; this only ends the ssh that waits for
         # it. TCP may need twice the time of an interruption to continue.
         beats = math.ceil(3 * invitation.lease_seconds / 5)
         settings = _SSH_OPTIONS | {"ServerAliveCountMax": str(beats)}
-        options = [f"-o{name}={value}" for name, value in settings.items()]
-        command = f"exec {shlex.join(RELAY)}"
-        commands = {host: ["ssh", "-T", *options, host.login, command] for host in self.hosts}
-        return CommandJob("ssh", commands, invitation, tell)
+        first, *rest = super()._words(host, invitation)
+        return [first, *(f"-o{name}={value}" for name, value in settings.items()), *rest]
 
 
 def require_ssh() -> None:

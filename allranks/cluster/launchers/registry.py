@@ -8,6 +8,11 @@ its ranks:
     on = "slurm --partition gpu --gpus-per-node 4 --nodes 1 --ntasks-per-node 4"
     about = "one node with four GPUs"
     environment = { NCCL_SOCKET_IFNAME = "ib0" }
+
+A table with a command that reaches hosts is a launcher: ``--on pods:ranks-0:4,ranks-1:4``.
+
+    [pods]
+    reach = "kubectl exec -i {host} --"
 """
 
 from __future__ import annotations
@@ -18,11 +23,16 @@ import os
 import shlex
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from allranks.cluster.launchers.launcher import LocalLauncher, MultiHostLauncher
+from allranks.cluster.launchers.launcher import (
+    CommandLauncher,
+    LocalLauncher,
+    MultiHostLauncher,
+)
 from allranks.errors import AllranksError, UsageError
 
 AnyLauncher = LocalLauncher | MultiHostLauncher
@@ -41,7 +51,7 @@ GROUP = "allranks.launchers"
 #: Names another file, instead of all others.
 SITES = "ALLRANKS_SITES"
 _FILE = "allranks.toml"
-_KEYS = {"on": str, "about": str, "environment": dict}
+_KEYS = {"on": str, "reach": str, "about": str, "environment": dict}
 
 
 def default() -> str:
@@ -62,13 +72,15 @@ def takes_options(name: str | None) -> bool:
 
 def named(name: str) -> AnyLauncher:
     """Returns the launcher, or that of the named place, with the options after the name."""
-    place, kind, where, options = _resolve(name)
+    environment, kind, where, options = _resolve(name)
     if (
         kind is None
         or (where is not None) != kind.takes_where
         or (options and not kind.takes_options)
     ):
-        known = [kind.example or f"--on {kind.name}" for kind in available().values()]
+        reaching = [place.launcher for place in places().values() if place.launcher is not None]
+        kinds = [*available().values(), *reaching]
+        known = [one.example or f"--on {one.name}" for one in kinds]
         lines = [
             f"expected a launcher, found {name!r}. Available: {', '.join(known)}. "
             "To see what can be used here: %distributed launchers"
@@ -76,23 +88,30 @@ def named(name: str) -> AnyLauncher:
         lines += [f"{path} was not read: permission denied" for path in unreadable()]
         raise UsageError("\n".join([*lines, *left_out().values()]))
     made = kind(where or "", options)
-    if place is not None and isinstance(made, MultiHostLauncher):
-        made.place_environment = place.environment
+    if isinstance(made, MultiHostLauncher):
+        made.place_environment = environment
     return made
 
 
 def _resolve(
     name: str,
-) -> tuple[NamedPlace | None, type[AnyLauncher] | None, str | None, list[str]]:
-    """Returns the place of that name, the launcher, what follows its colon, and its options."""
+) -> tuple[Mapping[str, str], type[AnyLauncher] | None, str | None, list[str]]:
+    """Returns variables for the ranks, the launcher, what follows its colon, and its options."""
     first, *options = _words(name)
     # Built-in launchers start even if a file of named places cannot be read.
-    place = None if first.partition(":")[0] in BUILT_IN else places().get(first)
-    if place is not None:
+    known = {} if first.partition(":")[0] in BUILT_IN else places()
+    place = known.get(first)
+    environment = place.environment if place is not None else {}
+    if place is not None and place.on:
         first, *before = _words(place.on)
         options = before + options
     word, colon, where = first.partition(":")
-    return place, find(word), where if colon else None, options
+    kind: type[AnyLauncher] | None
+    if word in known and known[word].launcher is not None:
+        kind, environment = known[word].launcher, known[word].environment | environment
+    else:
+        kind = find(word)
+    return environment, kind, where if colon else None, options
 
 
 def find(name: str) -> type[AnyLauncher] | None:
@@ -158,15 +177,18 @@ def listed() -> list[Listed]:
         for name, kind in available().items()
     ]
     for place in places().values():
-        about = f"{place.about or place.on}  ({place.file})"
+        about = f"{place.about or place.on or place.reach}  ({place.file})"
+        if place.launcher is not None:
+            about = f"{place.launcher.example}  {about}"
         found.append(Listed(place.name, about, _why_not(place), is_place=True))
     return found
 
 
 def _why_not(what: type[AnyLauncher] | NamedPlace) -> str:
     try:
-        kind = type(named(what.name)) if isinstance(what, NamedPlace) else what
-        kind.check()
+        if isinstance(what, NamedPlace):
+            what = what.launcher or type(named(what.name))
+        what.check()
     except AllranksError as error:
         return str(error)
     except Exception as error:  # another distribution's code
@@ -205,6 +227,16 @@ class NamedPlace:
     file: str
     about: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    reach: str = ""
+
+    @property
+    def launcher(self) -> type[CommandLauncher] | None:
+        """The launcher of a table with a command that reaches hosts."""
+        if not self.reach:
+            return None
+        example = f"--on {self.name}:HOST:2,HOST:2"
+        own = {"name": self.name, "about": self.about, "example": example, "reach": self.reach}
+        return type("CommandLauncher", (CommandLauncher,), own)
 
 
 def files() -> list[str]:
@@ -256,10 +288,10 @@ def _place(path: str, name: str, table: Any) -> NamedPlace:
             f"expected a name of its own for every place in {path}, found [{name}], which is a "
             "launcher's. Give the place another name"
         )
-    if not isinstance(table, dict) or not isinstance(table.get("on"), str):
+    if not isinstance(table, dict) or ("on" in table) == ("reach" in table):
         raise UsageError(
-            f"expected a table for every place in {path}, found {name}. Write for example: "
-            f'[{name}] and below it: on = "slurm --partition gpu"'
+            f"expected a table for every place in {path}, with on or reach, found {name}. Write "
+            f'for example: [{name}] and below it: on = "slurm --partition gpu"'
         )
     for key, value in table.items():
         if not isinstance(value, _KEYS.get(key, ())):
@@ -267,5 +299,12 @@ def _place(path: str, name: str, table: Any) -> NamedPlace:
                 f"expected {', '.join(_KEYS)} under [{name}] in {path}, found {key} = {value!r}. "
                 "Correct it"
             )
+    reach = table.get("reach", "")
+    if "on" not in table and "{host}" not in reach:
+        raise UsageError(
+            f"expected {{host}} in reach under [{name}] in {path}, found {reach!r}. Write for "
+            'example: reach = "docker exec -i {host}"'
+        )
     environment = {key: str(value) for key, value in table.get("environment", {}).items()}
-    return NamedPlace(name, table["on"], path, table.get("about", ""), environment)
+    about = table.get("about", "")
+    return NamedPlace(name, table.get("on", ""), path, about, environment, reach)
