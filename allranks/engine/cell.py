@@ -50,7 +50,7 @@ from allranks.engine.interrupts import (
 )
 from allranks.engine.telemetry import CELL_FILE
 from allranks.engine.transcript import Transcript
-from allranks.errors import Report, UsageError
+from allranks.errors import RankLeft, Report, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, RunCell
 
@@ -237,7 +237,7 @@ class CellRunner:
             # How an interrupt reaches a cell that awaits.
             error = KeyboardInterrupt().with_traceback(traceback_of(error))
         shown, error = error, self.features.error_raised(error)
-        if error is not shown and is_a(error, KeyboardInterrupt):
+        if error is not shown and not is_a(error, RankLeft):  # its report has no traceback
             self._exceptions.show(self.shell, type(error), error, traceback_of(error))
         if has_succeeded(error):
             self._exceptions.lines = []

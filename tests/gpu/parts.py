@@ -74,6 +74,14 @@ PARTS = [
     Part(2, ("contract",), _contract("staged")),
     Part(4, ("gpu",)),
     Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
+    Part(
+        2,
+        (),
+        program=ROOT / "tests" / "gpu" / "torch_mismatches.py",
+        gpus=2,
+        seconds=600,
+        needs=("mpi4py", "pynvml", "torch", "ipykernel"),
+    ),
     # Itself, not by ``-m benchmarks``: that imports what needs a notebook.
     Part(1, (), program=ROOT / "benchmarks" / "gpu.py", needs=("mpi4py", "pynvml"), seconds=600),
 ]

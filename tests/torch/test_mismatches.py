@@ -197,15 +197,17 @@ SEEDS = {
 }  # fmt: skip
 
 
+BEGIN = """
+dist.is_initialized() or dist.init_process_group('gloo')
+t = torch.arange(3.0) + rank
+part, same = dist.new_group([1, 2]), dist.new_group([0, 1, 2])
+model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _begun(ranks):
-    assert ranks.on_ranks(IMPORTS).status == "ok"
-    begun = ranks.on_ranks(
-        "dist.is_initialized() or dist.init_process_group('gloo')\n"
-        "t = torch.arange(3.0) + rank\n"
-        "part, same = dist.new_group([1, 2]), dist.new_group([0, 1, 2])\n"
-        "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))"
-    )
+    begun = ranks.on_ranks(IMPORTS + BEGIN)
     assert begun.status == "ok", begun.text
     yield
     assert ranks.on_ranks("dist.destroy_process_group()").status == "ok"
@@ -217,13 +219,12 @@ def test_there_are_fifty_seeds():
     assert kinds == {"shape", "dtype", "op", "order", "group", "root", "missing"}
 
 
-@pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS.keys())
-def test_a_mismatch_is_named_with_rank_and_line_and_changes_no_tensor(ranks, seed):
-    cell = ranks.on_ranks(seed.source)
+def check_report(cell, seed: Seed) -> None:
+    """Checks that the failed cell of a seed names the culprit, and the lines of all ranks."""
     kind = "RankLeft" if seed.line == 0 else "CollectiveMismatch"
     assert cell.status == "error", cell.text
-    assert kind in cell.text
-    assert seed.title in cell.text
+    assert kind in cell.text, cell.text
+    assert seed.title in cell.text, cell.text
     assert f"rank {seed.culprit}{seed.finds}" in cell.text, cell.text
     where = f"In[{cell.execution_count}]:"
     # The first line of the cell is its magic.
@@ -239,6 +240,11 @@ def test_a_mismatch_is_named_with_rank_and_line_and_changes_no_tensor(ranks, see
     ]
     # A cycle has only some of the ranks.
     assert len(others) >= (1 if seed.title == "wait for each other" else 2), cell.text
+
+
+@pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS.keys())
+def test_a_mismatch_is_named_with_rank_and_line_and_changes_no_tensor(ranks, seed):
+    check_report(ranks.on_ranks(seed.source), seed)
     after = ranks.on_ranks("dist.all_reduce(one := torch.ones(1))\n(t - rank).tolist(), int(one)")
     assert after.text == "ranks 0–2 → ([0.0, 1.0, 2.0], 3)\n"
 

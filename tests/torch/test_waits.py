@@ -57,12 +57,23 @@ def _imported(gloo_ranks):
 def test_who_waits_is_told_for_whom_and_the_next_cell_works(gloo_ranks, source, what, culprit):
     cell = gloo_ranks.on_ranks(BEGIN + source, timeout=SETTLED_SECONDS)
     assert cell.status == "error"
-    assert f"torch's {what} needs all of ranks" in cell.text
-    left = rf": rank {culprit} (has left cell|finished) In\[{cell.execution_count}\]"
-    assert re.search(left, cell.text)
+    needed = rf"{what}[^ ]* needs .*: rank {culprit} has left cell"
+    never = rf"rank {culprit} finished In\[{cell.execution_count}\] without calling {what}"
+    alone = rf"{what} needs rank {culprit}: rank {culprit} finished In\[{cell.execution_count}\]"
+    assert re.search(f"{needed}|{never}|{alone}", cell.text), cell.text
+    assert "call init_process_group() again" in cell.text
     assert "Connection closed" not in cell.text
     following = gloo_ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
     assert following.text == "rank 0 → (3, 0)\nrank 1 → (3, 10)\nrank 2 → (3, 20)\n"
+
+
+def test_ranks_that_wait_for_messages_of_each_other_are_named(gloo_ranks):
+    gloo_ranks.on_ranks(BEGIN)
+    cell = gloo_ranks.on_ranks("dist.recv(t, (rank + 1) % size)", timeout=SETTLED_SECONDS)
+    assert "CollectiveMismatch: ranks 0–2 wait for each other" in cell.text
+    assert f"rank 1 in recv at In[{cell.execution_count}]:2: dist.recv(t" in cell.text
+    following = gloo_ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
+    assert "rank 1 → (3, 10)" in following.text
 
 
 def test_an_interrupt_is_heard_in_torch_which_says_why_its_groups_are_closed(gloo_ranks):

@@ -83,6 +83,13 @@ class Watch:
             raise KeyboardInterrupt
         if own.nudge is not None:
             own.nudge()
+        self.look(call, waited)
+
+    def look(self, call: Call, waited: float) -> None:
+        """As `attend`, for a thread that watches the wait of another one: it neither calls MPI nor
+        takes the interrupts of the thread that waits. It holds the lock of the world.
+        """
+        own = self.own
         snapshot = own.snapshot_number()
         missing = call.missing()
         self._publish(call, missing, waited, snapshot)
@@ -135,6 +142,7 @@ class Watch:
         board = self.own.board
         edge = self._needed(call, missing) if waited >= call.patience() else 0
         if call is not self.call:
+            self.rest()  # of a call that another thread has watched
             self.call, self._edge = call, (0, 0)
             self._notice_after, self._asked = self.own.late_seconds, 0
             self._reported_asking = ()

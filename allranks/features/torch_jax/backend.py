@@ -10,6 +10,8 @@ backend only on the members of a group, and `new_group` is to be compared on all
 
 from __future__ import annotations
 
+import mmap
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,12 +21,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from allranks.collectives import world as worlds
+from allranks.collectives.calls.call import Members
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.host import memory
 from allranks.collectives.ops.operations import recv, send
 from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import CollectiveMismatch, UsageError
 from allranks.features.torch_jax import calls
+from allranks.features.torch_jax.call_log import CallLog
+from allranks.features.torch_jax.compared_group import ComparedGroup, in_place_of_torchs
 from allranks.features.torch_jax.process_group import AllranksGroup
 from allranks.records.deferred import deferred
 
@@ -32,6 +37,8 @@ NAME = "allranks"
 _GLOO = "gloo"
 #: Groups of torch have numbers from here on: above process sets, below groups of communicators.
 _FIRST = 1 << 19
+#: Those of torch's own groups are far from all others.
+_COMPARED = 1 << 40
 _TAG = (1 << 14) - 2
 _last = 0
 """The number of the last group that was made on this rank, counted from `_FIRST`."""
@@ -64,9 +71,12 @@ def make_group(
         group_name = _agreed_name(ranks)
     if not wanted or not _is_ours(backend, size):
         backend = _without_us(backend)
-        made = make(group_size, group_rank, ranks, backend, store, group_name, *args, **options)
+        with in_place_of_torchs():
+            made = make(group_size, group_rank, ranks, backend, store, group_name, *args, **options)
         if by_all or (not ranks and _is_world(size)):
             _confirm(made[0], "new_group" if ranks else "init_process_group")
+        if _is_world(size):
+            _compare(made[0], list(ranks), group_rank, str(group_name))
         return made
     if by_all:
         _prepare(list(ranks), group_name)
@@ -139,8 +149,29 @@ def _create(options: Any, backend_options: Any) -> AllranksGroup:
 def _default_ranks(ranks: Sequence[int]) -> tuple[int, ...]:
     """Ranks of torch as ranks of allranks."""
     default = c10d._get_default_group()
-    known = default.ranks if isinstance(default, AllranksGroup) else range(worlds.current().size)
+    known: Sequence[int] = range(worlds.current().size)
+    if isinstance(default, AllranksGroup):
+        known = default.ranks
+    elif isinstance(default, ComparedGroup) and default.log is not None:
+        known = default.log.members.ranks
     return tuple(known[rank] for rank in ranks)
+
+
+def _compare(pg: Any, ranks: list[int], place: int, name: str) -> None:
+    """Has the members of a group of torch's own compare their calls from now on."""
+    world, title = worlds.current(), "new_group" if ranks else "init_process_group"
+    exchange = _within(world.groups[0], title)
+    if ranks:
+        members = _default_ranks(ranks)
+        exchange = exchange if name.isdigit() else _among(members)
+    else:
+        places = exchange(place)  # torch's numbers of the ranks may be others than ours
+        members = tuple(sorted(places, key=places.__getitem__))
+    here = _here(world, members)
+    shared = _shared(world, members, here, CallLog.nbytes(len(here)), exchange)
+    if isinstance(pg, ComparedGroup) and shared is not None:
+        number = _COMPARED + zlib.crc32(f"{name} {members}".encode())
+        pg.log = CallLog(Members(number, members, world.rank), here, shared)
 
 
 def _default_group(world: World, rank: int, name: str) -> tuple[int, tuple[int, ...]]:
@@ -244,15 +275,31 @@ def _open(world: World, members: tuple[int, ...], exchange: Exchange) -> int:
     members. Groups last over epochs: they are opened by all members or by none.
     """
     global _last
-    member = world.rank in members
-    hosts = world.sharing(members)
-    here = next((own for own in hosts if world.rank in own), (world.rank,))
-    nbytes = group_nbytes(len(hosts), len(here), len(members))
+    here = _here(world, members)
+    nbytes = group_nbytes(len(world.sharing(members)), len(here), len(members))
     with deferred():
         # A number that no rank has used before.
         counts = exchange(_last)
         number: int = _FIRST + max(counts.values()) + 1
-        made = None
+        shared = _shared(world, members, here, nbytes, exchange)
+        _last = number - _FIRST
+        if world.rank in members:
+            world.open(number, members, shared)
+    return number
+
+
+def _here(world: World, members: tuple[int, ...]) -> tuple[int, ...]:
+    """The members on this rank's host."""
+    hosts = world.sharing(members)
+    return next((own for own in hosts if world.rank in own), (world.rank,))
+
+
+def _shared(
+    world: World, members: tuple[int, ...], here: tuple[int, ...], nbytes: int, exchange: Exchange
+) -> mmap.mmap | None:
+    """Memory of the members on each host; None if one of them cannot map it."""
+    member, made = world.rank in members, None
+    with deferred():
         if member and world.rank == here[0]:
             made = memory.segment(nbytes) or memory.segment(nbytes, named=True)
         addresses = exchange(made.address if made is not None else "")
@@ -260,10 +307,7 @@ def _open(world: World, members: tuple[int, ...], exchange: Exchange) -> int:
         whole = all(exchange(mapped is not None or not member).values())
         if made is not None:
             made.close()
-        _last = number - _FIRST
-        if member:
-            world.open(number, members, mapped if whole else None)
-    return number
+    return mapped if whole else None
 
 
 def split_group(

@@ -45,6 +45,8 @@ def wrap(c10d: ModuleType) -> None:
     module._process_group_name = _naming(module, module._process_group_name)
     module._new_process_group_helper = _making(module._new_process_group_helper)
     module.rendezvous = _meeting(module.rendezvous)
+    # torch exports it once this module has been executed.
+    module.batch_isend_irecv = _batching(module.batch_isend_irecv)
     split = getattr(module, "split_group", None)
     if split is not None:
         module.split_group = _splitting(split)
@@ -105,3 +107,18 @@ def _splitting(split: Any) -> Any:
         return backend.split_group(split, *args, **options)
 
     return split_group
+
+
+def _batching(batch: Any) -> Any:
+    @wraps(batch)
+    def batch_isend_irecv(p2p_op_list: Any) -> Any:
+        if not _is_rank():
+            return batch(p2p_op_list)
+        from allranks.features.torch_jax import compared_group
+
+        # NCCL needs messages in both directions in one batch, for which torch looks at the class.
+        group = p2p_op_list[0].group if p2p_op_list else None
+        with compared_group.as_torchs(group):
+            return batch(p2p_op_list)
+
+    return batch_isend_irecv

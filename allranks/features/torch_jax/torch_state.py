@@ -1,32 +1,17 @@
-"""The records that torch keeps of its own collectives. Only cells import torch, never this module.
-
-Source: torch.distributed's flight recorder, which records each collective of a group as it begins.
-"""
+"""torch's own groups, and the frames of torch. Only cells import torch, never this module."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import sys
-from collections.abc import Iterator
+import threading
+from contextlib import suppress
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
-from allranks.collectives.start import under_mpi
+from allranks.collectives import world
 from allranks.engine.exceptions import PACKAGE
-
-_DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
-
-
-class Recorded(NamedTuple):
-    """The calls of a rank in one group."""
-
-    #: The number of its last collective.
-    begun: int
-    #: The number of the first that is not over; 0 if all are.
-    awaited: int
-    #: The name of that one, or of the last: ``all_reduce``.
-    title: str
+from allranks.features.torch_jax import other_ranks
 
 
 def c10d() -> Any:
@@ -40,41 +25,24 @@ def folder() -> str:
     return os.path.dirname(os.path.dirname(file)) + os.sep
 
 
-def recorded() -> dict[str, Recorded]:
-    found: dict[str, Recorded] = {}
-    for entry in _entries():
-        group, number = entry["process_group"][0], entry["collective_seq_id"]
-        before = found.get(group)
-        if before is None or number <= before.begun:
-            before = Recorded(0, 0, "")
-        if before.awaited:
-            found[group] = before._replace(begun=number)
-        else:
-            found[group] = Recorded(number, 0 if entry["retired"] else number, _title(entry))
-    return found
+def own_groups() -> list[Any]:
+    """The groups of torch's own backends."""
+    every = list(getattr(getattr(c10d(), "_world", None), "pg_map", ()))
+    return [group for group in every if not hasattr(group, "core")]
 
 
-def _entries() -> Iterator[dict[str, Any]]:
-    native = sys.modules.get("torch._C._distributed_c10d")
-    for name in _DUMPS:
-        dump = getattr(native, name, None)
-        found = pickle.loads(dump(True, False, False)) if dump else {}
-        for entry in found.get("entries", ()):
-            # Older entries are of an earlier group of the same name.
-            if entry["time_created_ns"] >= under_mpi.torch_met_at_ns() and not entry["is_p2p"]:
-                yield entry
+def close() -> None:
+    """Ends this rank's connections to the other ranks, and aborts its groups."""
+    if world.current().board is not None:
+        other_ranks.close()
+    for group in own_groups():
+        # Does nothing for gloo; for NCCL it may take long.
+        threading.Thread(target=abort, args=(group,), daemon=True).start()
 
 
-def _title(entry: dict[str, Any]) -> str:
-    return str(entry["profiling_name"]).rpartition(":")[2]
-
-
-def members(group: str) -> tuple[int, ...]:
-    world = getattr(c10d(), "_world", None)
-    for one, ranks in list(getattr(world, "pg_group_ranks", {}).items()):
-        if getattr(one, "group_name", "") == group:
-            return tuple(sorted(ranks))
-    return ()
+def abort(group: Any) -> None:
+    with suppress(Exception):
+        group.abort()
 
 
 def frames_in_torch(frame: FrameType | None) -> list[FrameType]:
@@ -94,16 +62,6 @@ def called(frames: list[FrameType]) -> str:
     names = [frame.f_code.co_name for frame in frames]
     public = [name for name in names if name != "wrapper" and name[0] != "_"]
     return (public or names or ["wait"])[0]
-
-
-def peer_of(frames: list[FrameType]) -> int | None:
-    # Of a ``send`` or ``recv``.
-    for frame in frames:
-        if frame.f_code.co_name in ("send", "recv"):
-            local = frame.f_locals
-            named = local.get("src", local.get("dst"))
-            return named if isinstance(named, int) else None
-    return None
 
 
 def members_of_new(frames: list[FrameType]) -> tuple[int, ...] | None:

@@ -8,39 +8,44 @@ without connections; between two cells all ranks forget theirs.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
 import traceback
-import zlib
 from contextlib import suppress
+from time import perf_counter
 from types import FrameType
 from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.calls import guard
-from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import under_mpi
 from allranks.engine.exceptions import is_a, text_of, traceback_of
+from allranks.engine.interrupts import MAIN_THREAD
 from allranks.engine.wire import give_up
-from allranks.errors import RankLeft
+from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.features.torch_jax import other_ranks, torch_state
+from allranks.features.torch_jax.call_log import (
+    ADVICE,
+    AGAIN,
+    CallLog,
+    PostedCall,
+    PostedTransfer,
+    rank_calls,
+    with_advice,
+)
 
 #: A main thread that has not moved for this time waits.
 _STILL_SECONDS = 1.0
 #: The largest share of a core of a thread that waits.
 _IDLE_SHARE = 0.05
-_STUCK_SECONDS = 20.0
+_STUCK_SECONDS, _SETTLING_SECONDS = 20.0, 1.0
 #: Parts of messages of gloo and of torch's store about a connection that has ended.
 _LOST = ("gloo/transport/tcp/", "TCPStore", "onnection was likely closed")
-#: The occasion of a question to a rank that has left the cell; others have numbers.
-_GONE = -1
-_AGAIN = "call init_process_group() again, and wrap models again."
-_ADVICE = f"torch's process groups are closed on all ranks: {_AGAIN}"
-_DEATH = f"torch's process groups are closed on all ranks, as a rank of theirs has died: {_AGAIN}"
+_DEATH = f"torch's process groups are closed on all ranks, as a rank of theirs has died: {AGAIN}"
 _NO_GROUP = "Default process group has not been initialized"
-#: The numbers of torch's groups on the board, which are far from those of our own.
-_FIRST = 1 << 40
 
 
 class TorchWaits(other_ranks.LibraryWaits):
@@ -49,60 +54,48 @@ class TorchWaits(other_ranks.LibraryWaits):
     def __init__(self) -> None:
         super().__init__()
         self._closed_at = 0.0
-        self._instead: tuple[BaseException, RankLeft] | None = None
-        self._noted: set[str] = set()
-        self._asked: dict[tuple[int, int], int] = {}
-        self._failed = 0
+        self._instead: tuple[BaseException, BaseException] | None = None
         self._cell = self._forgotten = ""
         self._forgotten_ns = 0
+        self._stopped_main = self._mismatched = False
+        rank_calls.instead_of = self.instead_of
 
     def begin(self) -> None:
         super().begin()
-        self._closed_at, self._instead, self._asked = 0.0, None, {}
+        self._closed_at, self._instead = 0.0, None
+        self._stopped_main = self._mismatched = False
+        rank_calls.begin()
 
     @property
     def not_to_blame(self) -> tuple[str, ...]:
         # At the end of the traceback of an error of ours, or of an interrupt.
         return (torch_state.folder(),) if torch_state.c10d() is not None else ()
 
-    def _answer(self) -> None:
-        """Shows this rank's progress in torch, if another rank has asked for it.
-
-        The records of torch take long to read: too long for the end of each cell.
-        """
-        this, board = world.current(), world.current().board
-        asked = board.get(this.rank, fields.ASKED_ELSE)
-        if asked == board.get(this.rank, fields.TOLD):
-            return
-        known = torch_state.recorded()
-        self._noted |= known.keys()
-        for group in self._noted:
-            # 0 for a group without calls that has the name of an earlier one.
-            begun = known[group].begun - self._failed if group in known else 0
-            board.note(_number(group), begun, 0)
-        board.put(fields.TOLD, asked)
-
     def look(self) -> None:
         """Ends the wait of the main thread where nothing else can."""
-        self._answer()
-        if not world.current().scope.number or torch_state.c10d() is None:
+        this = world.current()
+        if not this.scope.number or torch_state.c10d() is None:
             return
-        if not self._is_still():
-            return
-        with guard.no_collection():
-            called = torch_state.frames_in_torch(guard.frame_of_main_thread())
+        still = self._is_still()
+        made = _group_being_made() if still else None
         # Groups of allranks need no end of their waits.
-        if not _groups() and torch_state.members_of_new(called) is None:
+        if made is None and not torch_state.own_groups():
             return
-        if not self._told:
-            self._told = self._why(called)
-        if not self._told and not self._pressed:
+        call = _awaited(still)
+        if rank_calls.reason is None:
+            rank_calls.reason = self._why(call) or _why_never_made(made)
+        ended = rank_calls.reason is not None and (call is not None or made is not None)
+        if not ended and not (self._pressed and still):
             return
         if not self._closed_at:
             self._closed_at = time.monotonic()
         elif time.monotonic() - self._closed_at > _STUCK_SECONDS:
-            give_up(world.current().rank, f"cannot leave torch: {self._told or 'interrupted'}")
-        self._close()
+            give_up(this.rank, f"cannot leave torch: {rank_calls.reason or 'interrupted'}")
+        if ended and call is not None and call.on_gpu and not self._stopped_main:
+            # The end of a wait in CUDA raises nothing, and leaves a wrong value.
+            self._stopped_main = True
+            signal.pthread_kill(MAIN_THREAD, signal.SIGINT)
+        torch_state.close()
 
     def _is_still(self) -> bool:
         """Whether the main thread has neither moved nor computed for a while."""
@@ -111,74 +104,44 @@ class TorchWaits(other_ranks.LibraryWaits):
         cpu = _main_thread_seconds()
         if at != self._at or cpu - self._cpu > _IDLE_SHARE * max(now - self._since, 0.1):
             self._at, self._since, self._cpu = at, now, cpu
-            self._asked = {key: when for key, when in self._asked.items() if key[1] == _GONE}
         return now - self._since >= (_STILL_SECONDS / 2 if self._pressed else _STILL_SECONDS)
 
-    def _why(self, called: list[FrameType]) -> str:
-        """Returns a sentence about a rank that will never come to the call of the main thread,
-        or "".
-        """
-        died = world.current().died
-        gone = [
-            entry
-            for entry in other_ranks.gone()
-            if entry[2] in died or self._has_told(entry[2], _GONE)
-        ]
-        for what, needed, behind in self._awaited(called) if gone else ():
-            for *_, rank, why in gone:
-                if rank in needed and (rank in died or behind(rank)):
-                    return _sentence(what, needed, rank, why)
-        return ""
-
-    def _has_told(self, rank: int, occasion: int) -> bool:
-        """Whether a rank has shown its progress; on each occasion it is asked once."""
-        board = world.current().board
-        if rank not in world.current().local_ranks or rank == board.rank:
-            return False
-        if (rank, occasion) not in self._asked:
-            self._asked[rank, occasion] = time.time_ns()
-            board.ask(rank, self._asked[rank, occasion], fields.ASKED_ELSE)
-        return board.get(rank, fields.TOLD) >= self._asked[rank, occasion]
-
-    def _awaited(self, called: list[FrameType]) -> list[tuple[str, tuple[int, ...], Any]]:
-        """Returns calls that this rank may wait for: name, needed ranks, and a test for ranks
-        behind it.
-        """
+    def _why(
+        self, call: PostedCall | PostedTransfer | None, waited: float | None = None
+    ) -> CollectiveMismatch | RankLeft | None:
+        """Returns why a call can never end; None while it may."""
         this = world.current()
-        everybody = tuple(range(this.size))
-        found: list[tuple[str, tuple[int, ...], Any]] = []
-        new = torch_state.members_of_new(called)
-        if new is not None:
-            # No rank leaves before all members have made the group.
-            return [(torch_state.called(called), new or everybody, lambda _: True)]
-        for group, known in torch_state.recorded().items():
-            if known.awaited:
-                number = known.awaited
-
-                def behind(rank: int, group: str = group, number: int = number) -> bool:
-                    return this.board.progress(rank, _number(group))[0] < number
-
-                found.append((known.title, torch_state.members(group) or everybody, behind))
-        if called and not found:
-            peer = torch_state.peer_of(called)
-            if peer is not None:
-                return [(torch_state.called(called), (this.rank, peer), lambda _: True)]
-        return found
-
-    def _close(self) -> None:
-        this = world.current()
-        if this.board is not None:
-            other_ranks.close()
-        for group in _groups():
-            # Does nothing for gloo; for NCCL it may take long.
-            threading.Thread(target=_abort, args=(group,), daemon=True).start()
+        for log in _logs():
+            if text := log.mismatch():
+                if not log.begun_by_all() and not self._mismatched:
+                    self._mismatched = True  # the others may begin it before the next look
+                    return None
+                this.give_up(text, deadlock=True)
+                return CollectiveMismatch(with_advice(text))
+        if not this.lock.acquire(blocking=False):
+            return None  # the main thread is in a call of allranks
+        try:
+            if call is not None:
+                this.watch.look(call, perf_counter() - call.started if waited is None else waited)
+            else:
+                this.watch.rest()
+        except CollectiveMismatch as mismatch:
+            this.give_up(str(mismatch), deadlock=True)
+            return CollectiveMismatch(with_advice(str(mismatch)))
+        except RankLeft as left:
+            return type(left)(with_advice(str(left)))
+        finally:
+            this.lock.release()
+        return None
 
     def instead_of(self, error: BaseException) -> BaseException:
-        """Returns the error of the cell: `RankLeft` for an error of torch at the end of its
+        """Returns the error of the cell: the reason for an error of torch at the end of its
         wait.
         """
         if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
             error.__suppress_context__ = True  # hides the error that torch raised meanwhile
+            if self._stopped_main and not self._pressed and rank_calls.reason is not None:
+                return _with_traceback(rank_calls.reason, error)
         if self._instead is not None and self._instead[0] is error:
             return self._instead[1]
         if not is_a(error, (RuntimeError, ValueError)) or torch_state.c10d() is None:
@@ -188,16 +151,15 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not inside and not (type(error) is RuntimeError and _tells_of_a_loss(error)):
             return error
         raised = is_a(error, RuntimeError)
-        if raised and not self._told and other_ranks.have_lost_one(_tells_of_a_loss(error)):
+        lost = raised and other_ranks.have_lost_one(_tells_of_a_loss(error))
+        if lost and rank_calls.reason is None:
             # Another rank has died, or its wait ended first, which ended the one here.
-            self._told = self._why_after(inside)
-        if not raised or not self._told:
+            rank_calls.reason = self._why_after(inside)
+        if not raised or rank_calls.reason is None:
             self._explain(error)
             return error
-        left = RankLeft(self._told)
-        left.__traceback__, left.__suppress_context__ = traceback_of(error), True
-        self._instead = error, left
-        return left
+        self._instead = error, _with_traceback(rank_calls.reason, error)
+        return self._instead[1]
 
     def _explain(self, error: BaseException) -> None:
         # Adds the reason to an error of torch about a group that does not exist any more.
@@ -206,42 +168,45 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not said and (_tells_of_a_loss(error) or (_NO_GROUP in text and since)):
             error.args = (f"{text} {self._forgotten}",)
 
-    def _why_after(self, inside: list[FrameType]) -> str:
+    def _why_after(self, inside: list[FrameType]) -> CollectiveMismatch | RankLeft | None:
         """As `_why`, after the end of the call."""
-        this = world.current()
-        (*_, rank, why), *_ = other_ranks.gone()
-        what, needed = torch_state.called(inside), tuple(range(this.size))
-        known = torch_state.recorded()
-        if len(known) == 1 and torch_state.peer_of(inside) is None:
-            # For example, of a backward pass in the only group.
-            ((group, last),) = known.items()
-            members = torch_state.members(group)
-            if rank in members:
-                what, needed = last.title, members
-        return _sentence(what, needed, rank, why)
+        this, pause, waited = world.current(), Pause(), 0.0
+        unfinished = rank_calls.unfinished()
+        call: Any = rank_calls.failed or (unfinished[0] if unfinished else None)
+        while call is not None and waited < _SETTLING_SECONDS:
+            reason = self._why(call, waited)
+            if reason is not None:
+                return reason
+            waited = pause()
+        gone = other_ranks.gone()
+        if not gone:
+            return None
+        (*_, rank, why), *_ = gone
+        return RankLeft(_sentence(torch_state.called(inside), tuple(range(this.size)), rank, why))
 
     def leave(self, error: BaseException | None) -> None:
         this = world.current()
         if torch_state.c10d() is None:
             return
         self._cell = this.scope.name
-        if self._closed_at or self._told:
+        reason = rank_calls.reason
+        if isinstance(reason, CollectiveMismatch):
+            this.spoil(str(reason), deadlock=True)
+        elif self._closed_at or reason is not None:
             this.spoil("has left a call of torch")
-        # Where torch has raised, the last call of each group may be the one that did not come.
-        self._failed = int(error is not None and bool(_frames_of(error)))
 
     def renew(self, epoch: int) -> None:
         # Between two cells, after the end of an epoch in which a rank has closed its connections.
         if torch_state.c10d() is not None and other_ranks.have_closed(epoch):
             self._forget(
                 "torch's process groups were closed on all ranks to end a wait in "
-                f"{self._cell}: {_AGAIN}"
+                f"{self._cell}: {AGAIN}"
             )
 
     def after_death(self) -> str:
         # A rank of the groups has died.
-        for group in _groups():
-            _abort(group)
+        for group in torch_state.own_groups():
+            torch_state.abort(group)
         return _DEATH if self._forget(_DEATH) else ""
 
     def _forget(self, why: str) -> bool:
@@ -251,6 +216,9 @@ class TorchWaits(other_ranks.LibraryWaits):
         found = c10d is not None and c10d.is_initialized()
         if found:
             self._forgotten, self._forgotten_ns = why, time.time_ns()
+        rank_calls.forget()
+        for group in torch_state.own_groups():
+            group.log = None  # what a model still calls raises torch's own error
         with suppress(Exception):
             c10d.destroy_process_group()
         with suppress(Exception):
@@ -267,18 +235,46 @@ def _tells_of_a_loss(error: BaseException) -> bool:
 def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
     return (
         f"torch's {what} needs {other_ranks.every(needed)}: rank {rank} {why}. Make the same calls "
-        f"on every rank. {_ADVICE}"
+        f"on every rank. {ADVICE}"
     )
 
 
-def _number(group: str) -> int:
-    return _FIRST + zlib.crc32(group.encode())
+def _logs() -> list[CallLog]:
+    logs = (getattr(group, "log", None) for group in torch_state.own_groups())
+    return [log for log in logs if log is not None]
 
 
-def _groups() -> list[Any]:
-    # Those of torch's own backends.
-    every = list(getattr(getattr(torch_state.c10d(), "_world", None), "pg_map", ()))
-    return [group for group in every if not type(group).__module__.startswith("allranks.")]
+def _awaited(still: bool) -> PostedCall | PostedTransfer | None:
+    """The call that the main thread waits for, or one on a GPU that another rank has not begun."""
+    if rank_calls.awaited is not None:
+        return rank_calls.awaited
+    behind = [call for call in rank_calls.unfinished() if call.missing() or rank_calls.reason]
+    anywhere = still or rank_calls.is_polled()
+    return next((call for call in behind if call.on_gpu or anywhere), None)
+
+
+def _group_being_made() -> tuple[str, tuple[int, ...]] | None:
+    """The call in which the main thread makes a group, and the members of the group."""
+    with guard.no_collection():
+        called = torch_state.frames_in_torch(guard.frame_of_main_thread())
+    members = torch_state.members_of_new(called)
+    if members is None:
+        return None
+    return torch_state.called(called), members or tuple(range(world.current().size))
+
+
+def _why_never_made(made: tuple[str, tuple[int, ...]] | None) -> RankLeft | None:
+    # No rank leaves before all members have made the group.
+    title, members = made or ("", ())
+    for *_, rank, why in other_ranks.gone():
+        if rank in members:
+            return RankLeft(_sentence(title, members, rank, why))
+    return None
+
+
+def _with_traceback(reason: BaseException, error: BaseException) -> BaseException:
+    reason.__traceback__, reason.__suppress_context__ = traceback_of(error), True
+    return reason
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:
@@ -295,8 +291,3 @@ def _main_thread_seconds() -> float:
     if clock_of is None:
         return 0.0
     return time.clock_gettime(clock_of(threading.main_thread().ident))
-
-
-def _abort(group: Any) -> None:
-    with suppress(Exception):
-        group.abort()
