@@ -234,11 +234,14 @@ class Window:
 
     def borrow(self, memory: Borrowed) -> bool:
         """Adds shared memory of another library to the window; False if there are too many."""
-        index = self._next_borrowed
-        if index >= _MOST_NUMBER or index - Board.BORROWED in self._borrowed:
+        taken = {index % Board.BORROWED for index in self._borrowed}
+        nexts = range(self._next_borrowed, self._next_borrowed + Board.BORROWED)
+        free = [index for index in nexts if index % Board.BORROWED not in taken]
+        if not free or free[0] >= _MOST_NUMBER:
             return False
+        index = free[0]
         with deferred():
-            self._next_borrowed += 1
+            self._next_borrowed = index + 1
             self._borrowed[index] = memory
             self.board.publish(index, memory.fd, memory.nbytes)
         return True

@@ -75,7 +75,8 @@ def board_of(ranks: int, rank: int, memory_of: memory.Segment | None = None) -> 
 def test_memory_of_another_library_is_in_the_window_until_it_ends():
     pages = mmap.mmap(-1, Board.nbytes(2))
     mine, other = (Window(Board(pages, (0, 1), rank)) for rank in (0, 1))
-    for value in (1.0, 2.0):
+    assert mine.borrow(Borrowed(0, 0, 0, lambda: True))
+    for value in range(2 * Board.BORROWED):
         segment, users = Segment(8192), ["a tensor"]
         array = np.frombuffer(segment.memory, np.float64)
         array[3:] = value
