@@ -84,9 +84,14 @@ def test_a_wait_is_drawn_with_the_rank_that_was_waited_for():
     shown = bundle(figures)
     (data,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', shown["text/html"])
     drawn = ElementTree.fromstring(base64.b64decode(data))
-    said = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert said.count("1") == 1
+    texts = [*drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text.text for text in texts].count("1") == 1
     assert "waits for rank 1 1 s" in shown["text/plain"]
+    # Each part begins at its second of the axis, and is as wide as it is long.
+    zero, one = (float(text.get("x")) for text in texts if text.text in ("0 s", "1 s"))
+    boxes = re.findall(rb'd="M(\S+) \S+h([\d.]+)v', base64.b64decode(data))
+    parts = [((float(x) - zero) / (one - zero), float(width) / (one - zero)) for x, width in boxes]
+    assert parts == [(0, 0.5), (0.5, 1), (1.5, 0.5), (0, 1.5), (1.5, 0.5)]
 
 
 def test_a_steps_time_is_that_between_the_first_and_the_last_that_were_logged():
