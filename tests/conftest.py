@@ -70,7 +70,8 @@ def _scope(nodeid: str) -> str:
     if Path(file).parent.name == "torch":
         return "torch"  # one notebook for all: to import torch takes longer than most tests
     # Launches of mpiexec share nothing; other tests share their file's fixtures.
-    return nodeid if Path(file).parent.name == "mpi" else file
+    launches = Path(file).parent.name == "mpi" or Path(file).name == "test_under_mpiexec.py"
+    return nodeid if launches else file
 
 
 @pytest.hookimpl(trylast=True)
