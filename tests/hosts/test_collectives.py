@@ -23,6 +23,7 @@ _MPI = OPEN_MPI | {
     "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
     "OMPI_MCA_btl_tcp_if_include": "eth0",
     "PYTHONPATH": str(REPOSITORY),
+    "ALLRANKS_LEASE": "10",
 }
 
 _SCRIPT = """

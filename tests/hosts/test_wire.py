@@ -18,6 +18,7 @@ from tests.hosts.conftest import SSH
 SECRETS = (
     *("s3cret in the source", "s3cret in the output", "s3cret that is pushed"),
     *("s3cret that fails", "s3cret in a call", "hunter2"),
+    "barrier at In[",  # the state of a rank that waits
 )
 MPI_DATA = "MPI's data is in clear"
 FAILING = """

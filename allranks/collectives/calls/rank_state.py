@@ -171,6 +171,20 @@ class Board:
             self.memory[start + low : start + high] = page[low:high]
 
 
+def beat_of(page: bytes) -> int:
+    return int.from_bytes(page[8 * BEAT : 8 * BEAT + 8], sys.byteorder)
+
+
+def wait_of(page: bytes) -> bytes:
+    """What of a page matters to a deadlock: the cell, whether the rank has left, and its wait."""
+    return page[: 8 * ASKED] + page[8 * TICKET : 8 * BEAT]
+
+
+def without_beat(page: bytes, whole: bool) -> bytes:
+    """A page without its beat, and if it is not the whole also without its progress."""
+    return page[: 8 * BEAT] + page[8 * BEAT + 8 : None if whole else 8 * _DIRECTORY]
+
+
 FINISHED = "finished the cell"
 """The reason of a rank that left its cell without an error."""
 
