@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 from ipyparallel.controller.app import IPController
-from ipyparallel.controller.heartmonitor import Heart
+from ipyparallel.controller.heartmonitor import Heart, HeartMonitor
 from ipyparallel.engine.app import IPEngine
 
 from allranks.engine import processes
@@ -32,7 +32,9 @@ if "debugpy" not in sys.modules:
     finally:
         del sys.modules["debugpy"]
 
-HEARTBEAT_MS = 200
+#: An engine is registered after its first beat. Once all are, beats are rare: on several hosts they
+#: would be most of the traffic of idle ranks.
+HEARTBEAT_MS, _RARE_HEARTBEAT_MS = 200, 10_000
 _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 _SHARED_PORTS = ("registration",)
 _LOOPBACK = "tcp://127.0.0.1"
@@ -206,6 +208,7 @@ def run(
         config.IPController.curve_secretkey = secret.encode()
     config.HeartMonitor.period = HEARTBEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
+    beat_rarely(size)
     # One scheduler, because one port is reserved for it.
     config.IPController.broadcast_scheduler_depth = 0
     config.IPController.db_class = "NoDB"
@@ -223,6 +226,18 @@ def run(
 
     hub.finish_registration = finish_registration
     controller.start()
+
+
+def beat_rarely(size: int) -> None:
+    """Makes heartbeats rare while all engines answer. The heart monitor is forked after this."""
+    beat_as_ipyparallel = HeartMonitor.beat
+
+    def beat(monitor: Any) -> None:
+        beat_as_ipyparallel(monitor)
+        complete = len(monitor.hearts) >= size and not monitor.on_probation
+        monitor.caller.callback_time = _RARE_HEARTBEAT_MS if complete else HEARTBEAT_MS
+
+    HeartMonitor.beat = beat
 
 
 def accept_late_registrations(hub: Any) -> None:
