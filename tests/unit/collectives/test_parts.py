@@ -9,7 +9,7 @@ import pytest
 
 from allranks.collectives.calls.call import Cut, cut
 from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack_text
-from allranks.collectives.calls.rank_state import BROKE, BROKEN, Board, RankState, Scope
+from allranks.collectives.calls.rank_state import BROKE, BROKEN, ENTERED, Board, RankState, Scope
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Borrowed, Segment, Window
@@ -160,6 +160,17 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
     world.scope = Scope("this cell", 5, None)
     with pytest.raises(CollectiveMismatch, match=r"^ranks 0–1 wait"):
         Watch(world)._left(Waiting(), (1,))
+
+
+def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():
+    pages = mmap.mmap(-1, Board.nbytes(3))
+    state = RankState(0, (0, 0, 1), Board(pages, (0, 1, 2), 0))
+    state.host_names = ("h1", "h1", "h2")
+    for rank in (1, 2):
+        Board(pages, (0, 1, 2), rank).put(ENTERED, 1)
+    here, there = (Watch(state)._location(rank, asked=7) for rank in (1, 2))
+    assert here == "does not answer: it is inside a call that does not return to Python"
+    assert there == f"{here}, or its host h2 cannot be reached"
 
 
 def test_pieces_of_one_array_are_joined_without_a_copy():
