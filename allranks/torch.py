@@ -54,8 +54,8 @@ def recover(model: Any, *others: Any, source: int | None = None) -> Recovery:
     """Gives all ranks the state of a rank that has survived, after another one was replaced.
 
     Parameters and buffers are copied, and the state of optimizers, also to those that have none
-    yet. Gradients are dropped: they are of the step that the death has ended. If it raises, no
-    rank's state has changed. A line beside the output says what was done.
+    yet. Gradients are dropped: they are of the step that the death has ended. All ranks receive
+    everything before one of them changes. A line beside the output says what was done.
 
     Args:
         model: a module with the same parameters on every rank. Wrap it in
@@ -75,6 +75,11 @@ def recover(model: Any, *others: Any, source: int | None = None) -> Recovery:
     global _recovered_epoch
     this = worlds.current()
     model = model.module if isinstance(model, _DDP) else model
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"recover needs a module first: found {type(model).__name__}. "
+            "Type: recover(model, optimizer)"
+        )
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     problem = _problem(model, tensors, others)
     told = collectives.allgather_object((problem, this.joined_epoch, _recovered_epoch))
@@ -176,9 +181,9 @@ def _retire_wrappers(model: Any) -> None:
     groups = torch.distributed.distributed_c10d._world.pg_map
     for found in gc.get_objects():
         # By its type, because `isinstance` asks proxies for their class.
-        if not issubclass(type(found), _DDP) or found.__dict__.get("process_group") in groups:
-            continue
-        if found.module is model:
+        if not issubclass(type(found), _DDP) or not hasattr(found, "reducer"):
+            continue  # without a reducer, a failure has ended its construction
+        if found.module is model and found.process_group not in groups:
             found._remove_autograd_hooks()
             found.register_forward_pre_hook(_refuse)
 

@@ -221,6 +221,7 @@ REFUSED = {
         "recover(nn.Linear(2, 1), 5)"
     ),
     "found weight, which is none, on rank 0. Initialize the model": "recover(nn.LazyLinear(3))",
+    "recover needs a module first: found int. Type: recover(model, optimizer)": "recover(5)",
     "needs a root that is in the process set: found 7": "recover(nn.Linear(2, 1), source=7)",
 }
 
@@ -232,11 +233,11 @@ def test_a_state_that_cannot_be_copied_is_refused_on_all_ranks(ranks, message, s
     assert "waiting" not in cell.text
 
 
-RECOVER = f"{BEGIN}\nrecover(nn.Linear(2, 1))"
+RECOVER = f"{BEGIN}\nwhole = globals().get('whole') or nn.Linear(2, 1)\nrecover(whole)"
 
 
-def replace(ranks, rank):
-    died = ranks.on_ranks(f"import os\nif rank == {rank}: os._exit(3)")
+def replace(ranks, rank, others=""):
+    died = ranks.on_ranks(f"import os\nif rank == {rank}: os._exit(3)\n{others}")
     assert f"rank {rank} was replaced" in died.text
 
 
@@ -245,7 +246,7 @@ def test_the_source_is_the_lowest_rank_with_a_state(ranks):
         replace(ranks, rank)
     none = ranks.on_ranks(RECOVER)
     assert "recover needs a rank that has survived: all ranks were replaced" in none.text
-    chosen = ranks.on_ranks("done = recover(nn.Linear(2, 1), source=2)\ndone")
+    chosen = ranks.on_ranks("recover(whole, source=2)")
     assert "ranks 0–2 → Recovery(source=2, replaced=(0, 1, 2))\n" in chosen.text
-    replace(ranks, 0)
+    replace(ranks, 0, "unfinished = DistributedDataParallel(whole)")
     assert "→ Recovery(source=1, replaced=(0,))\n" in ranks.on_ranks(RECOVER).text
