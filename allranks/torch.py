@@ -55,7 +55,8 @@ def recover(model: Any, *others: Any, source: int | None = None) -> Recovery:
 
     Parameters and buffers are copied, and the state of optimizers, also to those that have none
     yet. Gradients are dropped: they are of the step that the death has ended. All ranks receive
-    everything before one of them changes. A line beside the output says what was done.
+    everything before one of them changes. A line beside the output names the source and the new
+    ranks.
 
     Args:
         model: a module with the same parameters on every rank. Wrap it in
@@ -82,6 +83,7 @@ def recover(model: Any, *others: Any, source: int | None = None) -> Recovery:
         )
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     problem = _problem(model, tensors, others)
+    # All ranks learn of a problem of one, so that all raise the same error and none waits.
     told = collectives.allgather_object((problem, this.joined_epoch, _recovered_epoch))
     for rank, (missing, _, _) in enumerate(told):
         if missing:
@@ -95,6 +97,7 @@ def recover(model: Any, *others: Any, source: int | None = None) -> Recovery:
     # From here on all ranks have everything.
     collectives.barrier()
     if this.rank != root:
+        # Copied, not replaced: optimizers and the user's code hold these tensors.
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(values[name])
@@ -205,6 +208,7 @@ class _WithoutTensors(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
+        # On the host, because the new rank may have another GPU, or none.
         self.tensors.append(value.detach().cpu().contiguous())
         return value.dtype, tuple(value.shape)
 
@@ -232,6 +236,7 @@ def _broadcast(value: Any, root: int) -> Any:
     reader = _WithEmptyTensors(io.BytesIO(collectives.broadcast_object(file.getvalue(), root)))
     copied = value if own else reader.load()
     for tensor in pickler.tensors if own else reader.tensors:
+        # As bytes, because numpy has no bfloat16.
         data = tensor.reshape(-1).view(torch.uint8).numpy()
         found = collectives.broadcast(data, root, name="recover")
         if not own:

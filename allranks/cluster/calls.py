@@ -159,6 +159,7 @@ class Calls(HealedCells):
             own = run.exception(self.failed_first)
             if own is None:
                 raise
+            # The note has the report, which names the other ranks.
             if self.raises_own:
                 own.add_note(str(failed))
                 raise own from None
@@ -213,6 +214,7 @@ class Calls(HealedCells):
             remaining calls are cancelled.
         """
         with self._turn:
+            # One thread: cells cannot run side by side, and this keeps the calls in their order.
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "allranks-calls")
             return self._executor.submit(self.run, what, *args, **options)  # type: ignore[arg-type]

@@ -436,6 +436,7 @@ class RankRegistry:
         hello, words = self.hellos[end.rank], self._last_words(end.rank)
         place, _, source = self.lines.get(end.rank, "").partition("  ")
         number = place.rpartition(":")[2]
+        # The stack of a crash is exact. The last state that the rank has sent may be older.
         if crashed := _IN_CELL.search(words):
             number, source = crashed[1], ""
         return Report(

@@ -54,7 +54,7 @@ class Replacement:
                 try:
                     problem = self._try()
                 except TimeoutError as error:  # the next try would have no answer either
-                    # The obstacle that earlier tries have met says more than the time.
+                    # The obstacle that earlier tries have met explains more than the time.
                     problem = "; ".join(filter(None, (problem, str(error))))
                     break
                 if not roster.dead:

@@ -55,12 +55,13 @@ class _Transcript(TerminalDashboard):
         self.parts.append(plain(text) + "\n")
 
     def finish(self) -> None:
+        # Without the tables that a terminal gets: `timings` returns them on request.
         self._print()
         self.figures.end()
 
 
 @dataclass
-class _Cell:
+class _CellRecord:
     number: int
     source: str
     view: _Transcript | None = None
@@ -90,9 +91,10 @@ class AgentTools:
 
     def __init__(self, options: ClusterOptions, seconds: float) -> None:
         load_features()
+        # Made, not started: a client lists the tools long before it needs ranks, if ever.
         self._cluster: Cluster = options.make(Cluster)
         self._budget = seconds
-        self._cells: dict[int, _Cell] = {}
+        self._cells: dict[int, _CellRecord] = {}
         self._count = 0
         self._used = 0.0
         # The cluster is used by one thread at a time; questions and interrupts may come from any.
@@ -116,14 +118,15 @@ class AgentTools:
                 "Ask the user to start allranks mcp with more --seconds."
             )
         self._count += 1
-        cell = self._cells[self._count] = _Cell(self._count, source)
+        cell = self._cells[self._count] = _CellRecord(self._count, source)
+        # The transcripts of a day would fill the memory; the logs have all of them.
         self._cells.pop(self._count - _KEPT_CELLS, None)
         limit = min(timeout, left) if timeout > 0 else left
         self._running = self._thread.submit(self._run, cell, ranks, limit)
         self._wait()
         return self._report(cell)
 
-    def _run(self, cell: _Cell, ranks: str, limit: float) -> None:
+    def _run(self, cell: _CellRecord, ranks: str, limit: float) -> None:
         cluster = self._cluster
         try:
             cluster.start()
@@ -148,7 +151,7 @@ class AgentTools:
             self._used += cell.seconds
 
     def state(self) -> str:
-        """Says what every rank does now: computing, waiting for which rank, and at which line."""
+        """Returns what every rank does: computes at a line, or waits for which rank."""
         if self._cluster.state != "running":
             ranks = "The ranks start." if self._is_busy() else _NO_RANKS
             return f"{ranks} {self._latest().title()}." if self._cells else ranks
@@ -161,6 +164,7 @@ class AgentTools:
 
     def _statuses(self) -> list[RankStatus]:
         cluster, answers, came = self._cluster, dict[int, Answer](), threading.Event()
+        # Without a cell nothing reads the events, so that `ask_soon` would have no answer.
         if not self._is_busy():
             with suppress(AllranksError):
                 return self._thread.submit(cluster.status).result(_WAIT_SECONDS)
@@ -198,6 +202,7 @@ class AgentTools:
         together. Needs idle ranks.
         """
         words = re.split(r"[,\s]+", names.strip())
+        # Names only: an expression could change the ranks' state, and its line would be unknown.
         unfit = [word for word in words if not word.isidentifier()]
         if unfit:
             return f"expected names of variables as 'x, loss', found {unfit[0]!r:.60}."
@@ -214,6 +219,7 @@ class AgentTools:
             return plain(str(error))
         lines = []
         for index, word in enumerate(words):
+            # By the text, as a person compares them: two NaN are equal here.
             groups: dict[str, list[int]] = {}
             for rank, row in enumerate(found):
                 groups.setdefault(row[index], []).append(rank)
@@ -243,6 +249,7 @@ class AgentTools:
 
     def restart(self) -> str:
         """Ends the ranks, also those that hang. The next cell starts new ones without variables."""
+        # The second interrupt of a cell ends the ranks that do not react to the first.
         for _ in range(2):
             if self._is_busy() and self._cluster.interrupt():
                 self._wait(_WAIT_SECONDS / 3)
@@ -266,17 +273,17 @@ class AgentTools:
             with suppress(TimeoutError, AllranksError):
                 self._running.result(seconds)
 
-    def _latest(self) -> _Cell:
+    def _latest(self) -> _CellRecord:
         return self._cells[self._count]
 
-    def _find(self, number: int) -> _Cell | str:
+    def _find(self, number: int) -> _CellRecord | str:
         found = self._cells.get(number or self._count)
         if found is None:
             known = label(self._cells, "cell") if self._cells else "none"
             return f"expected one of the last {_KEPT_CELLS} cells, found {number}; there: {known}."
         return found
 
-    def _report(self, cell: _Cell) -> str:
+    def _report(self, cell: _CellRecord) -> str:
         if cell.seconds is None:
             return f"{cell.title()}. Call state, output or interrupt."
         parts = [f"{cell.title()}.", cell.output().rstrip(), cell.error]
@@ -339,6 +346,7 @@ def serve(typed: argparse.Namespace) -> int:
     server = server_type("allranks", instructions=_INSTRUCTIONS)
     for tool in tools.tools():
         server.tool(structured_output=False)(tool)
+    # It puts standard error in place of standard output, so that prints spoil no message.
     try:
         server.run("stdio")
     finally:

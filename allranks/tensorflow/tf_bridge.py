@@ -48,7 +48,7 @@ _ALIGNED_NBYTES = 64
 # Below this size, a copy is faster than DLPack.
 _COPIED_NBYTES = 64 << 10
 _POLL_SECONDS = 0.05
-# So long a rank waits for a collective that the first rank has named before it is a mismatch.
+# How long a rank waits for a collective that the first rank has named before it is a mismatch.
 _PATIENCE_SECONDS = 60.0
 
 

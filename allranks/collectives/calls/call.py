@@ -44,7 +44,7 @@ class Awaited(Protocol):
     longest_sleep: float
     """Seconds; short while MPI moves data, because MPI progresses only within its calls."""
     sleep: Callable[[float], None] | None
-    """Sleeps for at most so many seconds, until the awaited rank arrives; None where it cannot be
+    """Sleeps until the awaited rank arrives, for at most these seconds; None where it cannot be
     ended so."""
 
 

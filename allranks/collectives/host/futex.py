@@ -25,6 +25,7 @@ def _system_call() -> Callable[..., Any] | None:
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
     word, pointer = ctypes.c_uint32, ctypes.c_void_p
+    # Without types, ctypes would pass the addresses as 32-bit numbers.
     call.argtypes = [ctypes.c_long, pointer, ctypes.c_int, word, pointer]
     return lambda *arguments: call(number, *arguments)
 
@@ -34,6 +35,7 @@ _call = _system_call()
 
 def wait(address: int, value: int, seconds: float) -> None:
     """Sleeps for less than a second, until `wake`, unless the 32 bits there are not ``value``."""
+    # Without futexes no rank can end the sleep, so it is short.
     if _call is None:
         sleep(min(seconds, _SHORT_SECONDS))
     else:

@@ -135,6 +135,7 @@ class Channel:
         call.posted = True
         count = self.count = self.count + 1
         self.words[self._mine] = count
+        # A system call only if a rank sleeps: most calls of small data meet none.
         if self.words[self._mine + _AWAITED]:
             self.wake_waiting()
         return self._compare(call)
@@ -145,10 +146,10 @@ class Channel:
         futex.wake(self._addresses[self._mine])
 
     def _sleep(self, page: int, seconds: float) -> None:
-        """Sleeps until a member arrives, or for so long."""
+        """Sleeps until a member arrives, for at most these seconds."""
         self.words[page + _AWAITED] = 1
         count = self.words[page]
-        # The member may have read the word above before it was set: then it wakes nobody.
+        # The member may have read the word above before it was set: then it wakes no rank.
         if count < self.count:
             futex.wait(self._addresses[page], count, seconds)
 

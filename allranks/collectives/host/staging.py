@@ -40,6 +40,7 @@ class StagingBuffer:
             self._own = window.empty((2 * HALF_BYTES,), np.dtype(np.uint8), 2 * HALF_BYTES)
         if self._own is None or window is None:
             return NOWHERE
+        # Halves by turns: others may still read the chunk before.
         part = _chunk(source, index)
         half = self._own[(index & 1) * HALF_BYTES :][: part.nbytes].view(part.dtype)
         if self._reads_source(reduction):
@@ -82,6 +83,7 @@ class StagingBuffer:
                 reduction.combine([part[here] for part in parts], into[here])
                 for other in others:
                     np.copyto(other[here], into[here])
+            # The other half: all members have written to it before the last barrier.
             if index:
                 self._take(index - 1, out)
             if index + 1 < chunks:

@@ -87,6 +87,7 @@ class HostLink:
         """The ranks of whose pages the other end has an old copy."""
         self.stale_beats: set[int] = set()
         self.asked: dict[tuple[int, int], int] = {}
+        # Messages that the other end does not take yet; one frame, to keep their order.
         self._out = bytearray()
 
     def add(self, message: StatusMessage) -> None:
@@ -272,6 +273,7 @@ class StatusExchange(threading.Thread):
         slower = min(max(0, self._quiet - _QUICK_ROUNDS), 32)
         period = min(_LONGEST_SECONDS, _PERIOD_SECONDS * _SLOWER**slower)
         now = time.monotonic()
+        # A round begins once the last one has ended everywhere: then its answers are complete.
         if now - self._began < period or any(link.round < self._round for link in self.links):
             return
         self._began = now
@@ -284,6 +286,7 @@ class StatusExchange(threading.Thread):
 
     def _lose(self, link: HostLink) -> None:
         self.links.remove(link)
+        # The other hosts have no connection to that one, so they learn it from here.
         for rank in link.behind:
             self.board.ask(rank, link.lost, fields.LOST)
             for other in self.links:

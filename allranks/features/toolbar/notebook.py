@@ -1,4 +1,4 @@
-"""Tells the page which ranks the notebook has, and what they do.
+"""Describes the ranks of the notebook to the page, while they run too.
 
 The page's side is ``labextension``, in JavaScript. It starts and ends ranks by ``%distributed``
 commands, as a user would. What it shows comes over a comm that this module registers and never
@@ -83,6 +83,7 @@ class Toolbar(NotebookFeature):
         self._questions[request] = _Question(alive, deliver)
         self.arriving = (Answer,)
         self._cluster.send(alive, Ask(request, name))
+        # A rank that computes in C does not answer: the page then shows it as silent.
         timer = threading.Timer(_ANSWER_SECONDS, self._finish, (request,))
         timer.daemon = True
         timer.start()
@@ -90,6 +91,7 @@ class Toolbar(NotebookFeature):
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         if not isinstance(record, Answer) or record.request < _FIRST_REQUEST:
             return record
+        # No question is left if the timer was first; the late answer is dropped.
         question = self._questions.get(record.request)
         if question is not None:
             question.answers[record.rank] = {} if record.problem else record.content
@@ -126,6 +128,7 @@ class Toolbar(NotebookFeature):
         )
 
     def _send_variables(self, running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
+        # A busy rank refuses. A comparison without it could call variables equal that are not.
         if len(answers) == running.size and all(answers.values()):
             by_rank = {rank: found["variables"] for rank, found in answers.items()}
             self._comm.send({"variables": compare(by_rank)})
@@ -153,6 +156,7 @@ def compare(by_rank: Mapping[int, Mapping[str, Description]]) -> list[dict[str, 
             state = "same"
         else:
             state = "same shape, different values" if "(" in kind else "different"
+        # For the tooltip, because a sidebar has no room for a column per rank.
         each = [f"rank {rank}: {one[1] or one[0]}" for rank, one in there.items()]
         shown = (text or kind) if len(digests) == 1 else kind
         rows.append({"name": name, "value": shown, "state": state, "each": "\n".join(each)})

@@ -18,13 +18,14 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
-class RankVariables(RankFeature):
+class VariableDescriptions(RankFeature):
     """Answers with the kind, a short text and a digest of each of the user's variables."""
 
     requests = frozenset({REQUEST})
 
     def started(self, rank: RankContext) -> None:
         self._names = rank.shell.user_ns
+        # Names that every rank has from the start are not the user's, unless they are assigned.
         self._given = dict(self._names)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
@@ -44,6 +45,7 @@ def describe(value: object, late: float) -> tuple[str, str, str]:
     if isinstance(value, _PLAIN) or _is_plain(value):
         text = repr(value)
         return kind, text[:_TEXT_LENGTH], _digest(text.encode("utf-8", "replace"))
+    # Arrays of any library. repr() of other objects may take long or have side effects.
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         kind = f"{kind} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
         return kind, "", "" if time.monotonic() > late else _digest_of_array(value)
@@ -87,4 +89,4 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-FEATURE = RankVariables
+FEATURE = VariableDescriptions

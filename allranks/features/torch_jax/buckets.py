@@ -22,7 +22,7 @@ from allranks.collectives.host.memory import Borrowed
 _SMALLEST_BYTES = 1 << 20
 """Smaller buckets pass through memory that stays in the caches."""
 _ROOM = 2
-"""The free part of /dev/shm must have so many times the bytes of a bucket."""
+"""The free part of /dev/shm must have this many times the bytes of a bucket."""
 _FOLDER = "/dev/shm"
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _seen: dict[int, StorageWeakRef] = {}
@@ -41,6 +41,7 @@ def share(process_group: Any, tensor: Any) -> None:
         return
     if not _is_called_by_autograd():
         return
+    # By its storage, because the reducer makes a new tensor for each call.
     storage = tensor.untyped_storage()
     key = storage._cdata
     known = _seen.get(key)
@@ -59,6 +60,7 @@ def share(process_group: Any, tensor: Any) -> None:
     ):
         return
     world.drop_ended_memory()
+    # A full /dev/shm ends a process with SIGBUS at its first write, so there must be room to spare.
     try:
         found = os.statvfs(_FOLDER)
         if found.f_bavail * found.f_frsize < _ROOM * tensor.nbytes:

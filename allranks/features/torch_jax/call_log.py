@@ -77,6 +77,7 @@ class CallLog:
         self.words[_print_at(self._mine, number)] = _word(number, call.packed)
         if not ORDERED:
             fence()
+        # The number last: a reader that sees it finds the fingerprint and the text.
         self._own[number] = call
         self._own.pop(number - _PRINTS, None)
         self.number = self.words[self._mine >> 3] = number
@@ -110,6 +111,7 @@ class CallLog:
                     self._different = self._different or number
                     return
                 self._compared[rank] = number
+            # Calls that all members have compared are forgotten, but the last one: it has the line.
             done = min(self._compared.values())
             while self._own and (first := next(iter(self._own))) <= done and first != self.number:
                 del self._own[first]

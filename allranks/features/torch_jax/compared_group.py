@@ -104,6 +104,7 @@ class ComparedWork(dist.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         done = bool(self._work.is_completed())
+        # A loop of polls waits as ``wait`` does, but the main thread never stands still.
         if not done:
             rank_calls.note_poll()
         return done
@@ -144,6 +145,7 @@ def wait_for(call: PostedCall | PostedTransfer, wait: Callable[[], Any]) -> Any:
         if world.watch.call is call:
             with world.lock:
                 world.watch.rest()
+    # Before torch's own error, which a mismatch may have caused, and before a wrong result is used.
     rank_calls.check(call)
     if raised is not None:
         rank_calls.failed = call
@@ -165,6 +167,7 @@ def _compared(name: str, describe: Callable[..., Spec]) -> Any:
         plain, log = getattr(self._plain, name), self.log
         if log is None:
             return plain(*args, **options)
+        # Before torch makes the call: a rank that waits in it can then read what this one does.
         call = _begun(log, describe(log.members.ranks, *args, **options))
         try:
             work = plain(*args, **options)

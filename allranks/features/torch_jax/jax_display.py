@@ -29,6 +29,7 @@ def _print(array: Any, printer: Any, cycle: bool) -> None:
 
 def text_of(array: Any) -> str:
     """Returns the text that stands for an array in the output of a cell."""
+    # JAX shows the values of these itself.
     if array.is_deleted() or array.is_fully_addressable or array.is_fully_replicated:
         return repr(array)
     kind = f"shape={array.shape}, dtype={array.dtype}, sharding={array.sharding}"

@@ -48,6 +48,7 @@ def _initializing(own: Any, on_cpu: bool) -> Any:
         if _is_of_all_ranks(*args, **options):
             # JAX's own wait for the other ranks hears no interrupt.
             _meet()
+            # Only now: a rank that is still connected to the old service would be aborted.
             while _services:
                 _services.pop().shutdown()
             _meet()  # no rank connects to the service before
@@ -75,6 +76,7 @@ def _is_of_all_ranks(
 ) -> bool:
     return (
         world.exists()
+        # Other worlds, for instance of some ranks only, are JAX's own affair.
         and coordinator_address in (None, os.environ.get(under_mpi.JAX_ADDRESS))
         and num_processes in (None, world.current().size)
     )

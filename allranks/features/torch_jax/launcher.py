@@ -45,6 +45,7 @@ def notebook_launcher(
     # New processes would have no state of an earlier launch.
     if AcceleratorState._shared_state:
         AcceleratorState._reset_state(reset_partial_state=True)
+    # As accelerate sets it for the processes that it would start.
     before = os.environ.get(_PRECISION)
     os.environ[_PRECISION] = str(mixed_precision).lower()
     try:

@@ -99,7 +99,7 @@ def have_closed(epoch: int) -> bool:
 def have_lost_one(connection_ended: bool) -> bool:
     """Whether a library has raised because a rank has died, or has closed its connections.
 
-    ``connection_ended`` is whether its error says so.
+    ``connection_ended`` is whether its error is about one that has ended.
     """
     this = world.current()
     if connection_ended and not gone():
