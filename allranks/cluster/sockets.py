@@ -152,6 +152,12 @@ class Interceptors(Protocol):
 
 _POLL_SECONDS = BEAT_SECONDS / 2
 _SILENT = json.dumps({"event": "host_silent"}).encode()
+_KEEPALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 60,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 6,
+}
 _LATE = json.dumps({"event": "host_late"}).encode()
 _BEAT = json.dumps({"event": "host_beat"}).encode()
 #: A host that misses heartbeats for this time is probably cut off. If nothing else happens, it has
@@ -216,6 +222,9 @@ class RankSockets:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.IPV6, ":" in address)
+            # A relay that makes a new connection leaves the old one, on which nothing is sent.
+            for option, value in _KEEPALIVE.items():
+                socket.setsockopt(option, value)
             if self.key:
                 socket.curve_server = True
                 socket.curve_publickey = public

@@ -30,7 +30,8 @@ BEAT_SECONDS = 1.0
 #: ranks. The variable sets the seconds.
 LEASE = "ALLRANKS_LEASE"
 LEASE_SECONDS = 30.0
-_SHORTEST_LEASE_SECONDS = 5.0
+#: The kernel counts at most 127 probes of an idle connection, two seconds apart.
+_LEASES_SECONDS = 5.0, 250.0
 #: Time for a host to connect to the notebook at first.
 FIRST_SECONDS = 15.0
 
@@ -172,9 +173,9 @@ def variable_seconds(name: str, default: float) -> float:
 def lease_seconds() -> float:
     """Returns how long hosts and notebook wait for each other if the network is interrupted."""
     found = variable_seconds(LEASE, LEASE_SECONDS)
-    if found < _SHORTEST_LEASE_SECONDS:
-        wanted = f"{_SHORTEST_LEASE_SECONDS:g} seconds or more"
-        raise _wrong(LEASE, wanted, f"{LEASE_SECONDS:g}")
+    shortest, longest = _LEASES_SECONDS
+    if not shortest <= found <= longest:
+        raise _wrong(LEASE, f"{shortest:g} to {longest:g} seconds", f"{LEASE_SECONDS:g}")
     return found
 
 

@@ -16,6 +16,7 @@ from allranks.cluster.options import ClusterOptions
 from allranks.engine import libraries
 from allranks.errors import ClusterLost, StartFailed, UsageError
 from allranks.magics.options import parse_cell, parse_command
+from allranks.records.config import LEASE, lease_seconds
 
 SITE = """
 [pair]
@@ -229,6 +230,15 @@ def test_the_number_of_ranks_holds_on_the_same_hosts_and_ports_are_two_or_more(m
     monkeypatch.setenv(launcher.PORTS, "50000")
     with pytest.raises(UsageError, match="to be two ports or more"):
         launcher.ports()
+
+
+@pytest.mark.parametrize("seconds", ["4", "251", "long"])
+def test_a_lease_that_is_too_short_or_too_long_is_refused(monkeypatch, seconds):
+    monkeypatch.setenv(LEASE, "120")
+    assert lease_seconds() == 120
+    monkeypatch.setenv(LEASE, seconds)
+    with pytest.raises(UsageError, match=f"expected {LEASE} to be .*, found '{seconds}'"):
+        lease_seconds()
 
 
 def test_every_launcher_is_listed_with_why_it_cannot_be_used_here(sites, monkeypatch, tmp_path):
