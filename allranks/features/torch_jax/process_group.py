@@ -27,9 +27,11 @@ from allranks.features.torch_jax.works import (
     FinishedWork,
     SeveralWorks,
     TransferWork,
+    kept,
     recorded,
 )
 
+_FORGETS_HANDLES = torch.__version__ < (2, 7)
 _mailboxes: dict[int, Mailbox] = {}
 
 
@@ -463,7 +465,8 @@ _RECORDED = {
     "recv_anysource": ("recvAnySource", 0),
 }
 for _method, (_title, _place) in _RECORDED.items():
-    setattr(AllranksGroup, _method, recorded(getattr(AllranksGroup, _method), _title, _place))
+    _function = recorded(getattr(AllranksGroup, _method), _title, _place)
+    setattr(AllranksGroup, _method, kept(_function) if _FORGETS_HANDLES else _function)
 _DONE = FinishedWork()
 
 

@@ -5,6 +5,7 @@ only once a cell has imported torch.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -266,6 +267,23 @@ def recorded(function: Callable[..., Any], title: str, place: int) -> Callable[.
             end()
             raise
         work.when_ended(end)
+        return work
+
+    return method
+
+
+def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a process group whose last handles are kept.
+
+    torch 2.6 does not keep the Python object of a handle for which C++ waits, as DDP does for a
+    few at once, and the wait would not end.
+    """
+    recent: deque[Any] = deque(maxlen=8)
+
+    @wraps(function)
+    def method(*args: Any, **options: Any) -> Any:
+        work = function(*args, **options)
+        recent.append(work)
         return work
 
     return method
