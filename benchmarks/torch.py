@@ -4,8 +4,9 @@
 
 It needs a Python with torch. Starts mpiexec itself, once for each number of ranks on this host, or
 with --hosts for two hosts of one rank each, made of namespaces (as `benchmarks.hosts`). A time is
-the slowest rank's, and a figure is the median over repetitions. allranks compares all calls. The
-models of the steps have dense layers with a hundred thousand and with ten million parameters.
+the slowest rank's, and a figure is the median over repetitions. allranks compares all calls;
+training steps are also measured without the comparison, and on one rank alone. Their models have
+dense layers with a hundred thousand and with ten million parameters.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def on_ranks(quick: bool) -> None:
     for name, widths in MODELS.items():
         turns, each = TURNS[name]
         steps = {side: stepper(widths, group) for side, group in made.items()}
+        steps["unchecked"] = _unchecked(stepper(widths, made["allranks"]))
         steps["none"] = stepper(widths)
         taken = ranks.slowest(MPI.COMM_WORLD, steps, turns // (4 if quick else 1) + 1, each)
         found["steps"][name] = _milliseconds(taken)
@@ -95,6 +97,20 @@ def _reducer(dist: Any, tensor: Any, group: Any) -> ranks.Call:
     return lambda: dist.all_reduce(tensor, group=group)
 
 
+def _unchecked(step: ranks.Call) -> ranks.Call:
+    """The step with the ranks' calls not compared, as after ``init(checks="off")``."""
+    from allranks.collectives import world
+
+    this = world.current()
+
+    def unchecked() -> None:
+        this.checks = False
+        step()
+        this.checks = True
+
+    return unchecked
+
+
 def _milliseconds(taken: dict[str, list[float]]) -> dict[str, list[float]]:
     return {side: [1e3 * seconds for seconds in times] for side, times in taken.items()}
 
@@ -105,10 +121,12 @@ def table(result: dict[str, Any]) -> str:
         where = f"{at['ranks']} {'hosts' if result.get('hosts') else 'ranks'}"
         for row in at["allreduce"]:
             what = f"{where}, all_reduce of {_size(row['nbytes'])}"
-            rows.append([what, *_figures(row["ms"])])
+            rows.append([what, *_figures(row["ms"]), "", ""])
         for name, taken in at["steps"].items():
-            rows.append([f"{where}, DDP step, {name}", *_figures(taken)])
-    head = ["", "allranks", "gloo", "allranks : gloo"]
+            ratios = [_ratio(taken, side) for side in ("unchecked", "none")]
+            rows.append([f"{where}, DDP step, {name}", *_figures(taken), *ratios])
+    head = ["", "allranks", "gloo", "allranks : gloo", "allranks : not compared"]
+    head += ["allranks : one rank alone"]
     return "torch on allranks and on gloo, medians in milliseconds.\n\n" + results.markdown(
         head, rows
     )
@@ -117,6 +135,12 @@ def table(result: dict[str, Any]) -> str:
 def _figures(taken: dict[str, list[float]]) -> list[str]:
     ours, gloo = (statistics.median(taken[side]) for side in SIDES)
     return [f"{ours:.2f}", f"{gloo:.2f}", f"{ours / gloo:.2f}"]
+
+
+def _ratio(taken: dict[str, list[float]], side: str) -> str:
+    if side not in taken:  # in results of an older version
+        return ""
+    return f"{statistics.median(taken['allranks']) / statistics.median(taken[side]):.2f}"
 
 
 def _size(nbytes: int) -> str:
