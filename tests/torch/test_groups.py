@@ -77,6 +77,8 @@ CLOSED = (
 DEATHS = {"a rank waits for it": "dist.all_reduce(t)", "the others have ended": ""}
 
 
+@pytest.mark.covers("error", "torch on allranks")
+@pytest.mark.covers("death", "torch on allranks")
 @pytest.mark.parametrize("wait", DEATHS.values(), ids=DEATHS.keys())
 def test_a_rank_that_dies_takes_its_groups_along(ranks, wait):
     """The one in its place has none, and could make none with ranks that have."""

@@ -63,6 +63,7 @@ def check_the_next_cell(ranks: Notebook) -> None:
         assert f"→ (3, 12.0, {10 * rank}, [{rank + 1}, {rank + 2}])\n" in following.text
 
 
+@pytest.mark.covers("error", "JAX on gloo")
 @pytest.mark.parametrize(("source", "culprit"), CELLS.values(), ids=CELLS.keys())
 def test_who_waits_is_told_for_whom_and_jax_can_be_begun_anew(ranks, source, culprit):
     cell = ranks.on_ranks(source, timeout=SETTLED_SECONDS)
@@ -83,6 +84,7 @@ def test_jax_refuses_to_go_on_with_the_devices_of_one_rank(ranks):
     check_the_next_cell(ranks)
 
 
+@pytest.mark.covers("interrupt", "JAX on gloo")
 def test_an_interrupt_is_heard_in_jax(ranks):
     cell = ranks.start_on_ranks(
         "print('here')\ntime.sleep(60) if rank == 0 else float(add(ones()))"
@@ -143,6 +145,7 @@ def test_a_wait_after_the_users_own_shutdown_is_ended_too(ranks):
     check_the_next_cell(ranks)
 
 
+@pytest.mark.covers("death", "JAX on gloo")
 @pytest.mark.parametrize("waits", ["float(add(ones()))", "barrier()"])
 def test_the_others_live_on_when_a_rank_dies_and_jax_can_be_begun_anew(ranks, waits):
     cell = ranks.on_ranks(f"import os\nif rank == 1: os._exit(5)\n{waits}")

@@ -242,6 +242,7 @@ def check_report(cell, seed: Seed) -> None:
     assert len(others) >= (1 if seed.title == "wait for each other" else 2), cell.text
 
 
+@pytest.mark.covers("mismatch", "torch on allranks")
 @pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS.keys())
 def test_a_mismatch_is_named_with_rank_and_line_and_changes_no_tensor(ranks, seed):
     check_report(ranks.on_ranks(seed.source), seed)

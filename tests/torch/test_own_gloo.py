@@ -12,6 +12,7 @@ from tests.torch.test_patterns import PATTERNS
 IN_TWO_GROUPS = ("order of allranks' own call", "group new_group, all_reduce")
 
 
+@pytest.mark.covers("mismatch", "torch on gloo")
 @pytest.mark.parametrize("name", SEEDS)
 def test_a_mismatch_in_torchs_own_gloo_is_named_with_rank_and_line(gloo_ranks, name):
     begun = gloo_ranks.on_ranks(IMPORTS + BEGIN)

@@ -445,6 +445,7 @@ WAITS = {
 }
 
 
+@pytest.mark.covers("interrupt", "torch on allranks")
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
 def test_an_interrupt_reaches_a_wait_and_the_groups_stay(ranks, wait):
     cell = ranks.start_on_ranks(
@@ -460,6 +461,7 @@ def test_an_interrupt_reaches_a_wait_and_the_groups_stay(ranks, wait):
     assert following.text == "ranks 0–2 → 3\n"
 
 
+@pytest.mark.covers("timing", "torch on allranks")
 def test_the_panel_shows_the_times_of_torchs_calls(ranks):
     source = "for _ in range(3):\n    dist.all_reduce(torch.ones(1000))\ndist.barrier()"
     shown = str(ranks.on_ranks(source, "--view full").displays)

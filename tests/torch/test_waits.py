@@ -53,6 +53,7 @@ def _imported(gloo_ranks):
     assert gloo_ranks.on_ranks("t, kept = torch.ones(3), 10 * rank").status == "ok"
 
 
+@pytest.mark.covers("error", "torch on gloo")
 @pytest.mark.parametrize(("source", "what", "culprit"), CELLS.values(), ids=CELLS.keys())
 def test_who_waits_is_told_for_whom_and_the_next_cell_works(gloo_ranks, source, what, culprit):
     cell = gloo_ranks.on_ranks(BEGIN + source, timeout=SETTLED_SECONDS)
@@ -76,6 +77,7 @@ def test_ranks_that_wait_for_messages_of_each_other_are_named(gloo_ranks):
     assert "rank 1 → (3, 10)" in following.text
 
 
+@pytest.mark.covers("interrupt", "torch on gloo")
 def test_an_interrupt_is_heard_in_torch_which_says_why_its_groups_are_closed(gloo_ranks):
     cell = gloo_ranks.start_on_ranks(
         f"{BEGIN}model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nprint('here')\n"
@@ -148,6 +150,7 @@ def test_all_ranks_or_none_have_a_group_of_gloo(gloo_ranks):
     assert following.text == "ranks 0–2 → 3\n"
 
 
+@pytest.mark.covers("death", "torch on gloo")
 def test_a_training_on_gloo_continues_after_a_death(gloo_ranks):
     # gloo sums in another order after a wrapper's first step.
     check_a_training_continues(gloo_ranks, 1, ROUNDED)

@@ -157,6 +157,7 @@ def test_a_saved_and_a_pickled_optimizer_are_those_of_keras_and_distributed() ->
     assert float(keras.ops.convert_to_numpy(again.learning_rate)) == pytest.approx(0.01)
 
 
+@pytest.mark.covers("mismatch", "Keras on tensorflow", "Keras on jax", "Keras on torch")
 def test_models_that_differ_are_a_mismatch_in_fit() -> None:
     mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), units=4 + odd())
     x, y = data()
@@ -176,6 +177,7 @@ def test_variables_that_differ_are_named_before_they_are_broadcast() -> None:
     next_cell_works()
 
 
+@pytest.mark.covers("error", "Keras on tensorflow", "Keras on jax", "Keras on torch")
 def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others() -> None:
     class Raises(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -190,6 +192,7 @@ def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others() -> None:
     next_cell_works()
 
 
+@pytest.mark.covers("interrupt", "Keras on tensorflow", "Keras on jax", "Keras on torch")
 def test_an_interrupt_ends_a_wait_inside_fit() -> None:
     class Late(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
