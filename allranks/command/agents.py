@@ -22,7 +22,13 @@ from allranks.cluster.calls import CapturedOutput
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import RankStatus, plain, read_status
 from allranks.cluster.options import ClusterOptions
-from allranks.errors import AllranksError, MissingDependency, UsageError
+from allranks.errors import (
+    AllranksError,
+    CellFailed,
+    CellInterrupted,
+    MissingDependency,
+    UsageError,
+)
 from allranks.notebook import load_features
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
@@ -36,7 +42,7 @@ _LONGEST = 6000
 _WAIT_SECONDS, _STATUS_SECONDS, _POLL_SECONDS = 1.5, 0.8, 0.02
 _LEAST_SECONDS = 1.0
 _KEPT_CELLS = 50
-_VALUE_LENGTH = 400
+_VALUE_LENGTH, _HEADLINE_LENGTH = 400, 300
 _NO_RANKS = "No ranks run: the next cell starts them."
 _INSTRUCTIONS = """Runs Python cells on every rank of an MPI cluster, each with rank, size, comm,
 allreduce, broadcast, barrier and so on. `run` returns soon; ask `state` while a cell runs: it says
@@ -70,6 +76,8 @@ class _CellRecord:
     error: str = ""
     #: The error in a line.
     headline: str = ""
+    #: Whether it was interrupted, also before its ranks had started.
+    interrupted: bool = False
 
     def title(self) -> str:
         if self.seconds is None:
@@ -100,6 +108,8 @@ class AgentTools:
         # The cluster is used by one thread at a time; questions and interrupts may come from any.
         self._thread = ThreadPoolExecutor(1, "allranks-cells")
         self._running: Future[Any] | None = None
+        # Calls come from several threads: one of them begins something.
+        self._lock = threading.Lock()
 
     def tools(self) -> list[Callable[..., str]]:
         return [self.run, self.state, self.output, self.error, self.values, self.timings,
@@ -109,20 +119,21 @@ class AgentTools:
         """Runs a cell on ranks, as "all" or "0,2-3". Returns its report, or after 1.5 s that it
         still runs. A timeout in seconds ends the cell on all ranks.
         """
-        if self._is_busy():
-            return f"{self._latest().title()}. Wait for its end, or call interrupt."
-        left = self._budget - self._used
-        if left < _LEAST_SECONDS:
-            return (
-                f"The cells have run for {self._used:.0f} s, and may run for {self._budget:.0f} s. "
-                "Ask the user to start allranks mcp with more --seconds."
-            )
-        self._count += 1
-        cell = self._cells[self._count] = _CellRecord(self._count, source)
-        # The transcripts of a day would fill the memory; the logs have all of them.
-        self._cells.pop(self._count - _KEPT_CELLS, None)
-        limit = min(timeout, left) if timeout > 0 else left
-        self._running = self._thread.submit(self._run, cell, ranks, limit)
+        with self._lock:
+            if self._is_busy():
+                return f"{self._latest().title()}. Wait for its end, or call interrupt."
+            left = self._budget - self._used
+            if left < _LEAST_SECONDS:
+                return (
+                    f"The cells have run for {self._used:.0f} s, and may run for "
+                    f"{self._budget:.0f} s. Ask the user to start allranks mcp with more --seconds."
+                )
+            self._count += 1
+            cell = self._cells[self._count] = _CellRecord(self._count, source)
+            # The transcripts of a day would fill the memory; the logs have all of them.
+            self._cells.pop(self._count - _KEPT_CELLS, None)
+            limit = min(timeout, left) if timeout > 0 else left
+            self._running = self._thread.submit(self._run, cell, ranks, limit)
         self._wait()
         return self._report(cell)
 
@@ -130,6 +141,8 @@ class AgentTools:
         cluster = self._cluster
         try:
             cluster.start()
+            if cell.interrupted:
+                raise CellInterrupted("The cell was interrupted before it began.")
             cell.began = time.monotonic()
             chosen = rank_lists.parse(ranks, cluster.size)
             hellos = [cluster.hellos[rank] for rank in chosen]
@@ -143,9 +156,10 @@ class AgentTools:
                 view=cell.view,
             )
             cluster.wait(run)
-        except (AllranksError, SyntaxError) as error:
-            cell.headline = plain(str(error)).splitlines()[0].rstrip(".")
-            cell.error = plain(getattr(error, "text", "") or str(error))
+        except Exception as error:
+            text = plain(str(error)) or type(error).__name__
+            cell.headline = text.splitlines()[0].rstrip(".")[:_HEADLINE_LENGTH]
+            cell.error = plain(error.text) if isinstance(error, CellFailed) else text
         finally:
             cell.seconds = time.monotonic() - cell.began
             self._used += cell.seconds
@@ -160,14 +174,14 @@ class AgentTools:
         for one in self._statuses():
             lines.setdefault(f"{one.state} {one.line}".rstrip(), []).append(one.rank)
         text = "\n".join(f"{label(ranks)}: {what}" for what, ranks in lines.items())
-        return self._cut(f"{title}{text}", 0)
+        return _cut(f"{title}{text}")
 
     def _statuses(self) -> list[RankStatus]:
         cluster, answers, came = self._cluster, dict[int, Answer](), threading.Event()
         # Without a cell nothing reads the events, so that `ask_soon` would have no answer.
         if not self._is_busy():
-            with suppress(AllranksError):
-                return self._thread.submit(cluster.status).result(_WAIT_SECONDS)
+            with suppress(AllranksError, TimeoutError):
+                return self._thread.submit(cluster.status).result(_STATUS_SECONDS)
 
         def take(answer: Answer) -> None:
             answers[answer.rank] = answer
@@ -186,7 +200,7 @@ class AgentTools:
         ranks. 0 is the latest cell; continue a longer text at its next offset.
         """
         found = self._find(cell)
-        return found if isinstance(found, str) else self._cut(found.output(), offset)
+        return found if isinstance(found, str) else _part("output", found, found.output(), offset)
 
     def error(self, cell: int = 0, offset: int = 0) -> str:
         """Returns the whole report of a failed cell: the culprit first, with its traceback, then
@@ -195,7 +209,7 @@ class AgentTools:
         found = self._find(cell)
         if isinstance(found, str):
             return found
-        return self._cut(found.error or f"{found.title()}.", offset)
+        return _part("error", found, found.error or f"{found.title()}.", offset)
 
     def values(self, names: str) -> str:
         """Compares variables, as "x, loss", over the ranks: ranks with the same value stand
@@ -208,13 +222,14 @@ class AgentTools:
             return f"expected names of variables as 'x, loss', found {unfit[0]!r:.60}."
         if self._is_busy() or self._cluster.state != "running":
             return "Variables can be read between cells of running ranks. Call state or run."
-        self._running = self._thread.submit(
-            self._cluster.call, _reader(), (words,), view=CapturedOutput()
-        )
+        with self._lock:
+            reading = self._running = self._thread.submit(
+                self._cluster.call, _reader(), (words,), view=CapturedOutput()
+            )
         try:
-            found = self._running.result(_WAIT_SECONDS)
+            found = reading.result(_WAIT_SECONDS)
         except TimeoutError:
-            return "The ranks have not answered: repr() of a variable takes long. Call interrupt."
+            return "The ranks have not answered yet. Call state; interrupt ends a long repr()."
         except AllranksError as error:
             return plain(str(error))
         lines = []
@@ -224,7 +239,7 @@ class AgentTools:
             for rank, row in enumerate(found):
                 groups.setdefault(row[index], []).append(rank)
             lines += [f"{word} on {label(ranks)}: {text}" for text, ranks in groups.items()]
-        return self._cut("\n".join(lines), 0)
+        return _cut("\n".join(lines), more="ask for fewer names")
 
     def timings(self, cell: int = 0) -> str:
         """Returns how long each rank waited and transferred data in a cell's collectives, and the
@@ -236,14 +251,15 @@ class AgentTools:
         timings = None if found.view is None else found.view.figures.timings
         if timings is None or not timings.by_rank():
             return f"Cell {found.number} has made no collective calls of which timings have come."
-        return self._cut(f"{rank_table(timings).text()}\n{call_table(timings).text()}", 0)
+        return _cut(f"{rank_table(timings).text()}\n{call_table(timings).text()}")
 
     def interrupt(self) -> str:
         """Interrupts the running cell; the ranks and their variables stay. A second interrupt of
         the same cell ends the ranks that do not react.
         """
-        if not self._is_busy() or not self._cluster.interrupt():
+        if not self._is_busy() or not self._cells:
             return "No cell is running."
+        self._interrupt()
         self._wait()
         return self._report(self._latest())
 
@@ -251,19 +267,26 @@ class AgentTools:
         """Ends the ranks, also those that hang. The next cell starts new ones without variables."""
         # The second interrupt of a cell ends the ranks that do not react to the first.
         for _ in range(2):
-            if self._is_busy() and self._cluster.interrupt():
+            if self._is_busy():
+                self._interrupt()
                 self._wait(_WAIT_SECONDS / 3)
-        self._running = self._thread.submit(self._cluster.stop)
+        with self._lock:
+            self._running = self._thread.submit(self._cluster.stop)
         self._wait(_WAIT_SECONDS / 3)
         return "The ranks end." if self._is_busy() else f"The ranks have ended. {_NO_RANKS}"
 
     def close(self) -> None:
         for _ in range(2):
             if self._is_busy():
-                self._cluster.interrupt()
+                self._interrupt()
                 self._wait()
         self._thread.submit(self._cluster.stop)
         self._thread.shutdown()
+
+    def _interrupt(self) -> None:
+        if self._cells:
+            self._latest().interrupted = True
+        self._cluster.interrupt()
 
     def _is_busy(self) -> bool:
         return self._running is not None and not self._running.done()
@@ -286,17 +309,29 @@ class AgentTools:
     def _report(self, cell: _CellRecord) -> str:
         if cell.seconds is None:
             return f"{cell.title()}. Call state, output or interrupt."
-        parts = [f"{cell.title()}.", cell.output().rstrip(), cell.error]
-        return self._cut("\n".join(part for part in parts if part), 0)
+        parts = [f"{cell.title()}."]
+        if cell.error:
+            parts.append(_part("error", cell, cell.error, longest=_LONGEST * 2 // 3))
+        output = cell.output().rstrip()
+        if output:
+            longest = _LONGEST - sum(map(len, parts))
+            parts.insert(1, _part("output", cell, output, longest=longest))
+        return "\n".join(parts)
 
-    @staticmethod
-    def _cut(text: str, offset: int) -> str:
-        if len(text) <= _LONGEST and not offset:
-            return text or "(nothing)"
-        part = text[offset : offset + _LONGEST]
-        end = offset + len(part)
-        rest = f"\n… {len(text) - end:,} more characters: call output or error with offset={end}"
-        return part + (rest if end < len(text) else "") or "(nothing more)"
+
+def _part(tool: str, cell: _CellRecord, text: str, offset: int = 0, longest: int = _LONGEST) -> str:
+    more = f"call {tool} with cell={cell.number} and offset={{end}}"
+    return _cut(text, offset, more, longest)
+
+
+def _cut(text: str, offset: int = 0, more: str = "", longest: int = _LONGEST) -> str:
+    """Returns a part of a text. If there is more, its last line says how to get that."""
+    offset = max(0, offset)
+    end = offset + longest
+    if end >= len(text):
+        return text[offset:] or ("(nothing more)" if offset else "(nothing)")
+    advice = f": {more.format(end=end)}" if more else ""
+    return f"{text[offset:end]}\n… {len(text) - end:,} more characters{advice}"
 
 
 def _reader() -> Callable[[list[str]], list[str]]:
@@ -313,9 +348,14 @@ def _reader() -> Callable[[list[str]], list[str]]:
             if name not in found:
                 lines.append("not defined")
                 continue
-            shape = getattr(found[name], "shape", None)
-            of_shape = "" if shape is None else f" of shape {tuple(shape)}"
-            lines.append(f"{type(found[name]).__name__}{of_shape} {found[name]!r:.{longest}}")
+            text = type(found[name]).__name__
+            try:
+                shape = getattr(found[name], "shape", None)
+                text += "" if shape is None else f" of shape {tuple(shape)}"
+                text += f" {found[name]!r:.{longest}}"
+            except Exception as error:
+                text += f", of which repr() or shape raises {type(error).__name__}"
+            lines.append(text)
         return lines
 
     return read

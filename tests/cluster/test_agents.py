@@ -98,6 +98,7 @@ async def finish(agent, source):
     while " has run for " in reply:
         await asyncio.sleep(0.2)
         reply = await agent("state")
+    return reply
 
 
 RANKS = r"ranks? ([\d–, ]+?)"
@@ -171,13 +172,20 @@ def test_a_policy_finds_rank_and_line_of_seeded_bugs():
 
 def test_replies_are_short_and_go_on_and_values_are_compared():
     async def act(agent):
-        await finish(agent, "x = rank // 2\nfor i in range(3000): print('line', i)")
-        whole, at = "", 0
-        while found := re.search(r"(?s)(.*)\n… .*offset=(\d+)", await agent("output", offset=at)):
-            whole, at = whole + found[1], int(found[2])
-        assert whole.count("line ") > 2000
-        assert await agent("values", names="x, y") == (
-            "x on ranks 0–1: int 0\nx on rank 2: int 1\ny on ranks 0–2: not defined"
+        fails = "class Fails:\n    def __repr__(self): raise ValueError"
+        await finish(agent, f"{fails}\nx = rank // 2; fails = Fails()")
+        part = await finish(agent, "for i in range(3000): print('line', i)")
+        if "line 0" not in part:
+            part = await agent("output")
+        whole = ""
+        more = r"(?s)(.*)\n… .*: call output with cell=(\d+) and offset=(\d+)$"
+        while found := re.search(more, part):
+            whole += found[1]
+            part = await agent("output", cell=int(found[2]), offset=int(found[3]))
+        assert re.findall(r"line (\d+)", whole + part) == [str(i) for i in range(3000)]
+        assert await agent("values", names="x, y, fails") == (
+            "x on ranks 0–1: int 0\nx on rank 2: int 1\ny on ranks 0–2: not defined\n"
+            "fails on ranks 0–2: Fails, of which repr() or shape raises ValueError"
         )
         assert "found '1x'" in await agent("values", names="1x")
         await finish(agent, "for _ in range(200): allreduce(1.0)")
@@ -195,7 +203,9 @@ def test_ranks_that_hang_are_ended_and_the_budget_is_kept():
         )
         assert "has run for" in await agent("run", source=hang)
         assert "has run for" in await agent("run", source="1")
-        await agent("restart")
+        # Now or in a moment, also if the ranks have not started yet.
+        while "have ended" not in await agent("restart"):
+            await asyncio.sleep(0.2)
         await finish(agent, "print('fresh')")
         assert "ranks 0–2 │ fresh" in await agent("output")
         await finish(agent, "import time; time.sleep(60)")
