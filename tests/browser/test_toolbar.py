@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from playwright.sync_api import expect
 
 from tests.browser import axe
@@ -53,6 +53,12 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     expect(sidebar).to_contain_text("running")
     expect(sidebar).to_contain_text(re.compile(r"In\[2\]:[23] "))
     lab.screenshot(PICTURES / "toolbar_running.png")
+    # The sidebar is drawn again while the keyboard is in it.
+    interrupt = sidebar.get_by_role("button", name="Interrupt")
+    interrupt.focus()
+    drawn = interrupt.element_handle()
+    page.wait_for_function("button => !button.isConnected", arg=drawn)
+    expect(interrupt).to_be_focused()
     (lab.server.root / "go").write_text("now")
     lab.wait_idle()
     assert axe.look(lab, "sidebar", SIDEBAR) == []
@@ -89,9 +95,12 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
 
     sidebar.get_by_role("button", name="Run cells in the notebook").click()
     expect(sidebar.get_by_role("button", name="Run every cell on the ranks")).to_be_visible()
-    lab.write(3, "'rank' in globals()")
+    # Other ranks of the kernel do not take the place of the notebook's.
+    other = "from allranks import Cluster\nwith Cluster(n=1): pass\n"
+    lab.write(3, f"{other}'rank' in globals()")
     lab.run_cell(3)
     lab.wait_for(3, "False")
+    expect(ranks).to_have_count(4)
     sidebar.get_by_role("button", name="Stop").click()
     expect(page.locator(FIELD)).to_have_text("no ranks")
     expect(sidebar).to_contain_text("The ranks are stopped.")
@@ -133,6 +142,23 @@ def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
     expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
     choose(lab, "Show the ranks")
     expect(page.locator(SIDEBAR).locator("tbody tr")).to_have_count(2)
+
+
+def test_a_view_of_an_untrusted_notebook_runs_no_script(lab):
+    page = lab.page
+    script = "<b>seen</b><img src='nowhere' onerror='window.ran = true'>"
+    outputs = [
+        new_output("display_data", {"text/plain": "ranks 0–1:"}),
+        new_output("display_data", {"text/html": script, "text/plain": "seen"}),
+    ]
+    chosen = {"allranks": {"ranks": "side"}}
+    cell = new_code_cell("1", outputs=outputs, metadata=chosen)
+    lab.open_without_kernel(lab.server.add(new_notebook(cells=[cell])))
+    expect(page.locator(".jp-allranks-grid b")).to_have_count(2)
+    assert page.evaluate("() => window.ran") is None
+    # A view ends with the outputs.
+    lab.command("notebook:clear-all-cell-outputs")
+    expect(page.locator(".jp-allranks-grid b")).to_have_count(0)
 
 
 def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):

@@ -27,6 +27,7 @@ from allranks.records.wire import Answer, Ask, Record
 TARGET = "allranks.ranks"
 #: Ranks that have not answered after this time are silent.
 _ANSWER_SECONDS = 0.5
+_VARIABLES_SECONDS = 3.0
 #: Requests of the core are counted from 1.
 _FIRST_REQUEST = 1 << 40
 
@@ -48,43 +49,33 @@ class Toolbar(NotebookFeature):
         self._numbers = count(_FIRST_REQUEST)
         self._cluster: ClusterContext | None = None
         self._questions: dict[int, _Question] = {}
-        self._comm: Any = None
 
     def started(self, cluster: ClusterContext) -> None:
         self._cluster = cluster
-        shell = get_ipython()
-        if self._comm is None and getattr(shell, "kernel", None) is not None:
-            self._comm = _registered_comm()
-            self._comm.on_msg(self._asked)
+        if getattr(get_ipython(), "kernel", None) is not None:
+            _open_comm()
 
     def stopped(self) -> None:
         self._cluster = None
 
-    def _asked(self, message: dict[str, Any]) -> None:
-        # Runs in another thread than the cell, where the front end sends comm messages to a
-        # subshell of the kernel.
-        running = _running()
-        if self._cluster is None or running is None:
-            self._comm.send({"ranks": [], "logs": "", "every_cell": _every_cell()})
-        elif message["content"]["data"].get("variables"):
-            self._ask(running, "variables", self._send_variables)
-        else:
-            self._ask(running, requests.STATUS, self._send_state)
-
-    def _ask(
+    def ask(
         self,
         running: Cluster,
         name: str,
         deliver: Callable[[Cluster, dict[int, dict[str, Any]]], None],
+        seconds: float,
     ) -> None:
-        assert self._cluster is not None
+        """Delivers the answers of all ranks, or those that have come after some seconds."""
+        context = self._cluster
+        if context is None:
+            return  # they end
         request = next(self._numbers)
         alive = [rank for rank in range(running.size) if rank not in running.dead]
         self._questions[request] = _Question(alive, deliver)
         self.arriving = (Answer,)
-        self._cluster.send(alive, Ask(request, name))
+        context.send(alive, Ask(request, name))
         # A rank that computes in C does not answer: the page then shows it as silent.
-        timer = threading.Timer(_ANSWER_SECONDS, self._finish, (request,))
+        timer = threading.Timer(seconds, self._finish, (request,))
         timer.daemon = True
         timer.start()
 
@@ -105,33 +96,51 @@ class Toolbar(NotebookFeature):
         if question is not None and running is not None:
             question.deliver(running, question.answers)
 
-    def _send_state(self, running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
-        hellos = sorted(running.hellos.items())
-        ranks = [read_status(hello, answers.get(rank, {})) for rank, hello in hellos]
-        self._comm.send(
-            {
-                "ranks": [
-                    {
-                        "rank": one.rank,
-                        "host": one.host,
-                        "pid": one.pid,
-                        "device": one.device,
-                        "nbytes": one.rss_nbytes,
-                        "state": "dead" if one.rank in running.dead else one.state,
-                        "line": one.line,
-                    }
-                    for one in ranks
-                ],
-                "logs": running.log_dir,
-                "every_cell": _every_cell(),
-            }
-        )
 
-    def _send_variables(self, running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
-        # A busy rank refuses. A comparison without it could call variables equal that are not.
-        if len(answers) == running.size and all(answers.values()):
-            by_rank = {rank: found["variables"] for rank, found in answers.items()}
-            self._comm.send({"variables": compare(by_rank)})
+def _asked(message: dict[str, Any]) -> None:
+    # Runs in another thread than the cell, where the front end sends comm messages to a subshell of
+    # the kernel. A Cluster that the user makes has a toolbar too, which nothing asks.
+    running = _running()
+    found = () if running is None else running.hooks.features
+    toolbar = next((one for one in found if isinstance(one, Toolbar)), None)
+    if running is None or toolbar is None:
+        _send({"ranks": [], "logs": "", "every_cell": _every_cell()})
+    elif message["content"]["data"].get("variables"):
+        toolbar.ask(running, "variables", _send_variables, _VARIABLES_SECONDS)
+    else:
+        toolbar.ask(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
+
+
+def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
+    hellos = sorted(running.hellos.items())
+    ranks = [read_status(hello, answers.get(rank, {})) for rank, hello in hellos]
+    _send(
+        {
+            "ranks": [
+                {
+                    "rank": one.rank,
+                    "host": one.host,
+                    "pid": one.pid,
+                    "device": one.device,
+                    "nbytes": one.rss_nbytes,
+                    "state": "dead" if one.rank in running.dead else one.state,
+                    "line": one.line,
+                }
+                for one in ranks
+            ],
+            "logs": running.log_dir,
+            "every_cell": _every_cell(),
+        }
+    )
+
+
+def _send_variables(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
+    by_rank = {rank: found["variables"] for rank, found in answers.items() if found}
+    missing = [rank for rank in range(running.size) if rank not in by_rank]
+    # Ranks that have begun a cell refuse. The page names those that are missing, because a
+    # comparison without them could call variables equal that are not.
+    if by_rank:
+        _send({"variables": compare(by_rank), "missing": label(missing) if missing else ""})
 
 
 Description = Sequence[str]
@@ -163,13 +172,22 @@ def compare(by_rank: Mapping[int, Mapping[str, Description]]) -> list[dict[str, 
     return rows
 
 
-def _registered_comm() -> Any:
+def _open_comm() -> None:
     import comm
 
-    # One name, so that the extension takes its own place when it is loaded again.
-    made: Any = comm.create_comm(target_name=TARGET, comm_id=TARGET, primary=False)
-    comm.get_comm_manager().register_comm(made)
-    return made
+    manager: Any = comm.get_comm_manager()
+    if TARGET not in manager.comms:
+        made: Any = comm.create_comm(target_name=TARGET, comm_id=TARGET, primary=False)
+        made.on_msg(_asked)
+        manager.register_comm(made)
+
+
+def _send(data: dict[str, Any]) -> None:
+    import comm
+
+    manager: Any = comm.get_comm_manager()
+    if TARGET in manager.comms:
+        manager.comms[TARGET].send(data)
 
 
 def _running() -> Cluster | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -14,6 +14,10 @@ REQUEST = "variables"
 #: Values of more bytes, or more parts, are not compared, nor those after this time.
 _MOST_NBYTES, _MOST_PARTS, _SECONDS = 4 << 20, 1000, 0.2
 _TEXT_LENGTH = 80
+#: repr() refuses longer integers.
+_MOST_BITS = 10_000
+#: Arrays of other packages may be files, computations, or on several ranks.
+_ARRAYS = ("numpy", "torch", "jax", "jaxlib", "tensorflow", "keras", "pandas")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
@@ -33,56 +37,68 @@ class VariableDescriptions(RankFeature):
         found = [(name, value) for name, value in self._names.items() if self._is_users(name)]
         return {"variables": {n: describe(value, late) for n, value in sorted(found)}}, []
 
-    def _is_users(self, name: str) -> bool:
+    def _is_users(self, name: Any) -> bool:
         value = self._names[name]
         own = value is not self._given.get(name, self)
-        return own and name[0] != "_" and name not in ("In", "Out") and not isinstance(value, _CODE)
+        named = isinstance(name, str) and not name.startswith("_") and name not in ("In", "Out")
+        return own and named and not isinstance(value, _CODE)
 
 
 def describe(value: object, late: float) -> tuple[str, str, str]:
     """Returns the kind, a text and a digest of a value; the last two may be empty."""
-    kind = type(value).__name__
-    if isinstance(value, _PLAIN) or _is_plain(value):
-        text = repr(value)
-        return kind, text[:_TEXT_LENGTH], _digest(text.encode("utf-8", "replace"))
-    # Arrays of any library. repr() of other objects may take long or have side effects.
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        kind = f"{kind} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-        return kind, "", "" if time.monotonic() > late else _digest_of_array(value)
+    kind = type(value).__name__[:_TEXT_LENGTH]
+    in_time = time.monotonic() < late
+    try:
+        if in_time and _is_plain(value):
+            text = repr(value)
+            return kind, text[:_TEXT_LENGTH], _digest(text.encode("utf-8", "replace"))
+        # Arrays of any library. repr() of other objects may take long or have side effects.
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            dtype = str(value.dtype).removeprefix("torch.")[:_TEXT_LENGTH]
+            kind = f"{kind} {dtype} {tuple(value.shape)}"
+            return kind, "", _digest_of_array(value) if in_time else ""
+    except Exception:
+        pass  # code of the user's, such as __repr__
     return kind, "", ""
 
 
 def _is_plain(value: object) -> bool:
     """Whether the value consists of a few numbers and texts, so that its repr() is quick."""
-    if type(value) not in (list, tuple, dict):
-        return False
-    for count, part in enumerate(_parts(value)):
-        if count == _MOST_PARTS or type(part) not in _PLAIN:
+    parts, length = [value], 0
+    for _ in range(_MOST_PARTS):
+        if not parts:
+            return True
+        part = parts.pop()
+        if isinstance(part, str | bytes):
+            length += len(part)
+        if type(part) is dict:
+            parts += chain(part, part.values()) if len(part) < _MOST_PARTS else [object()]
+        elif type(part) in (list, tuple):
+            parts += part if len(part) < _MOST_PARTS else [object()]  # type: ignore[arg-type]
+        elif not isinstance(part, _PLAIN) or length > _MOST_NBYTES or _is_long(part):
             return False
-    return True
+    return False
 
 
-def _parts(value: object) -> Iterator[object]:
-    if type(value) in (list, tuple):
-        for part in value:  # type: ignore[attr-defined]
-            yield from _parts(part) if type(part) in (list, tuple, dict) else (part,)
-    elif isinstance(value, Mapping):
-        yield from value
-        yield from _parts([*value.values()])
+def _is_long(part: object) -> bool:
+    return isinstance(part, int) and part.bit_length() > _MOST_BITS
 
 
 def _digest_of_array(value: Any) -> str:
-    try:
-        if getattr(getattr(value, "device", "cpu"), "type", "cpu") != "cpu":
-            return ""  # a copy from the GPU would take long
-        import numpy as np
-
-        array = np.asarray(value.detach() if hasattr(value, "detach") else value)
-        if array.dtype == object or array.nbytes > _MOST_NBYTES:
-            return ""
-        return _digest(array.tobytes())
-    except Exception:
+    package = type(value).__module__
+    on_ranks = package.startswith("torch.distributed")
+    if package.partition(".")[0] not in _ARRAYS or on_ranks:
         return ""
+    if getattr(getattr(value, "device", "cpu"), "type", "cpu") != "cpu":
+        return ""  # a copy from the GPU would take long
+    if getattr(value, "nbytes", 0) > _MOST_NBYTES:
+        return ""
+    import numpy as np
+
+    array = np.asarray(value.detach() if hasattr(value, "detach") else value)
+    if array.dtype.hasobject or array.nbytes > _MOST_NBYTES:
+        return ""
+    return _digest(array.tobytes())
 
 
 def _digest(content: bytes) -> str:

@@ -3,6 +3,7 @@
 
 const KEY = "allranks";
 const MOST_COLUMNS = 16;
+const LOOK_MS = 500;
 // As allranks prints a line: "ranks 0, 2–3 │ text"; "→" is before a value, "·" before a notice,
 // "!" before standard error.
 const LINE = /^(ranks? [\d–, ]+?|) *([│→·!]) ?(.*)$/;
@@ -60,27 +61,29 @@ export const split = (outputs) => {
 export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) => {
   const views = new WeakMap();
 
-  const render = (rendermime, outputs) => {
-    const model = new OutputAreaModel({ values: outputs, trusted: true });
-    return new SimplifiedOutputArea({ model, rendermime });
-  };
+  const render = ({ model: { trusted }, rendermime }, outputs) =>
+    new SimplifiedOutputArea({ model: new OutputAreaModel({ values: outputs, trusted }), rendermime });
 
   const clear = (made) => {
-    for (const area of made.areas) area.dispose();
+    for (const area of made.areas) {
+      // A cell that goes has taken it out of the page.
+      if (!area.node.isConnected) area.clearFlag(Widget.Flag.IsAttached);
+      area.dispose();
+    }
     made.areas = [];
     made.grid.replaceChildren();
   };
 
   /** Draws the chosen view of a cell's outputs beside the outputs themselves. */
   const draw = (cell, made, found) => {
-    const chosen = cell.model.getMetadata(KEY)?.ranks ?? "all";
+    const chosen = made.select.value;
     cell.outputArea.node.classList.toggle("jp-allranks-hidden", chosen !== "all");
     made.bar.classList.toggle("jp-mod-active", chosen !== "all");
     clear(made);
     if (chosen === "all") return;
     const ranks = chosen === "side" ? [...found.byRank.keys()].slice(0, MOST_COLUMNS) : [Number(chosen)];
     const place = (title, outputs) => {
-      const area = render(cell.outputArea.rendermime, outputs);
+      const area = render(cell.outputArea, outputs);
       const part = document.createElement("section");
       if (title) part.append(Object.assign(document.createElement("h4"), { textContent: title }));
       made.grid.append(part);
@@ -100,7 +103,8 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     const bar = Object.assign(document.createElement("div"), { className: "jp-allranks-chooser" });
     bar.append(select);
     const grid = Object.assign(document.createElement("div"), { className: "jp-allranks-grid" });
-    cell.outputArea.node.before(bar, grid);
+    // Collapsed outputs are not in the page.
+    cell.node.querySelector(".jp-Cell-outputCollapser").after(bar, grid);
     bar.parentElement.classList.add("jp-allranks-outputs");
     select.onchange = () => {
       if (select.value === "all") cell.model.deleteMetadata(KEY);
@@ -108,21 +112,17 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
       refresh(cell);
     };
     cell.disposed.connect(() => clear(made));
-    const made = { bar, grid, select, areas: [], seen: "" };
+    const made = { bar, grid, select, areas: [] };
     return made;
   };
 
   /** Shows, updates or removes the choice, as the cell's outputs require. */
   const refresh = (cell) => {
-    if (cell.model.type !== "code" || !cell.outputArea || cell.isDisposed) return;
-    const outputs = cell.outputArea.model.toJSON();
+    if (cell.isDisposed) return;
+    const found = split(cell.outputArea.model.toJSON());
     let made = views.get(cell);
-    const seen = JSON.stringify([outputs.length, outputs.at(-1), cell.model.getMetadata(KEY)]);
-    if (made?.seen === seen) return;
-    const found = split(outputs);
     if (!made && !found) return;
     if (!made) views.set(cell, (made = make(cell)));
-    made.seen = seen;
     made.bar.hidden = !found;
     if (!found) {
       clear(made);
@@ -131,11 +131,33 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     }
     const ranks = [...found.byRank.keys()];
     const options = [["all", "all ranks"], ...ranks.map((rank) => [`${rank}`, `rank ${rank}`]), ["side", "side by side"]];
-    made.select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+    // An open list would close.
+    if (options.length !== made.select.length || options.some(([value], index) => value !== made.select[index].value)) {
+      made.select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+    }
     made.select.value = cell.model.getMetadata(KEY)?.ranks ?? "all";
     if (made.select.selectedIndex < 0) made.select.value = "all";
     draw(cell, made, found);
   };
 
-  return refresh;
+  const watched = new WeakSet();
+
+  /** Follows the outputs of a cell, once it is in the page. */
+  return async (cell) => {
+    if (cell.model.type !== "code" || watched.has(cell)) return;
+    watched.add(cell);
+    await cell.ready;
+    let scheduled = false;
+    const look = () => {
+      scheduled = false;
+      refresh(cell);
+    };
+    const schedule = () => {
+      if (!scheduled) setTimeout(look, LOOK_MS);
+      scheduled = true;
+    };
+    // Not the signals of the outputs: text that is appended has none.
+    cell.model.sharedModel.changed.connect((_, { sourceChange }) => sourceChange || schedule());
+    refresh(cell);
+  };
 };

@@ -23,22 +23,24 @@ const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
 
 /** The ranks of one notebook. `state` is null until the kernel has loaded allranks. */
 class Ranks {
-  constructor(panel) {
-    this.panel = panel;
+  constructor(context) {
+    this.context = context;
     this.python = false;
     this.state = null;
     this.doing = "";
     this.text = "";
-    this.cells = 0;
+    this.ran = false;
     this.variables = [];
+    this.missing = "";
     this.compares = false;
     this.listeners = new Set();
     this.comm = null;
-    panel.sessionContext.statusChanged.connect((_, status) => {
+    const { sessionContext } = context;
+    sessionContext.statusChanged.connect((_, status) => {
       if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) this.forget();
     });
-    panel.sessionContext.kernelChanged.connect(() => void this.look());
-    void panel.sessionContext.ready.then(() => this.look());
+    sessionContext.kernelChanged.connect(() => void this.look());
+    void sessionContext.ready.then(() => this.look());
   }
 
   /** Looks at a kernel that is new to this notebook. */
@@ -51,7 +53,13 @@ class Ranks {
   }
 
   get kernel() {
-    return this.panel.sessionContext.session?.kernel ?? null;
+    return this.context.sessionContext.session?.kernel ?? null;
+  }
+
+  // Not a count of the events of cells: they do not come for a cell that is deleted, moved or run
+  // again while it runs.
+  get runs() {
+    return [...this.context.model.cells].some((cell) => cell.executionState === "running");
   }
 
   get size() {
@@ -71,7 +79,8 @@ class Ranks {
   }
 
   forget() {
-    Object.assign(this, { state: null, comm: null, doing: "", text: "", cells: 0, variables: [] });
+    this.comm?.dispose();
+    Object.assign(this, { state: null, comm: null, doing: "", text: "", variables: [], missing: "" });
     this.changed();
   }
 
@@ -80,20 +89,22 @@ class Ranks {
     const kernel = this.kernel;
     if (!kernel) return;
     if (this.comm === null) {
-      const info = await kernel.requestCommInfo({ target_name: TARGET });
+      const info = await kernel.requestCommInfo({ target_name: TARGET }).catch(() => null);
+      // It may have ended.
+      if (info === null) return;
       if (kernel !== this.kernel || this.comm !== null || !info.content.comms?.[TARGET]) return;
       // Without open(): the kernel has made the other end.
       this.comm = kernel.createComm(TARGET, TARGET);
       this.comm.onMsg = (message) => {
-        const { variables, ...state } = message.content.data;
-        if (variables) this.variables = variables;
+        const { variables, missing, ...state } = message.content.data;
+        if (variables) Object.assign(this, { variables, missing });
         else this.state = state;
         this.changed();
       };
     }
     this.comm.send({});
     // Only idle ranks answer.
-    if (this.compares && !this.cells) this.comm.send({ variables: true });
+    if (this.compares && !this.runs) this.comm.send({ variables: true });
   }
 
   /** Runs commands one after the other, and shows what they print; true if none has failed. */
@@ -107,7 +118,7 @@ class Ranks {
       const future = kernel.requestExecute({ code, store_history: false, allow_stdin: false });
       future.onIOPub = ({ header, content }) => {
         if (header.msg_type === "stream" && !code.startsWith("%load_ext")) this.text += plain(content.text);
-        if (header.msg_type === "error") this.text += `${plain(content.evalue)}\n`;
+        if (header.msg_type === "error") this.text += `${plain(content.evalue) || content.ename}\n`;
         this.changed();
       };
       try {
@@ -125,7 +136,8 @@ class Ranks {
 
   start(options) {
     const load = this.comm === null ? ["%load_ext allranks"] : [];
-    return this.type("starting …", [...load, `%distributed start ${options}`, "%distributed on"]);
+    // In one cell: the page may be loaded again in between.
+    return this.type("starting …", [...load, `%distributed start ${options}\n%distributed on`]);
   }
 }
 
@@ -179,7 +191,7 @@ export const plugins = (packages) => {
     }, running);
     add("stop", "Stop the ranks", async () => {
       const ranks = current();
-      await report(ranks, ranks.type("stopping …", ["%distributed off", "%distributed stop"]));
+      await report(ranks, ranks.type("stopping …", ["%distributed off\n%distributed stop"]));
     }, running);
     add("show", "Show the ranks", () => app.shell.activateById("allranks-ranks"), { isEnabled: () => true });
   };
@@ -202,8 +214,7 @@ export const plugins = (packages) => {
       this.button = element("button", { className: "jp-allranks-field", title: "The ranks of this notebook" });
       this.button.setAttribute("aria-haspopup", "menu");
       this.button.onclick = () => {
-        const { left, bottom } = this.button.getBoundingClientRect();
-        open(left, bottom);
+        open(this.button);
       };
       this.node.append(this.button);
       this.ranks = ranks;
@@ -228,6 +239,7 @@ export const plugins = (packages) => {
       this.title.icon = icon;
       this.title.caption = "Ranks";
       this.addClass("jp-allranks-sidebar");
+      this.node.tabIndex = -1;
       this.node.setAttribute("role", "region");
       this.node.setAttribute("aria-label", "Ranks of the notebook");
       this.draw();
@@ -238,8 +250,13 @@ export const plugins = (packages) => {
     }
 
     draw() {
+      if (this.node.matches(":active")) {
+        // A click on a button that is replaced between press and release would be lost.
+        setTimeout(() => this.draw(), 200);
+        return;
+      }
       const ranks = this.current();
-      const parts = [element("h2", { textContent: ranks ? ranks.panel.title.label : "Ranks" })];
+      const parts = [element("h2", { textContent: ranks ? ranks.context.localPath.split("/").at(-1) : "Ranks" })];
       if (ranks === null) {
         parts.push(element("p", { textContent: "Open a notebook to start ranks." }));
       } else {
@@ -247,7 +264,12 @@ export const plugins = (packages) => {
         if (ranks.size) parts.push(...this.table(ranks), this.variables(ranks));
         if (ranks.text) parts.push(element("pre", { textContent: ranks.text.trim() }));
       }
+      // A button keeps the focus, or hands it to the sidebar when it goes.
+      const focused = this.node.contains(document.activeElement) ? document.activeElement.textContent : null;
       this.node.replaceChildren(...parts);
+      if (focused === null) return;
+      const same = [...this.node.querySelectorAll("button, summary")].find((one) => one.textContent === focused);
+      (same ?? this.node).focus({ preventScroll: true });
     }
 
     buttons(ranks) {
@@ -261,7 +283,7 @@ export const plugins = (packages) => {
       };
       for (const n of SIZES) add(`Start ${n}`, "start", { n });
       add("Start …", "start");
-      if (ranks.cells) add("Interrupt", "interrupt");
+      if (ranks.runs) add("Interrupt", "interrupt");
       add(ranks.state?.every_cell ? "Run cells in the notebook" : "Run every cell on the ranks", "every-cell");
       add("Restart", "restart");
       add("Stop", "stop");
@@ -277,6 +299,7 @@ export const plugins = (packages) => {
         if (made.open) void ranks.ask();
       };
       const head = ["name", "value", "ranks"].map((text) => element("th", { textContent: text, scope: "col" }));
+      if (ranks.missing) made.append(element("p", { textContent: `Without ${ranks.missing}: no answer.` }));
       const rows = ranks.variables.map(({ name, value, state, each }) => {
         const cells = [name, value, state].map((text) => element("td", { textContent: text, title: `${text}\n${each}` }));
         if (state.startsWith("different") || state.startsWith("only")) cells[2].classList.add("jp-allranks-bad");
@@ -321,6 +344,9 @@ export const plugins = (packages) => {
       const current = () => known.get(tracker.currentWidget) ?? null;
       addCommands(app, current);
       const menu = makeMenu(app);
+      // For the keyboard. What is chosen in the menu moves the focus after that.
+      let opener = null;
+      menu.aboutToClose.connect(() => opener?.focus());
       const sidebar = new Sidebar(app, current);
       app.shell.add(sidebar, "left", { rank: 900, type: "Ranks" });
 
@@ -333,44 +359,40 @@ export const plugins = (packages) => {
       };
 
       tracker.widgetAdded.connect((_, panel) => {
-        const ranks = new Ranks(panel);
+        // Two views of a notebook have one kernel.
+        const other = [...known.values()].find((ranks) => ranks.context === panel.context);
+        const ranks = other ?? new Ranks(panel.context);
         known.set(panel, ranks);
         ranks.listeners.add(() => changed(ranks));
         panel.disposed.connect(() => known.delete(panel));
-        panel.toolbar.insertBefore("spacer", "allranks", new Field(ranks, (x, y) => {
+        panel.toolbar.insertBefore("spacer", "allranks", new Field(ranks, (button) => {
           if (tracker.currentWidget !== panel) app.shell.activateById(panel.id);
-          menu.open(x, y);
+          const { left, bottom } = button.getBoundingClientRect();
+          opener = button;
+          menu.open(left, bottom);
         }));
       });
       tracker.widgetAdded.connect(async (_, panel) => {
         await panel.revealed;
-        panel.content.widgets.forEach(choose);
+        // Also cells that are moved, pasted or undone: they are new to the page.
+        const follow = () => panel.isDisposed || panel.content.widgets.forEach(choose);
+        panel.content.model.cells.changed.connect(follow);
+        follow();
       });
       tracker.currentChanged.connect(() => sidebar.draw());
 
       // Questions only around cells: they count as activity of the kernel, and an idle kernel may
       // have to be culled.
-      const find = (notebook) => [...known.values()].find((ranks) => ranks.panel.content === notebook);
-      const scheduled = new Set();
-      NotebookActions.executionScheduled.connect((_, { notebook, cell }) => {
-        const ranks = find(notebook);
-        if (ranks) ranks.cells += 1;
-        scheduled.add(cell);
-      });
-      NotebookActions.executed.connect((_, { notebook, cell }) => {
-        scheduled.delete(cell);
-        choose(cell);
-        // Output may come a moment after the reply.
-        setTimeout(() => choose(cell), LOOK_MS);
-        const ranks = find(notebook);
-        if (!ranks) return;
-        ranks.cells = Math.max(0, ranks.cells - 1);
-        void ranks.ask();
+      NotebookActions.executed.connect((_, { notebook }) => {
+        const found = [...known].find(([panel]) => panel.content === notebook);
+        void found?.[1].ask();
       });
       setInterval(() => {
-        scheduled.forEach(choose);
         const ranks = current();
-        if (ranks?.cells && ranks.comm && sidebar.isVisible && !document.hidden) void ranks.ask();
+        if (!ranks?.comm) return;
+        const { ran, runs } = ranks;
+        ranks.ran = runs;
+        if (runs ? sidebar.isVisible && !document.hidden : ran) void ranks.ask();
       }, LOOK_MS);
 
       if (launcher) {
