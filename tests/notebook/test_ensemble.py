@@ -30,6 +30,17 @@ def test_a_list_of_dictionaries_from_the_notebook_and_a_random_search(notebook):
     assert notebook.value("all(1e-4 <= m.result <= 1e-1 for m in drawn), len(drawn)") == "(True, 6)"
 
 
+def test_a_plain_view_ends_with_a_table_above_what_the_members_said(notebook):
+    cell = run(notebook, "x=0:2 --view plain --metric loss", "log(loss=x)\nprint('said', x)")
+    table, said = (shown["text/plain"] for shown in cell.displays)
+    assert table.startswith("2 of 2 finished, ")
+    assert re.findall(r"^ +(\d)  (\d)  finished +\d +(\S+)", table, re.M) == [
+        ("0", "0", "0"),
+        ("1", "1", "1"),
+    ]
+    assert said == "member 0 │ said 0\nmember 1 │ said 1"
+
+
 def test_a_member_is_alone_with_its_variables_and_collectives(notebook):
     notebook.run(
         "%%distributed\nbase = [1]\nscale = 10\ndef scaled(): return scale * x, rank, size"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from inspect import signature
 
 import numpy as np
 import psutil
@@ -31,6 +32,19 @@ MADE = {
 @pytest.fixture(params=MADE)
 def comm(request):
     return MADE[request.param]()
+
+
+def defaults(method):
+    return [one.default for one in signature(method).parameters.values()]
+
+
+def test_what_a_call_leaves_out_is_what_mpi4py_takes():
+    ours = [cls for cls in type(c.comm).__mro__ if not cls.__module__.startswith("mpi4py")]
+    names = {name for cls in ours for name in vars(cls) if name[0] != "_"}
+    names &= {*dir(MPI.Intracomm)} - {"Spawn", "Spawn_multiple"}  # which are refused
+    assert {"Ssend", "recv", "Sendrecv", "Ireduce"} <= names
+    wanted = {name: defaults(getattr(MPI.Intracomm, name)) for name in names}
+    assert {name: defaults(getattr(type(c.comm), name)) for name in names} == wanted
 
 
 def test_buffers_are_reduced(comm):
