@@ -4,9 +4,10 @@
 
 It needs a Python with torch. Starts mpiexec itself, once for each number of ranks on this host, or
 with --hosts for two hosts of one rank each, made of namespaces (as `benchmarks.hosts`). A time is
-the slowest rank's, and a figure is the median over repetitions. allranks compares all calls;
-training steps are also measured without the comparison, and on one rank alone. Their models have
-dense layers with a hundred thousand and with ten million parameters.
+the slowest rank's, and a figure is the median over repetitions. allranks compares all calls; gloo
+is measured as it is, and with the comparison that ``--torch gloo`` adds. Training steps are also
+measured without the comparison of allranks, and on one rank alone. Their models have dense layers
+with a hundred thousand and with ten million parameters.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import statistics
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks import hosts, ranks, results
 
@@ -26,7 +28,8 @@ TURNS = {"100 K": (40, 10), "10 M": (10, 2)}
 """Number of turns, and steps per turn."""
 RANK = "ALLRANKS_BENCHMARK_TORCH"
 HOSTS = "h0:1,h1:1"
-SIDES = ("allranks", "gloo")
+SIDES = ("allranks", "gloo", "gloo, compared")
+"""torch's own gloo as it is, and as ``--torch gloo`` has it, where members compare their calls."""
 
 
 def groups() -> dict[str, Any]:
@@ -38,7 +41,10 @@ def groups() -> dict[str, Any]:
     hook.install()
     dist.init_process_group("allranks")
     os.environ[hook.SETTING] = "gloo"
-    return {"allranks": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    compared = dist.new_group(backend="gloo")
+    with patch("allranks.features.torch_jax.hook._is_rank", return_value=False):
+        plain = dist.new_group(backend="gloo")
+    return dict(zip(SIDES, (dist.group.WORLD, plain, compared), strict=True))
 
 
 def stepper(widths: tuple[int, ...], group: Any = None) -> ranks.Call:
@@ -123,9 +129,9 @@ def table(result: dict[str, Any]) -> str:
             what = f"{where}, all_reduce of {_size(row['nbytes'])}"
             rows.append([what, *_figures(row["ms"]), "", ""])
         for name, taken in at["steps"].items():
-            ratios = [_ratio(taken, side) for side in ("unchecked", "none")]
+            ratios = [_ratio(taken, "allranks", side) for side in ("unchecked", "none")]
             rows.append([f"{where}, DDP step, {name}", *_figures(taken), *ratios])
-    head = ["", "allranks", "gloo", "allranks : gloo", "allranks : not compared"]
+    head = ["", *SIDES, "allranks : gloo", "gloo, compared : gloo", "allranks : not compared"]
     head += ["allranks : one rank alone"]
     return "torch on allranks and on gloo, medians in milliseconds.\n\n" + results.markdown(
         head, rows
@@ -133,14 +139,14 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _figures(taken: dict[str, list[float]]) -> list[str]:
-    ours, gloo = (statistics.median(taken[side]) for side in SIDES)
-    return [f"{ours:.2f}", f"{gloo:.2f}", f"{ours / gloo:.2f}"]
+    medians = [f"{statistics.median(taken[side]):.2f}" if side in taken else "" for side in SIDES]
+    return [*medians, _ratio(taken, "allranks", "gloo"), _ratio(taken, SIDES[2], "gloo")]
 
 
-def _ratio(taken: dict[str, list[float]], side: str) -> str:
-    if side not in taken:  # in results of an older version
+def _ratio(taken: dict[str, list[float]], one: str, other: str) -> str:
+    if one not in taken or other not in taken:  # in results of an older version
         return ""
-    return f"{statistics.median(taken['allranks']) / statistics.median(taken[side]):.2f}"
+    return f"{statistics.median(taken[one]) / statistics.median(taken[other]):.2f}"
 
 
 def _size(nbytes: int) -> str:

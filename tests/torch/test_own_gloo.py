@@ -38,7 +38,6 @@ def test_no_rank_uses_the_result_of_a_mismatch(gloo_ranks, call):
 #: Lines that torch's own gloo refuses, or where it waits for ever, and others for them.
 INSTEAD = {
     "operations and dtypes": {
-        "dist.all_reduce(x, R.AVG)\n": "x.fill_(1)\n",
         "dist.broadcast(narrow, 2)\n": "",
     },
     "pieces of different sizes": {
@@ -46,6 +45,7 @@ INSTEAD = {
         "dist.all_to_all(outs, [torch.full((n,), float(rank)) for n in send])\n": "",
         "[[float(r)] * receive[r] for r in range(size)]": "[]",
     },
+    "models with large gradients": {"assert shared()\n": ""},
     # A send waits for its receive.
     "messages of any rank, tags and groups": {
         "dist.recv(b, 1, tag=7)\n    dist.recv(c, 1, group=part)\n    dist.recv(a, 1)\n": (
@@ -54,6 +54,22 @@ INSTEAD = {
     },
     "groups of some ranks": {'if hasattr(dist, "split_group")': "if False"},
 }
+
+
+def test_a_call_that_gloo_refuses_on_all_ranks_is_no_mismatch(gloo_ranks):
+    assert gloo_ranks.on_ranks(IMPORTS + BEGIN).status == "ok"
+    cell = gloo_ranks.on_ranks(
+        "import time\nx = torch.ones(3)\ntime.sleep(0.3 * (rank == 1))\n"
+        "try:\n    dist.all_gather([x] * 2, x)\n"
+        "except (RuntimeError, ValueError):\n    dist.all_reduce(x)\nint(x[0])"
+    )
+    assert cell.text == "ranks 0–2 → 3\n"
+
+
+def test_a_rank_whose_call_gloo_refuses_is_named(gloo_ranks):
+    assert gloo_ranks.on_ranks(IMPORTS + BEGIN).status == "ok"
+    cell = gloo_ranks.on_ranks("dist.all_gather([t] * (2 if rank == 1 else 3), t)", timeout=30)
+    assert "ranks 0, 2 were waiting at line 2: dist.all_gather" in cell.text
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -42,8 +42,9 @@ _PRINT_BITS = 48
 class CallLog:
     """The calls of a group's members on this host.
 
-    A member's page has the number of its last call, a word for each of its last calls with number
-    and fingerprint, and the texts of fewer. A reader that finds another number compares nothing.
+    A member's page has the numbers of its last call and of the last that torch has refused, a word
+    for each of its last calls with number and fingerprint, and the texts of fewer. A reader that
+    finds another number compares nothing.
 
     Args:
         members: the ranks of the group, in the order of torch's ranks.
@@ -77,15 +78,15 @@ class CallLog:
         self.words[_print_at(self._mine, number)] = _word(number, call.packed)
         if not ORDERED:
             fence()
+        with self._lock:
+            self._own[number] = call
+            self._own.pop(number - _PRINTS, None)
         # The number last: a reader that sees it finds the fingerprint and the text.
-        self._own[number] = call
-        self._own.pop(number - _PRINTS, None)
         self.number = self.words[self._mine >> 3] = number
 
-    def withdraw(self, call: Call) -> None:
-        """Takes back a call that torch has refused on this rank."""
-        if call.number == self.number:
-            self.number = self.words[self._mine >> 3] = call.number - 1
+    def refuse(self, call: Call) -> None:
+        """Publishes that torch has refused a call on this rank. It counts: others refuse it too."""
+        self.words[(self._mine >> 3) + 1] = call.number
 
     def mismatch(self) -> str:
         """The text of the first call in which another member differs; "" if there is none."""
@@ -122,7 +123,13 @@ class CallLog:
         return all(self.words[page >> 3] >= number for _, page in self._others)
 
     def missing(self, call: Call) -> tuple[int, ...]:
-        return tuple(rank for rank, page in self._others if self.words[page >> 3] < call.number)
+        """The members that have not begun a call, or where torch has refused it."""
+        number, words = call.number, self.words
+        return tuple(
+            rank
+            for rank, page in self._others
+            if words[page >> 3] < number or words[(page >> 3) + 1] == number
+        )
 
     def unfinished(self, call: Call) -> tuple[int, ...]:
         return ()

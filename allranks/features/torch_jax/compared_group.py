@@ -172,7 +172,7 @@ def _compared(name: str, describe: Callable[..., Spec]) -> Any:
         try:
             work = plain(*args, **options)
         except BaseException:
-            log.withdraw(call)
+            log.refuse(call)
             raise
         if call.on_gpu or work is None:
             # The wait for a GPU's call ends at once; the rank waits later, in CUDA.
