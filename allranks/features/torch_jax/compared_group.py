@@ -25,6 +25,7 @@ from allranks.features.torch_jax.call_log import (
     PostedTransfer,
     rank_calls,
 )
+from allranks.features.torch_jax.works import FORGETS_HANDLES, kept
 
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _NO_TIMEOUT = timedelta(0)
@@ -320,8 +321,9 @@ _CALLS: dict[str, Callable[..., Spec]] = {
 }
 _CALLS["all_gather_single_coalesced"] = _CALLS["allgather_into_tensor_coalesced"]
 _CALLS["reduce_scatter_single_coalesced"] = _CALLS["reduce_scatter_tensor_coalesced"]
-for _name, _describe in _CALLS.items():
-    if hasattr(_Plain, _name):  # some are of newer versions
-        setattr(ComparedGroup, _name, _compared(_name, _describe))
+_methods = {name: _compared(name, describe) for name, describe in _CALLS.items()}
 for _name, _title in (("send", "send"), ("recv", "recv"), ("recv_anysource", "recv")):
-    setattr(ComparedGroup, _name, _transfer(_name, _title))
+    _methods[_name] = _transfer(_name, _title)
+for _name, _method in _methods.items():
+    if hasattr(_Plain, _name):  # some are of newer versions
+        setattr(ComparedGroup, _name, kept(_method) if FORGETS_HANDLES else _method)

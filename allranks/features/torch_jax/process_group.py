@@ -24,6 +24,7 @@ from allranks.features.torch_jax import buckets, calls, tensors
 from allranks.features.torch_jax.group_base import NO_LIMIT_SECONDS, BaseGroup
 from allranks.features.torch_jax.messages import Mailbox
 from allranks.features.torch_jax.works import (
+    FORGETS_HANDLES,
     FinishedWork,
     SeveralWorks,
     TransferWork,
@@ -31,7 +32,6 @@ from allranks.features.torch_jax.works import (
     recorded,
 )
 
-_FORGETS_HANDLES = torch.__version__ < (2, 7)
 _mailboxes: dict[int, Mailbox] = {}
 
 
@@ -466,7 +466,7 @@ _RECORDED = {
 }
 for _method, (_title, _place) in _RECORDED.items():
     _function = recorded(getattr(AllranksGroup, _method), _title, _place)
-    setattr(AllranksGroup, _method, kept(_function) if _FORGETS_HANDLES else _function)
+    setattr(AllranksGroup, _method, kept(_function) if FORGETS_HANDLES else _function)
 _DONE = FinishedWork()
 
 

@@ -272,6 +272,9 @@ def recorded(function: Callable[..., Any], title: str, place: int) -> Callable[.
     return method
 
 
+FORGETS_HANDLES = torch.__version__ < (2, 7)
+
+
 def kept(function: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a process group whose last handles are kept.
 
