@@ -122,6 +122,8 @@ async def find(agent, source):
         late = re.findall(rf"(?m)^{RANKS}: (?:running|silent)(?: In\[\d+\]:(\d+))?", state)
         if late and len(numbers(late[0][0])) == 1:
             await agent("interrupt")
+            while " has run for " in await agent("state"):
+                await asyncio.sleep(0.2)
             return min(numbers(late[0][0])), int(late[0][1] or 0)
         reply = await agent("error")
     # A rank that differs from the others, or that has left them.
