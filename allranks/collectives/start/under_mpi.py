@@ -105,7 +105,6 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     """This rank's world. Collective over the ranks of ``comm``. Raises `UsageError` if they share
     no memory and ``sharing`` requires it.
     """
-    from allranks.collectives.mpi.status_exchange import connect_hosts
     from allranks.collectives.mpi.transport import NAME, Epochs
     from allranks.collectives.ops.communicator import Comm
 
@@ -139,6 +138,8 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
     if len(set(layout.hosts)) > 1:
         world.offset_seconds = clock_offset(base, layout.node, layout.leaders)
     if not world.shared_by_all:
+        from allranks.collectives.mpi.status_exchange import connect_hosts
+
         connect_hosts(world, base)
         # A message from another host takes longer than spinning pays for.
         world.spins, world.spin_seconds = 0, 0.0
