@@ -35,6 +35,18 @@ def test_no_rank_uses_the_result_of_a_mismatch(gloo_ranks, call):
     assert "│ a result" not in cell.text
 
 
+def test_the_end_of_an_earlier_cells_wait_closes_no_connections_of_a_later_one(gloo_ranks):
+    """The thread that ends a wait may be late on a busy machine."""
+    assert gloo_ranks.on_ranks(IMPORTS + BEGIN).status == "ok"
+    inside = "from allranks.collectives import world\nearlier = world.current().scope.number"
+    assert gloo_ranks.on_ranks(inside).status == "ok"
+    cell = gloo_ranks.on_ranks(
+        "from allranks.features.torch_jax import torch_state\ntorch_state.close(earlier)\n"
+        "x = torch.ones(3)\ndist.all_reduce(x)\nint(x[0])"
+    )
+    assert cell.text == "ranks 0–2 → 3\n"
+
+
 #: Lines that torch's own gloo refuses, or where it waits for ever, and others for them.
 INSTEAD = {
     "operations and dtypes": {

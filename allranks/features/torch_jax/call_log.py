@@ -251,7 +251,7 @@ class RankCalls:
         reason = self.reason = CollectiveMismatch(with_advice(text := log.mismatch()))
         # First: whose wait ends with its connection looks for it.
         worlds.current().spoil(text, deadlock=True)
-        torch_state.close()
+        torch_state.close(worlds.current().scope.number)
         return reason
 
     def keep(self, call: PostedCall, work: Any) -> None:

@@ -79,13 +79,14 @@ class JaxWaits(other_ranks.LibraryWaits):
         this, idle_seconds = world.current(), self._idle_seconds()
         idle = idle_seconds >= _IDLE_SECONDS
         this.board.put(fields.IDLE, time.monotonic_ns() if idle else 0)
-        if not this.scope.number or self._closed:
+        cell = this.scope.number
+        if not cell or self._closed:
             return
         if idle and not self._told:
             self._told = self._why()
         if self._told or (self._pressed and idle_seconds >= _PRESSED_SECONDS):
             self._closed = True
-            other_ranks.close()
+            other_ranks.close(cell)
 
     def _idle_seconds(self) -> float:
         """Returns how long this rank has only waited in JAX, or has been idle outside of a cell."""
@@ -162,6 +163,7 @@ class JaxWaits(other_ranks.LibraryWaits):
 
     def renew(self, epoch: int) -> None:
         # Between two cells, after the end of an epoch in which a rank has closed its connections.
+        other_ranks.finish_closing()
         if _in_use() and other_ranks.have_closed(epoch):
             self._shut_down()
 

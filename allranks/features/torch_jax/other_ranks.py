@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,9 @@ from allranks.errors import RankLeft
 from allranks.records.ranks import label
 
 _REPORT_SECONDS, _ENDING_SECONDS = 5.0, 0.2
+
+
+_closing = threading.Lock()
 
 
 class LibraryWaits:
@@ -40,6 +44,7 @@ class LibraryWaits:
             line_reporter.also.append(self._look_quietly)
 
     def begin(self) -> None:
+        finish_closing()
         self._pressed, self._told, self._at = False, "", ()
 
     def press(self) -> None:
@@ -79,16 +84,30 @@ def show_mpi_ports(ports: Sequence[int]) -> None:
     world.current().board.put(fields.PORTS, packed)
 
 
-def close() -> None:
-    """Ends this rank's connections to the other ranks of its host, and informs them."""
+def close(cell: int) -> None:
+    """Ends this rank's connections to the other ranks of its host, and informs them. Does nothing
+    once the cell of this number has ended: the connections are then those of a later cell.
+    """
     this = world.current()
-    this.board.put(fields.CLOSED, this.epoch + 1)
-    ports = {
-        this.board.get(rank, fields.PORTS) >> shift & 0xFFFF
-        for rank in this.local_ranks
-        for shift in (0, 16, 32, 48)
-    }
-    _shut(_connections([this.board.get(rank, fields.PID) for rank in this.local_ranks], ports))
+    with _closing:
+        if this.scope.number != cell:
+            return
+        this.board.put(fields.CLOSED, this.epoch + 1)
+        ports = {
+            this.board.get(rank, fields.PORTS) >> shift & 0xFFFF
+            for rank in this.local_ranks
+            for shift in (0, 16, 32, 48)
+        }
+        pids = [this.board.get(rank, fields.PID) for rank in this.local_ranks]
+        _shut(_connections(pids, ports))
+
+
+def finish_closing() -> None:
+    """Returns once no thread ends connections any more. The main thread calls it before a later
+    cell makes new ones, which may get the same descriptors.
+    """
+    with _closing:
+        pass
 
 
 def have_closed(epoch: int) -> bool:

@@ -31,10 +31,14 @@ def own_groups() -> list[Any]:
     return [group for group in every if not hasattr(group, "core")]
 
 
-def close() -> None:
-    """Ends this rank's connections to the other ranks, and aborts its groups."""
+def close(cell: int) -> None:
+    """Ends this rank's connections to the other ranks, and aborts its groups, unless the cell of
+    this number has ended.
+    """
+    if world.current().scope.number != cell:
+        return
     if world.current().board is not None:
-        other_ranks.close()
+        other_ranks.close(cell)
     for group in own_groups():
         # Does nothing for gloo; for NCCL it may take long.
         threading.Thread(target=abort, args=(group,), daemon=True).start()

@@ -74,7 +74,8 @@ class TorchWaits(other_ranks.LibraryWaits):
     def look(self) -> None:
         """Ends the wait of the main thread where nothing else can."""
         this = world.current()
-        if not this.scope.number or torch_state.c10d() is None:
+        cell = this.scope.number
+        if not cell or torch_state.c10d() is None:
             return
         still = self._is_still()
         made = _group_being_made() if still else None
@@ -83,7 +84,9 @@ class TorchWaits(other_ranks.LibraryWaits):
             return
         call = _awaited(still)
         if rank_calls.reason is None:
-            rank_calls.reason = self._why(call) or _why_never_made(made)
+            reason = self._why(call) or _why_never_made(made)
+            if this.scope.number == cell:  # else it is of a cell that has ended meanwhile
+                rank_calls.reason = reason
         ended = rank_calls.reason is not None and (call is not None or made is not None)
         if not ended and not (self._pressed and still):
             return
@@ -95,7 +98,7 @@ class TorchWaits(other_ranks.LibraryWaits):
             # The end of a wait in CUDA raises nothing, and leaves a wrong value.
             self._stopped_main = True
             signal.pthread_kill(MAIN_THREAD, signal.SIGINT)
-        torch_state.close()
+        torch_state.close(cell)
 
     def _is_still(self) -> bool:
         """Whether the main thread has neither moved nor computed for a while."""
@@ -197,6 +200,7 @@ class TorchWaits(other_ranks.LibraryWaits):
 
     def renew(self, epoch: int) -> None:
         # Between two cells, after the end of an epoch in which a rank has closed its connections.
+        other_ranks.finish_closing()
         if torch_state.c10d() is not None and other_ranks.have_closed(epoch):
             self._forget(
                 "torch's process groups were closed on all ranks to end a wait in "
