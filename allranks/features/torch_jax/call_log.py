@@ -194,7 +194,10 @@ class PostedTransfer(PointCall):
 
     def patience(self) -> float:
         known = worlds.current().left_behind | {threading.main_thread()}
-        several = not known.issuperset(threading.enumerate())
+        # Without threads of C++ that Python has met once, as autograd's: they send nothing by
+        # themselves, and stay in this list.
+        own = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
+        several = not known.issuperset(own)
         if not self.awaited or several or len(self.peers) > 1:
             return math.inf  # another rank, or another thread there, may go on
         return super().patience()
