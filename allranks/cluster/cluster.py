@@ -12,7 +12,7 @@ from allranks.cluster import devices, launchers, variables
 from allranks.cluster.calls import Calls, CapturedOutput
 from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import RankStatus, end_of, read_status
+from allranks.cluster.failures import RankStatus, end_of, read_statuses
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import KeptFolders
 from allranks.cluster.healing import AfterCells, have, keep_here, listed
@@ -479,8 +479,7 @@ class Cluster(Calls):
         answers = self._ranks.ask(
             requests.STATUS, {}, ranks=range(self.size), seconds=1.0, strict=False
         )
-        empty: dict[str, Any] = {}
-        return [read_status(h, answers.get(r, (empty, []))[0]) for r, h in self.hellos.items()]
+        return read_statuses(self.hellos, {rank: found for rank, (found, _) in answers.items()})
 
     def ask(
         self,

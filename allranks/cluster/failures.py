@@ -495,6 +495,13 @@ def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
     return RankStatus(hello.rank, hello.host, hello.pid, hello.device, rss, state, line)
 
 
+def read_statuses(
+    hellos: Mapping[int, Hello], answers: Mapping[int, dict[str, Any]]
+) -> list[RankStatus]:
+    """Reads the status of all ranks; those without an answer are looked up."""
+    return [read_status(hello, answers.get(rank, {})) for rank, hello in hellos.items()]
+
+
 def status_tree(statuses: Sequence[RankStatus], title: str) -> str:
     lines = [title]
     for host in dict.fromkeys(status.host for status in statuses):

@@ -12,7 +12,7 @@ import importlib
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from typing import Any
 
 from allranks.cluster.calls import CapturedOutput
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import RankStatus, plain, read_status
+from allranks.cluster.failures import RankStatus, plain, read_statuses
 from allranks.cluster.options import ClusterOptions
 from allranks.errors import (
     AllranksError,
@@ -39,7 +39,7 @@ from allranks.widgets.dashboard.view import TerminalDashboard
 
 #: A token is about four characters of English, and fewer of code.
 _LONGEST = 6000
-_WAIT_SECONDS, _STATUS_SECONDS, _POLL_SECONDS = 1.5, 0.8, 0.02
+_WAIT_SECONDS, _STATUS_SECONDS = 1.5, 0.8
 _LEAST_SECONDS = 1.0
 _KEPT_CELLS = 50
 _VALUE_LENGTH, _HEADLINE_LENGTH = 400, 300
@@ -170,10 +170,10 @@ class AgentTools:
             ranks = "The ranks start." if self._is_busy() else _NO_RANKS
             return f"{ranks} {self._latest().title()}." if self._cells else ranks
         title = f"{self._latest().title()}.\n" if self._cells else ""
-        lines: dict[str, list[int]] = {}
-        for one in self._statuses():
-            lines.setdefault(f"{one.state} {one.line}".rstrip(), []).append(one.rank)
-        text = "\n".join(f"{label(ranks)}: {what}" for what, ranks in lines.items())
+        groups = _by_text(
+            (one.rank, f"{one.state} {one.line}".rstrip()) for one in self._statuses()
+        )
+        text = "\n".join(f"{label(ranks)}: {what}" for what, ranks in groups.items())
         return _cut(f"{title}{text}")
 
     def _statuses(self) -> list[RankStatus]:
@@ -191,9 +191,7 @@ class AgentTools:
         # The thread that waits for the cell delivers them.
         cluster.ask_soon(requests.STATUS, {}, take)
         came.wait(_STATUS_SECONDS)
-        hellos = sorted(cluster.hellos.items())
-        content = {rank: answer.content for rank, answer in answers.items()}
-        return [read_status(hello, content.get(rank, {})) for rank, hello in hellos]
+        return read_statuses(cluster.hellos, {r: answer.content for r, answer in answers.items()})
 
     def output(self, cell: int = 0, offset: int = 0) -> str:
         """Returns what the ranks of a cell have printed so far, equal lines once, each with its
@@ -235,9 +233,7 @@ class AgentTools:
         lines = []
         for index, word in enumerate(words):
             # By the text, as a person compares them: two NaN are equal here.
-            groups: dict[str, list[int]] = {}
-            for rank, row in enumerate(found):
-                groups.setdefault(row[index], []).append(rank)
+            groups = _by_text((rank, row[index]) for rank, row in enumerate(found))
             lines += [f"{word} on {label(ranks)}: {text}" for text, ranks in groups.items()]
         return _cut("\n".join(lines), more="ask for fewer names")
 
@@ -317,6 +313,14 @@ class AgentTools:
             longest = _LONGEST - sum(map(len, parts))
             parts.insert(1, _part("output", cell, output, longest=longest))
         return "\n".join(parts)
+
+
+def _by_text(texts: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """The ranks of each text, in the order in which the texts come."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts:
+        groups.setdefault(text, []).append(rank)
+    return groups
 
 
 def _part(tool: str, cell: _CellRecord, text: str, offset: int = 0, longest: int = _LONGEST) -> str:

@@ -96,14 +96,17 @@ def _run(typed: argparse.Namespace) -> int:
     )
 
 
+def _add_launcher(parser: argparse.ArgumentParser, about: str) -> None:
+    # The launcher's own options may follow it: --on slurm --nodes 2
+    parser.add_argument(
+        "--on", dest="behind", nargs=argparse.REMAINDER, metavar="LAUNCHER", help=about
+    )
+
+
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--on",
-        dest="behind",
-        nargs=argparse.REMAINDER,
-        metavar="LAUNCHER",
-        help="check these hosts and their network instead: ssh:h1:2,h2:2, slurm and its options",
+    _add_launcher(
+        parser, "check these hosts and their network instead: ssh:h1:2,h2:2, slurm and its options"
     )
     parser.set_defaults(act=_doctor)
 
@@ -125,13 +128,8 @@ def _add_install_kernel(parser: argparse.ArgumentParser) -> None:
     assert parser.description is not None
     parser.description += " The first cell starts the ranks with these options."
     _add_kernel_options(parser)
-    # The launcher's own options may follow it: --on slurm --nodes 2
-    parser.add_argument(
-        "--on",
-        dest="behind",
-        nargs=argparse.REMAINDER,
-        metavar="LAUNCHER",
-        help="where the ranks run: local, ssh:h1:2,h2:2, slurm and its options, a named place",
+    _add_launcher(
+        parser, "where the ranks run: local, ssh:h1:2,h2:2, slurm and its options, a named place"
     )
     parser.set_defaults(act=_install_kernel)
 

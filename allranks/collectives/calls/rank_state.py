@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 PAGE = 12288
 # `REFUSED` is the number of a call, `REFUSED_OF` its group's number + 1.
 ENTERED, LEFT, FAILED, BROKEN, REFUSED, REFUSED_OF = 0, 1, 2, 3, 4, 5
-ASKED, ASKED_ELSE, LOST, ROUND = 8, 9, 10, 11
+ASKED, LOST, ROUND = 8, 9, 10
 """Written by other ranks: a question, that the host cannot be reached, and on the page of a host's
 first rank the number of complete exchanges between all hosts."""
 SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
-ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, TOLD, ASKING, IDLE = 16, 17, 18, 19, 20, 21, 22, 23, 24
-PORTS = 25
+ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, ASKING, IDLE = range(16, 24)
+PORTS = 24
 """The ports on which the rank's MPI listens, 16 bits each."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
@@ -89,7 +89,7 @@ class Board:
         self.words[self._mine + word] = value
 
     def ask(self, rank: int, ticket: int, what: int = ASKED) -> None:
-        """Asks a rank for its line, or for its position in another library's collectives."""
+        """Asks a rank for its line, or writes another of the words that other ranks write."""
         self.words[self._word[rank] + what] = ticket
 
     def text(self, rank: int, kind: int) -> str:

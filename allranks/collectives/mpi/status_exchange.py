@@ -44,8 +44,7 @@ _QUICK_ROUNDS, _SLOWER, _LONGEST_SECONDS = 8, 1.3, 5.0
 """After this many rounds without news, each begins later than the one before, by this factor. Two
 or three rounds without news confirm a deadlock."""
 _HEAD = struct.Struct("=BIQI")
-_PAGE, _ASK, _ASK_ELSE, _ROUND, _DONE, _LOST, _BEAT = range(7)
-_ASKS = {_ASK: fields.ASKED, _ASK_ELSE: fields.ASKED_ELSE}
+_PAGE, _ASK, _ROUND, _DONE, _LOST, _BEAT = range(6)
 
 
 Key = tuple[bytes, bytes]
@@ -86,7 +85,7 @@ class HostLink:
         self.stale: set[int] = set()
         """The ranks of whose pages the other end has an old copy."""
         self.stale_beats: set[int] = set()
-        self.asked: dict[tuple[int, int], int] = {}
+        self.asked: dict[int, int] = {}
         # Messages that the other end does not take yet; one frame, to keep their order.
         self._out = bytearray()
 
@@ -199,11 +198,11 @@ class StatusExchange(threading.Thread):
             page, before = zlib.decompress(data), self.board.page(rank)
             self.board.show(rank, page)
             self._pass_on(rank, data, news=wait_of(page) != wait_of(before))
-        elif kind in _ASKS:
+        elif kind == _ASK:
             # Only the newest question is answered, whichever host it comes from.
-            if number > self.board.get(rank, _ASKS[kind]):
-                self.board.ask(rank, number, _ASKS[kind])
-            link.asked[(rank, kind)] = number
+            if number > self.board.get(rank, fields.ASKED):
+                self.board.ask(rank, number)
+            link.asked[rank] = number
         elif kind == _ROUND:
             # All messages from before the round are on the board by now, and are answered here.
             self.board.put(fields.ROUND, number)
@@ -252,11 +251,10 @@ class StatusExchange(threading.Thread):
             rank = link.stale.pop()
             link.add(StatusMessage(_PAGE, rank, data=self._messages[rank]))
         for rank in link.behind:
-            for kind, word in _ASKS.items():
-                asked = self.board.get(rank, word)
-                if asked != link.asked.get((rank, kind), 0):
-                    link.asked[(rank, kind)] = asked
-                    link.add(StatusMessage(kind, rank, asked))
+            asked = self.board.get(rank, fields.ASKED)
+            if asked != link.asked.get(rank, 0):
+                link.asked[rank] = asked
+                link.add(StatusMessage(_ASK, rank, asked))
 
     def _add_round(self, link: HostLink, message: StatusMessage) -> None:
         self._add_changes(link, must=True)

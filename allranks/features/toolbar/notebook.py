@@ -18,7 +18,7 @@ from IPython.core.getipython import get_ipython
 
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import read_status
+from allranks.cluster.failures import read_statuses
 from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.records import requests
 from allranks.records.ranks import label
@@ -112,8 +112,7 @@ def _asked(message: dict[str, Any]) -> None:
 
 
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
-    hellos = sorted(running.hellos.items())
-    ranks = [read_status(hello, answers.get(rank, {})) for rank, hello in hellos]
+    ranks = read_statuses(running.hellos, answers)
     _send(
         {
             "ranks": [

@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.collectives import world as worlds
 from allranks.collectives.host.memory import Borrowed
+from allranks.features.torch_jax.tensors import in_backward
 
 _SMALLEST_BYTES = 1 << 20
 """Smaller buckets pass through memory that stays in the caches."""
 _ROOM = 2
 """The free part of /dev/shm must have this many times the bytes of a bucket."""
 _FOLDER = "/dev/shm"
-_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _seen: dict[int, StorageWeakRef] = {}
 """The storages of buckets that have been reduced, shared or not, by their address."""
 _with_views: WeakSet[Any] = WeakSet()
@@ -37,7 +37,7 @@ def share(process_group: Any, tensor: Any) -> None:
     The memory that it had is freed, so no array of numpy may refer to it. Only the reducer uses
     it, unless gradients are views of buckets.
     """
-    if _in_backward() < 0 or tensor.layout != torch.strided or tensor.nbytes < _SMALLEST_BYTES:
+    if not in_backward() or tensor.layout != torch.strided or tensor.nbytes < _SMALLEST_BYTES:
         return
     if not _is_called_by_autograd():
         return

@@ -27,7 +27,6 @@ from allranks.features.torch_jax.call_log import (
 )
 from allranks.features.torch_jax.works import FORGETS_HANDLES, kept
 
-_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _NO_TIMEOUT = timedelta(0)
 _Plain: Any = dist.ProcessGroup
 
@@ -121,7 +120,7 @@ class ComparedWork(dist.Work):  # type: ignore[misc]
         return self._work.result()
 
     def get_future(self) -> Any:
-        if _in_backward() >= 0:
+        if tensors.in_backward():
             # It runs at the end of the pass, before DDP's reducer waits for its futures in C++.
             torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         return self._work.get_future()

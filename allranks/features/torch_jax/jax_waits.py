@@ -20,7 +20,7 @@ from typing import Any
 from allranks.collectives import world
 from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
-from allranks.engine.exceptions import is_a, text_of, traceback_of
+from allranks.engine.exceptions import is_a, text_of
 from allranks.errors import RankLeft, UsageError
 from allranks.features.torch_jax import jax_hook, other_ranks
 
@@ -132,8 +132,7 @@ class JaxWaits(other_ranks.LibraryWaits):
             # Another rank has died, or its wait ended first.
             self._told = _sentence(other_ranks.gone())
         ended = KeyboardInterrupt() if interrupted else RankLeft(self._told)
-        ended.__traceback__, ended.__suppress_context__ = traceback_of(raised), True
-        self._instead = error, ended
+        self._instead = error, other_ranks.with_traceback_of(raised, ended)
         return ended
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -142,8 +141,7 @@ class JaxWaits(other_ranks.LibraryWaits):
             return error
         # JAX's own exceptions keep their text apart from ``args``.
         explained = type(error)(f"{text}\n{_MAKE_AGAIN}")
-        explained.__traceback__, explained.__suppress_context__ = traceback_of(error), True
-        self._instead = error, explained
+        self._instead = error, other_ranks.with_traceback_of(error, explained)
         return explained
 
     def leave(self, error: BaseException | None) -> None:

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -18,12 +18,14 @@ from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import under_mpi
+from allranks.engine.exceptions import traceback_of
 from allranks.errors import RankLeft
 from allranks.records.ranks import label
 
 _REPORT_SECONDS, _ENDING_SECONDS = 5.0, 0.2
 
 
+E = TypeVar("E", bound=BaseException)
 _closing = threading.Lock()
 
 
@@ -128,6 +130,12 @@ def have_lost_one(connection_ended: bool) -> bool:
                 return False
     closed = have_closed(this.epoch) and bool(gone())
     return closed or (connection_ended and bool(this.died))
+
+
+def with_traceback_of(raised: BaseException, shown: E) -> E:
+    """The error that is shown in place of the one that the library has raised."""
+    shown.__traceback__, shown.__suppress_context__ = traceback_of(raised), True
+    return shown
 
 
 def have_ended() -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from allranks.collectives.arrays.reductions import Array, ReduceOp
 
+_graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _RedOp = torch.distributed.ReduceOp.RedOpType
 #: torch's reductions that allranks has.
 OPS = {
@@ -39,6 +40,11 @@ _OF_NUMPY = {
     torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64, torch.complex128,
 }  # fmt: skip
+
+
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass of autograd."""
+    return bool(_graph_task_id() >= 0)
 
 
 def kind_of(op: Any) -> Any:

@@ -144,7 +144,7 @@ class TorchWaits(other_ranks.LibraryWaits):
         if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
             error.__suppress_context__ = True  # hides the error that torch raised meanwhile
             if self._stopped_main and not self._pressed and rank_calls.reason is not None:
-                return _with_traceback(rank_calls.reason, error)
+                return other_ranks.with_traceback_of(error, rank_calls.reason)
         if self._instead is not None and self._instead[0] is error:
             return self._instead[1]
         if not is_a(error, (RuntimeError, ValueError)) or torch_state.c10d() is None:
@@ -161,7 +161,7 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not raised or rank_calls.reason is None:
             self._explain(error)
             return error
-        self._instead = error, _with_traceback(rank_calls.reason, error)
+        self._instead = error, other_ranks.with_traceback_of(error, rank_calls.reason)
         return self._instead[1]
 
     def _explain(self, error: BaseException) -> None:
@@ -274,11 +274,6 @@ def _why_never_made(made: tuple[str, tuple[int, ...]] | None) -> RankLeft | None
         if rank in members:
             return RankLeft(_sentence(title, members, rank, why))
     return None
-
-
-def _with_traceback(reason: BaseException, error: BaseException) -> BaseException:
-    reason.__traceback__, reason.__suppress_context__ = traceback_of(error), True
-    return reason
 
 
 def _frames_of(error: BaseException) -> list[FrameType]:

@@ -19,8 +19,7 @@ from allranks.collectives.calls.call import Call, Pause
 from allranks.collectives.ops.inputs import Handle
 from allranks.errors import StaleHandle
 from allranks.features.torch_jax.messages import Transfer
-
-_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+from allranks.features.torch_jax.tensors import in_backward
 
 
 class FinishedWork(dist.Work):  # type: ignore[misc]
@@ -170,7 +169,7 @@ class CallWork(FinishedWork):
         if self._future is not None:
             return self._future
         future = self._future = CallFuture(self)
-        if _in_backward() >= 0 and not self.is_completed():
+        if in_backward() and not self.is_completed():
             torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         else:
             self.wait()
