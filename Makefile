@@ -8,6 +8,7 @@
 #                   PARTS=contract for those whose names begin so
 #   make docs    the documentation as a site, in build/site
 #   make dist    the sdist and the wheel, in dist/
+#   make release VERSION=0.2.0  all of a release but the publication: version, dist, checks, docs
 #   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
 #   make pictures   docs/pictures, taken anew; PICTURES="ring strips" takes some of them
 #   make soak    random hostile cells on real ranks, for MINUTES=60
@@ -47,7 +48,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs dist test-pythons pictures soak bench lock clean
+.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs dist release test-pythons pictures soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -105,6 +106,10 @@ dist: $(VENV)/.made
 	@$(PIP) install --quiet --constraint constraints.txt hatchling
 	rm -rf dist
 	$(BIN)/python -m hatchling build -t sdist -t wheel -d dist
+
+release: $(VENV)/.test
+	@$(if $(VERSION),,echo 'Type for example: make release VERSION=0.2.0' >&2; exit 2;) \
+	    $(BIN)/python -m tests.release $(VERSION)
 
 pictures: $(VENV)/.test
 	$(BIN)/python -m tests.browser.pictures $(PICTURES)

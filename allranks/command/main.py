@@ -18,7 +18,7 @@ from typing import NoReturn
 import allranks
 from allranks.cluster import devices, doctor, launchers, script
 from allranks.cluster.options import ClusterOptions
-from allranks.command import agents, export
+from allranks.command import agents, export, gpu_report
 from allranks.errors import AllranksError, UsageError
 from allranks.notebook import load_features
 from allranks.records.config import START_WITH
@@ -105,6 +105,10 @@ def _add_launcher(parser: argparse.ArgumentParser, about: str) -> None:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--gpu", action="store_true", help="run the suites for GPUs instead")
+    parser.add_argument(
+        "--report", metavar="FILE", default="report.json", help="where --gpu writes its results"
+    )
     _add_launcher(
         parser, "check these hosts and their network instead: ssh:h1:2,h2:2, slurm and its options"
     )
@@ -112,6 +116,8 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(typed: argparse.Namespace) -> int:
+    if typed.gpu:
+        return gpu_report.run(typed.report)
     if typed.behind is None:
         found = doctor.examine()
     else:

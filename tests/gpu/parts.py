@@ -1,15 +1,17 @@
-"""What is run on GPUs, in order, each part noted as it ends: ``make test-gpu``.
+"""What is run on GPUs, in order: ``make test-gpu`` and ``allranks doctor --gpu``.
 
-    python tests/gpu/parts.py [NAME ...]
+    python tests/gpu/parts.py [--report FILE] [--seconds S] [NAME ...]
 
-Names are beginnings of parts' names, as ``contract`` or ``"gpu, 2"``; without one all parts run.
-The Python that runs this needs cupy, mpi4py, an mpiexec, pytest and numpy. What is missing is said,
-and the part that needs it is skipped. The report is benchmarks/results/gpu_tests.json: a part that
-did not run this time stays in it, as long as the machine is known to be the same.
+Names are beginnings of parts' names, such as ``contract`` or ``"gpu, 2"``; without one all parts
+run. The Python that runs this needs cupy, mpi4py, an mpiexec, pytest and numpy. A part that needs
+something else is skipped, and the report has the reason. The report is written after each part; by
+default it is benchmarks/results/gpu_tests.json. A part that did not run this time stays in it, if
+the machine is the same. After ``--seconds`` no other part begins.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import json
@@ -114,6 +116,8 @@ def gpus() -> list[str]:
 
 def missing_for(part: Part) -> str:
     """What keeps one part from running."""
+    if part.program is not None and not part.program.exists():
+        return "only in a checkout: make test-gpu"
     if why := missing() or _without(*part.needs):
         return why
     if "mpi4py" in part.needs and launch.mpiexec_of() is None:
@@ -141,11 +145,9 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def run(part: Part) -> dict[str, Any]:
-    """Runs a part to its end or its limit; returns what became of it."""
-    today = date.today().isoformat()
-    about = {"part": part.name, "settings": dict(part.settings), "date": today}
+    """Runs a part to its end or its limit; returns its entry of the report."""
     if why := missing_for(part):
-        return {**about, "state": "skipped", "why": why}
+        return skipped(part, why)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -162,7 +164,17 @@ def run(part: Part) -> dict[str, Any]:
     elif counts and not counts["passed"] and not counts["failed"]:
         state = "skipped"
     kept = ended.stdout[-4000:] if state == "failed" or part.program else ""
-    return {**about, "state": state, "seconds": seconds, **counts, "said": kept}
+    return {**_about(part), "state": state, "seconds": seconds, **counts, "said": kept}
+
+
+def skipped(part: Part, why: str) -> dict[str, Any]:
+    """The entry of the report for a part that does not run."""
+    return {**_about(part), "state": "skipped", "why": why}
+
+
+def _about(part: Part) -> dict[str, Any]:
+    settings, today = dict(part.settings), date.today().isoformat()
+    return {"part": part.name, "settings": settings, "date": today}
 
 
 def _started(part: Part, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -175,8 +187,8 @@ def _started(part: Part, folder: Path) -> subprocess.CompletedProcess[str]:
     return launch.mpiexec(part.ranks, *suites, timeout=part.seconds, **env)
 
 
-def note(results: list[dict[str, Any]]) -> None:
-    """Writes the report, where anything has run."""
+def note(results: list[dict[str, Any]], file: Path) -> None:
+    """Writes the report, if anything has run."""
     if all(each["state"] == "skipped" for each in results):
         return
     about: dict[str, Any] = {}
@@ -184,15 +196,15 @@ def note(results: list[dict[str, Any]]) -> None:
         from benchmarks.gpu import machine
 
         about = machine()
-    before = json.loads(REPORT.read_text()) if REPORT.exists() else {}
+    before = json.loads(file.read_text()) if file.exists() else {}
     same = bool(about) and all(before.get(key) == about[key] for key in about)
     kept = before.get("runs", []) if same else []
     runs = {each["part"]: each for each in [*kept, *results]}
     today = date.today().isoformat()
     ordered = [runs[part.name] for part in PARTS if part.name in runs]
     report = {"name": "gpu_tests", "date": today, **about, "runs": ordered}
-    REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(json.dumps(report, indent=1) + "\n")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def chosen(names: Sequence[str]) -> list[Part]:
@@ -203,19 +215,30 @@ def chosen(names: Sequence[str]) -> list[Part]:
     return [part for part in PARTS if not names or part.name.startswith(tuple(names))]
 
 
-def main(names: Sequence[str]) -> int:
-    """Runs these parts; fails where one did."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs the chosen parts; returns 1 if one failed, or if none could run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report", type=Path, default=REPORT)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("names", nargs="*")
+    typed = parser.parse_args(arguments)
+    parts = chosen(typed.names)
+    if why := missing():
+        print(f"No part can run: {why}")
+        return 1
     results: list[dict[str, Any]] = []
-    out = os.environ.get("OUT")
-    for part in chosen(names):
-        result = run(part)
+    out, deadline = os.environ.get("OUT"), time.monotonic() + typed.seconds
+    for part in parts:
+        late = f"the {typed.seconds:g} s were over" if time.monotonic() > deadline else ""
+        result = skipped(part, late) if late else run(part)
         results.append(result)
-        note(results)
-        if out and REPORT.exists():
-            (Path(out) / REPORT.name).write_text(REPORT.read_text())
+        note(results, typed.report)
+        if out and typed.report.exists():
+            (Path(out) / typed.report.name).write_text(typed.report.read_text())
         why = result.get("why") or result.get("said") or ""
         print(f"{part.name}: {result['state']}{': ' * bool(why)}{why}", flush=True)
-    return int(any(each["state"] == "failed" for each in results))
+    states = {each["state"] for each in results}
+    return int("failed" in states or states == {"skipped"})
 
 
 if __name__ == "__main__":

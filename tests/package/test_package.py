@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import allranks
 from tests.kernel import Kernel
+from tests.mpi import launch
 
 ROOT = f"allranks-{allranks.__version__}"
 HEAVY = ("cupy", "jax", "keras", "nvidia", "pandas", "scikit", "tensorflow", "torch")
@@ -69,7 +71,9 @@ def test_the_wheel_has_the_package_and_nothing_else(built, repository):
         if name.startswith(source)
     }
     assert len(extension) == 5
-    assert {name for name in found if ".dist-info/" not in name} == package | extension
+    suites = {name for name in found if name.startswith("allranks/gpu_suites/")}
+    assert {name.removeprefix("allranks/gpu_suites/") for name in suites} <= committed(repository)
+    assert {name for name in found if ".dist-info/" not in name} == package | extension | suites
     assert f"{ROOT}.dist-info/licenses/LICENSE" in found
 
 
@@ -86,6 +90,16 @@ def test_a_wheel_of_the_sdist_is_the_wheel_of_the_tree(built, tmp_path):
         archive.extractall(tmp_path)
     _, wheel = build(tmp_path / ROOT, tmp_path / "dist")
     assert files_of_wheel(wheel) == files_of_wheel(built[1])
+
+
+def test_the_suites_for_gpus_run_from_the_wheel(built, tmp_path):
+    with ZipFile(built[1]) as archive:
+        archive.extractall(tmp_path)
+    # Arrays in host memory here: `allranks doctor --gpu` runs the same file on those of GPUs.
+    file = tmp_path / "allranks" / "gpu_suites" / "tests" / "mpi" / "run.py"
+    done = launch.mpiexec(2, str(file), "contract", "-kallreduce", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d\d passed", done.stdout), done.stdout
 
 
 def test_the_metadata_says_what_it_is(built, repository):
@@ -125,6 +139,13 @@ def notebook(python, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerne
     """A notebook of that environment."""
     with Kernel(tmp_path_factory.mktemp("kernel"), python=python) as kernel:
         yield kernel
+
+
+def test_a_report_of_gpus_names_what_is_missing(python):
+    command = [str(Path(python).with_name("allranks")), "doctor", "--gpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("pip install 'allranks[gpu-report]'\n")
 
 
 def test_a_cell_runs_where_only_the_wheel_is(notebook, python):

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import allranks
+from tests import release
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
@@ -96,3 +97,26 @@ def test_numpy_is_accepted_as_far_back_as_tensorflow_accepts_it():
     )
     least = [tuple(map(int, found[1].split(".")[:2])) for found in (ours, theirs)]
     assert least[0] <= least[1]
+
+
+def test_a_release_changes_every_version_and_dates_the_changelog(tmp_path):
+    for name in (*release.PLACES, "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((REPOSITORY / name).read_text())
+    (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## 7.8.9 (not released)\n\n- One.\n")
+    for _ in range(2):  # it can be repeated
+        release.prepare(tmp_path, "7.8.9", "2031-02-03")
+    assert "\n## 7.8.9 (2031-02-03)\n" in (tmp_path / "CHANGELOG.md").read_text()
+    for name in release.PLACES:
+        assert "7.8.9" in (tmp_path / name).read_text()
+        assert allranks.__version__ not in (tmp_path / name).read_text()
+
+
+def test_a_release_without_changes_is_refused(tmp_path):
+    (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## 7.8.9 (not released)\n\n## 7.8.8 (x)\n")
+    with pytest.raises(SystemExit, match="empty"):
+        release.prepare(tmp_path, "7.8.9", "2031-02-03")
+    with pytest.raises(SystemExit, match=r"no section '## 7\.9\.0"):
+        release.prepare(tmp_path, "7.9.0", "2031-02-03")
+    with pytest.raises(SystemExit, match="a version such as"):
+        release.prepare(tmp_path, "v7", "2031-02-03")

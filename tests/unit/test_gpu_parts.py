@@ -37,13 +37,13 @@ def test_parts_are_chosen_by_the_beginnings_of_their_names():
 
 
 def test_the_report_keeps_what_other_parts_have_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "REPORT", tmp_path / "report.json")
+    report = tmp_path / "report.json"
     monkeypatch.setattr(benchmarks.gpu, "machine", lambda: {"gpu": "FAKE GPU"})
     second, first = ({"part": f"gpu, {n} rank{'s' * (n > 1)}", "state": "passed"} for n in (2, 1))
-    parts.note([second])
-    parts.note([first])
-    parts.note([{**second, "state": "failed"}])
-    runs = json.loads(parts.REPORT.read_text())["runs"]
+    parts.note([second], report)
+    parts.note([first], report)
+    parts.note([{**second, "state": "failed"}], report)
+    runs = json.loads(report.read_text())["runs"]
     assert runs == [first, {**second, "state": "failed"}]
 
 
