@@ -31,6 +31,8 @@ CUPY := .venv-cupy
 TORCH := .venv-torch
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The pip of Python 3.11 says nothing while it installs what it has fetched: a minute or more.
+PIP_VERSION := 26.3
 PYTHON ?=
 LAB_ARGS ?=
 PYTEST_ARGS ?=
@@ -154,7 +156,7 @@ lock: $(VENV)/.made
 clean:
 	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
-# Where somebody looks on, pip says what it fetches, with a bar; else only what goes wrong.
+# In a terminal pip shows a bar while it fetches and while it installs; elsewhere it writes errors only.
 SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again. Modules
@@ -165,7 +167,7 @@ $(VENV)/.lab: EXTRAS = lab,tensorflow
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
-	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): a few minutes the first time.'
+	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): about 200 packages, one to five minutes the first time.'
 	@$(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@# A link instead of the copy, so that a change is seen when the page is loaded again.
 	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
@@ -216,4 +218,5 @@ $(VENV)/.made:
 	fi; \
 	echo "Making $(VENV) with $$("$$python" --version) ($$(command -v "$$python"))."; \
 	"$$python" -m venv --clear $(VENV); \
+	$(PIP) install --quiet 'pip==$(PIP_VERSION)'; \
 	touch $@

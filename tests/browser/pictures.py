@@ -3,7 +3,7 @@
 One notebook in one JupyterLab has a cell for each picture, in both themes where the docs show both:
 the cell above the picture on its page where that can be seen, or one that trains nothing, but logs
 and waits as training does. What stays without scripts is taken at the end, from the saved notebook.
-They go to docs/pictures, and ``panel.gif`` is the README's. NAMEs take some of them only.
+They go to docs/pictures, and ``tour.gif`` is the README's. NAMEs take some of them only.
 """
 
 from __future__ import annotations
@@ -43,6 +43,18 @@ for step in range(1, 401):
     allreduce(rng.normal(size=250_000).astype("float32"), name="gradients")
     log(step=step, loss=np.exp(-step / 120) + 0.02 * rng.normal(), accuracy=1 - np.exp(-step / 90))
 """
+FIRST = """%%distributed
+import numpy as np
+
+share = np.arange(3) + 10 * rank
+print("my share:", share)
+print("all of us:", allreduce(share, op=Sum))
+"""
+FAILS = """%%distributed
+if rank == 1:
+    raise RuntimeError("no data")
+allreduce(np.ones(3))
+"""
 LOGS = """%%distributed --view full
 import os, sys, time
 for epoch in range(30):
@@ -81,21 +93,33 @@ def main() -> None:
 
 
 def panel(lab: Lab) -> None:
-    """The panel while its cell runs: as a film, and in both themes."""
+    """The panel while its cell runs, in both themes."""
     shown = _begun(lab, "panel").locator(".ar-dashboard")
     shown.locator("canvas").first.wait_for()
-    frames = []
-    for _ in range(_FRAMES):
-        frames.append(shown.screenshot())
-        time.sleep(_FRAME_SECONDS / 2)  # a screenshot takes about as long
+    time.sleep(_FRAMES * _FRAME_SECONDS)
     for theme in ("dark", "light"):
         _choose_theme(lab, _THEMES[theme])
         shown.locator("canvas").first.hover(position={"x": 160, "y": 80})
         _take(shown, f"dashboard-{theme}")
     lab.page.mouse.move(2, 2)
     lab.wait_idle()
-    frames.append(shown.screenshot())
-    _write_moving(frames, FOLDER / "panel.gif")
+
+
+def tour(lab: Lab) -> None:
+    """Three cells with their source: output of four ranks, the panel, an error."""
+    frames: list[tuple[bytes, float]] = []
+    _ended(lab, "first")
+    frames.append((_whole(lab, "first").screenshot(), 2 * _LAST_SECONDS))
+    shown = _begun(lab, "panel").locator(".ar-dashboard")
+    shown.locator("canvas").first.wait_for()
+    for _ in range(_FRAMES):
+        frames.append((_whole(lab, "panel").screenshot(), _FRAME_SECONDS))
+        time.sleep(_FRAME_SECONDS / 2)  # a screenshot takes about as long
+    lab.wait_idle()
+    frames.append((_whole(lab, "panel").screenshot(), _LAST_SECONDS))
+    _ended(lab, "fails")
+    frames.append((_whole(lab, "fails").screenshot(), 2 * _LAST_SECONDS))
+    _write_moving(frames, FOLDER / "tour.gif")
 
 
 def logs(lab: Lab) -> None:
@@ -183,7 +207,7 @@ def still(lab: Lab) -> None:
 
 TAKE: dict[str, Callable[[Lab], None]] = {
     take.__name__: take
-    for take in (panel, logs, ensemble, ring, strips, profile, figures, many, still)
+    for take in (tour, panel, logs, ensemble, ring, strips, profile, figures, many, still)
 }
 
 
@@ -197,7 +221,9 @@ def _above(page: str, picture: str) -> str:
 
 CELLS = {
     "load": "%load_ext allranks\n" + START.format(n=4),
+    "first": FIRST,
     "panel": TRAINING,
+    "fails": FAILS,
     "logs": LOGS,
     "ensemble": SWEEP.format(pause=0.02, go="seen"),
     "ring": _above("dashboard.md", "ring-light.png"),
@@ -212,6 +238,11 @@ CELLS = {
 
 def _output(lab: Lab, name: str) -> Locator:
     return lab.output(list(CELLS).index(name))
+
+
+def _whole(lab: Lab, name: str) -> Locator:
+    """The cell with its source."""
+    return lab.page.locator(".jp-Notebook .jp-Cell").nth(list(CELLS).index(name))
 
 
 def _begun(lab: Lab, name: str) -> Locator:
@@ -243,9 +274,9 @@ def _image(shot: bytes) -> Image.Image:
     return Image.open(io.BytesIO(shot)).convert("RGB")
 
 
-def _write_moving(shots: list[bytes], path: Path) -> None:
-    """Writes a GIF, of which the last picture but one has all colours."""
-    opened = [_image(shot) for shot in shots]
+def _write_moving(shots: list[tuple[bytes, float]], path: Path) -> None:
+    """Writes a GIF of pictures, each with its seconds; the last but one has all colours."""
+    opened = [_image(shot) for shot, _ in shots]
     tall, wide = max(image.height for image in opened), opened[0].width
     # One palette for all, and no dithering: what has not changed is not written again.
     palette = opened[-2].quantize(_MOVING_COLOURS, dither=Image.Dither.NONE)
@@ -254,8 +285,7 @@ def _write_moving(shots: list[bytes], path: Path) -> None:
         page = Image.new("RGB", (wide, tall), "white")
         page.paste(image)
         frames.append(page.quantize(palette=palette, dither=Image.Dither.NONE))
-    seconds = [_FRAME_SECONDS] * (len(frames) - 1) + [_LAST_SECONDS]
-    durations = [int(1000 * each) for each in seconds]
+    durations = [int(1000 * seconds) for _, seconds in shots]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
     if (nbytes := path.stat().st_size) > _MOVING_NBYTES:
         raise ValueError(f"expected at most {_MOVING_NBYTES:,} bytes, found {nbytes:,}: {path}")
@@ -272,7 +302,7 @@ def _page(chromium: str, home: Path) -> Iterator[Lab]:
     with Server(home / "lab") as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         page = browser.new_page(viewport=VIEWPORT)
-        notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS.values()])
+        notebook = new_notebook(cells=[new_code_cell(source.rstrip()) for source in CELLS.values()])
         lab = Lab(page, server).open(server.add(notebook))
         try:
             _ended(lab, "load")
