@@ -302,7 +302,9 @@ def watch_over(connection: socket.socket) -> None:
         "TCP_KEEPIDLE": 2,
         "TCP_KEEPINTVL": 2,
         "TCP_KEEPCNT": seconds // 2 - 1,
-        "TCP_USER_TIMEOUT": 1000 * seconds,
+        # TCP doubles its pauses: a packet that was sent within the lease is sent again by then. An
+        # idle connection, too, ends after this time on Linux.
+        "TCP_USER_TIMEOUT": 1000 * (2 * seconds + 2),
     }
     for name, value in options.items():
         if hasattr(socket, name):
