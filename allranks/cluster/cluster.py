@@ -531,3 +531,8 @@ class NotebookSession(Protocol):
 
 session: NotebookSession | None = None
 """The session of this notebook, which the extension sets while it is loaded."""
+
+
+def running() -> Cluster | None:
+    """Returns the notebook's cluster if its ranks are up."""
+    return None if session is None else session.running

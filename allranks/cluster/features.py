@@ -21,15 +21,17 @@ feature. The other features' hooks are called all the same.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from allranks.cluster.options import START_OPTIONS, StartOption
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, failure
-from allranks.records.wire import Record
+from allranks.records.wire import Answer, Ask, Record
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,76 @@ class NotebookFeature:
             UsageError: its arguments are wrong, or it is not possible now.
         """
         raise NotImplementedError
+
+
+#: Requests of the core are counted from 1.
+_numbers = count(1 << 40)
+
+
+@dataclass
+class _Question:
+    ranks: tuple[int, ...]
+    deliver: Callable[[dict[int, Answer]], None]
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+
+class AskingFeature(NotebookFeature):
+    """A feature that makes requests of ranks in any thread, also while a cell runs."""
+
+    arriving: tuple[type[Record], ...] = ()  # until it asks
+
+    def __init__(self) -> None:
+        self.context: ClusterContext | None = None
+        """Set while there are ranks."""
+        self._questions: dict[int, _Question] = {}
+
+    def started(self, cluster: ClusterContext) -> None:
+        self.context = cluster
+
+    def stopped(self) -> None:
+        self.context = None
+
+    def ask(
+        self,
+        ranks: Iterable[int],
+        name: str,
+        arguments: dict[str, Any],
+        deliver: Callable[[dict[int, Answer]], None],
+        seconds: float,
+    ) -> None:
+        """Delivers the answers of all ranks, or those that have come after some seconds.
+
+        ``deliver`` is called once, in the thread that receives or in a timer's.
+        """
+        context = self.context
+        if context is None:
+            return  # they end
+        request = next(_numbers)
+        asked = tuple(ranks)
+        self._questions[request] = _Question(asked, deliver)
+        self.arriving = (Answer,)
+        context.send(asked, Ask(request, name, arguments))
+        # A rank that computes in C does not answer.
+        timer = threading.Timer(seconds, self._finish, (request,))
+        timer.daemon = True
+        timer.start()
+
+    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
+        # Of another feature, of the core, or too late.
+        question = self._questions.get(record.request) if isinstance(record, Answer) else None
+        if question is None:
+            return record
+        assert isinstance(record, Answer)
+        question.answers[record.rank] = record
+        if len(question.answers) == len(question.ranks):
+            self._finish(record.request)
+        return None
+
+    def _finish(self, request: int) -> None:
+        # The first of the two threads takes the question.
+        question = self._questions.pop(request, None)
+        if question is not None:
+            question.deliver(question.answers)
 
 
 _registered: list[type[NotebookFeature]] = []

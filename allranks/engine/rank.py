@@ -339,10 +339,6 @@ class Rank:
             names.update(pickle.loads(payloads[0]))
         elif name == requests.PULL:
             return {}, [self._pulled(arguments["names"])]
-        elif name == requests.COMPLETE:
-            return self._complete(arguments["code"], arguments["cursor"]), []
-        elif name == requests.INSPECT:
-            return self._inspect(arguments["code"], arguments["cursor"], arguments["detail"]), []
         elif name == requests.RENEW:
             self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
         else:
@@ -378,26 +374,6 @@ class Rank:
             raise UsageError(
                 f"rank {self.rank} cannot send {', '.join(names)}: {problem}"
             ) from None
-
-    def _complete(self, code: str, cursor: int) -> dict[str, Any]:
-        from IPython.core.completer import provisionalcompleter, rectify_completions
-
-        with provisionalcompleter():
-            completions = self._shell.Completer.completions(code, cursor)
-            found = list(rectify_completions(code, completions))
-        start, end = (found[0].start, found[0].end) if found else (cursor, cursor)
-        matches = [{"text": c.text, "type": c.type or "", "start": c.start} for c in found]
-        return {"matches": matches, "start": start, "end": end}
-
-    def _inspect(self, code: str, cursor: int, detail: int) -> dict[str, Any]:
-        from IPython.utils.tokenutil import token_at_cursor
-
-        name = token_at_cursor(code, cursor)
-        try:
-            bundle = self._shell.object_inspect_mime(name, detail_level=detail)
-        except KeyError:
-            return {"found": False, "data": {}}
-        return {"found": True, "data": bundle}
 
     def _refuse(self, ask: Ask, problem: str) -> None:
         self.wire.send(Answer(ask.request, self.rank, {}, problem))

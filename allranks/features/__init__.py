@@ -38,6 +38,7 @@ BUILT_IN: tuple[str, ...] = (
     "attach",
     "ensemble",
     "toolbar",
+    "completion",
 )
 GROUP = "allranks.features"
 

@@ -34,6 +34,7 @@ from allranks.magics.session import (
     watchers,
 )
 from allranks.magics.shell import (
+    AnsweredWhileBusy,
     AwaitedMagics,
     BusyStatus,
     CellReplies,
@@ -121,6 +122,7 @@ class DistributedMagics(Magics):
             AwaitedMagics(shell, self._undo)
             CellReplies(kernel, self._undo)
             BusyStatus(kernel, self._undo)
+            AnsweredWhileBusy(kernel, self._undo)
 
     def close(self) -> None:
         self.toggle.off()
@@ -283,6 +285,9 @@ class DistributedMagics(Magics):
             _export(options.names, session.past)
         elif name == "profile":
             self._profile(options)
+        elif name == "inspect":
+            rank = session.hooks.command("inspected_rank", options.names)
+            print(f"Tab, Shift-Tab and NAME? ask rank {rank}.")
         elif name == "on":
             self.toggle.on()
             print("Every following cell runs on the ranks, until: %distributed off")

@@ -6,6 +6,7 @@ When it is unloaded, an ``ExitStack`` undoes the changes.
 - `AwaitedMagics`: widgets react while a cell runs, because IPython awaits our cell magics.
 - `CellReplies`: the kernel replies to a cell that was interrupted just before or after its code.
 - `BusyStatus`: the kernel stays busy while a cell runs.
+- `AnsweredWhileBusy`: Tab and Shift-Tab also while a cell runs.
 - `Completion`: Tab, Shift-Tab and ``--help``, on the magics' lines and in cells for the ranks.
 - `ClientPatch`: ipyparallel's ``Client`` finds the ranks of the notebook.
 """
@@ -33,7 +34,6 @@ from allranks.errors import AllranksError, UsageError
 from allranks.magics.options import COMMANDS, cell_parser, command_parser, ensemble_parser
 from allranks.magics.session import Session
 from allranks.post_import import PostImportHook
-from allranks.records import requests
 
 _CELL_MAGIC = "%%distributed\n"
 _COMMAND = "%distributed"
@@ -263,6 +263,47 @@ class BusyStatus:
             self._running.pop(subshell, None)
 
 
+class AnsweredWhileBusy:
+    """Answers Tab and Shift-Tab while a cell waits for its ranks, not in a terminal.
+
+    ipykernel answers them after the cell.
+    """
+
+    def __init__(self, kernel: Any, undo: ExitStack) -> None:
+        channel = getattr(kernel, "shell_channel_thread", None)
+        if channel is None:
+            return  # this ipykernel has no subshells, and receives messages in another way
+        self._kernel, self._manager, self._receive_later = (
+            kernel,
+            channel.manager,
+            kernel.shell_main,
+        )
+        self._answers = {
+            "complete_request": kernel.complete_request,
+            "inspect_request": kernel.inspect_request,
+        }
+        self._manager.set_on_recv_callback(self._receive)
+        undo.callback(self._manager.set_on_recv_callback, self._receive_later)
+
+    async def _receive(self, subshell: str | None, frames: Any) -> None:
+        kernel, session = self._kernel, self._kernel.session
+        if subshell is None and session is not None and kernel._main_asyncio_lock.locked():
+            ident, message = session.feed_identities(frames, copy=False)
+            # A request with content is noted as read, and refused the second time.
+            request = session.deserialize(message, content=False, copy=False)
+            answer = self._answers.get(request["header"]["msg_type"])
+            if answer is not None:
+                request = session.deserialize(message, copy=False)
+                # Not by ipykernel's dispatch, which sets the parent of the running cell's output.
+                kernel._publish_status("busy", "shell", request)
+                await answer(
+                    self._manager.get_subshell_to_shell_channel_socket(None), ident, request
+                )
+                kernel._publish_status("idle", "shell", request)
+                return
+        await self._receive_later(subshell, frames)
+
+
 #: Arguments that choose a cluster.
 _CHOOSE = ("url_file", "url_or_file", "profile", "profile_dir", "ipython_dir", "cluster_id")
 
@@ -309,7 +350,6 @@ class ClientPatch:
 
 _MAGIC = re.compile(r"\s*(%{1,2})(distributed|ensemble)\b(.*)", re.DOTALL)
 _ASKS = re.compile(r"%%(distributed|ensemble)\s+(.*\s)?(-h|--help)\s*$")
-_RANK = (0,)
 
 
 def words_for(line: str) -> Sequence[str]:
@@ -341,7 +381,7 @@ def _with_a_cell(lines: list[str]) -> list[str]:
 class Completion:
     """Completes the lines of the magics.
 
-    Names of the ranks are completed and documented by requests to rank 0.
+    A feature completes and describes the names of the ranks.
     """
 
     def __init__(
@@ -359,18 +399,16 @@ class Completion:
     def _is_for_ranks(self, code: str) -> bool:
         if self._session.running is None:
             return False
-        return code.lstrip().startswith(("%%distributed", "%%ensemble", "%%px")) or (
+        return code.lstrip().startswith(("%%distributed", "%%rank", "%%ensemble", "%%px")) or (
             self._toggle.is_on and not code.lstrip().startswith("%")
         )
 
-    def _ask(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        cluster = self._session.running
-        if cluster is None:
-            return {}
+    def _ask(self, name: str, *arguments: Any) -> dict[str, Any]:
         try:
-            return cluster.ask(name, arguments, ranks=_RANK)[0][0]
+            found: dict[str, Any] = self._session.hooks.command(name, *arguments)
+            return found
         except AllranksError:
-            return {}  # rank 0 is busy: better no answer than a late or a wrong one
+            return {}
 
     @context_matcher(priority=1001, identifier="allranks_line")  # type: ignore[untyped-decorator]
     def _match_line(self, context: CompletionContext) -> dict[str, Any]:
@@ -388,7 +426,7 @@ class Completion:
         lines = code.split("\n")
         cursor = sum(len(line) + 1 for line in lines[: context.cursor_line])
         cursor += context.cursor_position
-        found = self._ask(requests.COMPLETE, {"code": code, "cursor": cursor})
+        found = self._ask("complete", code, cursor)
         start = cursor - len(context.token)
         completions = [
             SimpleCompletion(text=code[start : match["start"]] + match["text"], type=match["type"])
@@ -401,7 +439,7 @@ class Completion:
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> Any:
         if self._is_for_ranks(code):
-            arguments = {"code": code, "cursor": cursor_pos, "detail": detail_level}
-            found = {"found": False, "data": {}} | self._ask(requests.INSPECT, arguments)
+            asked = self._ask("inspect", code, cursor_pos, detail_level)
+            found = {"found": False, "data": {}} | asked
             return {"status": "ok", "metadata": {}, "found": found["found"], "data": found["data"]}
         return self._inspect(code, cursor_pos, detail_level, omit_sections)

@@ -14,10 +14,6 @@ STACK = "stack"
 PUSH = "push"
 #: Return variables; the answer's payload frame 0 is a pickled dictionary.
 PULL = "pull"
-#: Complete ``code`` at ``cursor``.
-COMPLETE = "complete"
-#: Describe the name in ``code`` at ``cursor``.
-INSPECT = "inspect"
 #: Move to a fresh communicator: every rank at once, with the new epoch's number.
 RENEW = "renew"
 #: Join with the processes that replace dead ranks. It goes to all survivors at once.

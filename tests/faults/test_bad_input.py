@@ -60,6 +60,45 @@ def test_tab_completes_commands_and_options(notebook):
     assert notebook.complete("%%distributed\nkep") == ["kept"]
 
 
+NAMES = """class Stuck:
+    "Its text never ends."
+    def __repr__(self):
+        while True: pass
+if rank == 2: only_there, stuck = 2.5, Stuck()
+def added(left, right=1):
+    "Adds."
+    return left + right
+"""
+
+
+def test_names_of_a_rank_are_completed_and_described_while_it_is_idle_or_runs_a_cell(notebook):
+    notebook.on_ranks(NAMES).ok()
+    assert notebook.complete("%%rank 2\nonly_th") == ["only_there"]
+    assert notebook.complete("%%distributed -r 0,2\nonly_th") == []
+    notebook.run("%distributed inspect 2").says("rank 2")
+    assert notebook.complete("%%distributed\nonly_th") == ["only_there"]
+    notebook.run("%distributed inspect 9").fails("UsageError", "expected ranks between 0 and 3")
+    assert "left + right" in notebook.on_ranks("added??").says("rank 2 │ Signature").text
+    # A text that never ends is left out, and the rank goes on.
+    assert "Its text never ends." in notebook.inspect("%%distributed\nstuck")
+    assert "2.5" in notebook.inspect("%%distributed\nonly_there")
+
+    sleeps = notebook.start("%%distributed\nimport time\nprint('begun')\ntime.sleep(1000)")
+    sleeps.wait_for("begun")
+    assert notebook.complete("%%distributed\nonly_th") == ["only_there"]
+    assert notebook.complete("%%distributed\ntime.slee") == ["time.sleep"]
+    assert notebook.complete("%%distributed\nnowhere.slee") == []
+    told = notebook.inspect("%%distributed\nadded")
+    assert "Arguments: left, right" in told
+    assert "Adds." in told
+    assert "Value:     2.5" in notebook.inspect("%%distributed\nonly_there")
+    assert notebook.inspect("%%distributed\nnowhere") == ""
+    assert notebook.complete("%distributed sta") == ["start", "status"]
+    notebook.interrupt()
+    sleeps.wait().fails("CellInterrupted")
+    notebook.run("%distributed inspect 0")
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -66,6 +66,17 @@ def test_a_console_learns_whether_a_cell_is_complete(kernel, source, status):
     assert kernel.is_complete(source) == status
 
 
+def test_tab_and_shift_tab_ask_a_rank_unless_the_cell_is_local(kernel):
+    kernel.run("there = 7\nif rank: only_on_one = 1")
+    kernel.run("%%local\nhere = 8")
+    assert kernel.complete("ther") == ["there"]
+    assert kernel.complete("%%local\nher") == ["here"]
+    assert kernel.complete("%%rank 1\nonly_") == ["only_on_one"]
+    assert "7" in kernel.inspect("there")
+    assert kernel.inspect("%%rank 1\nonly_on_one").endswith("\nRank: 1")
+    assert kernel.run("there?").text.startswith("rank 0 │ Type:        int\n")
+
+
 def test_fresh_ranks_are_what_was_installed_again(kernel):
     kernel.run("%distributed stop")
     assert kernel.run("size").text.endswith("ranks 0–1 → 2\n")

@@ -8,10 +8,7 @@ the comm by a question to the kernel.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -19,96 +16,57 @@ from IPython.core.getipython import get_ipython
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import read_statuses
-from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Answer, Ask, Record
+from allranks.records.wire import Answer
 
 TARGET = "allranks.ranks"
 #: Ranks that have not answered after this time are silent.
 _ANSWER_SECONDS = 0.5
 _VARIABLES_SECONDS = 3.0
-#: Requests of the core are counted from 1.
-_FIRST_REQUEST = 1 << 40
 
 
-@dataclass
-class _Question:
-    ranks: list[int]
-    deliver: Callable[[Cluster, dict[int, dict[str, Any]]], None]
-    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-
-class Toolbar(NotebookFeature):
+class Toolbar(AskingFeature):
     """Answers the page's questions about the ranks, also while a cell runs."""
 
     in_cells = False
-    arriving: tuple[type[Record], ...] = ()  # until the page asks
-
-    def __init__(self) -> None:
-        self._numbers = count(_FIRST_REQUEST)
-        self._cluster: ClusterContext | None = None
-        self._questions: dict[int, _Question] = {}
 
     def started(self, cluster: ClusterContext) -> None:
-        self._cluster = cluster
+        super().started(cluster)
         if getattr(get_ipython(), "kernel", None) is not None:
             _open_comm()
 
-    def stopped(self) -> None:
-        self._cluster = None
-
-    def ask(
+    def ask_all(
         self,
-        running: Cluster,
+        asked: Cluster,
         name: str,
-        deliver: Callable[[Cluster, dict[int, dict[str, Any]]], None],
+        send: Callable[[Cluster, dict[int, dict[str, Any]]], None],
         seconds: float,
     ) -> None:
-        """Delivers the answers of all ranks, or those that have come after some seconds."""
-        context = self._cluster
-        if context is None:
-            return  # they end
-        request = next(self._numbers)
-        alive = [rank for rank in range(running.size) if rank not in running.dead]
-        self._questions[request] = _Question(alive, deliver)
-        self.arriving = (Answer,)
-        context.send(alive, Ask(request, name))
-        # A rank that computes in C does not answer: the page then shows it as silent.
-        timer = threading.Timer(seconds, self._finish, (request,))
-        timer.daemon = True
-        timer.start()
+        """Sends the answers of all ranks that live to the page."""
 
-    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
-        if not isinstance(record, Answer) or record.request < _FIRST_REQUEST:
-            return record
-        # No question is left if the timer was first; the late answer is dropped.
-        question = self._questions.get(record.request)
-        if question is not None:
-            question.answers[record.rank] = {} if record.problem else record.content
-            if len(question.answers) == len(question.ranks):
-                self._finish(record.request)
-        return None
+        def deliver(answers: dict[int, Answer]) -> None:
+            running = cluster.running()
+            if running is not None:
+                send(running, {r: {} if a.problem else a.content for r, a in answers.items()})
 
-    def _finish(self, request: int) -> None:
-        # In the thread that receives, or in the timer's: the first one takes the question.
-        question, running = self._questions.pop(request, None), _running()
-        if question is not None and running is not None:
-            question.deliver(running, question.answers)
+        alive = [rank for rank in range(asked.size) if rank not in asked.dead]
+        self.ask(alive, name, {}, deliver, seconds)
 
 
 def _asked(message: dict[str, Any]) -> None:
     # Runs in another thread than the cell, where the front end sends comm messages to a subshell of
     # the kernel. A Cluster that the user makes has a toolbar too, which nothing asks.
-    running = _running()
+    running = cluster.running()
     found = () if running is None else running.hooks.features
     toolbar = next((one for one in found if isinstance(one, Toolbar)), None)
     if running is None or toolbar is None:
         _send({"ranks": [], "logs": "", "every_cell": _every_cell()})
     elif message["content"]["data"].get("variables"):
-        toolbar.ask(running, "variables", _send_variables, _VARIABLES_SECONDS)
+        toolbar.ask_all(running, "variables", _send_variables, _VARIABLES_SECONDS)
     else:
-        toolbar.ask(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
+        toolbar.ask_all(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
 
 
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
@@ -187,11 +145,6 @@ def _send(data: dict[str, Any]) -> None:
     manager: Any = comm.get_comm_manager()
     if TARGET in manager.comms:
         manager.comms[TARGET].send(data)
-
-
-def _running() -> Cluster | None:
-    session = cluster.session
-    return None if session is None else session.running
 
 
 def _every_cell() -> bool:

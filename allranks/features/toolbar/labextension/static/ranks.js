@@ -410,7 +410,9 @@ export const plugins = (packages) => {
             return panel;
           },
         });
-        launcher.add({ command: "allranks:new-notebook", category: "Notebook", rank: 10 });
+        // In this category the launcher takes a picture only by its address. Readable in both themes.
+        const kernelIconUrl = `data:image/svg+xml,${encodeURIComponent(ICON.replace("#616161", "#1f83c9"))}`;
+        launcher.add({ command: "allranks:new-notebook", category: "Notebook", rank: 10, kernelIconUrl });
       }
     },
   };

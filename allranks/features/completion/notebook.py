@@ -1,0 +1,129 @@
+"""Asks the chosen rank what Tab, Shift-Tab and ``name?`` want to know. It never waits for long."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from allranks.cluster import cluster
+from allranks.cluster.features import AskingFeature, ClusterContext
+from allranks.errors import UsageError
+from allranks.records import ranks as rank_lists
+from allranks.records.wire import Answer
+
+#: How long the kernel waits. JupyterLab waits one second for completions.
+_SECONDS = {"complete": 0.8, "inspect": 2.0}
+#: What the ranks of a cell are named by, in its first line.
+_RANKS = re.compile(
+    r"\s*%%(?:rank\s+|(?:distributed|px)\b.*?\s(?:-r|--ranks|-t|--targets)[\s=]*)"
+    r"(\[[\d,\s-]*\]|[\d,-]+)"
+)
+_HELP = re.compile(
+    r"(?P<before>(?:await )?get_ipython\(\)\.run_cell_magic\('distributed', ')"
+    r"(?P<after>', '(?:\?{1,2}[\w.]+|[\w.]+\?{1,2})(?:\\n)*'\)\s*)"
+)
+
+
+class Completion(AskingFeature):
+    """Chooses the rank, and asks it."""
+
+    commands = frozenset({"complete", "inspect", "inspected_rank"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chosen = 0
+
+    def started(self, cluster: ClusterContext) -> None:
+        super().started(cluster)
+        shell = get_ipython()
+        if shell is not None and self._ask_one_rank not in shell.input_transformers_post:
+            shell.input_transformers_post.append(self._ask_one_rank)
+
+    def stopped(self) -> None:
+        super().stopped()
+        shell = get_ipython()
+        if shell is not None and self._ask_one_rank in shell.input_transformers_post:
+            shell.input_transformers_post.remove(self._ask_one_rank)
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        """Runs a command; may run in another thread, as the subshell of a notebook.
+
+        ``complete`` and ``inspect`` take a cell, the cursor's position, and the detail of the
+        description; they return what the rank has found. ``inspected_rank`` takes the words that
+        the user has typed; it returns the chosen rank.
+        """
+        if name == "inspected_rank":
+            (words,) = arguments
+            return self._choose(words)
+        code, cursor, *detail = arguments
+        rank = self._rank_for(code)
+        if rank is None:
+            return {}
+        content = {"code": code, "cursor": cursor, "detail": detail[0] if detail else 0}
+        # A busy rank refuses the first question. It answers the second one at once, from what it
+        # can find without code of the user's; so does a rank whose user's code does not return.
+        seconds = _SECONDS[name]
+        full, known = (
+            _Reply(self, rank, each, content, seconds) for each in (name, f"{name}_busy")
+        )
+        return full.wait() or known.wait() or {}
+
+    def _choose(self, words: list[str]) -> int:
+        if words:
+            context = self.context
+            if len(words) > 1 or not words[0].isdecimal():
+                raise UsageError(
+                    f"expected one rank, found {' '.join(words):.60}. "
+                    "Type for example: %distributed inspect 2"
+                )
+            if context is not None:
+                rank_lists.parse(words[0], context.size)
+            self._chosen = int(words[0])
+        return self._chosen
+
+    def _rank_for(self, code: str) -> int | None:
+        """Returns the chosen rank, or the first one that runs the cell and lives."""
+        running = cluster.running()
+        if running is None:
+            return None
+        found = _RANKS.match(code.split("\n", 1)[0])
+        try:
+            ranks = rank_lists.parse(found[1] if found else "all", running.size)
+        except UsageError:
+            ranks = tuple(range(running.size))  # the cell would be refused
+        alive = [rank for rank in ranks if rank not in running.dead]
+        return self._chosen if self._chosen in alive else next(iter(alive), None)
+
+    def _ask_one_rank(self, lines: list[str]) -> list[str]:
+        # The ranks would print the same text, or texts that differ in an address.
+        found = _HELP.fullmatch("".join(lines))
+        rank = self._rank_for("") if found else None
+        if found is None or rank is None:
+            return lines
+        return [f"{found['before']}-r {rank}{found['after']}"]
+
+
+class _Reply:
+    """The answer of one rank to one request, when it has come."""
+
+    def __init__(
+        self, feature: AskingFeature, rank: int, name: str, asked: dict[str, Any], seconds: float
+    ) -> None:
+        self._content: dict[str, Any] | None = None
+        self._come, self._seconds = threading.Event(), seconds
+        feature.ask((rank,), name, asked, self._take, seconds)
+
+    def _take(self, answers: dict[int, Answer]) -> None:
+        self._content = next((a.content for a in answers.values() if not a.problem), None)
+        self._come.set()
+
+    def wait(self) -> dict[str, Any] | None:
+        """Returns the answer; None if the rank has refused, or not answered in time."""
+        self._come.wait(self._seconds)
+        return self._content
+
+
+FEATURE = Completion
