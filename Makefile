@@ -7,6 +7,7 @@
 #                   PYTHON=python3 with the packages that this Python has, and no registry;
 #                   PARTS=contract for those whose names begin so
 #   make docs    the documentation as a site, in build/site
+#   make docs-branch NAME=0.2.0 ALIAS=latest  the same on the branch gh-pages, beside other versions
 #   make dist    the sdist and the wheel, in dist/
 #   make release VERSION=0.2.0  all of a release but the publication: version, dist, checks, docs
 #   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
@@ -50,7 +51,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs dist release test-pythons pictures soak bench lock clean
+.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -103,6 +104,12 @@ contract: $(VENV)/.test
 # Fails where a link or an anchor leads nowhere, or a docstring cannot be found.
 docs: $(VENV)/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The same on the local branch gh-pages, below the version's name, with a selector of versions.
+docs-branch: $(VENV)/.test
+	$(if $(NAME),,$(error Type for example: make docs-branch NAME=0.2.0 ALIAS=latest))
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(NAME) $(ALIAS)
+	$(if $(ALIAS),NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default $(ALIAS))
 
 dist: $(VENV)/.made
 	@$(PIP) install --quiet --constraint constraints.txt hatchling

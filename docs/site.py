@@ -19,6 +19,7 @@ from mkdocs.structure.files import File, Files
 PAGES = ("*.md", "LICENSE", "docs/**/*.md", "docs/pictures/*", "notebooks/*.ipynb")
 
 
+@event_priority(100)  # before mike, which adds the version to the site's address
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Shows the version beside the site's name, and links the repository."""
     tree = Path(config.config_file_path).parent
@@ -28,6 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.copyright = f"allranks {found[1]}, BSD-3-Clause"
     config.repo_url = repository(tree)
     config.repo_name = "Repository"
+    config.site_url = os.environ.get("ALLRANKS_SITE", "")  # links with an address, in the card
     return config
 
 

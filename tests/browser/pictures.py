@@ -9,6 +9,7 @@ They go to docs/pictures, and ``tour.gif`` is the README's. NAMEs take some of t
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import sys
 import tempfile
@@ -120,6 +121,7 @@ def tour(lab: Lab) -> None:
     _ended(lab, "fails")
     frames.append((_whole(lab, "fails").screenshot(), 2 * _LAST_SECONDS))
     _write_moving(frames, FOLDER / "tour.gif")
+    _write_card(lab, frames[-2][0])
 
 
 def logs(lab: Lab) -> None:
@@ -289,6 +291,22 @@ def _write_moving(shots: list[tuple[bytes, float]], path: Path) -> None:
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
     if (nbytes := path.stat().st_size) > _MOVING_NBYTES:
         raise ValueError(f"expected at most {_MOVING_NBYTES:,} bytes, found {nbytes:,}: {path}")
+
+
+def _write_card(lab: Lab, shot: bytes) -> None:
+    """Writes the picture that other sites show beside a link to the documentation."""
+    assert (browser := lab.page.context.browser) is not None
+    page = browser.new_page(viewport={"width": 1200, "height": 630})
+    page.set_content(
+        f"""<body style="margin: 0; background: #00796b; font-family: sans-serif">
+        <h1 style="margin: 24px 48px; color: white; font-size: 44px; font-weight: 500">
+        allranks: a notebook cell on every rank of an MPI cluster</h1>
+        <img style="margin-left: 160px; width: 880px; border-radius: 8px"
+        src="data:image/png;base64,{base64.b64encode(shot).decode()}"></body>"""
+    )
+    image = _image(page.screenshot()).quantize(_COLOURS, dither=Image.Dither.NONE)
+    image.save(FOLDER / "card.png", optimize=True)
+    page.close()
 
 
 def _both(lab: Lab, what: Locator, name: str) -> None:
