@@ -295,7 +295,8 @@ def _write_moving(shots: list[tuple[bytes, float]], path: Path) -> None:
 
 def _write_card(lab: Lab, shot: bytes) -> None:
     """Writes the picture that other sites show beside a link to the documentation."""
-    assert (browser := lab.page.context.browser) is not None
+    browser = lab.page.context.browser
+    assert browser is not None
     page = browser.new_page(viewport={"width": 1200, "height": 630})
     page.set_content(
         f"""<body style="margin: 0; background: #00796b; font-family: sans-serif">
