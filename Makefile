@@ -13,6 +13,7 @@
 #   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
 #   make pictures   docs/pictures, taken anew; PICTURES="ring strips" takes some of them
 #   make soak    random hostile cells on real ranks, for MINUTES=60
+#   make chaos   one fault after the other on 4 hosts of namespaces, for MINUTES=30
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
 #   make clean   removes what these targets have made
@@ -40,7 +41,7 @@ PYTEST_ARGS ?=
 # Two test files at once, and beside them one whose tests mostly wait: see tests/conftest.py.
 LANES ?= 3
 BENCH_ARGS ?=
-MINUTES ?= 60
+CHAOS_ARGS ?=
 PICTURES ?=
 PYTHONS ?=
 SUITES ?= tests/unit,tests/widgets
@@ -51,7 +52,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak bench lock clean
+.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak chaos bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -133,7 +134,10 @@ packages: $(VENV)/.test
 	@sh tests/hosts/install.sh
 
 soak: $(VENV)/.test
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60)
+
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.hosts.chaos --minutes $(or $(MINUTES),30) $(CHAOS_ARGS)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

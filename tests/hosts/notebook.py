@@ -36,6 +36,14 @@ class NotebookOnAHost(Notebook):
         self._manager.transport = "ipc"
         self._manager.ip = str(self.cwd / "kernel-ipc")
         super()._start()
+        self._find_kernel()
+
+    def restart(self, timeout: float = 60) -> None:
+        """Restarts as the front end's button does: a shutdown request, then force."""
+        super().restart(timeout)
+        self._find_kernel()
+
+    def _find_kernel(self) -> None:
         self.pid = next(p.pid for p in self._inside() if "ipykernel_launcher" in p.cmdline())
 
     def _inside(self) -> list[psutil.Process]:

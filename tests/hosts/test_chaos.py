@@ -1,0 +1,21 @@
+"""A training on two hosts, with one fault of each kind."""
+
+import pytest
+
+from tests.hosts.chaos import FAULTS, Chaos
+from tests.hosts.conftest import folder_in
+
+
+@pytest.fixture(scope="module")
+def chaos(hosts):
+    with Chaos(hosts, folder_in(hosts.shared), ranks_each=4, seed=1, every_seconds=8) as chaos:
+        yield chaos
+        chaos.notebook.shutdown()
+        chaos.notebook.check_nothing_left()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
+def test_no_sum_is_wrong_and_a_fault_is_named_and_healed(chaos, fault):
+    played = chaos.play(fault)
+    assert played.problems == [], played
+    assert played.healed is not None
