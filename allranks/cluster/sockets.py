@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import queue
 import signal
 import threading
@@ -301,7 +302,8 @@ class RankSockets:
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(int(_POLL_SECONDS * 1000) if self._hosts else None))
+            left_ms = math.ceil(1000 * max(0.0, self._next_poll - time.monotonic()))
+            ready = dict(poller.poll(left_ms if self._hosts else None))
             try:
                 if self._events in ready:
                     self._take(self._events.recv_multipart())
