@@ -481,6 +481,8 @@ class Cells:
 
     def _note_dirty(self, run: CellRun) -> None:
         self._dirty = self._dirty or any(reply.dirty for reply in run.replies.values())
+        # A cell may have begun epochs itself.
+        self._epoch = max([self._epoch, *(reply.epoch for reply in run.replies.values())])
 
     def _abandon(self, run: CellRun) -> None:
         """Interrupts a cell after an exception has ended the wait for it."""

@@ -92,6 +92,7 @@ class MemberSlots:
                 if isinstance(record, Reply):
                     slot.replies[record.rank] = record
                     slot.dirty = slot.dirty or record.dirty
+                    slot.epoch = max(slot.epoch, record.epoch)
                 self.deliver(self, slot, record, payloads)
                 return True
         return False

@@ -228,6 +228,7 @@ class CellRunner:
             has_value=bool(value),
             value_problem=problem,
             report=found,
+            epoch=this.epoch,
         )
         return ((reply, value),)
 

@@ -204,6 +204,7 @@ class Reply(Record):
     exception of a cell whose value was wanted;
     ``value_problem`` is why a wanted value could not be pickled.
     ``dirty``: the rank's communicators must be renewed before they are used again.
+    ``epoch``: the rank's epoch, which the cell may have renewed.
     """
 
     rank: int
@@ -214,6 +215,7 @@ class Reply(Record):
     has_value: bool
     value_problem: str
     report: Report | None
+    epoch: int = 0
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:

@@ -29,6 +29,7 @@ PUBLIC = (
     "allranks",
     "allranks.collectives",
     "allranks.errors",
+    "allranks.grading",
     "allranks.lessons.model",
     "allranks.lessons.ring",
     "allranks.widgets",

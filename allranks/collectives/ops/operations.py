@@ -483,7 +483,7 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
         RankLeft: the other rank has left before it received.
     """
     from allranks.collectives.mpi.transport import complete
-    from allranks.collectives.ops.point_to_point import Raw
+    from allranks.collectives.ops.point_to_point import post_send
 
     this = _world(dest, tag)
     source, _ = to_numpy(array)
@@ -495,7 +495,7 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
 
     def steps() -> Steps[None]:
         call.posted = True
-        yield from complete(this.held_requests, call, Raw.Isend, comm, data, dest, _TAGS + tag)
+        yield from complete(this.held_requests, call, post_send, comm, data, dest, _TAGS + tag)
 
     spec = Spec("send", dtype=name_of(source.dtype), shape=source.shape)
     call = PointCall(this.groups[0].agreement, spec, name, (dest,))
@@ -516,6 +516,7 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         RankLeft: the other rank has left and has not sent.
     """
     from allranks.collectives.mpi.transport import complete
+    from allranks.collectives.ops.point_to_point import Raw
 
     this = _world(source, tag)
     assert this.mpi is not None
@@ -526,7 +527,7 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
 
         status = MPI.Status()
         # The message contains the size. Once it is matched, no other receive can get it.
-        while (message := comm.Improbe(source, _TAGS + tag, status)) is None:
+        while (message := Raw.Improbe(comm, source, _TAGS + tag, status)) is None:
             yield call
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         call.posted = True

@@ -82,6 +82,9 @@ T = TypeVar("T")
 Status = MPI.Status | None
 Raw = MPI.Intracomm
 """MPI's own calls, without the overrides of our subclasses."""
+post_send: Callable[..., MPI.Request] = Raw.Isend
+"""Posts the message of each blocking send. `allranks.grading` replaces it while it records a
+program: then a send ends only when it is received."""
 
 
 class PointToPoint(Raw):
@@ -156,7 +159,7 @@ class PointToPoint(Raw):
         self.point(op, peer, steps)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._post("Send", dest, Raw.Isend, self, buf, dest, tag)
+        self._post("Send", dest, post_send, self, buf, dest, tag)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         self._post("Ssend", dest, Raw.Issend, self, buf, dest, tag)
@@ -187,7 +190,7 @@ class PointToPoint(Raw):
             # interrupt can come between MPI's call and the list.
             both.extend(starmap(Raw.Irecv, ((self, recvbuf, source, recvtag),)))
             try:
-                both.extend(starmap(Raw.Isend, ((self, sendbuf, dest, sendtag),)))
+                both.extend(starmap(post_send, ((self, sendbuf, dest, sendtag),)))
             except BaseException:
                 both[0].Cancel()
                 raise
@@ -215,7 +218,7 @@ class PointToPoint(Raw):
         self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self._post("send", dest, Raw.Isend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
+        self._post("send", dest, post_send, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         self._post("ssend", dest, Raw.Issend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
@@ -244,7 +247,7 @@ class PointToPoint(Raw):
     ) -> Any:
         data = [_pickled(sendobj, dest), MPI.BYTE]
         posted = PointCall(self._group().agreement, Spec("comm.send"), "", ())
-        sent = complete(self._world.held_requests, posted, Raw.Isend, self, data, dest, sendtag)
+        sent = complete(self._world.held_requests, posted, post_send, self, data, dest, sendtag)
         # Posts the send; its end is awaited after the receive.
         next(sent, None)
         received = self._receive("sendrecv", source, recvtag, status)
