@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from playwright.sync_api import expect
@@ -123,6 +124,22 @@ def test_what_cannot_start_is_said_and_a_restarted_kernel_has_no_ranks(opened):
     lab.save()
     page.reload()
     expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+
+
+def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
+    page = opened.page
+    started = psutil.Process(opened.server.process.pid).children()
+    (kernel,) = [one for one in started if "ipykernel_launcher" in one.cmdline()]
+    kernel.suspend()
+    try:
+        page.clock.install()
+        choose(opened, "Start 2 ranks")
+        expect(page.locator(FIELD)).to_have_text("starting …")
+        page.clock.run_for(25_000)
+        expect(page.locator(FIELD)).to_have_text("no ranks")
+        expect(page.locator(".Toastify__toast")).to_contain_text("has not answered for 20 s")
+    finally:
+        kernel.resume()
 
 
 def test_a_card_in_the_launcher_opens_a_notebook_on_four_ranks(opened):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 
 from allranks.features.toolbar.notebook import compare
 from allranks.features.toolbar.rank import describe
@@ -58,5 +59,44 @@ def test_small_values_are_compared():
     found = [describe(value, late) for value in ({"a": [1, (2.5, None)]}, np.ones(2), True)]
     assert [kind for kind, _, _ in found] == ["dict", "ndarray float64 (2,)", "bool"]
     assert all(digest for _, _, digest in found)
+    assert describe(np.float64(2.5), late)[1] == "np.float64(2.5)"
     (row,) = compare({0: {"x": describe(1, late)}, 1: {"x": describe(2, late)}})
     assert row["state"] == "different"
+
+
+def changed(array):
+    array = np.array(array)
+    array[-1] += 1
+    return array
+
+
+ROWS = np.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "state"),
+    [
+        ([1, 2, 3], [1, 2, 4], "different"),
+        (["a", "b"], ["ab"], "different"),
+        ([[1], 2], [[1, 2]], "different"),
+        ({"a": 1, "b": {2, 3}}, {"b": {3, 2}, "a": 1}, "same"),
+        ({"a": 1}, {"a": 1.0}, "different"),
+        ("text", "Text", "different"),
+        ({"weights": ROWS}, {"weights": ROWS.copy()}, "same"),
+        ({"weights": ROWS}, {"weights": changed(ROWS)}, "different"),
+        (ROWS, changed(ROWS), "same shape, different values"),
+        (ROWS, ROWS[::-1][::-1], "same"),
+        (ROWS, ROWS.astype("float32"), "different types or shapes"),
+        (Lazy(), Lazy(), "same shape"),
+        (object(), object(), "same type"),
+        ([object()], [object()], "same type"),
+        ({(1, 2): 3}, {(1, 2): 4}, "different"),
+        ({object(): 1}, {object(): 1}, "same type"),
+        (np.zeros(25_000_000), np.zeros(25_000_000), "same shape"),
+        (nothing := Fails(), nothing, "same type"),
+    ],
+)
+def test_a_value_of_two_ranks_is_called_same_or_different_or_is_not_compared(here, there, state):
+    late = time.monotonic() + 60
+    (row,) = compare({0: {"x": describe(here, late)}, 1: {"x": describe(there, late)}})
+    assert row["state"] == state

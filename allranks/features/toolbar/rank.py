@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from itertools import chain
+from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -44,65 +44,116 @@ class VariableDescriptions(RankFeature):
         return own and named and not isinstance(value, _CODE)
 
 
-def describe(value: object, late: float) -> tuple[str, str, str]:
+def describe(value: Any, late: float) -> tuple[str, str, str]:
     """Returns the kind, a text and a digest of a value; the last two may be empty."""
-    kind = type(value).__name__[:_TEXT_LENGTH]
+    kind, text = type(value).__name__[:_TEXT_LENGTH], ""
     in_time = time.monotonic() < late
     try:
-        if in_time and _is_plain(value):
-            text = repr(value)
-            return kind, text[:_TEXT_LENGTH], _digest(text.encode("utf-8", "replace"))
         # Arrays of any library. repr() of other objects may take long or have side effects.
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if _is_array(value):
             dtype = str(value.dtype).removeprefix("torch.")[:_TEXT_LENGTH]
             kind = f"{kind} {dtype} {tuple(value.shape)}"
-            return kind, "", _digest_of_array(value) if in_time else ""
+        if in_time:
+            content = _Content(value)
+            if content.is_plain:
+                text = repr(value)[:_TEXT_LENGTH]
+            return kind, text, content.digest
     except Exception:
-        pass  # code of the user's, such as __repr__
-    return kind, "", ""
+        pass  # it is not compared, or code of the user's has raised, as its shape
+    return kind, text, ""
 
 
-def _is_plain(value: object) -> bool:
-    """Whether the value consists of a few numbers and texts, so that its repr() is quick."""
-    parts, length = [value], 0
-    for _ in range(_MOST_PARTS):
-        if not parts:
-            return True
-        part = parts.pop()
-        if isinstance(part, str | bytes):
-            length += len(part)
-        if type(part) is dict:
-            parts += chain(part, part.values()) if len(part) < _MOST_PARTS else [object()]
-        elif type(part) in (list, tuple):
-            parts += part if len(part) < _MOST_PARTS else [object()]  # type: ignore[arg-type]
-        elif not isinstance(part, _PLAIN) or length > _MOST_NBYTES or _is_long(part):
-            return False
-    return False
+class _NotCompared(Exception):
+    """It is too large, in another memory, or of a type whose code is the user's."""
 
 
-def _is_long(part: object) -> bool:
-    return isinstance(part, int) and part.bit_length() > _MOST_BITS
+class _Content:
+    """The digest of a value; ``is_plain`` if it has numbers and texts only, so that its repr() is
+    quick.
+
+    Raises _NotCompared if it cannot be compared.
+    """
+
+    def __init__(self, value: object) -> None:
+        self.is_plain = True
+        self._parts = self._nbytes = 0
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._add(value)
+        self.digest = self._hash.hexdigest()
+
+    def _add(self, value: Any) -> None:
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise _NotCompared
+        kind = type(value)
+        # Lengths, so that ["a", "b"] differs from ["ab"].
+        if kind in (list, tuple, dict, set, frozenset):
+            self._put(f"{kind.__name__} {len(value)}".encode())
+            if len(value) > _MOST_PARTS:
+                raise _NotCompared
+        if kind in (list, tuple):
+            for part in value:
+                self._add(part)
+        elif kind is dict:
+            # Equal dictionaries may have another order.
+            for key, part in _sorted(value.items()):
+                self._add(key)
+                self._add(part)
+        elif kind in (set, frozenset):
+            for (part,) in _sorted(zip(value)):
+                self._add(part)
+        elif kind in _PLAIN:
+            self._add_plain(value)
+        elif _is_array(value):
+            self.is_plain = self.is_plain and value.shape == () and kind.__module__ == "numpy"
+            self._add_array(value)
+        else:
+            raise _NotCompared
+
+    def _add_plain(self, value: Any) -> None:
+        if isinstance(value, str | bytes) and len(value) > _MOST_NBYTES:
+            raise _NotCompared
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise _NotCompared
+        self._put(type(value).__name__.encode())
+        self._put(repr(value).encode("utf-8", "replace"))
+
+    def _add_array(self, value: Any) -> None:
+        package = type(value).__module__
+        on_ranks = package.startswith("torch.distributed")
+        if package.partition(".")[0] not in _ARRAYS or on_ranks:
+            raise _NotCompared
+        if getattr(getattr(value, "device", "cpu"), "type", "cpu") != "cpu":
+            raise _NotCompared  # a copy from the GPU would take long
+        if getattr(value, "nbytes", 0) > _MOST_NBYTES:
+            raise _NotCompared
+        import numpy as np
+
+        array = np.asarray(value.detach() if hasattr(value, "detach") else value)
+        if array.dtype.hasobject or array.nbytes > _MOST_NBYTES:
+            raise _NotCompared
+        self._put(f"{type(value).__name__} {array.dtype} {array.shape}".encode())
+        self._put(array.tobytes())
+
+    def _put(self, content: bytes) -> None:
+        self._nbytes += len(content)
+        if self._nbytes > _MOST_NBYTES:
+            raise _NotCompared
+        self._hash.update(b"%d " % len(content))
+        self._hash.update(content)
 
 
-def _digest_of_array(value: Any) -> str:
-    package = type(value).__module__
-    on_ranks = package.startswith("torch.distributed")
-    if package.partition(".")[0] not in _ARRAYS or on_ranks:
-        return ""
-    if getattr(getattr(value, "device", "cpu"), "type", "cpu") != "cpu":
-        return ""  # a copy from the GPU would take long
-    if getattr(value, "nbytes", 0) > _MOST_NBYTES:
-        return ""
-    import numpy as np
-
-    array = np.asarray(value.detach() if hasattr(value, "detach") else value)
-    if array.dtype.hasobject or array.nbytes > _MOST_NBYTES:
-        return ""
-    return _digest(array.tobytes())
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _sorted(items: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    # By the first of each, which may be of several types.
+    found = list(items)
+    keys = [key if type(key) is tuple else (key,) for key, *_ in found]
+    if any(type(part) not in _PLAIN for key in keys for part in key):
+        raise _NotCompared  # its repr() is code of the user's
+    return sorted(found, key=lambda item: repr(item[0]))
 
 
 FEATURE = VariableDescriptions

@@ -5,6 +5,7 @@
 const TARGET = "allranks.ranks";
 const SIZES = [2, 4, 8];
 const LOOK_MS = 1000;
+const MOST_QUIET_MS = 20_000;
 const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" width="16" height="16">
   <g class="jp-icon3" fill="#616161"><circle cx="3.5" cy="3.5" r="2"/><circle cx="12.5" cy="3.5" r="2"/>
   <circle cx="3.5" cy="12.5" r="2"/><circle cx="12.5" cy="12.5" r="2"/><path d="M5 3h6v1H5zM5 12h6v1H5zM3
@@ -121,17 +122,32 @@ class Ranks {
         if (header.msg_type === "error") this.text += `${plain(content.evalue) || content.ename}\n`;
         this.changed();
       };
-      try {
-        failed = (await future.done).content.status !== "ok";
-      } catch {
-        failed = true; // the kernel has ended
-      }
+      failed = !(await this.answer(kernel, future));
       if (failed) break;
     }
     this.doing = "";
     this.changed();
-    await this.ask();
+    const asked = this.ask();
+    if (!failed) await asked; // else the kernel may not answer this either
     return !failed;
+  }
+
+  /** Whether a command has succeeded; false too if the kernel is not busy and does not answer. */
+  async answer(kernel, future) {
+    let ok = null;
+    const done = future.done.then(
+      ({ content }) => { ok = content.status === "ok"; },
+      () => { ok = false; }, // the kernel has ended
+    );
+    // An interrupt of a kernel that starts may stop it half-way: it runs, and answers nothing.
+    for (let quiet = 0; ok === null && quiet < MOST_QUIET_MS; ) {
+      await Promise.race([done, new Promise((resolve) => setTimeout(resolve, LOOK_MS))]);
+      quiet = kernel.status === "busy" ? 0 : quiet + LOOK_MS;
+    }
+    if (ok === null) {
+      this.text += `The kernel has not answered for ${MOST_QUIET_MS / 1000} s. Restart it: Kernel, Restart Kernel …\n`;
+    }
+    return ok === true;
   }
 
   start(options) {
