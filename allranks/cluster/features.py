@@ -14,6 +14,7 @@ hooks are called in this order:
 4. ``cell_finished``, when the cell's output is shown. Then ``cell`` is None.
 5. ``rank_died``, at any time, with a rank that can be replaced.
 6. ``stopped``, before the ranks are ended, or left to another notebook.
+7. ``ended``, when the notebook stops its ranks, also if it has none.
 
 A hook that raises fails the cell that runs, or else the next one, with an error that names the
 feature. The other features' hooks are called all the same.
@@ -27,7 +28,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from allranks.cluster.options import START_OPTIONS, StartOption
+from allranks.cluster.options import (
+    CELL_OPTIONS,
+    START_OPTIONS,
+    CellOption,
+    ClusterOptions,
+    StartOption,
+)
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, failure
@@ -84,6 +91,26 @@ class CellContext:
     poll: Callable[[Callable[[], bool]], None]
 
 
+@dataclass(frozen=True)
+class CellRequest:
+    """A cell with a feature's option; the feature's command returns its cluster and its run.
+
+    ``number`` is the notebook's, ``options`` are the features' that were given, by name. The other
+    attributes are options of the magic.
+    """
+
+    source: str
+    number: int
+    options: Mapping[str, Any]
+    cluster: ClusterOptions
+    ranks: str | None
+    timeout: float | None
+    view: str
+    fold: bool
+    want_value: bool
+    profile: bool
+
+
 class NotebookFeature:
     """One feature in one notebook: override the hooks that it needs."""
 
@@ -100,6 +127,8 @@ class NotebookFeature:
     """Names of commands that ``command`` does."""
     start_options: tuple[StartOption, ...] = ()
     """Options for the start of ranks."""
+    cell_options: tuple[CellOption, ...] = ()
+    """Options of a cell, which the feature then runs by a command with a `CellRequest`."""
 
     def start_text(self, settings: Mapping[str, str]) -> str:
         """Returns a line for the user when ranks have started; empty for none.
@@ -135,6 +164,10 @@ class NotebookFeature:
 
     def stopped(self) -> None:
         """The ranks are about to be ended, or left to another notebook."""
+
+    def ended(self) -> str:
+        """The notebook ends its ranks; returns a line if the feature has ended others."""
+        return ""
 
     def command(self, name: str, *arguments: Any) -> Any:
         """Runs one of the ``commands``.
@@ -223,6 +256,8 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     _registered[:] = classes
     START_OPTIONS.clear()
     START_OPTIONS.update({o.name: o for kind in classes for o in kind.start_options})
+    CELL_OPTIONS.clear()
+    CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
 
 
 class NotebookHooks(Hooks[NotebookFeature]):
@@ -261,6 +296,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def start_texts(self, settings: Mapping[str, str]) -> list[str]:
         return [text for text in self.call(NotebookFeature.start_text, settings) if text]
+
+    def ended(self) -> list[str]:
+        return [text for text in self.call(NotebookFeature.ended) if text]
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)

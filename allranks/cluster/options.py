@@ -8,7 +8,7 @@ import importlib.util
 import os
 import shlex
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from keyword import iskeyword
 from operator import index
@@ -138,6 +138,26 @@ class StartOption:
     def field(self) -> str:
         return f"start_{self.name}"
 
+
+@dataclass(frozen=True)
+class CellOption:
+    """An option ``--name`` that a feature adds to ``%%distributed``.
+
+    A cell with it is run by the feature's ``command``, not by the ranks. ``arguments`` are those of
+    argparse's ``add_argument``.
+    """
+
+    name: str
+    command: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def field(self) -> str:
+        return f"cell_{self.name}"
+
+
+CELL_OPTIONS: dict[str, CellOption] = {}
+"""The options of features for a cell; `allranks.cluster.features.register` sets them."""
 
 START_OPTIONS: dict[str, StartOption] = {}
 """The options of features, by name; `allranks.cluster.features.register` sets them."""

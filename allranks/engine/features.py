@@ -85,7 +85,7 @@ class RankContext:
     wire: RankWire
     activate: Callable[[RankFeature], None]
     notice: Callable[[str], None]
-    submit: Callable[[RunMember, Callable[[], Awaitable[Replies]]], None]
+    submit: Callable[[RunCell | RunMember, Callable[[], Awaitable[Replies]]], None]
     execute: Callable[
         [RunCell, list[bytes], Callable[[], None]], Awaitable[tuple[tuple[Reply, list[bytes]]]]
     ]

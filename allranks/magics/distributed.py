@@ -17,8 +17,9 @@ from allranks.cluster import sessions
 from allranks.cluster.cells import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
+from allranks.cluster.features import CellRequest
 from allranks.cluster.healing import AfterCells, listed
-from allranks.cluster.options import below_magic, check_source, explain_syntax
+from allranks.cluster.options import CELL_OPTIONS, below_magic, check_source, explain_syntax
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.options import (
     CellOptions,
@@ -214,6 +215,8 @@ class DistributedMagics(Magics):
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
+        if options.features:
+            return self._submit_to_feature(options, text, number)
         if options.profile:
             self.session.hooks.command("profile", 0.0, options.save)
         with short_interrupts(self.session, BEFORE_THE_CELL):
@@ -238,6 +241,26 @@ class DistributedMagics(Magics):
             checked=True,
         )
         return cluster, run
+
+    def _submit_to_feature(
+        self, options: CellOptions, text: str, number: int
+    ) -> tuple[Cluster, CellRun]:
+        request = CellRequest(
+            source=text,
+            number=number,
+            options=options.features,
+            cluster=options.cluster,
+            ranks=options.ranks,
+            timeout=options.timeout,
+            view=options.view,
+            fold=options.fold,
+            want_value=options.out is not None,
+            profile=options.profile,
+        )
+        command = CELL_OPTIONS[next(iter(options.features))].command
+        with short_interrupts(self.session, BEFORE_THE_CELL):
+            submitted: tuple[Cluster, CellRun] = self.session.hooks.command(command, request)
+        return submitted
 
     @line_magic("distributed")  # type: ignore[arg-type]
     def command(self, line: str) -> Any:

@@ -6,9 +6,9 @@ import argparse
 import shlex
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from allranks.cluster.options import ClusterOptions, check_out, check_timeout
+from allranks.cluster.options import CELL_OPTIONS, ClusterOptions, check_out, check_timeout
 from allranks.ensemble import grid
 from allranks.errors import UsageError
 
@@ -70,6 +70,8 @@ class CellOptions:
     view: str = "auto"
     profile: bool = False
     save: str | None = None
+    features: dict[str, Any] = field(default_factory=dict)
+    """The options of features that were given, by name."""
 
 
 @dataclass
@@ -135,6 +137,8 @@ def cell_parser() -> Parser:
     add("--view", choices=("full", "auto", "plain"), help=said)
     add("--profile", action="store_true", help="show a flame graph of the ranks' time in the cell")
     add("--save", metavar="FILE", help=_SAVE)
+    for option in CELL_OPTIONS.values():
+        add(f"--{option.name}", dest=option.field, **option.arguments)
     return parser
 
 
@@ -196,6 +200,8 @@ def parse_cell(line: str) -> CellOptions:
     parser = cell_parser()
     options = ClusterOptions.parse(parser, split(line), CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
+    given = {name: vars(options).pop(known.field, None) for name, known in CELL_OPTIONS.items()}
+    options.features = {name: value for name, value in given.items() if value not in (None, False)}
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
     if options.save and not options.profile:

@@ -295,7 +295,8 @@ class Session:
         self._asked = self._default
         if held is not None:
             held.stop()
-        return "The ranks are stopped." if running is not None else "No ranks are running."
+        lines = ["The ranks are stopped."] if running is not None else []
+        return "\n".join([*lines, *self.hooks.ended()]) or "No ranks are running."
 
     def close(self) -> None:
         try:

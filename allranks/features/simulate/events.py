@@ -1,0 +1,76 @@
+"""What a simulated cell records: messages, receives, and the events of each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from allranks.collectives.calls.guard import Site
+from allranks.collectives.world.world import Group
+
+ANY = -1
+"""The source or the tag of a receive that takes any."""
+
+
+@dataclass(eq=False, slots=True)
+class Message:
+    """A message on its way. Ranks are those of the world; ``group`` is the communicator."""
+
+    number: int
+    group: Group
+    source: int
+    dest: int
+    tag: int
+    data: Any
+    nbytes: int
+    began: float
+    buffered: bool
+    """Whether the send has ended, or waits for the receive."""
+    site: Site
+    title: str
+    arrives: float = 0.0
+    receive: Receive | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Receive:
+    """A receive that was posted, and the message that it got."""
+
+    rank: int
+    group: Group
+    source: int
+    tag: int
+    began: float
+    site: Site
+    title: str
+    message: Message | None = None
+
+    def takes(self, message: Message) -> bool:
+        return (
+            self.group.agreement.key == message.group.agreement.key  # type: ignore[attr-defined]
+            and self.source in (ANY, message.source)
+            and self.tag in (ANY, message.tag)
+        )
+
+
+class Event(NamedTuple):
+    """A part of a rank's simulated time: ``begin`` to ``end``, in seconds since the cell began.
+
+    ``kind`` is ``send``, ``receive`` or ``collective``; between its events a rank computes.
+    ``ready`` is when waiting ended and transfer began. ``peer`` is the other rank, -1 for none.
+    ``number`` is the same in both events of a message, and in all events of a collective with the
+    same ``group``.
+    """
+
+    rank: int
+    kind: str
+    title: str
+    begin: float
+    ready: float
+    end: float
+    peer: int = -1
+    nbytes: int = 0
+    tag: int = 0
+    number: int = 0
+    group: int = 0
+    site: Site | None = None

@@ -1,0 +1,173 @@
+"""Messages between simulated ranks: which receive gets which message, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allranks.collectives.calls.guard import Site
+from allranks.collectives.world.world import Group
+from allranks.features.simulate.events import ANY, Event, Message, Receive
+from allranks.features.simulate.scheduler import Scheduler
+
+
+class Mail:
+    """The messages and receives of all ranks that are not matched yet.
+
+    A receive gets the first message of its source that it takes, and a message goes to the first
+    receive that takes it. A receive from any source is matched only when no rank can run: then all
+    messages that it can get are known, and the schedule chooses.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        ranks = range(len(scheduler.tasks))
+        self._messages: list[list[Message]] = [[] for _ in ranks]
+        self._receives: list[list[Receive]] = [[] for _ in ranks]
+        self._open: set[int] = set()
+        """Ranks with receives from any source."""
+        self._count = 0
+
+    def send(
+        self,
+        group: Group,
+        dest: int,
+        tag: int,
+        data: Any,
+        nbytes: int,
+        site: Site,
+        title: str,
+        *,
+        buffered: bool | None,
+    ) -> Message:
+        """Sends a message of the running rank; with ``buffered`` None the schedule decides."""
+        scheduler, task = self._scheduler, self._scheduler.task
+        self._count += 1
+        message = Message(
+            self._count, group, task.rank, dest, tag, data, nbytes, task.clock, True, site, title
+        )
+        message.buffered = scheduler.schedule.is_buffered(message) if buffered is None else buffered
+        if message.buffered:
+            message.arrives = scheduler.network.arrival(task.rank, dest, nbytes, task.clock)
+            task.clock += scheduler.network.inside.latency / 2
+        for receive in self._receives[dest]:
+            if receive.takes(message):
+                if receive.source != ANY:
+                    self._receives[dest].remove(receive)
+                    self._match(receive, message)
+                    return message
+                break
+        self._messages[dest].append(message)
+        return message
+
+    def receive(self, group: Group, source: int, tag: int, site: Site, title: str) -> Receive:
+        """Posts a receive of the running rank."""
+        task = self._scheduler.task
+        receive = Receive(task.rank, group, source, tag, task.clock, site, title)
+        if source == ANY or not self._find(receive):
+            self._receives[task.rank].append(receive)
+            if source == ANY:
+                self._open.add(task.rank)
+        return receive
+
+    def _find(self, receive: Receive) -> bool:
+        """Matches a receive from one source with a message that no earlier receive may get."""
+        for message in self._messages[receive.rank]:
+            if receive.takes(message):
+                for earlier in self._receives[receive.rank]:
+                    if earlier is receive:
+                        break
+                    if earlier.takes(message):
+                        return False
+                self._messages[receive.rank].remove(message)
+                self._match(receive, message)
+                return True
+        return False
+
+    def candidates(self, receive: Receive) -> list[Message]:
+        """The first message of each source that a receive takes, by source."""
+        found: dict[int, Message] = {}
+        for message in self._messages[receive.rank]:
+            if message.source not in found and receive.takes(message):
+                found[message.source] = message
+        return [message for _, message in sorted(found.items())]
+
+    def match_any_source(self) -> bool:
+        """Matches one receive from any source; False if none can be."""
+        for rank in sorted(self._open):
+            receives = self._receives[rank]
+            for receive in receives:
+                if receive.source != ANY:
+                    continue
+                found = self.candidates(receive)
+                if found:
+                    schedule = self._scheduler.schedule
+                    at = schedule.choose_message(receive, found) if len(found) > 1 else 0
+                    self._messages[rank].remove(found[at])
+                    receives.remove(receive)
+                    self._match(receive, found[at])
+                    self._match_later(rank)
+                    return True
+        return False
+
+    def _match_later(self, rank: int) -> None:
+        # Receives that had to wait for this choice.
+        receives = self._receives[rank]
+        for receive in list(receives):
+            if receive.source != ANY and self._find(receive):
+                receives.remove(receive)
+        if not any(receive.source == ANY for receive in receives):
+            self._open.discard(rank)
+
+    def cancel(self, receive: Receive) -> None:
+        if receive in self._receives[receive.rank]:
+            self._receives[receive.rank].remove(receive)
+            self._match_later(receive.rank)
+
+    def take(self, message: Message) -> None:
+        """Takes a message that a probe has found away from later receives."""
+        self._messages[message.dest].remove(message)
+
+    def put_back(self, message: Message) -> None:
+        """Puts a message first again, which a probe has waited for."""
+        message.receive = None
+        self._messages[message.dest].insert(0, message)
+
+    def match(self, receive: Receive, message: Message) -> None:
+        """Gives a receive a message that `take` has taken."""
+        self._match(receive, message)
+
+    def _match(self, receive: Receive, message: Message) -> None:
+        scheduler = self._scheduler
+        receive.message, message.receive = message, receive
+        if not message.buffered:
+            start = max(message.began, receive.began)
+            message.arrives = scheduler.network.arrival(
+                message.source, message.dest, message.nbytes, start
+            )
+        scheduler.wake(receive.rank)
+        scheduler.wake(message.source)
+
+    def sent(self, message: Message) -> None:
+        """Records the end of a send on the running rank."""
+        task = self._scheduler.task
+        begin, ready = message.began, message.began
+        if not message.buffered and message.receive is not None:
+            ready = min(message.arrives, max(begin, message.receive.began))
+            task.clock = max(task.clock, message.arrives)
+        self._scheduler.record(
+            Event(task.rank, "send", message.title, begin, ready, task.clock, message.dest,
+                  message.nbytes, message.tag, message.number, message.group.number, message.site)
+        )  # fmt: skip
+
+    def received(self, receive: Receive) -> None:
+        """Records the end of a receive on the running rank."""
+        task, message = self._scheduler.task, receive.message
+        assert message is not None
+        begin = task.clock
+        task.clock = max(task.clock, message.arrives)
+        sent = message.began if message.buffered else max(message.began, receive.began)
+        self._scheduler.record(
+            Event(task.rank, "receive", receive.title, begin, min(max(begin, sent), task.clock),
+                  task.clock, message.source, message.nbytes, message.tag, message.number,
+                  message.group.number, receive.site)
+        )  # fmt: skip

@@ -1,0 +1,193 @@
+"""Starts the process of the simulated ranks, sends it cells, and shows them as those of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from allranks.cluster.cells import CellRun
+from allranks.cluster.cluster import Cluster
+from allranks.cluster.connection import Connection
+from allranks.cluster.features import CellRequest, NotebookFeature
+from allranks.cluster.options import CellOption
+from allranks.errors import ClusterLost, MissingDependency, UsageError
+from allranks.features.simulate.records import RunSimulated
+from allranks.records.telemetry import Telemetry
+from allranks.records.wire import Hello, Output, Reply
+from allranks.widgets.dashboard.view import cell_view
+
+_MOST_RANKS = 4096
+_DEFAULT_RANKS = 4
+_SCREEN_NBYTES, _LEAST_NBYTES = 128 * 1024, 1024
+
+
+class _OneProcess:
+    """The connection of the process, as that of all its simulated ranks."""
+
+    def __init__(self, connection: Connection, size: int) -> None:
+        self._connection, self.size = connection, size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def send(self, ranks: Sequence[int], *messages: Any) -> object:
+        return self._connection.send((0,), *messages) if ranks else None
+
+    def ask_soon(self, name: str, arguments: dict[str, Any], deliver: Any, ranks: Any) -> None:
+        self._connection.ask_soon(name, arguments, deliver, (0,))
+
+
+class SimulatedRun(CellRun):
+    """One cell on simulated ranks."""
+
+    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+        """Takes a record of a rank; the process's own output is that of no rank."""
+        if isinstance(record, Output) and record.log_nbytes:
+            text = "".join(rest[0] for kind, *rest in record.entries if kind in ("out", "err"))
+            for line in text.splitlines():
+                self.view.notice(f"the process of the simulated ranks: {line}")
+            return
+        if not isinstance(record, Output | Reply) and record.rank == 0 and not self._is_own(record):
+            return
+        super().take(record, payloads)
+
+    @staticmethod
+    def _is_own(record: Telemetry) -> bool:
+        # The process's pulse and timings are not those of rank 0.
+        return type(record).__name__ == "Points"
+
+    def end(self) -> None:
+        """As of real ranks; names the process if it has ended."""
+        try:
+            super().end()
+        except ClusterLost as error:
+            raise ClusterLost(
+                f"all simulated ranks ended with their process, which is rank 0 of its own: {error}"
+            ) from None
+
+    def _show_unsent(self, rank: int) -> None:
+        if rank == 0:
+            super()._show_unsent(rank)
+
+
+class SimulatedRanks(Cluster):
+    """The process of the simulated ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(1, gpus="none", launcher="local")
+        self.heal_when("off")
+
+    def begin_simulated(self, request: CellRequest, size: int, options: dict[str, Any]) -> CellRun:
+        """Sends a cell, and returns it in flight."""
+        with self._in_turn():
+            self._catch_up()
+            self._check_idle()
+            self._await_abandoned()
+            hello, log_dir = self.hellos[0], os.path.join(self.log_dir, "simulated")
+            hellos = [
+                Hello(
+                    rank=rank,
+                    size=size,
+                    local_rank=rank,
+                    local_size=size,
+                    host=hello.host,
+                    pid=hello.pid,
+                    device="simulated",
+                    engine="",
+                    mpi="simulated",
+                    log=os.path.join(log_dir, f"rank-{rank}.log"),
+                )
+                for rank in range(size)
+            ]
+            view = cell_view(request.view, hellos, None, fold=request.fold)
+            self.count += 1
+            cell = RunSimulated(
+                cell=self.count,
+                source=request.source,
+                number=request.number,
+                size=size,
+                label=f"cell In[{request.number}]",
+                want_value=request.want_value,
+                limit_nbytes=max(_LEAST_NBYTES, _SCREEN_NBYTES // size),
+                options=options,
+            )
+            connection: Any = _OneProcess(self._ranks, size)
+            run = SimulatedRun(self.count, range(size), connection, view, request.timeout)
+            self._send(cell, run)  # type: ignore[arg-type]
+            return run
+
+
+class Simulate(NotebookFeature):
+    """``%%distributed --simulate``."""
+
+    commands = frozenset({"simulate"})
+    cell_options = (
+        CellOption(
+            "simulate",
+            "simulate",
+            {"action": "store_true", "help": "run the cell on simulated ranks, in one process"},
+        ),
+        CellOption(
+            "seed",
+            "simulate",
+            {"type": int, "metavar": "N", "help": "the order in which simulated ranks run"},
+        ),
+        CellOption(
+            "network",
+            "simulate",
+            {"metavar": "NAME", "help": "the network of simulated ranks"},
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._ranks: SimulatedRanks | None = None
+        self._size = _DEFAULT_RANKS
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        (request,) = arguments
+        return self._run(request)
+
+    def _run(self, request: CellRequest) -> tuple[Cluster, CellRun]:
+        options = dict(request.options)
+        if not options.pop("simulate", False):
+            given = next(iter(options))
+            raise UsageError(f"--{given} needs --simulate. Type: --simulate --{given} …")
+        for flag, value in (("-r", request.ranks), ("--profile", request.profile)):
+            if value:
+                raise UsageError(
+                    f"expected --simulate without {flag}, found both. Leave out {flag}"
+                )
+        size = self._size if request.cluster.n is None else request.cluster.n
+        if not 1 <= size <= _MOST_RANKS:
+            raise UsageError(
+                f"expected between 1 and {_MOST_RANKS} simulated ranks, found {size}. "
+                f"Type for example: %%distributed -n 1024 --simulate"
+            )
+        ranks = self._started()
+        self._size = size
+        return ranks, ranks.begin_simulated(request, size, options)
+
+    def _started(self) -> SimulatedRanks:
+        try:
+            import greenlet  # type: ignore[import-untyped]  # noqa: F401
+        except ImportError:
+            raise MissingDependency(
+                "expected greenlet for simulated ranks, found none installed. "
+                "Type: pip install 'allranks[simulate]'"
+            ) from None
+        if self._ranks is None or self._ranks.state != "running":
+            self._ranks = SimulatedRanks()
+            self._ranks.start()
+        return self._ranks
+
+    def ended(self) -> str:
+        """Ends the process; returns a line about it."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is None or ranks.state != "running":
+            return ""
+        ranks.stop()
+        return "The simulated ranks are stopped."
+
+
+FEATURE = Simulate

@@ -1,0 +1,77 @@
+"""Runs the cells of simulated ranks in the process of one rank."""
+
+from __future__ import annotations
+
+import pickle
+from time import monotonic
+from typing import Any
+
+from allranks.engine.features import RankContext, RankFeature, Replies
+from allranks.features.simulate.records import RunSimulated
+from allranks.records.wire import Record, RunCell
+
+_NEWS_SECONDS = 1.0
+"""Output of a cell that takes longer is sent so often, so that equal lines meet in one message."""
+
+
+class RankSimulation(RankFeature):
+    """Runs simulated ranks; those of each size and network keep their variables."""
+
+    dormant = True
+    records = (RunSimulated,)
+
+    def __init__(self) -> None:
+        self._ranks: dict[tuple[int, str], Any] = {}
+        self._cell: Any = None
+        self._news_at = 0.0
+
+    def started(self, rank: RankContext) -> None:
+        self._context = rank
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        if isinstance(record, RunSimulated):
+            self._context.activate(self)
+            cell = RunCell(
+                cell=record.cell,
+                source="",
+                number=record.number,
+                ranks=(),
+                label=record.label,
+                want_value=False,
+                limit_nbytes=record.limit_nbytes,
+            )
+            self._context.submit(cell, lambda: self._run(record, cell))
+
+    def output_sending(self, final: bool) -> None:
+        cell = self._cell
+        if cell is not None and not final and monotonic() >= self._news_at:
+            self._news_at = monotonic() + _NEWS_SECONDS
+            for message, payloads in cell.news():
+                self._context.wire.send(message, *payloads)
+
+    async def _run(self, record: RunSimulated, cell: RunCell) -> Replies:
+        # Not at the top of the file: this import starts MPI, and the file is loaded before ranks
+        # are forked.
+        from allranks.features.simulate.cell import SimulatedCell
+
+        global _running
+        self._news_at = monotonic() + _NEWS_SECONDS
+        _running = running = SimulatedCell(self._context, record, self._ranks)
+        self._cell = running
+        try:
+            # As a call, it is run in the main thread, which accepts interrupts.
+            call = pickle.dumps((_run_here, (), {}))
+            ((reply, _),) = await self._context.execute(cell, [call], lambda: None)
+        finally:
+            self._cell = None
+        return running.replies(reply)
+
+
+_running: Any = None
+
+
+def _run_here() -> None:
+    _running.run()
+
+
+FEATURE = RankSimulation

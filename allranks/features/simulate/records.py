@@ -1,0 +1,27 @@
+"""The record that starts a simulated cell. Both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.records.wire import Record
+
+
+@dataclass(frozen=True, slots=True)
+class RunSimulated(Record):
+    """Run this source on ``size`` simulated ranks.
+
+    ``cell``, ``source``, ``number``, ``label``, ``want_value`` and ``limit_nbytes`` are those of a
+    `RunCell`; ``options`` are the options of the magic, by name. Each rank sends its own `Output`
+    and `Reply`, with its number.
+    """
+
+    cell: int
+    source: str
+    number: int
+    size: int
+    label: str
+    want_value: bool
+    limit_nbytes: int
+    options: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,286 @@
+"""What each simulated rank has for itself while it runs, and what all of them find changed.
+
+Namespaces, ``random``, ``numpy.random`` and figures of matplotlib are a rank's own. All other
+modules, and their state, are shared: they are those of one process.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.abc
+import random
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from threading import get_ident
+from typing import Any, NoReturn
+
+import mpi4py
+import numpy as np
+from mpi4py import MPI
+
+from allranks import collectives
+from allranks.collectives.world import process_sets, set_thread
+from allranks.engine import namespace
+from allranks.engine.telemetry import Metrics
+from allranks.errors import UsageError
+from allranks.features.simulate import comm, world
+from allranks.features.simulate.network import Network
+from allranks.features.simulate.scheduler import Scheduler, Task
+from allranks.features.simulate.world import SharedState, Silent, SimulatedWorld
+from allranks.post_import import PostImportHook
+from allranks.records.deferred import Deferred
+
+_mtrand: Any = np.random
+_REAL = "Leave out --simulate to use real ranks: %%distributed -n 4"
+_REFUSED = {
+    **dict.fromkeys(("tensorflow", "keras", "horovod"), "a graph and a session for each process"),
+    **dict.fromkeys(("cupy", "cupyx"), "a GPU for each process"),
+    **dict.fromkeys(("petsc4py", "h5py.h5p"), "MPI's own communicators"),
+}
+"""Modules that cannot be imported, and what they need."""
+_MAGICS = {
+    "run_line_magic",
+    "run_cell_magic",
+    "system",
+    "getoutput",
+}
+
+
+class SimulateCommands:
+    """``simulate`` in a cell: the simulated time of this rank."""
+
+    def compute(self, seconds: float) -> None:
+        """Takes so much simulated time, and no real time."""
+        if not seconds >= 0:
+            raise UsageError(
+                f"simulate.compute expected seconds from 0 on, found {seconds!r:.60}. "
+                "Type for example: simulate.compute(0.01)"
+            )
+        comm.running().computed(float(seconds))
+
+    @property
+    def time(self) -> float:
+        """The simulated seconds since this rank began the cell."""
+        return comm.wtime()
+
+    def __repr__(self) -> str:
+        return "<simulate: compute(seconds), time>"
+
+
+class Space:
+    """A simulated rank between cells: its variables, and its state of libraries."""
+
+    def __init__(self, size: int, rank: int, hosts: tuple[int, ...], shared: SharedState) -> None:
+        self.world = SimulatedWorld(rank, hosts, shared)
+        self.world.journal = Silent()  # type: ignore[assignment]
+        self.world.mpi = types.SimpleNamespace(user=comm.WORLD)  # type: ignore[assignment]
+        self.module = types.ModuleType("__main__")
+        self.metrics = Metrics()
+        # A seed of its own: real ranks draw different numbers as well.
+        self.random: Any = random.Random(rank).getstate()
+        self.bits: Any = None
+        self.figures: Any = None
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return vars(self.module)
+
+
+class Ranks:
+    """The simulated ranks of one size."""
+
+    def __init__(self, size: int, network: Network) -> None:
+        self.shared = SharedState()
+        hosts = network.hosts(size)
+        self.hosts = hosts
+        self.spaces = [Space(size, rank, hosts, self.shared) for rank in range(size)]
+        self.epoch = 0
+
+    def renew(self) -> None:
+        """Begins a new epoch if a cell has left calls or messages unfinished."""
+        if self.shared.slots or any(space.world.unfinished for space in self.spaces):
+            self.epoch += 1
+            self.shared.slots.clear()
+            for space in self.spaces:
+                space.world.renewed(self.epoch)
+
+
+class Sandbox:
+    """The changes to this process while simulated ranks run; ``spaces`` are those of its tasks."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.scheduler: Scheduler
+        self._main = sys.modules["__main__"]
+        self._space: Space | None = None
+        self._figures = sys.modules.get("matplotlib._pylab_helpers")
+
+    def switch(self, task: Task | None) -> None:
+        """Another task runs from now on, or none."""
+        if self._space is not None:
+            self._leave(self._space)
+        self._space = space = self._ranks.spaces[task.rank] if task is not None else None
+        if space is not None:
+            self._enter(space)
+
+    def _enter(self, space: Space) -> None:
+        set_thread(space.world)
+        sys.modules["__main__"] = space.module
+        random.setstate(space.random)
+        if space.bits is None:
+            space.bits = np.random.MT19937(space.world.rank)
+        _mtrand.set_bit_generator(space.bits)
+        if "matplotlib._pylab_helpers" in sys.modules:
+            helpers: Any = sys.modules["matplotlib._pylab_helpers"]
+            if space.figures is None:
+                space.figures = type(helpers.Gcf.figs)()
+            helpers.Gcf.figs = space.figures
+
+    def _leave(self, space: Space) -> None:
+        space.random = random.getstate()
+        space.bits = _mtrand.get_bit_generator()
+
+    def names(self, space: Space) -> None:
+        """Gives a rank the names of its cells, once."""
+        if "MPI" in space.names:
+            return
+        found = namespace.names("cpu") | {
+            "log": space.metrics.log,
+            "simulate": SimulateCommands(),
+            "join": world.join,
+            "send": comm.send,
+            "recv": comm.recv,
+            "keep": _refusing("keep()", "keep variables, which are kept anyway"),
+        }
+        space.names.update(found, __builtins__=builtins)
+
+    @contextmanager
+    def active(self, fakes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+        """Within, the process is that of simulated ranks; ``fakes`` are further replacements."""
+        clock = _Clock(lambda: self.scheduler)
+        module = comm.SimulatedMPI()
+        replaced: list[tuple[Any, str, Any]] = [
+            (mpi4py, "MPI", module),
+            (builtins, "input", _refusing("input()", "type the value into the cell")),
+            (time, "sleep", clock.sleep),
+            *((time, name, clock.reading(name)) for name in ("time", "perf_counter", "monotonic")),
+            (process_sets, "open_group", world.open_group),
+            (process_sets, "deferred", _not_deferred),
+            (collectives, "join", world.join),
+            (collectives, "send", comm.send),
+            (collectives, "recv", comm.recv),
+            *fakes,
+        ]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+        state, bits = random.getstate(), _mtrand.get_bit_generator()
+        refused = _RefusedImports()
+        torch = PostImportHook({"torch.distributed"}, _refuse_torch)
+        torch.install()
+        sys.meta_path.insert(0, refused)
+        sys.modules["mpi4py.MPI"] = module
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)
+            sys.modules["mpi4py.MPI"] = MPI
+            sys.modules["__main__"] = self._main
+            sys.meta_path[:] = [one for one in sys.meta_path if one not in (refused, torch)]
+            random.setstate(state)
+            _mtrand.set_bit_generator(bits)
+            set_thread(None)
+
+
+@contextmanager
+def _not_deferred() -> Iterator[Deferred]:
+    # An interrupt ends all simulated ranks at once.
+    yield Deferred()
+
+
+def _refusing(what: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UsageError(f"simulated ranks have no {what}: {instead}. {_REAL}")
+
+    return refuse
+
+
+def _refuse_torch(module: types.ModuleType) -> None:
+    refuse = _refusing(
+        "process groups of torch", "use allreduce, broadcast and the other functions"
+    )
+    setattr(module, "init_process_group", refuse)  # noqa: B010  unknown to mypy
+
+
+class _RefusedImports(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Any = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name in _REFUSED:
+            raise ImportError(
+                f"simulated ranks cannot import {name}, which needs {_REFUSED[name]}: they share "
+                f"one process. {_REAL}"
+            )
+        return None
+
+
+class _Clock:
+    """The functions of ``time`` on simulated ranks."""
+
+    def __init__(self, scheduler: Callable[[], Scheduler]) -> None:
+        self._scheduler, self._thread = scheduler, get_ident()
+
+    @property
+    def _runs(self) -> bool:
+        return get_ident() == self._thread and self._scheduler().current is not None
+
+    @property
+    def sleep(self) -> Callable[[float], None]:
+        real = time.sleep
+
+        def sleep(seconds: float) -> None:
+            """Takes simulated time only."""
+            if self._runs and seconds >= 0:
+                self._scheduler().computed(float(seconds))
+            else:
+                real(seconds)
+
+        return sleep
+
+    def reading(self, name: str) -> Callable[[], float]:
+        real = getattr(time, name)
+        began = real()
+
+        def read() -> float:
+            now: float = began + comm.wtime() if self._runs else real()
+            return now
+
+        return read
+
+
+def check_magics(tree: ast.Module) -> None:
+    """Raises UsageError for the magics and commands in a cell, except ``%matplotlib inline``."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _MAGICS
+            and isinstance(node.func.value, ast.Call)
+            and getattr(node.func.value.func, "id", "") == "get_ipython"
+        ):
+            words = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+            if words[:2] == ["matplotlib", "inline"]:
+                continue
+            magic = node.func.attr.startswith("run_")
+            text = f"%{words[0]}" if magic and words else f"!{words[0] if words else ''}"
+            raise UsageError(
+                f"expected Python on simulated ranks, found {text:.60} in line {node.lineno}: "
+                f"magics and commands belong to a process. Type it in a cell of the notebook. "
+                f"{_REAL}"
+            )

@@ -1,0 +1,144 @@
+"""Simulated ranks, in a notebook: as real ones, but in one process."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+
+import pytest
+
+from tests.faults.notebook import Notebook
+from tests.features.random_programs import program
+
+#: Programs for each number of ranks that are compared with real ranks.
+PROGRAMS = int(os.environ.get("ALLRANKS_SIMULATED_PROGRAMS", "1"))
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    with Notebook(tmp_path_factory.mktemp("simulate")) as opened:
+        yield opened
+        opened.shutdown()
+        opened.check_nothing_left()
+
+
+@pytest.fixture
+def simulate(notebook):
+    def run(source, n=4, options=""):
+        return notebook.on_ranks(textwrap.dedent(source).strip(), f"-n {n} --simulate {options}")
+
+    return run
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_random_programs_give_the_same_bits_as_on_real_ranks(notebook, simulate, size):
+    notebook.run(f"%distributed restart -n {size}")
+    for number in range(PROGRAMS):
+        source = program(1000 * size + number, steps=40)
+        real = notebook.on_ranks(source, "-o real")
+        assert real.status == "ok", real.text
+        simulated = simulate(source, size, "-o simulated")
+        assert simulated.status == "ok", simulated.text
+        assert notebook.run("print(real == simulated, len(real[0]) > 20)").text == "True True\n"
+
+
+def test_a_thousand_ranks_print_reduce_and_pass_a_ring(simulate):
+    source = """
+    import numpy as np
+    total = allreduce(np.full(128, float(rank)), op=Sum)
+    comm.send(rank, (rank + 1) % size)
+    print(total[0], comm.recv(source=(rank - 1) % size) == (rank - 1) % size)
+    """
+    assert simulate(source, 1024).text == "ranks 0–1023 │ 523776.0 True\n"
+
+
+def test_variables_stay_and_belong_to_one_rank(simulate):
+    simulate("import random, numpy as np\nmine = rank * 10\nrandom.seed(rank)\nnp.random.seed(1)")
+    simulate("first = random.random(), np.random.rand()\nbarrier()")
+    cell = simulate(
+        "random.seed(rank); np.random.seed(1)\n"
+        "print(mine == 10 * rank, first == (random.random(), np.random.rand()))"
+    )
+    assert cell.text == "ranks 0–3 │ True True\n"
+    assert "NameError: name 'mine'" in simulate("mine", 3).text
+
+
+def test_the_same_seed_gives_the_same_order_of_messages(simulate):
+    source = "print([comm.recv() for _ in range(size - 1)]) if rank == 0 else comm.send(rank, 0)"
+    found = {seed: [simulate(source, 9, f"--seed {seed}").text] * 2 for seed in (1, 2, 3)}
+    for seed, (before, _) in found.items():
+        assert simulate(source, 9, f"--seed {seed}").text == before
+    assert len({before for before, _ in found.values()}) > 1
+
+
+def test_a_deadlock_is_named_with_its_ranks_and_lines(simulate):
+    text = simulate("x = 1\ny = comm.recv(source=(rank + 1) % size)").text
+    assert "ranks 0–3 wait for each other, and none can go on" in text
+    assert "rank 0 for rank 1, rank 1 for rank 2" in text
+    assert ":3: y = comm.recv(" in text
+    large = simulate("comm.Ssend(bytes(9), (rank + 1) % size)", 2).text
+    assert "ranks 0–1 wait in comm.Ssend" in large
+
+
+def test_the_rank_that_failed_comes_first_and_the_others_wait(simulate):
+    text = simulate("if rank == 2: 1 / 0\nbarrier()").text
+    assert text.index("rank 2 (") < text.index("ranks 0–1, 3 were waiting at line 3")
+    assert "ZeroDivisionError: division by zero" in text
+    assert simulate("print(allreduce(1, op=Sum))").text == "ranks 0–3 │ 4\n"
+
+
+def test_different_calls_are_a_mismatch(simulate):
+    text = simulate("allreduce(1.0 if rank else [1.0, 2.0])").text
+    assert "allreduce(Average) needs the same shape on every rank: rank 0 has (2,)" in text
+
+
+def test_an_endless_loop_is_interrupted_and_variables_stay(notebook, simulate):
+    simulate("kept = rank")
+    cell = notebook.start(
+        "%%distributed -n 4 --simulate\nprint('begun', flush=True)\nwhile 1: pass"
+    )
+    cell.wait_for("begun")
+    notebook.interrupt()
+    assert "KeyboardInterrupt" in cell.wait(30).text
+    assert simulate("print(kept)").text == "rank 0 │ 0\nrank 1 │ 1\nrank 2 │ 2\nrank 3 │ 3\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import tensorflow", "cannot import tensorflow"),
+        ("!ls", "found !ls in line 2"),
+        ("%cd /", "found %cd in line 2"),
+        ("input()", "have no input()"),
+        ("await x", "without await"),
+        ("MPI.Win.Create(None)", "found MPI.Win"),
+        ("comm.Spawn('x')", "found comm.Spawn"),
+    ],
+)
+def test_what_needs_processes_is_refused(simulate, source, said):
+    text = simulate(source).text
+    assert said in text
+    assert "%%distributed -n 4" in text
+
+
+def test_sleep_and_compute_take_simulated_time_only(simulate):
+    source = """
+    import time
+    simulate.compute(1000 * rank)
+    before = time.perf_counter(); time.sleep(500)
+    print(round(time.perf_counter() - before), MPI.Wtime() // 1000)
+    """
+    found = simulate(source).text
+    assert found.splitlines()[-1] == "rank 3 │ 500 3.0"
+
+
+def test_the_end_of_the_process_is_reported_and_the_next_cell_starts_another(simulate):
+    assert "all simulated ranks ended with their process" in simulate("import os; os._exit(3)").text
+    assert "ranks 0–3 │ fresh" in simulate("print('fresh')").text
+
+
+def test_other_options_are_refused(notebook):
+    for line in ("--simulate -r 0", "--seed 3", "-n 100000 --simulate"):
+        cell = notebook.on_ranks("pass", line)
+        assert cell.status == "error"
+        assert "UsageError" in cell.text
