@@ -108,6 +108,13 @@ def test_a_rank_that_computes_on_its_own_is_left_alone(ranks):
     assert ranks.on_ranks("float(add(ones()))").text == "ranks 0–2 → 12.0\n"
 
 
+def test_a_rank_that_waits_for_another_thread_is_left_alone(ranks):
+    # As at a prompt, while the other ranks have ended the cell.
+    cell = ranks.on_ranks("import threading\nif rank == 0: threading.Event().wait(6)", timeout=60)
+    cell.ok().lacks("JAX")
+    assert ranks.on_ranks("float(add(ones()))").text == "ranks 0–2 → 12.0\n"
+
+
 def test_an_array_is_shown_with_its_sharding_and_the_parts_of_each_rank(ranks):
     cell = ranks.on_ranks("x = ones() * 2\nx")
     assert cell.status == "ok"

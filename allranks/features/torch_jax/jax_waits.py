@@ -218,7 +218,7 @@ def _waits_in_jax() -> bool:
     """Whether the main thread waits in JAX, and no other thread is in a callback of JAX."""
     main = threading.main_thread().ident
     for thread, frame in guard.frames_of_threads().items():
-        if thread == main and not (_is_of_jax(frame) or _waits_for_a_thread()):
+        if thread == main and not (_is_of_jax(frame) or _waits_in_c(frame)):
             return False
         if thread != main and any(_is_of_jax(outer) for outer, _ in traceback.walk_stack(frame)):
             return False
@@ -234,8 +234,11 @@ def _folders() -> tuple[str, ...]:
     return tuple(os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in _PACKAGES)
 
 
-def _waits_for_a_thread() -> bool:
-    # Functions that `jax.jit` has made call no Python code of JAX.
+def _waits_in_c(frame: FrameType) -> bool:
+    # Functions that `jax.jit` has made call no Python code of JAX, and wait for a thread. So do
+    # Python's own waits, as at a prompt.
+    if frame.f_code.co_filename == threading.__file__:
+        return False
     try:
         # Of the main thread, from any thread.
         call = Path(f"/proc/{os.getpid()}/syscall").read_text()
