@@ -30,9 +30,11 @@ from typing import Any
 
 from allranks.cluster.options import (
     CELL_OPTIONS,
+    LINE_COMMANDS,
     START_OPTIONS,
     CellOption,
     ClusterOptions,
+    LineCommand,
     StartOption,
 )
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
@@ -129,6 +131,8 @@ class NotebookFeature:
     """Options for the start of ranks."""
     cell_options: tuple[CellOption, ...] = ()
     """Options of a cell, which the feature then runs by a command with a `CellRequest`."""
+    line_commands: tuple[LineCommand, ...] = ()
+    """Commands of ``%distributed``, which ``command`` does with the list of their words."""
 
     def start_text(self, settings: Mapping[str, str]) -> str:
         """Returns a line for the user when ranks have started; empty for none.
@@ -258,6 +262,8 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     START_OPTIONS.update({o.name: o for kind in classes for o in kind.start_options})
     CELL_OPTIONS.clear()
     CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
+    LINE_COMMANDS.clear()
+    LINE_COMMANDS.update({c.name: c for kind in classes for c in kind.line_commands})
 
 
 class NotebookHooks(Hooks[NotebookFeature]):
@@ -272,7 +278,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
         own = NotebookFeature.message_arriving
         self.interceptors = [one for one in self.features if type(one).message_arriving is not own]
         self.commands: dict[str, Callable[..., Any]] = {
-            name: feature.command for feature in self.features for name in feature.commands
+            name: feature.command
+            for feature in self.features
+            for name in (*feature.commands, *(one.name for one in feature.line_commands))
         }
         self.polls: list[Callable[[], bool]] = []
         """The functions that ``polled`` calls, as long as the cell runs."""

@@ -164,6 +164,25 @@ START_OPTIONS: dict[str, StartOption] = {}
 
 
 @dataclass(frozen=True)
+class LineCommand:
+    """A command that a feature adds: ``%distributed NAME WORDS``.
+
+    ``about`` is its line in the list of commands, ``words`` describes its arguments as in
+    ``"RANK"``; without it, arguments are refused. The feature's ``command(name, words)`` returns a
+    text to print.
+    """
+
+    name: str
+    about: str
+    words: str = ""
+    words_about: str = ""
+
+
+LINE_COMMANDS: dict[str, LineCommand] = {}
+"""The commands of features, by name; `allranks.cluster.features.register` sets them."""
+
+
+@dataclass(frozen=True)
 class ClusterOptions:
     """The options of a cluster; None for one that is left out.
 

@@ -19,7 +19,13 @@ from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
 from allranks.cluster.features import CellRequest
 from allranks.cluster.healing import AfterCells, listed
-from allranks.cluster.options import CELL_OPTIONS, below_magic, check_source, explain_syntax
+from allranks.cluster.options import (
+    CELL_OPTIONS,
+    LINE_COMMANDS,
+    below_magic,
+    check_source,
+    explain_syntax,
+)
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.options import (
     CellOptions,
@@ -308,9 +314,8 @@ class DistributedMagics(Magics):
             _export(options.names, session.past)
         elif name == "profile":
             self._profile(options)
-        elif name == "inspect":
-            rank = session.hooks.command("inspected_rank", options.names)
-            print(f"Tab, Shift-Tab and NAME? ask rank {rank}.")
+        elif name in LINE_COMMANDS:
+            print(session.hooks.command(name, options.names))
         elif name == "on":
             self.toggle.on()
             print("Every following cell runs on the ranks, until: %distributed off")

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
-from allranks.cluster.options import CELL_OPTIONS, ClusterOptions, check_out, check_timeout
+from allranks.cluster.options import (
+    CELL_OPTIONS,
+    LINE_COMMANDS,
+    ClusterOptions,
+    check_out,
+    check_timeout,
+)
 from allranks.ensemble import grid
 from allranks.errors import UsageError
 
@@ -26,7 +32,6 @@ COMMANDS = {
     "last": "draws the last cell again, or cell N: its output, curves and timings",
     "compare": "draws the curves of several cells in one plot, as: compare 12 15",
     "export": "writes curves and timings of the last cell, or cell N, into FOLDER as CSV",
-    "inspect": "chooses the rank that Tab, Shift-Tab and NAME? ask, as: inspect 2",
     "debug": "opens a debugger where the last cell failed, on the rank that failed first",
     "profile": "shows a flame graph of the next cell on the ranks, or of its first seconds",
     "launchers": "lists the launchers and named places for --on",
@@ -38,7 +43,7 @@ COMMANDS = {
     "attach": "takes over detached ranks, or watches those of another notebook",
     "clusters": "lists your clusters on this machine, and who is attached or watches",
 }
-"""What each command does; in the order in which they are listed."""
+"""What each command of the core does; in the order in which they are listed."""
 _START_RANKS = ("start", "restart")
 _NAME_VARIABLES = ("push", "pull", "keep")
 _CHOOSE_RANKS = ("status", "push", "pull", "log", "debug", "compare")
@@ -47,7 +52,6 @@ _TAKE_WORDS = {
     "last": ("N", "the number of a cell, as in In[N]"),
     "compare": ("N", "the numbers of cells, as in In[N], or files cell-N.json.gz of earlier ones"),
     "export": ("FOLDER N", "the folder for the files, and the number of the cell"),
-    "inspect": ("RANK", "a rank's number; without it, shows the chosen one"),
     "heal": ("on|ask|off", "from now on; without it, once and now"),
     "detach-on-exit": ("TIME|off", "a time as 30m"),
     "detach": ("TIME", "a time as 30m"),
@@ -84,6 +88,11 @@ class CommandOptions:
     every: float = 0.0
     seconds: float = 0.0
     save: str | None = None
+
+
+def commands() -> dict[str, str]:
+    """Returns what each command does, those of features at the end."""
+    return COMMANDS | {name: one.about for name, one in LINE_COMMANDS.items()}
 
 
 class HelpShown(Exception):
@@ -149,7 +158,7 @@ def ensemble_parser() -> Parser:
 
 
 def command_parser(command: str) -> Parser:
-    program, about = f"%distributed {command}", COMMANDS[command]
+    program, about = f"%distributed {command}", commands()[command]
     about = f"{about[0].upper()}{about[1:]}."
     chooses = command in _CHOOSE_RANKS
     parser = _parser(program, about, cluster=command in _START_RANKS, ranks=chooses)
@@ -162,6 +171,8 @@ def command_parser(command: str) -> Parser:
     if command in _TAKE_WORDS:
         shown, about = _TAKE_WORDS[command]
         add("names", nargs="*", metavar=shown, help=about)
+    if command in LINE_COMMANDS and (added := LINE_COMMANDS[command]).words:
+        add("names", nargs="*", metavar=added.words, help=added.words_about)
     if command == "profile":
         said = "how long; default: all of the cell"
         add("seconds", nargs="?", type=float, default=0.0, metavar="SECONDS", help=said)
@@ -170,8 +181,8 @@ def command_parser(command: str) -> Parser:
 
 
 def commands_text() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {command:{width}}  {about}" for command, about in COMMANDS.items()]
+    width = max(map(len, commands()))
+    lines = [f"  {command:{width}}  {about}" for command, about in commands().items()]
     return "\n".join(
         [
             "%distributed COMMAND, one of:",
@@ -214,9 +225,9 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     if not words or words[0] in ("help", "-h", "--help"):
         print(commands_text())
         raise HelpShown
-    if words[0] not in COMMANDS:
+    if words[0] not in commands():
         raise UsageError(
-            f"expected a command, found {words[0]!r}. Type: %distributed {' | '.join(COMMANDS)}"
+            f"expected a command, found {words[0]!r}. Type: %distributed {' | '.join(commands())}"
         )
     command = words[0]
     starts, named = command in _START_RANKS, command in _NAME_VARIABLES

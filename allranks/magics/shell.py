@@ -31,7 +31,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster.folders import connection_files
 from allranks.errors import AllranksError, UsageError
-from allranks.magics.options import COMMANDS, cell_parser, command_parser, ensemble_parser
+from allranks.magics.options import cell_parser, command_parser, commands, ensemble_parser
 from allranks.magics.session import Session
 from allranks.post_import import PostImportHook
 
@@ -363,9 +363,9 @@ def words_for(line: str) -> Sequence[str]:
     elif found[1] == "%%":
         known = cell_parser().words
     elif not before:
-        return [*COMMANDS, "--help"]
+        return [*commands(), "--help"]
     else:
-        known = command_parser(before[0]).words if before[0] in COMMANDS else []
+        known = command_parser(before[0]).words if before[0] in commands() else []
     # While a name or a value is typed, options would be wrong.
     return [word for word in known if word not in before] if last.startswith("-") else ()
 
@@ -439,7 +439,7 @@ class Completion:
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> Any:
         if self._is_for_ranks(code):
-            asked = self._ask("inspect", code, cursor_pos, detail_level)
+            asked = self._ask("describe", code, cursor_pos, detail_level)
             found = {"found": False, "data": {}} | asked
             return {"status": "ok", "metadata": {}, "found": found["found"], "data": found["data"]}
         return self._inspect(code, cursor_pos, detail_level, omit_sections)

@@ -10,12 +10,13 @@ from IPython.core.getipython import get_ipython
 
 from allranks.cluster import cluster
 from allranks.cluster.features import AskingFeature, ClusterContext
+from allranks.cluster.options import LineCommand
 from allranks.errors import UsageError
 from allranks.records import ranks as rank_lists
 from allranks.records.wire import Answer
 
 #: How long the kernel waits. JupyterLab waits one second for completions.
-_SECONDS = {"complete": 0.8, "inspect": 2.0}
+_SECONDS = {"complete": 0.8, "describe": 2.0}
 #: What the ranks of a cell are named by, in its first line.
 _RANKS = re.compile(
     r"\s*%%(?:rank\s+|(?:distributed|px)\b.*?\s(?:-r|--ranks|-t|--targets)[\s=]*)"
@@ -30,7 +31,15 @@ _HELP = re.compile(
 class Completion(AskingFeature):
     """Chooses the rank, and asks it."""
 
-    commands = frozenset({"complete", "inspect", "inspected_rank"})
+    commands = frozenset({"complete", "describe"})
+    line_commands = (
+        LineCommand(
+            "inspect",
+            "chooses the rank that Tab, Shift-Tab and NAME? ask, as: inspect 2",
+            "RANK",
+            "a rank's number; without it, shows the chosen one",
+        ),
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,13 +60,13 @@ class Completion(AskingFeature):
     def command(self, name: str, *arguments: Any) -> Any:
         """Runs a command; may run in another thread, as the subshell of a notebook.
 
-        ``complete`` and ``inspect`` take a cell, the cursor's position, and the detail of the
-        description; they return what the rank has found. ``inspected_rank`` takes the words that
-        the user has typed; it returns the chosen rank.
+        ``complete`` and ``describe`` take a cell, the cursor's position, and the detail of the
+        description; they return what the rank has found. ``inspect`` takes the words that the user
+        has typed.
         """
-        if name == "inspected_rank":
+        if name == "inspect":
             (words,) = arguments
-            return self._choose(words)
+            return f"Tab, Shift-Tab and NAME? ask rank {self._choose(words)}."
         code, cursor, *detail = arguments
         rank = self._rank_for(code)
         if rank is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from IPython.utils.tokenutil import token_at_cursor
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.interrupts import MAIN_THREAD
 
-COMPLETE, INSPECT = "complete", "inspect"
+COMPLETE, DESCRIBE = "complete", "describe"
 #: The same without code of the user's, as properties and ``__repr__``: for a rank that runs a cell.
-COMPLETE_BUSY, INSPECT_BUSY = "complete_busy", "inspect_busy"
+COMPLETE_BUSY, DESCRIBE_BUSY = "complete_busy", "describe_busy"
 #: Code of the user's is interrupted after this time.
 _SECONDS = 2.0
 _TEXT_LENGTH = 200
@@ -29,8 +30,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 class NamesOfRank(RankFeature):
     """Answers what Tab and Shift-Tab ask in the notebook."""
 
-    requests = frozenset({COMPLETE, INSPECT})
-    requests_while_busy = frozenset({COMPLETE_BUSY, INSPECT_BUSY})
+    requests = frozenset({COMPLETE, DESCRIBE})
+    requests_while_busy = frozenset({COMPLETE_BUSY, DESCRIBE_BUSY})
 
     def started(self, rank: RankContext) -> None:
         self._shell, self._rank = rank.shell, rank.rank
@@ -39,7 +40,7 @@ class NamesOfRank(RankFeature):
         code, cursor = arguments["code"], arguments["cursor"]
         if name == COMPLETE_BUSY:
             return self._complete_known(code[:cursor]), []
-        if name == INSPECT_BUSY:
+        if name == DESCRIBE_BUSY:
             return self._describe_known(token_at_cursor(code, cursor)), []
         with _interrupted_after(_SECONDS):
             if name == COMPLETE:
@@ -49,9 +50,15 @@ class NamesOfRank(RankFeature):
     def _complete(self, code: str, cursor: int) -> dict[str, Any]:
         from IPython.core.completer import provisionalcompleter, rectify_completions
 
-        with provisionalcompleter():
-            completions = self._shell.Completer.completions(code, cursor)
-            found = list(rectify_completions(code, completions))
+        # IPython leaves out what a part of it has found that raises, and shows its traceback, which
+        # an interrupt of a slow import of jedi would cause.
+        before, sys.excepthook = sys.excepthook, lambda *_: None
+        try:
+            with provisionalcompleter():
+                completions = self._shell.Completer.completions(code, cursor)
+                found = list(rectify_completions(code, completions))
+        finally:
+            sys.excepthook = before
         return {"matches": [self._match(c.text, c.start, c.type or "") for c in found]}
 
     def _inspect(self, name: str, detail: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from allranks.cluster.options import check_preload
 from allranks.errors import UsageError
-from allranks.magics.options import COMMANDS, HelpShown, cell_parser, parse_cell, parse_command
+from allranks.magics.options import HelpShown, cell_parser, commands, parse_cell, parse_command
 from allranks.magics.shell import words_for
 
 
@@ -56,7 +56,7 @@ def test_a_command_that_is_left_out_lists_them_all(line, capsys):
     with pytest.raises(HelpShown):
         parse_command(line)
     shown = capsys.readouterr().out
-    assert all(f"\n  {command} " in shown for command in COMMANDS)
+    assert all(f"\n  {command} " in shown for command in commands())
 
 
 def test_help_names_every_option(capsys):
