@@ -148,7 +148,7 @@ bench: $(VENV)/.test
 UV = $(shell command -v uv || echo $(BIN)/uv)
 COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
-	--extra tensorflow --extra legacy-keras --extra lab --extra test --extra docs --extra dev
+	--extra tensorflow --extra legacy-keras --extra lab --extra dask --extra ray --extra test --extra docs --extra dev
 
 lock: $(VENV)/.made
 	@test -x "$(UV)" || $(PIP) install --quiet uv
@@ -173,7 +173,7 @@ SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again. Modules
 # are compiled as they are first imported: most never are.
 
-$(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,test,docs,dev
+$(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,dask,ray,test,docs,dev
 $(VENV)/.lab: EXTRAS = lab,tensorflow
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 

@@ -1,6 +1,7 @@
 """What stands behind ``--on``: how it is read, what is refused, and what is listed."""
 
 import os
+import re
 import sys
 import tempfile
 
@@ -8,13 +9,13 @@ import pytest
 
 from allranks import Cluster
 from allranks.cluster import devices, launchers
-from allranks.cluster.launchers import launcher, pbs_lsf, registry, slurm
+from allranks.cluster.launchers import launcher, pbs_lsf, ray_dask, registry, slurm
 from allranks.cluster.launchers.batch import parse_batch
 from allranks.cluster.launchers.launcher import Host, LocalLauncher, SshLauncher
 from allranks.cluster.launchers.registry import SITES
 from allranks.cluster.options import ClusterOptions
 from allranks.engine import libraries
-from allranks.errors import ClusterLost, StartFailed, UsageError
+from allranks.errors import ClusterLost, MissingDependency, StartFailed, UsageError
 from allranks.magics.options import parse_cell, parse_command
 from allranks.records.config import LEASE, lease_seconds
 
@@ -99,6 +100,17 @@ def test_a_command_that_reaches_hosts_is_a_launcher(sites, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     text = registry.text()
     assert "expected cat, by which --on pods reaches hosts, found no such program" in text
+
+
+def test_dask_and_ray_without_their_package_or_address_say_what_to_type(monkeypatch):
+    with pytest.raises(UsageError, match="--on dask:tcp://h1:8786, --on ray"):
+        launchers.named("dask")
+    monkeypatch.setattr(ray_dask.importlib.util, "find_spec", lambda package: None)
+    for name in ("dask:tcp://h1:8786", "ray", "ray://h1:10001"):
+        remedy = f'Type: pip install "allranks[{name[:4].rstrip(":")}]"'
+        with pytest.raises(MissingDependency, match=re.escape(remedy)):
+            launchers.named(name)
+    assert 'pip install "allranks[dask]"' in registry.text()
 
 
 @pytest.fixture

@@ -82,9 +82,9 @@ class Launcher:
     """Starts processes that are ranks of one MPI world.
 
     ``where`` is what follows the launcher's name after a colon, as ``h1:2,h2:2`` of
-    ``ssh:h1:2,h2:2``; empty unless ``takes_where``. ``options`` are the words that follow; empty
-    unless ``takes_options``. Raises UsageError for others than it understands, and
-    MissingDependency if a program that it needs is not installed.
+    ``ssh:h1:2,h2:2``; empty unless ``takes_where``, and without a colon if ``where_is_optional``.
+    ``options`` are the words that follow; empty unless ``takes_options``. Raises UsageError for
+    others than it understands, and MissingDependency if a program that it needs is not installed.
     """
 
     name: ClassVar[str]
@@ -94,6 +94,7 @@ class Launcher:
     about: ClassVar[str]
     """What it is for, in a few words, for the list of launchers."""
     takes_where: ClassVar[bool] = False
+    where_is_optional: ClassVar[bool] = False
     takes_options: ClassVar[bool] = False
     rank_variables: ClassVar[tuple[RankVariables, ...]] = ()
     """Where its processes find their rank, if not in the variables of mpiexec or srun."""
@@ -105,7 +106,7 @@ class Launcher:
     @property
     def typed(self) -> str:
         """Returns what follows ``--on``."""
-        first = f"{self.name}:{self.where}" if self.takes_where else self.name
+        first = f"{self.name}:{self.where}" if self.where else self.name
         return shlex.join([first, *self.options])
 
     @classmethod

@@ -44,6 +44,8 @@ BUILT_IN = {
     "slurm": "allranks.cluster.launchers.slurm:SlurmLauncher",
     "pbs": "allranks.cluster.launchers.pbs_lsf:PbsLauncher",
     "lsf": "allranks.cluster.launchers.pbs_lsf:LsfLauncher",
+    "dask": "allranks.cluster.launchers.ray_dask:DaskLauncher",
+    "ray": "allranks.cluster.launchers.ray_dask:RayLauncher",
 }
 #: The entry points by which other distributions add theirs, in the same form.
 GROUP = "allranks.launchers"
@@ -75,7 +77,8 @@ def named(name: str) -> AnyLauncher:
     environment, kind, where, options = _resolve(name)
     if (
         kind is None
-        or (where is not None) != kind.takes_where
+        or (where is None and kind.takes_where and not kind.where_is_optional)
+        or (where is not None and not kind.takes_where)
         or (options and not kind.takes_options)
     ):
         reaching = [place.launcher for place in places().values() if place.launcher is not None]
