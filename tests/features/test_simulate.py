@@ -132,6 +132,23 @@ def test_sleep_and_compute_take_simulated_time_only(simulate):
     assert found.splitlines()[-1] == "rank 3 │ 500 3.0"
 
 
+def test_the_time_on_a_network_is_shown_and_given_by_the_program(simulate):
+    source = """
+    simulate.compute(0.010 * (rank + 1))
+    barrier()
+    comm.sendrecv(bytes(10**6), (rank + 1) % size, source=(rank - 1) % size)
+    round(simulate.time * 1e3, 3)
+    """
+    shown = simulate(source, 4, "--network laptop --compute given")
+    # Two rounds of a barrier, and a message of 1 MB, each with a latency of 1 µs.
+    assert "ranks 0–3 → 40.203" in shown.text
+    assert "simulated time on laptop: 40.2 ms" in shown.text
+    assert "waiting 37%" in shown.text
+    table = simulate(source, 4, "--compute given --view full")
+    assert "waits for rank 3" in "".join(str(one) for one in table.displays)
+    assert "simulated time" not in simulate("barrier()").text
+
+
 def test_the_end_of_the_process_is_reported_and_the_next_cell_starts_another(simulate):
     assert "all simulated ranks ended with their process" in simulate("import os; os._exit(3)").text
     assert "ranks 0–3 │ fresh" in simulate("print('fresh')").text

@@ -41,6 +41,7 @@ from allranks.features.simulate.sandbox import (
     check_magics,
 )
 from allranks.features.simulate.scheduler import Scheduler, SeededSchedule, Task
+from allranks.features.simulate.times import time_records
 from allranks.records.telemetry import Points
 from allranks.records.wire import Output, Record, Reply
 
@@ -91,7 +92,7 @@ class SimulatedCell:
     def run(self) -> None:
         """Runs the cell on all ranks; raises if it cannot begin."""
         record = self._record
-        network = network_of(record.options.get("network") or "laptop")
+        network = network_of(record.options)
         key = record.size, network.name
         if key not in self._known:
             self._known[key] = Ranks(record.size, network)
@@ -220,6 +221,13 @@ class SimulatedCell:
                 (self._reply(rank, process.status, told), []) for rank in range(self._record.size)
             )
         found = self.news(final=True)
+        scheduler = self.scheduler
+        if scheduler is not None and scheduler.events:
+            clocks = [task.clock for task in scheduler.tasks]
+            name = scheduler.network.name
+            found += time_records(
+                self._record.cell, name, self._record.size, clocks, scheduler.events
+            )
         reports = Reports(self._context, self._code.file if self._code else "")
         for rank, outcome in enumerate(self._outcomes):
             value, problem = list[bytes](), ""

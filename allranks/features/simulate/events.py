@@ -57,7 +57,8 @@ class Event(NamedTuple):
     """A part of a rank's simulated time: ``begin`` to ``end``, in seconds since the cell began.
 
     ``kind`` is ``send``, ``receive`` or ``collective``; between its events a rank computes.
-    ``ready`` is when waiting ended and transfer began. ``peer`` is the other rank, -1 for none.
+    ``ready`` is when waiting ended and transfer began. ``peer`` is the other rank, of a collective
+    the one that arrived last.
     ``number`` is the same in both events of a message, and in all events of a collective with the
     same ``group``.
     """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, log2
+from typing import Any
 
 from allranks.errors import UsageError
 
@@ -26,8 +28,9 @@ class Link:
 class Network:
     """Hosts of ``ranks_each`` ranks below a fat tree of switches.
 
-    Two ranks of a host use ``inside``. Messages between hosts share the link of each host; with
-    ``oversubscribed`` above 1 the hosts below a switch share links of so many times less bandwidth.
+    Two ranks of a host use ``inside``. All messages of a host to other hosts share its link, and
+    so do those that come. With ``oversubscribed`` above 1, the hosts below a switch share links to
+    the other switches that have so many times less bandwidth than their own links together.
     """
 
     name: str
@@ -40,20 +43,22 @@ class Network:
     oversubscribed: float = 1.0
     eager_nbytes: int = 4096
     """Messages up to this size are buffered: a send of them ends at once."""
-    compute_scale: float = 1.0
-    """The computing time on this network's ranks, for one second of this process."""
+    cores: int = 0
+    """The cores of a host, which its ranks share; 0 for one core a rank."""
+    terms: tuple[float, ...] = ()
+    """A measured allreduce of S bytes on n ranks, in seconds: ``1, n, S, n S``; or nothing."""
     _free_at: dict[object, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     """When each shared link has carried its last message."""
-
-    def begin(self) -> None:
-        """A cell begins: nothing is on its way."""
-        self._free_at.clear()
 
     def host(self, rank: int) -> int:
         return rank // self.ranks_each if self.ranks_each else 0
 
     def hosts(self, size: int) -> tuple[int, ...]:
         return tuple(map(self.host, range(size)))
+
+    def compute_scale(self, size: int) -> float:
+        """The computing time of each of so many ranks, for one second of this process."""
+        return max(1.0, min(size, self.ranks_each or size) / self.cores) if self.cores else 1.0
 
     def arrival(self, source: int, dest: int, nbytes: int, began: float) -> float:
         """Returns when a message that is sent at ``began`` has arrived."""
@@ -64,56 +69,77 @@ class Network:
         shared: list[tuple[object, float]] = [(("out", here), taken), (("in", there), taken)]
         up, down = here // self.hosts_each, there // self.hosts_each
         if up != down:
-            # The links of a switch together carry its hosts' bandwidth, or a part of it.
             share = taken * self.oversubscribed / self.hosts_each
             shared += [(("up", up), share), (("down", down), share)]
         start = max(began, *(self._free_at[link] for link, _ in shared))
         for link, seconds in shared:
             self._free_at[link] = start + seconds
-        return start + self.between.latency + max(taken, *(seconds for _, seconds in shared))
+        return start + self.between.latency + max(seconds for _, seconds in shared)
 
     def collective_seconds(self, op: str, nbytes: int, ranks: tuple[int, ...]) -> float:
         """Returns the time from the last arrival to the end of a collective.
 
-        Each round of a tree costs a message; large arrays move twice, in pieces, as in a
-        reduce-scatter and an allgather.
+        If allreduces were measured, their terms; other collectives move half as much. Otherwise
+        a message for each round of a tree, and the bytes of a reduce-scatter and an allgather.
         """
-        size = len(ranks)
+        size, reduces = len(ranks), "allreduce" in op.lower()
         if size == 1:
             return 0.0
-        crosses = self.between is not None and self.host(ranks[0]) != self.host(ranks[-1])
-        link = self.between if crosses and self.between is not None else self.inside
-        rounds = ceil(log2(size))
-        moved = nbytes * (2.0 if "reduce" in op.lower() else 1.0) * (size - 1) / size
-        sharing = min(size, self.ranks_each or 1) if crosses else 1
-        return (
-            rounds * link.latency + moved * (sharing if "all" in op.lower() else 1) / link.bandwidth
-        )
+        if self.terms:
+            base, each, moved, moved_each = self.terms
+            share = 1.0 if reduces else 0.5
+            return base + each * size + share * (moved + moved_each * size) * nbytes
+        hosts = {self.host(ranks[0]), self.host(ranks[-1])}
+        link = self.between if len(hosts) > 1 and self.between is not None else self.inside
+        total = nbytes * (2.0 if reduces else 1.0) * (size - 1) / size
+        if link is self.between and "all" in op.lower():
+            total *= min(size, self.ranks_each)  # the ranks of a host share its link
+        return ceil(log2(size)) * link.latency + total / link.bandwidth
 
+
+HERE = "here"
+"""The network that is measured on this machine."""
+DEFAULT = "laptop"
 
 NETWORKS = {
     network.name: network
     for network in (
-        Network("laptop", Link(1 * _US, 5 * _GB)),
+        Network(DEFAULT, Link(1 * _US, 5 * _GB)),
         Network("ethernet", Link(1 * _US, 5 * _GB), Link(25 * _US, 1.25 * _GB), 8),
+        # The links of lessons.model: hosts of 8 H100 with 8 x 400 Gb/s, and of 4 P100 with 25 Gb/s.
         Network(
-            "infiniband", Link(1 * _US, 10 * _GB), Link(2 * _US, 25 * _GB), 64, eager_nbytes=8192
+            "h100",
+            Link(0.6 * _US, 18 * 20.6 * _GB),
+            Link(2.7 * _US, 8 * 400 / 8 * _GB),
+            8,
+            eager_nbytes=8192,
         ),
+        Network("p100", Link(5.7 * _US, 12 * _GB), Link(14 * _US, 25 / 8 * _GB), 4),
         Network(
             "fat-tree",
             Link(1 * _US, 10 * _GB),
             Link(2 * _US, 25 * _GB),
             8,
-            hosts_each=16,
             oversubscribed=4.0,
         ),
     )
 }
 
 
-def network_of(name: str) -> Network:
-    if name not in NETWORKS:
-        raise UsageError(
-            f"expected a network, found {name!r}. Type one of: --network {' | '.join(NETWORKS)}"
+def check_name(name: str) -> None:
+    if name not in (*NETWORKS, HERE):
+        known = " | ".join([*NETWORKS, HERE])
+        raise UsageError(f"expected a network, found {name!r}. Type one of: --network {known}")
+
+
+def network_of(options: Mapping[str, Any]) -> Network:
+    """Returns the network of a cell's options, with nothing on its way."""
+    measured = options.get("measured")
+    if measured:
+        return Network(
+            HERE,
+            Link(measured["latency"], measured["bandwidth"]),
+            cores=measured["cores"],
+            terms=tuple(measured["terms"]),
         )
-    return replace(NETWORKS[name], _free_at=defaultdict(float))
+    return replace(NETWORKS[options.get("network") or DEFAULT], _free_at=defaultdict(float))

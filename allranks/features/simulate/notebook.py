@@ -12,9 +12,11 @@ from allranks.cluster.connection import Connection
 from allranks.cluster.features import CellRequest, NotebookFeature
 from allranks.cluster.options import CellOption
 from allranks.errors import ClusterLost, MissingDependency, UsageError
-from allranks.features.simulate.records import RunSimulated
-from allranks.records.telemetry import Telemetry
-from allranks.records.wire import Hello, Output, Reply
+from allranks.features.simulate.calibration import here
+from allranks.features.simulate.network import HERE, check_name
+from allranks.features.simulate.records import RunSimulated, SimulatedTime
+from allranks.records.telemetry import Pulse, Telemetry
+from allranks.records.wire import Hello, Output, Record, Reply
 from allranks.widgets.dashboard.view import cell_view
 
 _MOST_RANKS = 4096
@@ -48,14 +50,8 @@ class SimulatedRun(CellRun):
             for line in text.splitlines():
                 self.view.notice(f"the process of the simulated ranks: {line}")
             return
-        if not isinstance(record, Output | Reply) and record.rank == 0 and not self._is_own(record):
-            return
-        super().take(record, payloads)
-
-    @staticmethod
-    def _is_own(record: Telemetry) -> bool:
-        # The process's pulse and timings are not those of rank 0.
-        return type(record).__name__ == "Points"
+        if not isinstance(record, Pulse):  # the process's own
+            super().take(record, payloads)
 
     def end(self) -> None:
         """As of real ranks; names the process if it has ended."""
@@ -122,6 +118,9 @@ class Simulate(NotebookFeature):
     """``%%distributed --simulate``."""
 
     commands = frozenset({"simulate"})
+    records = (SimulatedTime,)
+    shows_time = False
+    """Whether the cell asks for a line with its simulated time."""
     cell_options = (
         CellOption(
             "simulate",
@@ -136,17 +135,30 @@ class Simulate(NotebookFeature):
         CellOption(
             "network",
             "simulate",
-            {"metavar": "NAME", "help": "the network of simulated ranks"},
+            {"metavar": "NAME", "help": "the network of simulated ranks, as ethernet; shows times"},
+        ),
+        CellOption(
+            "compute",
+            "simulate",
+            {
+                "choices": ("measured", "given"),
+                "help": "the simulated time of computing: measured, or by simulate.compute() only",
+            },
         ),
     )
 
     def __init__(self) -> None:
         self._ranks: SimulatedRanks | None = None
+        self._measured: dict[str, Any] = {}
         self._size = _DEFAULT_RANKS
 
     def command(self, name: str, *arguments: Any) -> Any:
         (request,) = arguments
         return self._run(request)
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        if isinstance(record, SimulatedTime) and self.shows_time and self.cell is not None:
+            self.cell.notice(time_line(record))
 
     def _run(self, request: CellRequest) -> tuple[Cluster, CellRun]:
         options = dict(request.options)
@@ -164,8 +176,17 @@ class Simulate(NotebookFeature):
                 f"expected between 1 and {_MOST_RANKS} simulated ranks, found {size}. "
                 f"Type for example: %%distributed -n 1024 --simulate"
             )
+        if "network" in options:
+            check_name(options["network"])
         ranks = self._started()
+        if options.get("network") == HERE:
+            self._measured = self._measured or here()
+            options["measured"] = self._measured
         self._size = size
+        # The process's cluster has features of its own, which get its records.
+        for feature in ranks.hooks.features:
+            if isinstance(feature, Simulate):
+                feature.shows_time = "network" in options
         return ranks, ranks.begin_simulated(request, size, options)
 
     def _started(self) -> SimulatedRanks:
@@ -188,6 +209,22 @@ class Simulate(NotebookFeature):
             return ""
         ranks.stop()
         return "The simulated ranks are stopped."
+
+
+def time_line(found: SimulatedTime) -> str:
+    total = found.rank_seconds or 1.0
+    wait, transfer = found.wait_seconds / total, found.transfer_seconds / total
+    return (
+        f"simulated time on {found.network}: {as_time(found.seconds)}, rank {found.last} ended "
+        f"last; computing {1 - wait - transfer:.0%}, waiting {wait:.0%}, transfer {transfer:.0%}"
+    )
+
+
+def as_time(seconds: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} µs"
 
 
 FEATURE = Simulate

@@ -25,3 +25,21 @@ class RunSimulated(Record):
     want_value: bool
     limit_nbytes: int
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTime(Record):
+    """The simulated time of a cell on ``network``.
+
+    It ended on rank ``last`` after ``seconds``. ``rank_seconds`` are the times of all ranks
+    together, of which ``wait_seconds`` were spent waiting and ``transfer_seconds`` moving data.
+    """
+
+    cell: int
+    network: str
+    size: int
+    seconds: float
+    last: int
+    rank_seconds: float
+    wait_seconds: float
+    transfer_seconds: float

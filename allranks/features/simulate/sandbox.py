@@ -100,6 +100,23 @@ class Ranks:
         self.hosts = hosts
         self.spaces = [Space(size, rank, hosts, self.shared) for rank in range(size)]
         self.epoch = 0
+        self.names: dict[str, Any] = {}
+
+    def place(self, rank: int) -> dict[str, int]:
+        """The numbers of a rank in its cells, as `namespace.place` has them."""
+        host, here = self.hosts[rank], self.spaces[rank].world.local_ranks
+        local = here.index(rank)
+        hosts, largest = self.hosts[-1] + 1, len(self.spaces[0].world.local_ranks)
+        # Only the last host may have fewer ranks.
+        last = len(self.hosts) - (hosts - 1) * largest
+        return {
+            "rank": rank,
+            "size": len(self.hosts),
+            "local_rank": local,
+            "local_size": len(here),
+            "cross_rank": host,
+            "cross_size": hosts if local < last else hosts - 1,
+        }
 
     def renew(self) -> None:
         """Begins a new epoch if a cell has left calls or messages unfinished."""
@@ -149,7 +166,11 @@ class Sandbox:
         """Gives a rank the names of its cells, once."""
         if "MPI" in space.names:
             return
-        found = namespace.names("cpu") | {
+        if not self._ranks.names:
+            # Not for each rank: some of the numbers take a loop over all ranks.
+            self._ranks.names = namespace.names("cpu")
+        found = self._ranks.names | self._ranks.place(space.world.rank)
+        found |= {
             "log": space.metrics.log,
             "simulate": SimulateCommands(),
             "join": world.join,

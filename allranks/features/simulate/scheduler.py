@@ -121,6 +121,7 @@ class Scheduler:
         self.measures = True
         """Whether the CPU time of a rank between two calls counts as simulated time."""
         self.interrupted = False
+        self._compute_scale = network.compute_scale(len(tasks))
         self._switched = switched
         self._ready: list[int] = []
         self._polling: list[int] = []
@@ -221,7 +222,7 @@ class Scheduler:
         """Advances the running rank's clock by the time that it has computed since this call."""
         task, now = self.task, thread_time()
         if self.measures:
-            seconds += (now - task.began_computing) * self.network.compute_scale
+            seconds += (now - task.began_computing) * self._compute_scale
         task.began_computing = now
         task.clock += seconds
 

@@ -162,7 +162,8 @@ class TaskAgreement:
         task.clock = max(task.clock, slot.ends)
         scheduler.record(
             Event(task.rank, "collective", call.spec.title, begin, max(begin, slot.last),
-                  task.clock, -1, call.nbytes, 0, call.number, self.members.number, call.site)
+                  task.clock, slot.last_rank, call.nbytes, 0, call.number, self.members.number,
+                  call.site)
         )  # fmt: skip
         if slot.mismatch:
             raise CollectiveMismatch(slot.mismatch)

@@ -1,0 +1,88 @@
+"""The simulated time of a cell, for the panel and in one line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from math import inf
+from operator import itemgetter
+
+from allranks.collectives.calls.journal import named
+from allranks.collectives.timings import Spans
+from allranks.features.simulate.events import Event
+from allranks.features.simulate.records import SimulatedTime
+from allranks.records.telemetry import CallTotals, Strip, Timings
+from allranks.records.wire import Record
+
+_WAITS = 8
+
+
+@dataclass
+class Sums:
+    """The sums of one rank's calls of a kind."""
+
+    calls: int = 0
+    wait: float = 0.0
+    transfer: float = 0.0
+    fastest: float = inf
+    last: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By rank, how often it was waited for, and for how long."""
+
+    def add(self, wait: float, transfer: float, peer: int) -> None:
+        self.calls += 1
+        self.wait += wait
+        self.transfer += transfer
+        self.fastest = min(self.fastest, transfer)
+        if peer >= 0:
+            calls, seconds = self.last.get(peer, (0, 0.0))
+            self.last[peer] = calls + 1, seconds + wait
+
+    def totals(self, title: str, name: str, nbytes: int, size: int) -> CallTotals:
+        last = tuple((peer, *pair) for peer, pair in sorted(self.last.items()))
+        times = self.wait, self.transfer, self.transfer, self.fastest
+        op = title.partition("(")[0]
+        return CallTotals(op, name, "", nbytes, size, "simulated", self.calls, *times, last)
+
+
+def time_records(
+    cell: int, network: str, size: int, clocks: Sequence[float], events: Sequence[Event]
+) -> list[tuple[Record, list[bytes]]]:
+    """The totals and the strip of each rank, and the sums over all, in simulated time."""
+    found: list[tuple[Record, list[bytes]]] = []
+    by_rank: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        by_rank[event.rank].append(event)
+    waits = transfers = 0.0
+    for rank, mine in by_rank.items():
+        wait, transfer = _rank_records(cell, size, clocks[rank], rank, mine, found)
+        waits, transfers = waits + wait, transfers + transfer
+    end = max(clocks, default=0.0)
+    last = max(range(len(clocks)), key=clocks.__getitem__, default=0)
+    found.append((SimulatedTime(cell, network, size, end, last, sum(clocks), waits, transfers), []))
+    return found
+
+
+def _rank_records(
+    cell: int,
+    size: int,
+    clock: float,
+    rank: int,
+    events: Sequence[Event],
+    found: list[tuple[Record, list[bytes]]],
+) -> tuple[float, float]:
+    spans, sums = Spans(0.0), dict[tuple[str, str, int], Sums]()
+    for event in events:
+        wait, transfer = event.ready - event.begin, event.end - event.ready
+        spans.call(event.end, wait, transfer, event.peer)
+        key = event.title, named(event.site) if event.site else "", event.nbytes
+        sums.setdefault(key, Sums()).add(wait, transfer, event.peer)
+    rows = tuple(list(astuple(one.totals(*key, size))) for key, one in sums.items())
+    found.append((Timings(rank, cell, rows), []))
+    bins = spans.used(clock)
+    waited = sorted(([peer, sum(row)] for peer, row in spans.waits.items()), key=itemgetter(1))
+    longest, moving = tuple(waited[: -_WAITS - 1 : -1]), sum(spans.transfer)
+    strip = Strip(rank, cell, clock, spans.width, (), longest, moving, ())
+    found.append((strip, [spans.shares(bins), spans.waited_for(bins)]))
+    wait_seconds = sum(event.ready - event.begin for event in events)
+    return wait_seconds, sum(event.end - event.ready for event in events)

@@ -1,0 +1,103 @@
+"""What messages and collectives cost on a named network."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.errors import UsageError
+from allranks.features.simulate.calibration import collective_terms, link
+from allranks.features.simulate.events import Event
+from allranks.features.simulate.network import HERE, NETWORKS, check_name, network_of
+from allranks.features.simulate.notebook import as_time, time_line
+from allranks.features.simulate.records import SimulatedTime
+from allranks.features.simulate.times import time_records
+from allranks.lessons.model import HGX_H100, P100_25GBE
+from allranks.records.telemetry import Strip, Timings
+
+MB = 10**6
+
+
+def test_ranks_of_a_host_are_not_slowed_down_by_the_network():
+    network = network_of({"network": "ethernet"})
+    assert network.arrival(0, 7, MB, 1.0) == pytest.approx(1.0 + 1e-6 + MB / 5e9)
+    assert network.hosts(10) == (0,) * 8 + (1,) * 2
+
+
+def test_messages_of_one_host_to_another_share_its_link():
+    network = network_of({"network": "ethernet"})
+    arrivals = [network.arrival(rank, 8 + rank, MB, 0.0) for rank in range(8)]
+    one = MB / 1.25e9
+    assert arrivals == pytest.approx([25e-6 + (at + 1) * one for at in range(8)])
+    # Another cell begins with an idle network.
+    fresh = network_of({"network": "ethernet"})
+    assert fresh.arrival(0, 8, MB, 0.0) == pytest.approx(arrivals[0])
+
+
+def test_hosts_below_a_switch_share_its_links_where_they_are_oversubscribed():
+    network = network_of({"network": "fat-tree"})
+    far = 8 * network.hosts_each  # the first rank below the next switch
+    crossing = [network.arrival(8 * host, far + 8 * host, MB, 0.0) for host in range(16)]
+    near = network_of({"network": "fat-tree"}).arrival(0, 8, MB, 0.0)
+    # Sixteen hosts together have four times less bandwidth than alone.
+    assert max(crossing) - 2e-6 == pytest.approx(4 * (near - 2e-6), rel=0.25)
+
+
+def test_the_links_of_gpus_are_those_of_the_cost_model():
+    for name, fabric in (("h100", HGX_H100), ("p100", P100_25GBE)):
+        network = NETWORKS[name]
+        latency = fabric.protocols[0].latency["ring"]
+        assert network.inside.bandwidth == fabric.inside_bandwidth
+        assert network.inside.latency == latency.inside
+        assert network.between is not None
+        assert network.between.bandwidth == fabric.between_bandwidth
+        assert network.between.latency == latency.between
+
+
+def test_an_allreduce_costs_more_on_more_ranks_and_between_hosts():
+    network = network_of({"network": "ethernet"})
+    seconds = [
+        network.collective_seconds("allreduce", MB, tuple(range(n))) for n in (1, 2, 8, 16, 1024)
+    ]
+    assert seconds[0] == 0.0
+    assert seconds == sorted(seconds)
+    assert seconds[3] > 8 * seconds[2]
+
+
+def test_measured_times_are_fitted():
+    assert link([(8, 2e-6), (MB, 2e-6 + MB / 4e9)]) == pytest.approx((2e-6, 4e9))
+    known = (5e-6, 2e-6, 1e-10, 3e-10)
+    times = [
+        (n, size, sum(a * b for a, b in zip(known, (1, n, size, n * size), strict=True)))
+        for n in (2, 4)
+        for size in (4096, 65536, 4 * MB)
+    ]
+    assert collective_terms(times) == pytest.approx(known)
+    # A term that would be negative is left out.
+    assert min(collective_terms([(2, 8, 1e-5), (4, 8, 0.5e-5), (2, MB, 1e-3), (4, MB, 1e-3)])) == 0
+    measured = {"latency": 1e-6, "bandwidth": 4e9, "terms": known, "cores": 2}
+    network = network_of({"network": HERE, "measured": measured})
+    assert network.collective_seconds("allreduce", 4096, (0, 1)) == pytest.approx(times[0][2])
+    assert (network.compute_scale(2), network.compute_scale(4)) == (1.0, 2.0)
+
+
+def test_an_unknown_network_is_refused_with_the_known_ones():
+    with pytest.raises(UsageError, match=r"found 'wifi'. Type one of: --network laptop \|"):
+        check_name("wifi")
+
+
+def test_times_of_events_are_summed_for_each_rank():
+    events = [
+        Event(0, "collective", "allreduce(Sum)", 1.0, 3.0, 4.0, peer=1, nbytes=8),
+        Event(1, "collective", "allreduce(Sum)", 3.0, 3.0, 4.0, peer=1, nbytes=8),
+    ]
+    *records, (total, _) = time_records(7, "laptop", 2, [4.0, 5.0], events)
+    timings = {record.rank: record.rows for record, _ in records if isinstance(record, Timings)}
+    assert [row[6:9] for row in timings[0]] == [[1, 2.0, 1.0]]
+    strips = {record.rank: record for record, _ in records if isinstance(record, Strip)}
+    assert (strips[0].waits, strips[0].transfer_seconds) == (([1, 2.0],), 1.0)
+    assert total == SimulatedTime(7, "laptop", 2, 5.0, 1, 9.0, 2.0, 2.0)
+    line = (
+        "simulated time on laptop: 5 s, rank 1 ended last; computing 56%, waiting 22%, transfer 22%"
+    )
+    assert time_line(total) == line
+    assert [as_time(one) for one in (2.5, 0.0125, 3e-6)] == ["2.5 s", "12.5 ms", "3 µs"]
