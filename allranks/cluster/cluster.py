@@ -131,8 +131,9 @@ class Cluster(Calls):
         passing = ProgressLine()
         self.failed_first = None
         fresh = self._kept is None
-        if fresh and not isinstance(self.launcher, MultiHostLauncher):
-            self._kept = KeptFolders()
+        if fresh:
+            several = isinstance(self.launcher, MultiHostLauncher)
+            self._kept = KeptFolders(on_several_hosts=several)
         connection = self._connect()
         self._begin()
 

@@ -154,6 +154,9 @@ class Connection:
             self.close()
             raise
         self.all_up()
+        if isinstance(self._launcher, MultiHostLauncher):
+            # Only the hosts know whether they have GPUs: ranks heal only where none has one.
+            self.can_heal &= all(hello.device == "cpu" for hello in self.roster.hellos.values())
         if self.size <= CLIENTS_RANKS:
             agent.say("clients")
         self.state = "running"
@@ -225,6 +228,13 @@ class Connection:
             f"expected {self.size} ranks, found {found}: {label(missing)} did not come up{on}. "
             f"{failures.describe_exits(ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
+
+    def seat_spares(self, dead: list[int]) -> str:
+        """On several hosts, has spare processes take the places of dead ranks, while these are
+        asked to join with them. Returns why they cannot, or "".
+        """
+        agents = (agent for agent in self._agents if isinstance(agent, MultiHostAgents))
+        return next((agent.seat_spares(dead) for agent in agents), "")
 
     def close(self, state: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""

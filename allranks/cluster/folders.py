@@ -189,14 +189,15 @@ _MEMORY = "/dev/shm"
 class KeptFolders:
     """A folder in memory, if possible, and one on disk; both mode 0700.
 
-    The host agent makes them. They are removed by :meth:`close`, by garbage collection, when the
-    kernel exits, and by the agent if the kernel is killed or nothing was kept. The next kernel
-    removes the folders of a kernel that was killed when it had no agent.
+    The host agent makes them; on several hosts each makes its own, and removes them at its end.
+    They are removed by :meth:`close`, by garbage collection, when the kernel exits, and by the
+    agent if the kernel is killed or nothing was kept. The next kernel removes the folders of a
+    kernel that was killed when it had no agent.
     """
 
-    def __init__(self, paths: Sequence[str] = ()) -> None:
+    def __init__(self, paths: Sequence[str] = (), on_several_hosts: bool = False) -> None:
         name = f"{_KEPT}{secrets.token_hex(8)}"
-        places = dict.fromkeys((_MEMORY, tempfile.gettempdir()))
+        places = dict.fromkeys((_MEMORY, "/tmp" if on_several_hosts else tempfile.gettempdir()))
         for place in places:
             _sweep_kept(Path(place))
         self.paths = tuple(paths) or tuple(os.path.join(place, name) for place in places)

@@ -28,6 +28,10 @@ _TRIES = 5
 _RESTORE_SECONDS = 120.0
 
 
+class CannotReplace(Exception):
+    """Dead ranks cannot be replaced, however often it is tried."""
+
+
 class Replacement:
     """New processes for dead ranks, and for ranks that die meanwhile.
 
@@ -53,7 +57,7 @@ class Replacement:
                 self.epoch = epoch
                 try:
                     problem = self._try()
-                except TimeoutError as error:  # the next try would have no answer either
+                except CannotReplace as error:  # the next try would not help either
                     # The obstacle that earlier tries have met explains more than the time.
                     problem = "; ".join(filter(None, (problem, str(error))))
                     break
@@ -80,6 +84,8 @@ class Replacement:
         roster.new.clear()
         roster.died_again.clear()
         seconds = _REPLACE_SECONDS + len(dead)
+        if problem := ranks.seat_spares(dead):
+            raise CannotReplace(problem)
         with ranks.asking(left, requests.HEAL, {"dead": dead, "epoch": self.epoch}) as got:
 
             def agreed() -> bool:
@@ -96,11 +102,11 @@ class Replacement:
         problem = min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
         if not over():
             why = f"took over {seconds:g} s" if self.presses < 2 else "was interrupted twice"
-            raise TimeoutError(f"replacing {label(dead)} {why}")
+            raise CannotReplace(f"replacing {label(dead)} {why}")
         if roster.ends or not agreed():
             return problem or "another rank has died meanwhile"
-        if problem:
-            raise TimeoutError(problem)
+        if problem and not roster.died_again:
+            raise CannotReplace(problem)
         for rank in dead:
             self.ends[rank] = roster.dead.pop(rank)
             roster.lines.pop(rank, None)
@@ -265,11 +271,15 @@ class HealedCells(Cells):
         """New ranks take back what was kept in their places. Returns what that is, as ``model and
         step kept 12 s ago``.
         """
-        ask, old = self._ranks.ask, set(self._ranks.roster.alive) - set(new)
+        ask, all_ranks, new = self._ranks.ask, self._ranks.roster.alive, set(new)
         try:
-            settled = ask(requests.SETTLE, {}, ranks=old, seconds=_RESTORE_SECONDS)
-            self.goes_on = min((content["goes_on"] for content, _ in settled.values()), default=0)
-            answers = ask(requests.RESTORE, {}, ranks=new, seconds=_RESTORE_SECONDS).values()
+            settled = ask(requests.SETTLE, {}, ranks=all_ranks, seconds=_RESTORE_SECONDS)
+            told = {rank: content for rank, (content, _) in settled.items()}
+            old = (told[rank]["goes_on"] for rank in told.keys() - new)
+            self.goes_on = min(old, default=0)
+            # Each host has its own files, of which the last may be of a version that not all have.
+            version = {"version": min(content["version"] for content in told.values())}
+            answers = ask(requests.RESTORE, version, ranks=new, seconds=_RESTORE_SECONDS).values()
         except UsageError as error:
             self.news.append(str(error))
             return ""

@@ -20,11 +20,23 @@ from allranks.cluster import folders
 from allranks.cluster.devices import HIDDEN
 from allranks.cluster.failures import ending
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, Host, MultiHostLauncher, ports
-from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS
+from allranks.cluster.launchers.mpiexec import (
+    LASTING,
+    LASTING_SETTINGS,
+    LASTING_SETTINGS_ALONE,
+)
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sockets import LATE_SECONDS, EventQueue, Interceptors, RankSockets
 from allranks.errors import StartFailed
-from allranks.records.config import HostAgentConfig, Invitation, lease_seconds, version
+from allranks.records.config import (
+    SPARES,
+    HostAgentConfig,
+    Invitation,
+    lease_seconds,
+    spares_on_each,
+    version,
+)
+from allranks.records.ranks import label
 
 
 def open_sockets(
@@ -40,17 +52,21 @@ def open_sockets(
     """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
     address, allowed, place = LOOPBACK, ANY_PORTS, ""
-    heals = False
+    environment = {**launcher.environment(), **settings}
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
         address, allowed, place = launcher.address(), ports(), "/tmp"
+        heals = launcher.heals(size) and os.environ.get(SPARES) != "0"
+        if heals:
+            environment |= LASTING_SETTINGS
+        else:
+            kept_dirs = ()  # they end with the ranks
     else:
         command = launcher.command(size)
         heals = launcher.heals(size) and set(gpus) <= {HIDDEN}
-    environment = {**launcher.environment(), **settings}
-    if heals:
-        command[1:1] = LASTING
-        environment |= LASTING_SETTINGS
+        if heals:
+            command[1:1] = LASTING
+            environment |= LASTING_SETTINGS_ALONE
     try:
         work_dir = os.getcwd()  # the ranks run in the notebook's own folder
     except OSError as error:
@@ -243,8 +259,10 @@ class HeldEnds:
     loss of a host, or until each other host has sent heartbeats, with its own news before them.
     """
 
-    def __init__(self, deliver: DeliverEvent) -> None:
+    def __init__(self, deliver: DeliverEvent, heals: bool) -> None:
         self._deliver = deliver
+        #: Then MPI ends no rank because another one has died.
+        self._heals = heals
         #: Hosts are reported lost in other threads.
         self._lock = threading.RLock()
         self._ends: list[tuple[str, dict[str, Any]]] = []
@@ -255,7 +273,7 @@ class HeldEnds:
     def take(self, name: str, fields: dict[str, Any], others: Iterable[str]) -> None:
         """Takes an end, which comes from none of the ``others``."""
         with self._lock:
-            if self._known:
+            if self._known or (self._heals and name == "exit" and not fields["by_launcher"]):
                 self._deliver(name, fields)
             elif name == "exit" and not fields["by_launcher"] and fields["code"] < 0:
                 self.release((name, fields))
@@ -279,7 +297,7 @@ class HeldEnds:
     def release(self, *causes: tuple[str, dict[str, Any]]) -> None:
         """Delivers the causes first, then the ends."""
         with self._lock:
-            ends, self._ends, self._beats, self._known = self._ends, [], {}, True
+            ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._heals
             for name, fields in (*causes, *ends):
                 self._deliver(name, fields)
 
@@ -361,7 +379,13 @@ class MultiHostAgents:
         self._reported: set[str] = set()
         self._changed = threading.Condition()
         self._stopping = False
-        self._held = HeldEnds(deliver)
+        self._held = HeldEnds(deliver, config.heals)
+        self._spares = 0
+        self._seats: list[int] = []
+        #: The spare processes of each host, by their numbers among the launcher's processes.
+        self._spares_on: dict[str, list[int]] = {}
+        #: The spare processes that have become ranks, and their hosts.
+        self._seated: dict[int, tuple[str, int]] = {}
         self._began = 0.0
         self._test: NetworkTest | None = None
         wire.deliver_host = self._handle
@@ -384,9 +408,15 @@ class MultiHostAgents:
         self._began = time.monotonic()
         self.job.all_came()
         # Hosts are filled one after the other, as mpiexec does with --map-by slot.
+        if self._config.heals:
+            self._spares = spares_on_each([host.ranks for host in hosts])
         ranks = iter(range(self._config.size))
         for host in hosts:
-            self._host_of |= {next(ranks): host.name for _ in range(host.ranks)}
+            there = [next(ranks) for _ in range(host.ranks)]
+            self._host_of |= dict.fromkeys(there, host.name)
+            first = len(self._seats) + len(there)
+            self._spares_on[host.name] = list(range(first, first + self._spares))
+            self._seats += [*there, *[-1] * self._spares]
         self._wire.host_of = self._host_of
         for host in hosts:
             self._wire.command(host.name, "config", self._config_of(host).to_json())
@@ -417,9 +447,12 @@ class MultiHostAgents:
     def _config_of(self, host: Host) -> HostAgentConfig:
         first = self._hosts[0]
         folder = self._config.session_dir
+        program, *options = self._launcher.command(self._hosts, self._spares)
         return dataclasses.replace(
             self._config,
-            launch=tuple(self._launcher.command(self._hosts)),
+            launch=(program, *(LASTING if self._config.heals else ()), *options),
+            spares=self._spares,
+            seats=tuple(self._seats),
             local_size=host.ranks,
             head=host is first,
             interface=f"tcp://{self.addresses[first.name]}",
@@ -449,6 +482,31 @@ class MultiHostAgents:
         """Sends a command to the agents of all hosts, or the first one's for ``clients``."""
         for host in self._hosts[:1] if text == "clients" else self._hosts:
             self._wire.command(host.name, "say", text)
+
+    def seat_spares(self, dead: Sequence[int]) -> str:
+        """Has spare processes take the places of dead ranks, if possible on the same host. All
+        other spare processes take part in it. Returns why there are too few, or "".
+        """
+        fresh = [rank for rank in dead if rank not in self._seated]
+        spare = sum(map(len, self._spares_on.values()))
+        if spare < len(fresh):
+            return (
+                f"expected {len(fresh)} spare processes for {label(fresh)}, found {spare}: each "
+                f"host had {self._spares} at first. To have more, set {SPARES} before the start, "
+                f"for example: %env {SPARES}={2 * self._spares}"
+            )
+        for rank in fresh:
+            most = max(self._spares_on, key=lambda name: len(self._spares_on[name]))
+            host = self._host_of[rank] if self._spares_on.get(self._host_of[rank]) else most
+            self._seated[rank] = host, self._spares_on[host].pop(0)
+        taken: dict[str, list[tuple[int, int]]] = {name: [] for name in self._spares_on}
+        for rank in dead:  # also those that wait since the last try, which has failed
+            host, number = self._seated[rank]
+            taken[host].append((number, rank))
+        for host, seats in taken.items():
+            asked = json.dumps({"dead": list(dead), "seats": seats})
+            self._wire.command(host, "say", f"seat {asked}")
+        return ""
 
     def stop(self) -> None:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
@@ -501,15 +559,20 @@ class MultiHostAgents:
             self._report(host, f"{why}: use the name that its command hostname prints")
         elif name == "reach":
             self._wire.command(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
-        elif name == "admitted":
+        elif name in ("admitted", "replaces"):
             self._host_of[fields["rank"]] = host
             self._deliver(name, fields)
+        elif name == "spare_exit":
+            with suppress(ValueError):  # it was about to become a rank
+                self._spares_on[host].remove(fields["place"])
         else:
             if name == "connection":
                 join = f"join {json.dumps(fields['engine'])}"
                 for other in self._hosts[1:]:
                     self._wire.command(other.name, "say", join)
             fields["host"] = host
+            if name == "exit":
+                self._seated.pop(fields["rank"], None)
             if name in ("exit", "launcher_exit"):
                 others = {other.name for other in self._hosts} - self._ended_hosts - {host}
                 self._held.take(name, fields, others)

@@ -194,6 +194,14 @@ def unlink(path: str) -> None:
         os.unlink(path)
 
 
+def write_to(log: str) -> None:
+    """Makes a file the standard output and standard error of this process."""
+    os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)  # it may have been removed
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
 def fork(
     live: Callable[[], None],
     environment: dict[str, str],
@@ -219,10 +227,7 @@ def fork(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(environment)
-        os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)  # it may have been removed
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+        write_to(log)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         close_all_but({0, 1, 2, *keep})
         os.chdir(work_dir)

@@ -63,9 +63,10 @@ _LIVES_ON = "the rank keeps running, with its variables."
 class Rank:
     """One rank of a notebook's cluster, from start to end of its process.
 
-    ``dead`` are the ranks that have died, if it replaces the first of them. ``running`` has, for
-    each rank, the number of the cell that it runs, or 0; the host agent reads it. A rank that
-    ``stays`` waits for another notebook when its own ends.
+    ``dead`` are the ranks that have died, if it replaces one of them: the first one, or on several
+    hosts, where it was the process ``spare``, any of them. ``running`` has, for each rank, the
+    number of the cell that it runs, or 0; the host agent reads it. A rank that ``stays`` waits for
+    another notebook when its own ends.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class Rank:
         dead: Sequence[int],
         running: memoryview[int],
         stays: bool,
+        spare: healing.Spare | None = None,
     ) -> None:
         self._config = config
         self._running = running
         self._stays = stays
         self._dead = dead
+        self._spare = spare
         self._connection = connection
         self.rank = rank
         self._features = RankHooks(features)
@@ -105,13 +108,17 @@ class Rank:
         self._features.starting()
         libraries.show_progress_as_text()
         with processes.sleeping_longer(self._config.ranks_here):
-            if self._config.heals:
+            if self._config.heals and not self._config.several_hosts:
                 # Only replacement ranks connect to these ports.
                 under_mpi.load_mpi()
                 self._mpi_ports = port_filter.restrict_own_ports(allow_this_host=bool(self._dead))
                 # MPI of processes that a cell starts or spawns opens no ports.
                 os.environ[_TRANSPORTS] = "self,sm"
-            if self._dead:
+            if self._spare is not None:
+                self._spare.join(self.rank)
+            elif self._config.spares:
+                healing.begin_beside_spares(self.rank, len(self._config.seats))
+            elif self._dead:
                 healing.join(self._dead)
             else:
                 collectives.init()

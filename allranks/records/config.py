@@ -89,7 +89,9 @@ class HostAgentConfig:
     first host is the ``head``: it runs the launcher, and ipyparallel's controller, which listens
     on ``interface``.
 
-    Where the cluster ``heals``, the launcher lets the other ranks live when one dies.
+    Where the cluster ``heals``, the launcher lets the other ranks live when one dies. On several
+    hosts it starts ``spares`` more processes on each host, which take the places of dead ranks;
+    ``seats`` has the rank of each of the launcher's processes, -1 for a spare.
     ``kept_dirs`` are the folders of what ranks keep, which outlive them and not the notebook.
     ``rank_variables`` are the launcher's own, if its processes do not find their rank in those of
     mpiexec or srun.
@@ -110,6 +112,8 @@ class HostAgentConfig:
     head: bool = True
     interface: str = ""
     heals: bool = False
+    spares: int = 0
+    seats: tuple[int, ...] = ()
     kept_dirs: tuple[str, ...] = ()
     rank_variables: tuple[RankVariables, ...] = ()
 
@@ -133,7 +137,7 @@ class HostAgentConfig:
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> HostAgentConfig:
         """Read back what :func:`dataclasses.asdict` and JSON have made of a configuration."""
-        for key in ("launch", "devices", "preload", "kept_dirs"):
+        for key in ("launch", "devices", "preload", "seats", "kept_dirs"):
             fields[key] = tuple(fields[key])
         fields["rank_variables"] = tuple(
             RankVariables(tuple(ranks), *others) for ranks, *others in fields["rank_variables"]
@@ -177,6 +181,21 @@ def lease_seconds() -> float:
     if not shortest <= found <= longest:
         raise _wrong(LEASE, f"{shortest:g} to {longest:g} seconds", f"{LEASE_SECONDS:g}")
     return found
+
+
+#: How many spare processes each of several hosts has.
+SPARES = "ALLRANKS_SPARES"
+
+
+def spares_on_each(hosts: Sequence[int]) -> int:
+    """Returns how many spare processes each host has; ``hosts`` has the number of its ranks for
+    each. By default at least two, and enough for the ranks of one other host.
+    """
+    default = max(2, -(-max(hosts) // max(1, len(hosts) - 1)))
+    found = os.environ.get(SPARES, str(default))
+    if not found.isdecimal():
+        raise _wrong(SPARES, "a number of processes on each host, or 0", str(default))
+    return int(found)
 
 
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -348,9 +348,11 @@ def _load_last_commit(this: world.World, state: State, name: str) -> None:
     """Loads the commit of an interrupted training on all ranks or on none, and reports it."""
     assert this.variable_store is not None
     series: VersionedFiles = this.variable_store.of_training
-    found, problem = None, ""
+    found, problem, version = None, "", series.newest()
+    if not this.shared_by_all:  # each host has its own files
+        version = min(collectives.allgather_object(version))
     try:
-        found = series.load()
+        found = series.load(version)
     except Exception as error:  # unpickling runs code of the user
         problem = f"rank {this.rank} cannot read it: {type(error).__name__}: {error}"
     at, kept = found or (time.time(), {})

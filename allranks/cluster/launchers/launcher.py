@@ -28,6 +28,7 @@ from typing import ClassVar
 from allranks import port_filter
 from allranks.cluster.launchers.mpiexec import (
     LASTING_SETTINGS,
+    LASTING_SETTINGS_ALONE,
     OTHERS_LAUNCHERS,
     beside_python,
     is_open_mpi,
@@ -124,6 +125,12 @@ class Launcher:
         raise NotImplementedError
 
 
+def _outlives_ranks() -> bool:
+    # The wheel's mpiexec lets the other ranks live when one dies; others may have been built
+    # without that.
+    return mpiexec() == beside_python() and is_open_mpi()
+
+
 class LocalLauncher(Launcher):
     """Starts ranks on this machine."""
 
@@ -132,11 +139,9 @@ class LocalLauncher(Launcher):
 
     def heals(self, size: int) -> bool:
         """Whether new processes can replace ranks that die."""
-        # The wheel's mpiexec supports it; others may have been built without.
-        known = mpiexec() == beside_python() and is_open_mpi()
         # A user's own settings stay, and may keep new processes from connecting to the others.
-        own = LASTING_SETTINGS.keys() & os.environ.keys()
-        return size > 1 and known and not own and port_filter.is_supported()
+        own = LASTING_SETTINGS_ALONE.keys() & os.environ.keys()
+        return size > 1 and _outlives_ranks() and not own and port_filter.is_supported()
 
     def command(self, size: int) -> list[str]:
         """Returns mpiexec and its options, up to the program that every rank runs."""
@@ -232,10 +237,17 @@ class MultiHostLauncher(Launcher):
         """
         raise NotImplementedError
 
-    def command(self, hosts: Sequence[Host]) -> list[str]:
-        """Returns mpiexec and its options, up to the program; it runs on the first host."""
-        where = ",".join(f"{host.name}:{host.ranks}" for host in hosts)
-        size = sum(host.ranks for host in hosts)
+    def heals(self, size: int) -> bool:
+        """Whether spare processes can take the places of ranks that die."""
+        own = LASTING_SETTINGS.keys() & os.environ.keys()
+        return size > 1 and _outlives_ranks() and not own
+
+    def command(self, hosts: Sequence[Host], spares: int = 0) -> list[str]:
+        """Returns mpiexec and its options, up to the program; it runs on the first host. Each host
+        has ``spares`` processes more than ranks.
+        """
+        where = ",".join(f"{host.name}:{host.ranks + spares}" for host in hosts)
+        size = sum(host.ranks + spares for host in hosts)
         return [mpiexec(), "--host", where, "--map-by", "slot:OVERSUBSCRIBE", "-n", str(size)]
 
     def environment(self) -> dict[str, str]:

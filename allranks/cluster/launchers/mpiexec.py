@@ -44,11 +44,13 @@ _OPEN_MPI_ALONE = OTHERS_LAUNCHERS | {
 #: Options of mpiexec that keep the other ranks alive when one dies.
 LASTING = ("--with-ft", "ulfm")
 LASTING_SETTINGS = {
+    # It may crash where a rank has died.
+    "OMPI_MCA_coll": "^han",
+}
+LASTING_SETTINGS_ALONE = LASTING_SETTINGS | {
     # Only ranks that were started together share memory; a replacement connects by tcp.
     "OMPI_MCA_btl": "self,sm,tcp",
     "OMPI_MCA_btl_tcp_if_include": "127.0.0.1/8",
-    # It may crash where a rank has died.
-    "OMPI_MCA_coll": "^han",
 }
 _MPICH_ALONE = {
     "HYDRA_RMK": "user",

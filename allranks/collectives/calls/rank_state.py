@@ -286,6 +286,8 @@ class RankState:
         self._hinted: set[str] = set()
         self.wake_exchange: Callable[[], None] | None = None
         """Sends this rank's new state to other hosts at once."""
+        self.stop_exchange: Callable[[], None] | None = None
+        """Ends the exchange of states with other hosts, if this rank is its host's first."""
         self.nudge: Callable[[], object] | None = None
         """Lets MPI progress transfers between other ranks: it does so only within its calls."""
         self.main_thread = threading.get_ident()

@@ -164,7 +164,7 @@ class Watch:
         sites, lost = call.sites(), self.own.is_lost
         waiting = [r for r in sites if r != rank and not lost(r)]
         advice = "Make the same calls on every rank, or use a process set of the ranks that do."
-        if rank in self.own.died:
+        if {rank, self.own.shares[rank]} & self.own.died.keys():
             advice = "A new rank can take its place once the others have left the cell."
         elif lost(rank):
             advice = "Check that host and its network, and start the ranks again."

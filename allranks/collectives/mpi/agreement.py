@@ -26,7 +26,7 @@ from allranks.collectives.calls.guard import Site, with_source
 from allranks.collectives.calls.rank_state import WAITING, RankState
 from allranks.collectives.host.memory import fence, rounded
 from allranks.collectives.host.shared_memory import OFFER_AT, TEXT_BYTES, Channel
-from allranks.collectives.mpi.transport import complete
+from allranks.collectives.mpi.transport import complete, have_ended
 from allranks.errors import CollectiveMismatch
 
 _TAG, _DATA_TAG = 11, 12
@@ -83,14 +83,14 @@ class HostLeaders:
         if not held:
             return True
         coming, going, _ = held
-        if not MPI.Request.Testall(coming):
+        if not have_ended(coming):
             return False
         if len(coming) == len(self._others):
             # The length of each row is in its first bytes.
             for index in self._others:
                 rest = _pieces(self._whole[index], _PIECE_BYTES, self._lengths[index][0])
                 coming.extend(self.comm.Irecv(piece, index, _TAG) for piece in rest)
-        if not (MPI.Request.Testall(coming) and MPI.Request.Testall(going)):
+        if not (have_ended(coming) and have_ended(going)):
             return False
         self._exchange = []
         del self.own.held_requests[id(held)]
@@ -156,7 +156,7 @@ class HostLeaders:
             for piece in _pieces(out[index], 0, out[index].nbytes):
                 requests.append(comm.Isend(piece, index, tag))
         call.stage += 1
-        while not MPI.Request.Testall(requests):
+        while not have_ended(requests):
             yield call
         del self.own.held_requests[id(held)]
 

@@ -43,6 +43,7 @@ _PERIOD_SECONDS = 0.05
 _QUICK_ROUNDS, _SLOWER, _LONGEST_SECONDS = 8, 1.3, 5.0
 """After this many rounds without news, each begins later than the one before, by this factor. Two
 or three rounds without news confirm a deadlock."""
+_NEWS_SECONDS = 1.0
 _HEAD = struct.Struct("=BIQI")
 _PAGE, _ASK, _ROUND, _DONE, _LOST, _BEAT = range(6)
 
@@ -80,6 +81,7 @@ class HostLink:
         watch_over(self._tcp)
         self.lost = 0
         """`SILENT` or `ENDED` once the connection is lost."""
+        self._lost_at = 0.0
         self.round = 0
         """The last round that the other end has completed."""
         self.stale: set[int] = set()
@@ -103,6 +105,12 @@ class HostLink:
             self._out.clear()
         return True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is lost; if a rank has ended, the notebook had time to tell how."""
+        known = time.monotonic() - self._lost_at > _NEWS_SECONDS
+        return self.lost == fields.SILENT or (self.lost == fields.ENDED and known)
+
     def end(self) -> None:
         silent_ms = 0
         with suppress(OSError, AttributeError, struct.error):
@@ -111,6 +119,7 @@ class HostLink:
             info = self._tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
             (silent_ms,) = struct.unpack_from("=I", info, 56)
         self._tcp.close()
+        self._lost_at = time.monotonic()
         self.lost = fields.SILENT if silent_ms > 500 * lease_seconds() else fields.ENDED
 
 
@@ -146,6 +155,7 @@ class StatusExchange(threading.Thread):
         self._messages: dict[int, bytes] = {}
         """The form in which pages are sent, of this host's ranks and of those of other hosts."""
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stopping = False
 
     def wake(self) -> None:
         """Sends changes at once instead of after the poll interval."""
@@ -154,12 +164,18 @@ class StatusExchange(threading.Thread):
         except OSError:
             return  # the thread is about to read the board anyway
 
+    def stop(self) -> None:
+        """Returns when nothing more is written to the board."""
+        self._stopping = True
+        self.wake()
+        self.join()
+
     def run(self) -> None:
         ends = _ends_of(self.channel)
         poller = zmq.Poller()
         for source in (self._wake, self.channel, ends):
             poller.register(source, zmq.POLLIN)
-        while self.links:
+        while self.links and not self._stopping:
             ready = dict(poller.poll(int(_PERIOD_SECONDS * 1000)))
             if self._wake in ready:
                 os.read(self._wake, 4096)
@@ -171,7 +187,7 @@ class StatusExchange(threading.Thread):
                         link.end()
             self._receive_all()
             self._read_board()
-            for link in [link for link in self.links if link.lost]:
+            for link in [link for link in self.links if link.is_over]:
                 self._lose(link)
             if self.first == 0:
                 self._begin_round()
@@ -315,12 +331,37 @@ _SIOCGIFADDR = 0x8915
 _ALL_SECONDS = 30
 
 
-def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
-    """Connects the first ranks of all hosts, and starts a `StatusExchange` on each. Rank 0 accepts
-    connections only from these ranks, and only until all have connected. Collective over ``base``.
+class HostLinks(NamedTuple):
+    """A host's connections to other hosts; none on a rank that is not its host's first."""
+
+    host_names: tuple[str, ...]
+    channel: zmq.Socket[bytes] | None
+    links: list[HostLink]
+
+    def end_before(self, own: RankState) -> None:
+        """Ends the exchange on the connections before these, which writes to the same board."""
+        if own.stop_exchange is not None:
+            own.stop_exchange()
+        own.wake_exchange = own.stop_exchange = None
+
+    def start(self, own: RankState) -> None:
+        """Starts a `StatusExchange` on them."""
+        own.host_names = self.host_names
+        if self.channel is not None:
+            near = own.sharing(range(own.size))
+            here = next(ranks for ranks in near if own.rank in ranks)
+            exchange = StatusExchange(own.board, own.rank, here, self.channel, self.links)
+            own.wake_exchange, own.stop_exchange = exchange.wake, exchange.stop
+            exchange.start()
+
+
+def connect_hosts(rank: int, shares: Sequence[int], base: MPI.Intracomm) -> HostLinks:
+    """Connects the first ranks of all hosts. Rank 0 accepts connections only from these ranks, and
+    only until all have connected. Collective over ``base``. ``shares`` has for every rank the first
+    rank with which it shares memory.
     """
-    rank, firsts = own.rank, sorted(set(own.shares))
-    near = [other for other, first in enumerate(own.shares) if first == own.shares[rank]]
+    firsts = sorted(set(shares))
+    near = [other for other, first in enumerate(shares) if first == shares[rank]]
     key = zmq.curve_keypair()
     # Public keys may be read on the network. A program that can change MPI's data can run code on
     # the ranks anyway.
@@ -331,10 +372,10 @@ def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
     channel, links, problem = None, list[HostLink](), ""
     try:
         if listening is not None:
-            behind = {f: [r for r, of in enumerate(own.shares) if of == f] for f in firsts[1:]}
+            behind = {f: [r for r, of in enumerate(shares) if of == f] for f in firsts[1:]}
             channel, links = listening.channel, listening.accept(keys, behind)
         elif rank in firsts:
-            far = [other for other in range(own.size) if other not in near]
+            far = [other for other in range(len(shares)) if other not in near]
             channel, frame = join(where, port, key, keys[0], rank)
             links = [HostLink(channel, frame, far)]
     except OSError as error:
@@ -345,11 +386,7 @@ def connect_hosts(own: RankState, base: MPI.Intracomm) -> None:
             "expected that the first rank of each host can connect to rank 0's host, by one of its "
             f"addresses {', '.join(where)}; {problems[0]}. Let hosts connect to each other's ports."
         )
-    own.host_names = tuple(base.allgather(socket.gethostname()))
-    if channel is not None:
-        exchange = StatusExchange(own.board, rank, near, channel, links)
-        own.wake_exchange = exchange.wake
-        exchange.start()
+    return HostLinks(tuple(base.allgather(socket.gethostname())), channel, links)
 
 
 def _channel(context: zmq.Context[zmq.Socket[bytes]], kind: int, key: Key) -> zmq.Socket[bytes]:

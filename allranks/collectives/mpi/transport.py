@@ -112,6 +112,7 @@ def _turned(bits: Array) -> Array:
 
 
 _CREATE_TAG = 29
+_RANK_FAILED = getattr(MPI, "ERR_PROC_FAILED", MPI.ERR_OTHER)
 
 
 def complete(
@@ -137,6 +138,17 @@ def complete(
         raise
     del kept[id(held)]
     return request
+
+
+def have_ended(requests: list[MPI.Request]) -> bool:
+    """Whether all of these requests have ended. Raises MPI's exception for a rank that has died."""
+    try:
+        return MPI.Request.Testall(requests)
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_IN_STATUS:
+            raise
+        # They differ from each other in nothing but the rank, so no other error is possible.
+        raise MPI.Exception(_RANK_FAILED) from error
 
 
 class MpiTransport:
@@ -309,6 +321,8 @@ class Epochs:
     alone: Any
     pristine: MPI.Intracomm
     renewed: Callable[[int], None]
+    everyone: MPI.Intracomm | None = None
+    """On several hosts, all living processes of the job: also those that have no rank yet."""
     _renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
     # Never freed: freeing one that was left in the middle of a call makes MPICH return wrong
     # results later.
@@ -344,7 +358,7 @@ class Epochs:
         fresh.Set_name(NAME)
         rebind(self.user, fresh)
 
-    def lost_by(self, error: Exception) -> RankLost | None:
+    def lost_by(self, error: BaseException) -> RankLost | None:
         """The `RankLost` for an MPI error that reports a rank's death; None for other errors."""
         if not reports_death(error):
             return None

@@ -3,6 +3,9 @@
 A version is valid once every rank's file of it exists. A file is moved into place when it is
 complete, so the last one makes the version valid for all ranks at once. The previous version is
 removed only then: if a rank dies before, it is still there.
+
+On several hosts a rank sees the files of its own host. There a version is valid once it is whole on
+every host. All ranks know that at the next call, and remove the version before it only then.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,8 +56,8 @@ def keep(*names: str, **values: Any) -> None:
     kept: VariableStore | None = world.current().variable_store
     if kept is None:
         raise UsageError(
-            "keep() needs all ranks of a notebook, on one host: elsewhere dead ranks are not "
-            "replaced. Save what you must not lose to a file."
+            "keep() needs ranks of a notebook that are replaced when they die, which these are "
+            "not. Save what you must not lose to a file."
         )
 
     def collect() -> dict[str, Any]:
@@ -99,24 +102,36 @@ def keep_in(
     told = this.run(operations.begin_object_gather(this.groups[0], "keep", own))
     for said, _, _ in told:
         if said:
+            series.failed = True
             raise UsageError(said)
     if len({names for _, names, _ in told}) > 1:
         found = "; ".join(f"rank {r} has {', '.join(told[r][1])}" for r in range(this.size))
         raise UsageError(f"keep() needs the same names on {label(range(this.size))}: {found}")
-    series.write(1 + max(number for _, _, number in told), parts)
+    numbers = {number for _, _, number in told}
+    if len(numbers) == 1 and not series.failed:
+        (series.valid,) = numbers
+    series.failed = False
+    series.write(1 + max(numbers), parts)
 
 
 class VersionedFiles:
     """The versions of one rank's variables; one is valid once all ranks' files of it exist."""
 
-    def __init__(self, folders: Sequence[str], name: str, rank: int, size: int) -> None:
+    def __init__(
+        self, folders: Sequence[str], name: str, rank: int, size: int, here: LocalRanks | None
+    ) -> None:
         self._folders, self._name = folders, name
+        self._here = here
         self._rank, self._size = rank, size
         self._file = re.compile(rf"{name}-(\d+)-(\d+)-of-{size}")
         self._writer: threading.Thread | None = None
         self._problem = ""
         self.number = max(self._found(), default=0)
         """The last version that this rank has begun, or found."""
+        self.valid = 0
+        """On several hosts, the last version that is known to be whole on all of them."""
+        self.failed = False
+        """Whether the last call of `keep` has failed."""
 
     def wait(self) -> None:
         while self._writer is not None and self._writer.is_alive():
@@ -140,15 +155,19 @@ class VersionedFiles:
             self.wait()
 
     def newest(self) -> int:
-        whole = (number for number, files in self._found().items() if len(files) == self._size)
+        """The newest version of which all files are there, on several hosts those of this host."""
+        ranks = set(range(self._size) if self._here is None else self._here())
+        whole = (number for number, files in self._found().items() if ranks <= files.keys())
         return max(whole, default=0)
 
-    def load(self) -> tuple[float, Any] | None:
-        """The time and the value of this rank's part of the newest version; None without one."""
-        version = self.newest()
-        if not version:
+    def load(self, version: int | None = None) -> tuple[float, Any] | None:
+        """The time and the value of this rank's part of a version, or of the newest one; None
+        without one.
+        """
+        version = self.newest() if version is None else version
+        path = self._found().get(version, {}).get(self._rank)
+        if path is None:
             return None
-        path = self._found()[version][self._rank]
         data = bytearray(os.path.getsize(path))
         with open(path, "rb") as file:
             file.readinto(data)
@@ -182,7 +201,7 @@ class VersionedFiles:
             self._problem = ""
             break
         # Older versions go only once all ranks have written a newer one.
-        newest = self.newest()
+        newest = self.newest() if self._here is None else self.valid
         for number, files in self._found().items():
             for path in files.values() if number < newest else ():
                 Path(path).unlink(missing_ok=True)
@@ -206,6 +225,10 @@ class VersionedFiles:
         return found
 
 
+LocalRanks = Callable[[], Collection[int]]
+"""Returns the ranks of this rank's host, where there are several hosts."""
+
+
 class VariableStore:
     """The kept variables of one rank: those of its cells, and the state of a training."""
 
@@ -216,10 +239,11 @@ class VariableStore:
         size: int,
         namespace: Mapping[str, Any],
         name: str = "",
+        here: LocalRanks | None = None,
     ) -> None:
         self.rank, self.namespace, self.folders = rank, namespace, folders
-        self.of_cells = VersionedFiles(folders, f"{name}cells", rank, size)
-        self.of_training = VersionedFiles(folders, f"{name}training", rank, size)
+        self.of_cells = VersionedFiles(folders, f"{name}cells", rank, size, here)
+        self.of_training = VersionedFiles(folders, f"{name}training", rank, size, here)
         self._cut_off = False
 
     def drop(self) -> None:

@@ -73,7 +73,7 @@ def init(
     Collective over the ranks of ``comm``.
     """
     if not world.exists():
-        _begin(comm, checks, late_seconds)
+        begin(comm, checks, late_seconds)
     if comm is not None and not isinstance(comm, Sequence | np.ndarray):
         known = sets.ranks_of(comm, world.current())
         if sorted(known) == sets.global_process_set.ranks:
@@ -87,9 +87,12 @@ def init(
         _register(process_sets)
 
 
-def _begin(
-    comm: MPI.Intracomm | Sequence[int] | None, checks: str | None, late_seconds: float | None
+def begin(
+    comm: MPI.Intracomm | Sequence[int] | None,
+    checks: str | None = None,
+    late_seconds: float | None = None,
 ) -> None:
+    """Makes this process a rank, as `init`, where it is none yet. Collective."""
     checked = (checks or config.variable_choice(_CHECKS, ("on", "off"), "on")) != "off"
     late = config.variable_seconds(_LATE, 5.0) if late_seconds is None else late_seconds
     from allranks.collectives.start.under_mpi import start

@@ -37,6 +37,8 @@ from allranks.post_import import PostImportHook
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from allranks.collectives.mpi.status_exchange import HostLinks
+
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: the ranks of each pretended host, as 2,1, where the last number holds for all others;
 or, as %2, the number of pretended hosts, to which the ranks are dealt in turn."""
@@ -101,13 +103,35 @@ def find_hosts(base: MPI.Intracomm) -> HostLayout:
     return HostLayout(hosts, leaders, node, shared, block, shares, attaches)
 
 
-def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) -> World:
-    """This rank's world. Collective over the ranks of ``comm``. Raises `UsageError` if they share
-    no memory and ``sharing`` requires it.
-    """
-    from allranks.collectives.mpi.transport import NAME, Epochs
-    from allranks.collectives.ops.communicator import Comm
+class WorldParts(NamedTuple):
+    """What the ranks of a communicator make together, from which each makes its world."""
 
+    layout: HostLayout
+    pristine: MPI.Intracomm
+    user: MPI.Intracomm
+    rendezvous: Rendezvous
+    offset_seconds: float
+    links: HostLinks | None
+    """Connections between hosts; None if all ranks share memory."""
+
+
+def make_parts(base: MPI.Intracomm) -> WorldParts:
+    """Collective over all ranks of ``base``."""
+    layout = find_hosts(base)
+    pristine, user = base.Dup(), base.Dup()
+    rendezvous, offset, links = Rendezvous(base, layout.hosts), 0.0, None
+    if len(set(layout.hosts)) > 1:
+        offset = clock_offset(base, layout.node, layout.leaders)
+    if any(layout.shares):
+        from allranks.collectives.mpi.status_exchange import connect_hosts
+
+        links = connect_hosts(base.Get_rank(), layout.shares, base)
+    layout.node.Free()
+    return WorldParts(layout, pristine, user, rendezvous, offset, links)
+
+
+def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
+    """This rank's world. Collective over the ranks of ``comm``."""
     mpi = load_mpi()
     base: MPI.Intracomm = mpi.COMM_WORLD
     if comm is None or isinstance(comm, Sequence):
@@ -116,37 +140,39 @@ def start(comm: MPI.Intracomm | Sequence[int] | None, *, sharing: bool = False) 
         base = base.Create_group(base.Get_group().Incl(list(comm)))
     elif comm is not None:
         base = comm
-    rank = base.Get_rank()
-    layout = find_hosts(base)
-    if sharing:
-        required(layout.block)
+    return new_world(base.Get_rank(), make_parts(base))
+
+
+def new_world(rank: int, parts: WorldParts) -> World:
+    """A world of these parts. Collective over the first ranks of several hosts."""
+    from allranks.collectives.mpi.transport import NAME, Epochs
+    from allranks.collectives.ops.communicator import Comm
+
+    layout = parts.layout
     everybody = tuple(range(len(layout.hosts)))
     world = World(rank, layout.hosts, Board(layout.board, everybody, rank))
     world.shares = layout.shares
     if layout.attaches:
         world.window = Window(world.board)
-    pristine, user = base.Dup(), Comm(base.Dup())
+    user = Comm(parts.user)
     user.Set_name(NAME)
     user.bind(world, 0)
+    mpi = load_mpi()
     alone = Comm(mpi.Intracomm(mpi.COMM_SELF).Dup())
     alone.bind(world, ALONE)
-    world.mpi = Epochs(world, user, alone, pristine, world.renewed)
+    world.mpi = Epochs(world, user, alone, parts.pristine, world.renewed)
     world.nudge = world.mpi.nudge
     world.open(0, everybody, layout.block, now=False)
     world.open(ALONE, (rank,), None, now=False)
-    world.rendezvous = Rendezvous(base, layout.hosts)
-    if len(set(layout.hosts)) > 1:
-        world.offset_seconds = clock_offset(base, layout.node, layout.leaders)
-    if not world.shared_by_all:
-        from allranks.collectives.mpi.status_exchange import connect_hosts
-
-        connect_hosts(world, base)
+    world.rendezvous = parts.rendezvous
+    world.offset_seconds = parts.offset_seconds
+    if parts.links is not None:
+        parts.links.start(world)
         # A message from another host takes longer than spinning pays for.
         world.spins, world.spin_seconds = 0, 0.0
     interrupt_pipe.open()
     world.line_reporter = LineReporter(world.board, rank, world.main_thread)
     world.line_reporter.start()
-    layout.node.Free()
     return world
 
 

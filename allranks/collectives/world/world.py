@@ -32,7 +32,7 @@ from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.memory import Window, rounded
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
-from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, UsageError
+from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, RankLost, UsageError
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -265,8 +265,11 @@ class World(RankState):
                         # If all ranks arrived at once, the rest may need no wait.
                         result = rest() if callable(rest) else self._drive(rest)
             except BaseException as error:
-                self.fail(call, error)
-                raise
+                lost = self._lost_by(error)
+                self.fail(call, lost or error)
+                if lost is None:
+                    raise
+                raise lost from None
             call.ended = perf_counter()
             call.held = None
             # A move through shared memory ends with an arrival, which reports that it is done.
@@ -353,13 +356,17 @@ class World(RankState):
         try:
             return drive(steps, self._attend, self.spin_seconds)  # type: ignore[arg-type]
         except Exception as error:
-            lost = self.mpi.lost_by(error) if self.mpi is not None else None
+            lost = self._lost_by(error)
             if lost is None:
                 raise
             raise lost from None
         finally:
             if self.watch.call is not None:
                 self.watch.rest()
+
+    def _lost_by(self, error: BaseException) -> RankLost | None:
+        """The error instead of one by which MPI reports the death of a rank."""
+        return self.mpi.lost_by(error) if self.mpi is not None else None
 
     @property
     def threaded(self) -> bool:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks import launched, port_filter
 from allranks.engine import libraries, processes
@@ -57,6 +57,13 @@ _NO_MORE: Mapping[str, str] = MappingProxyType({})
 Load = Callable[[str], list[Any]]
 
 
+class SpareProcess(NamedTuple):
+    """A process without a rank: its number among the launcher's processes, and its pipe."""
+
+    number: int
+    waker: int
+
+
 class HostAgent:
     """Brings up, watches and ends the processes of one cluster on this host.
 
@@ -72,6 +79,8 @@ class HostAgent:
         self.selector = selectors.DefaultSelector()
         self.ranks: dict[int, int] = {}
         self.places: dict[int, socket.socket] = {}
+        #: The spare processes by their ids, also those that have become ranks.
+        self.spares: dict[int, SpareProcess] = {}
         self.environments: dict[int, dict[str, str]] = {}
         #: The ranks that the launcher has started, and that are alive.
         self.first: set[int] = set()
@@ -81,7 +90,7 @@ class HostAgent:
         self.stopping = False
         #: Whether the notebook's kernel is gone: then the agent removes kept variables.
         self.abandoned = False
-        self.admitted = 0
+        self.admitted = self.forked = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
         self.controller = 0
@@ -110,7 +119,7 @@ class HostAgent:
         address = os.path.join(self.config.session_dir, "host-agent")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
-        self.door.listen(self.config.ranks_here + 8)
+        self.door.listen(self.config.ranks_here + self.config.spares + 8)
         if not self.config.several_hosts:
             self.attachment.listen()
         try:
@@ -283,11 +292,11 @@ class HostAgent:
     def _obey(self, word: str, rest: str) -> None:
         """Runs a command of the kernel: ``up``, ``clients``, ``stay`` or ``stop``.
 
-        On hosts other than the first: ``join``, ``serve``.
+        On several hosts: ``seat``; on hosts other than the first: ``join``, ``serve``.
         """
         if word == "up":
             # The list of a rank's mappings ends with the rank: read it while all are alive.
-            for pid in self.ranks:
+            for pid in (*self.ranks, *self.spares):
                 self.segments |= processes.shared_segments(pid)
             self._sweep()
         elif word == "clients" and not self.controller:  # a client of ipyparallel will connect
@@ -296,6 +305,8 @@ class HostAgent:
             self.stopping = True
         elif word == "stay":
             self.attachment.stay(**json.loads(rest))
+        elif word == "seat":
+            self._seat_spares(**json.loads(rest))
         elif word == "join":  # where ipyparallel's controller will be
             self.connection = json.loads(rest)
             if self.launcher is not None:
@@ -323,6 +334,7 @@ class HostAgent:
             self.selector.unregister(self.launcher.stdout)
 
     def _admit(self) -> None:
+        from allranks.collectives.start.healing import Spare
         from allranks.engine.rank import Rank, log_path
 
         place, _ = self.door.accept()
@@ -334,8 +346,7 @@ class HostAgent:
             for descriptor in received:
                 os.close(descriptor)
             return
-        self.admitted += 1
-        if self.admitted == 1 and self.launcher and not self.config.several_hosts:
+        if not self.admitted and self.launcher and not self.config.several_hosts:
             # The launcher needs the network no longer: its ranks are on this host.
             port_filter.restrict_ports_of(self.launcher.pid)
         told = json.loads(text)
@@ -345,14 +356,19 @@ class HostAgent:
         if not environment["TMPDIR"]:
             del environment["TMPDIR"]
         number = launched.rank(environment, self.config.rank_variables)
+        seat = self.config.seats[number] if self.config.seats else number
         dead = told["replaced"]
         if dead:
-            number = dead[0]
-            # Programs read their rank there; MPI itself gets it from its launcher.
-            own = self.environments[number].items()
-            environment |= {name: value for name, value in own if name.startswith(_WHO)}
-        self.environments[number] = environment
-        self._tell("admitted", rank=number)
+            seat = dead[0]
+        wake, waker = os.pipe() if seat < 0 else (-1, -1)
+        if seat < 0:
+            log = os.path.join(self.config.log_dir, f"spare-{number}.log")
+        else:
+            log = log_path(self.config, seat)
+            self.admitted += 1
+            environment |= self._seat_variables(seat)
+            self.environments.setdefault(seat, environment)
+            self._tell("admitted", rank=seat)
 
         def live() -> None:
             # While MPI starts, ranks poll for the others. More of them than cores would leave no
@@ -362,35 +378,80 @@ class HostAgent:
             for have, wanted in zip(received, told["descriptors"], strict=False):
                 os.dup2(have, wanted)
                 os.set_inheritable(wanted, True)
-            rank = Rank(
+            rank, replaced, spare = seat, dead, None
+            if seat < 0:
+                spare = Spare(wake, self.config.size, len(self.config.seats))
+                rank, replaced, variables = spare.wait()
+                os.environ.update(variables)
+                processes.write_to(log_path(self.config, rank))
+            Rank(
                 self.config,
                 self.connection,
-                number,
+                rank,
                 self._rank_features,
-                dead,
+                replaced,
                 self.attachment.running,
                 self.attachment.stays,
-            )
-            rank.run()
+                spare,
+            ).run()
 
-        log = log_path(self.config, number)
-        keep = [self.gate, *received, *told["descriptors"]]
+        keep = [self.gate, *received, *told["descriptors"], *([wake] if seat < 0 else [])]
         pid = processes.fork(live, environment, log, self.config.work_dir, keep)
-        if self.admitted == self.config.ranks_here:
+        if seat < 0:
+            os.close(wake)
+            self.spares[pid] = SpareProcess(number, waker)
+        self.forked += 1
+        if self.forked == self.config.ranks_here + self.config.spares:
             # The end of file opens the gate for all ranks at once.
             os.close(self._open_gate)
         for descriptor in received:
             os.close(descriptor)
-        for former in [pid for pid, rank in self.ranks.items() if rank == number]:
-            processes.kill(former)  # from an attempt to replace it that failed
-        self.ranks[pid] = number
-        self.dead.pop(number, None)
-        if dead:
-            self._tell("replaces", rank=number, pid=pid)
-        else:
-            self.first.add(pid)
         self.places[pid] = place
         self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
+        if dead:
+            self._seat(pid, seat)
+        elif seat >= 0:
+            self.first.add(pid)
+            self.ranks[pid] = seat
+
+    def _seat(self, pid: int, rank: int) -> None:
+        """Notes that a process takes the place of a dead rank."""
+        for former, other in self.ranks.items():
+            if other == rank and former != pid:
+                processes.kill(former)  # from an attempt to replace it that failed
+        self.ranks[pid] = rank
+        self.dead.pop(rank, None)
+        self._tell("replaces", rank=rank, pid=pid)
+
+    def _seat_spares(self, dead: list[int], seats: list[tuple[int, int]]) -> None:
+        """Wakes all spare processes: those of ``seats`` become ranks; the others let them join."""
+        taken = dict(seats)
+        for pid, spare in self.spares.items():
+            rank = taken.get(spare.number, -1)
+            if rank < 0 and pid in self.ranks:
+                continue  # it is a rank, and has been asked as one
+            variables: dict[str, str] = {}
+            if rank >= 0:
+                self.admitted += 1
+                variables = self._seat_variables(rank)
+                self.environments.setdefault(rank, variables)
+                self._seat(pid, rank)
+            asked = json.dumps({"rank": rank, "dead": dead, "variables": variables})
+            with suppress(BrokenPipeError):  # it has died, which is reported in a moment
+                os.write(spare.waker, asked.encode() + b"\n")
+
+    def _seat_variables(self, rank: int) -> dict[str, str]:
+        """Returns the variables in which programs read their rank; MPI gets it from its launcher,
+        which counts spare processes too, and does not know which rank one of them has become.
+        """
+        known = self.environments.get(rank, {}).items()
+        own = {name: value for name, value in known if name.startswith(_WHO)}
+        if own or not self.config.seats:
+            return own
+        local = len(self.environments)
+        numbers = rank, self.config.size, local, self.config.ranks_here
+        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+        return {f"{_WHO}{name}": str(each) for name, each in zip(names, numbers, strict=True)}
 
     def _leave(self, pid: int) -> None:
         if (place := self._take_place(pid)) is not None:
@@ -404,7 +465,7 @@ class HostAgent:
         return place
 
     def _free_place(self, place: socket.socket) -> None:
-        if self.anchor is None and not self.first:
+        if self.anchor is None and not self.first and not self.config.several_hosts:
             # The last stub of the launcher's own job stays: without a process, the launcher forgets
             # the job and spawns no replacements. It must see the end of all others, to inform the
             # ranks; of this one, MPI sees the end itself.
@@ -418,6 +479,9 @@ class HostAgent:
     def _reap(self) -> None:
         while (ended := self.exits.next()) is not None:
             pid, code = ended.pid, ended.code
+            spare = self.spares.pop(pid, None)
+            if spare is not None:
+                os.close(spare.waker)
             if pid in self.ranks:
                 rank = self.ranks.pop(pid)
                 place = self._take_place(pid)
@@ -436,6 +500,10 @@ class HostAgent:
                     # A rank that ends by itself has failed, also with exit code 0.
                     place.sendall((code or 1).to_bytes(8, "little", signed=True))
                     place.close()
+            elif spare is not None:
+                if (place := self._take_place(pid)) is not None:
+                    self._free_place(place)
+                self._tell("spare_exit", place=spare.number, code=code)
             elif self.launcher is not None and pid == self.launcher.pid:
                 self.launcher.returncode = code
                 with suppress(BlockingIOError, KeyError, ValueError):  # nothing is left to read
@@ -458,7 +526,7 @@ class HostAgent:
             # Made after the ranks came up. Finding the owners takes long, so only if there are any.
             for pid in processes.descendants():
                 self.segments |= new & processes.shared_segments(pid)
-        for pid in [*self.ranks, self.controller]:
+        for pid in [*self.ranks, *self.spares, self.controller]:
             processes.kill(pid)
         anchors = [self.anchor] if self.anchor is not None else []
         for place in (*self.places.values(), *anchors):
@@ -485,7 +553,7 @@ class HostAgent:
         for path in self.segments:
             processes.unlink(path)
         for folder in self.config.kept_dirs:
-            if self.abandoned:
+            if self.abandoned or self.config.several_hosts:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
                 with suppress(OSError):  # not if it has variables for the next ranks

@@ -120,12 +120,14 @@ class Relay:
         self._lifeline = lifeline
         self._agent: subprocess.Popen[bytes] | None = None
         self._heard = b""
-        self._session_dir = ""
+        self._folders: tuple[str, ...] = ()
         processes.adopt_orphans()
         self._why = ""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         #: For the ranks, once there is a folder for these sockets.
         self._commands = self._context.socket(zmq.ROUTER)
+        # A new rank has the name of the dead one, whose connection may not be closed yet.
+        self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._told = self._context.socket(zmq.PULL)
         for one in (self._commands, self._told):
             one.setsockopt(zmq.SNDHWM, 0)
@@ -243,7 +245,8 @@ class Relay:
                 f"{config.session_dir} exists, made by {_first_line(name)}: two names of the same "
                 "host, or two hosts with one /tmp. Give all ranks of a host to one name: HOST:4"
             ) from None
-        self._session_dir = config.session_dir
+        # The host agent removes them too, if it is not killed.
+        self._folders = config.session_dir, *config.kept_dirs
         with open(name, "w") as text:
             text.write(self.host)
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
@@ -305,8 +308,8 @@ class Relay:
         while self._told.poll(0):
             self._batching.drain(self._told)
         self._batching.send()
-        if self._session_dir:
-            shutil.rmtree(self._session_dir, ignore_errors=True)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
         self._tell(event="host_down", why=self._why)
         # Without a connection, nothing that is left can be sent.
         self._context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)

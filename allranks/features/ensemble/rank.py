@@ -116,8 +116,8 @@ class RankEnsemble(RankFeature):
     def _keeps(self, member: RunMember, part: World) -> VariableStore | None:
         # Each member has variables of its own, also on the same rank.
         whole: VariableStore | None = world.current().variable_store
-        if whole is None:
-            return None
+        if whole is None or not world.current().shared_by_all:
+            return None  # on several hosts the next cluster would not find them
         name = f"{_OF_MEMBERS}{member.ensemble}-{member.member}-"
         return VariableStore(whole.folders, part.rank, part.size, whole.namespace, name)
 

@@ -37,16 +37,22 @@ class Job:
 class Notebook:
     """Agents without processes: news come by `say`, and ``ends`` are what they report."""
 
-    def __init__(self) -> None:
+    def __init__(self, heals: bool = False) -> None:
         self.ends: list[ProcessExit] = []
+        self.asked: dict[str, dict[str, Any]] = {}
         self.wire = SimpleNamespace(
             commands_url="tcp://h0:1", events_url="tcp://h0:2", key="key", lease_seconds=30.0
         )
-        self.wire.command = self.wire.forget = lambda *_: None
+        self.wire.forget = lambda *_: None
+        self.wire.command = self._command
         launcher = SshLauncher("h1:2,h2:2,h3:2")
         launcher.run = lambda *_: Job()  # type: ignore[assignment, method-assign, return-value]
-        config = HostAgentConfig(6, (), {}, "/s", "/l", "/w", (), "", "", "")
+        config = HostAgentConfig(6, (), {}, "/s", "/l", "/w", (), "", "", "", heals=heals)
         self.agents = MultiHostAgents(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
+
+    def _command(self, host: str, word: str, line: str) -> None:
+        if line.startswith("seat "):
+            self.asked[host] = json.loads(line.removeprefix("seat "))
 
     def _deliver(self, name: str, fields: dict[str, Any]) -> None:
         if name in ("exit", "launcher_exit", "host_left"):
@@ -113,3 +119,49 @@ def test_only_the_host_at_fault_is_named_if_the_others_have_not_connected_yet():
     notebook.say("h2", {"event": "host_down", "why": "was left by ssh"})
     assert notebook.cause == "Host h2 was left by ssh."
     assert "no connection" not in notebook.agents.where(range(6))
+
+
+@pytest.fixture
+def healing(monkeypatch):
+    monkeypatch.setenv("ALLRANKS_SPARES", "1")
+    made = Notebook(heals=True)
+    made.come("h1", "h2", "h3")
+    return made
+
+
+def seats(notebook: Notebook) -> dict[str, list[list[int]]]:
+    return {host: asked["seats"] for host, asked in notebook.asked.items()}
+
+
+def test_a_spare_process_of_the_same_host_takes_the_place_of_a_dead_rank(healing):
+    # Of each host's three processes the last is spare: 2, 5 and 8.
+    assert healing.agents.seat_spares([3]) == ""
+    assert seats(healing) == {"h1": [], "h2": [[5, 3]], "h3": []}
+    assert all(asked["dead"] == [3] for asked in healing.asked.values())
+
+
+def test_a_process_that_waits_since_a_try_that_failed_is_asked_again(healing):
+    healing.agents.seat_spares([3])
+    assert healing.agents.seat_spares([1, 3]) == ""
+    assert seats(healing) == {"h1": [[2, 1]], "h2": [[5, 3]], "h3": []}
+
+
+def test_a_host_without_spare_processes_takes_one_of_another_host(healing):
+    healing.agents.seat_spares([3])
+    healing.say("h2", {"event": "exit", "rank": 3, "code": -9, "by_launcher": False})
+    healing.say("h1", {"event": "spare_exit", "place": 2, "code": -9})
+    assert healing.agents.seat_spares([3]) == ""
+    assert seats(healing) == {"h1": [], "h2": [], "h3": [[8, 3]]}
+
+
+def test_if_none_is_left_the_problem_says_how_to_have_more(healing):
+    problem = healing.agents.seat_spares([0, 1, 2, 3])
+    assert problem.startswith("expected 4 spare processes for ranks 0–3, found 3")
+    assert problem.endswith(
+        "set ALLRANKS_SPARES before the start, for example: %env ALLRANKS_SPARES=2"
+    )
+
+
+def test_a_death_that_can_be_replaced_is_reported_at_once(healing):
+    healing.say("h1", ABORT)
+    assert healing.cause == "Rank 0 ended with exit code 14."

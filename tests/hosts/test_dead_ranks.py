@@ -1,0 +1,98 @@
+"""On several hosts too, a rank that dies is replaced on its host, and the others keep theirs."""
+
+import os
+import re
+import threading
+
+import pytest
+
+from allranks.records.ranks import label
+from tests.hosts.conftest import SSH, folder_in
+from tests.hosts.notebook import NotebookOnAHost
+
+KILL = "if rank in {}: os.kill(os.getpid(), 9)\n{}"
+NOW = """
+import socket
+kept, socket.gethostname(), local_rank, allreduce(1, op=Sum), comm.allreduce(rank)
+"""
+#: What the ranks show of it: ``kept`` is 10 * rank, on new ranks only if they had kept it.
+SHOWN = [f"({10 * rank}, 'h{1 + rank // 2}', {rank % 2}, 4, 6)" for rank in range(4)]
+
+
+@pytest.fixture(scope="module")
+def holds(hosts):
+    return folder_in(hosts.shared)
+
+
+@pytest.fixture(scope="module")
+def notebook(hosts, holds):
+    env = {"ALLRANKS_SPARES": "8", "ALLRANKS_HOLDS": str(holds)}
+    with NotebookOnAHost(hosts, folder_in(hosts.shared), env) as shared:
+        started = shared.on_ranks("import os\nkept = 10 * rank", SSH)
+        assert started.status == "ok", started.text
+        assert shared.on_ranks("keep('kept')").status == "ok"
+        shared.run("from allranks.cluster import cluster as held")
+        yield shared
+        shared.shutdown()
+        shared.check_nothing_left()
+
+
+def check(notebook):
+    cell = notebook.on_ranks(NOW)
+    assert re.findall(r"→ (\(.+)", cell.text) == SHOWN, cell.text
+    # A process that has become a rank imports nothing by itself.
+    assert notebook.on_ranks("import os").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("dead", "rest"),
+    [((3,), "allreduce(1)"), ((0,), "comm.barrier()"), ((1, 2), "import time; time.sleep(0.5)")],
+    ids=["another host's", "the first of all", "two at once"],
+)
+def test_ranks_that_are_killed_are_replaced_on_their_hosts_with_what_they_kept(
+    notebook, dead, rest
+):
+    cell = notebook.on_ranks(KILL.format(dead, rest))
+    assert cell.error_name == "RankDied", cell.text
+    for rank in dead:
+        assert f"rank {rank} (h{1 + rank // 2}, cpu) died" in cell.text
+    assert re.search(r"replaced, with kept kept \d+ s ago; ranks \d.* kept theirs", cell.text)
+    assert "cannot be reached" not in cell.text
+    check(notebook)
+
+
+def test_a_rank_that_dies_during_a_replacement_is_replaced_too(hosts, notebook, holds):
+    pids = notebook.value("[held.session.running.hellos[rank].pid for rank in range(4)]")
+    pipe = holds / "join"
+    os.mkfifo(pipe)
+
+    def kill_another():
+        with pipe.open("wb"):  # once the new rank waits there
+            pipe.unlink()
+            hosts.on("h1", "kill", "-9", pids.strip("[]").split(", ")[0])
+
+    thread = threading.Thread(target=kill_another)
+    thread.start()
+    cell = notebook.on_ranks(KILL.format((3,), "barrier()"))
+    thread.join()
+    assert cell.error_name == "RankDied", cell.text
+    # Open MPI itself may crash in another rank while it makes a communicator; it is replaced too.
+    crashed = re.findall(r"rank (\d) was killed by signal 11 ", cell.text)
+    new = label(sorted({0, 3, *map(int, crashed)}))
+    assert f"{new} were replaced, with kept kept" in cell.text, cell.text
+    check(notebook)
+
+
+def test_process_sets_and_a_deadlock_are_found_as_before(notebook):
+    notebook.on_ranks("pair = add_process_set([1, 2])")
+    notebook.on_ranks(KILL.format((2,), "barrier()"))
+    cell = notebook.on_ranks(
+        "x = add_process_set([1, 2]); rank in (1, 2) and barrier(process_set=x)"
+    )
+    assert cell.status == "ok", cell.text
+    cell = notebook.on_ranks("if rank == 2: 1 / 0\nbarrier()")
+    assert "rank 2 (h2, cpu) raised ZeroDivisionError" in cell.text
+    assert "ranks 0–1, 3 were waiting" in cell.text
+    cell = notebook.on_ranks("comm.recv(source=(rank + 1) % size)")
+    assert "raised CollectiveMismatch" in cell.text, cell.text
+    check(notebook)
