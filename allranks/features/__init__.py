@@ -39,6 +39,7 @@ BUILT_IN: tuple[str, ...] = (
     "ensemble",
     "toolbar",
     "completion",
+    "classroom",
     "simulate",
 )
 GROUP = "allranks.features"

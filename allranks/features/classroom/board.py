@@ -1,0 +1,263 @@
+"""The teacher's side: takes the states of students, and shows a tile for each."""
+
+from __future__ import annotations
+
+import html
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from allranks.features.classroom import door
+
+#: Ranks that wait for longer than this need help.
+_WAITING_SECONDS = 30.0
+_MAX_STUDENTS = 500
+_FAILED, _WAITING, _RUNNING, _IDLE, _GONE = range(5)
+_WORDS = {_FAILED: "failed", _WAITING: "waits", _RUNNING: "runs", _IDLE: "idle", _GONE: "left"}
+_COLOURS = {
+    _FAILED: "#c62828",
+    _WAITING: "#c77700",
+    _RUNNING: "#1f83c9",
+    _IDLE: "#2e7d32",
+    _GONE: "#777",
+}
+
+
+def _text(value: Any, length: int = 300) -> str:
+    return value[:length] if isinstance(value, str) else ""
+
+
+@dataclass
+class Student:
+    """One student's notebook, from the messages of its kernel, which are not trusted."""
+
+    uid: int
+    name: str
+    taken: float = field(default_factory=time.monotonic)
+    notebook: str = ""
+    cell: int = 0
+    exercise: str = ""
+    state: str = "idle"
+    error: str = ""
+    waits: str = ""
+    seconds: float = 0.0
+    ranks: str = ""
+    panel: str = ""
+    shows_panel: bool = False
+    gone: bool = False
+
+    def take(self, message: dict[str, Any]) -> None:
+        said = _text(message.get("user"), 60)
+        account = door.account_name(self.uid)
+        if said and said != account:
+            self.name = f"{said} ({account})"
+        self.notebook, self.exercise = (
+            _text(message.get("notebook")),
+            _text(message.get("exercise"), 40),
+        )
+        self.state, self.error = _text(message.get("state"), 20), _text(message.get("error"))
+        self.waits, self.ranks = _text(message.get("waits")), _text(message.get("ranks"), 5000)
+        cell, seconds = message.get("cell"), message.get("seconds")
+        self.cell = cell if isinstance(cell, int) else 0
+        self.seconds = float(seconds) if isinstance(seconds, int | float) else 0.0
+        self.shows_panel = message.get("shows_panel") is True
+        if "panel" in message:
+            self.panel = _text(message["panel"], door.MAX_NBYTES)
+        self.taken = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """The time without progress: since the cell began or ended."""
+        return self.seconds + time.monotonic() - self.taken
+
+    @property
+    def need(self) -> int:
+        """How urgent help is: the index in the order of tiles."""
+        if self.gone:
+            return _GONE
+        if self.state == "failed":
+            return _FAILED
+        if self.state != "running":
+            return _IDLE
+        return _WAITING if self.waits and self.idle_seconds > _WAITING_SECONDS else _RUNNING
+
+    @property
+    def line(self) -> str:
+        """What a teacher wants to know first."""
+        return self.error or (self.waits if self.state == "running" else "")
+
+
+class Board:
+    """All students, and the thread that receives from them."""
+
+    def __init__(self, group: str | None) -> None:
+        self._door = door.listen(group)
+        self._door.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self._students: dict[socket.socket, Student] = {}
+        self._buffers: dict[socket.socket, bytearray] = {}
+        self._gone: list[Student] = []
+        self._lock = threading.Lock()
+        self._over = False
+        self.changed: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._receive, name="allranks-class", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join()
+
+    def students(self) -> list[Student]:
+        """Returns all students, those who need help first."""
+        with self._lock:
+            found = [*self._students.values(), *self._gone]
+        return sorted(found, key=lambda one: (one.need, -one.idle_seconds, one.name))
+
+    def ask_panel(self, student: Student) -> None:
+        """Asks for a student's panel, which comes only if the student has allowed it."""
+        with self._lock:
+            found = [to for to, one in self._students.items() if one is student]
+        for connection in found:
+            with suppress(OSError):
+                door.send(connection, {"want": "panel"})
+
+    def _receive(self) -> None:
+        shown = 0.0
+        while not self._over:
+            for key, _ in self._selector.select(0.5):
+                if key.fileobj is self._door:
+                    self._admit()
+                else:
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._read(key.fileobj)
+            if time.monotonic() - shown >= 1.0:
+                shown = time.monotonic()
+                self.changed()
+        for connection in [self._door, *self._students]:
+            self._selector.unregister(connection)
+            connection.close()
+        place = door.folder_of(door.own_account())
+        (place / "door").unlink(missing_ok=True)
+        with suppress(OSError):
+            place.rmdir()
+
+    def _admit(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._door.accept()
+            if len(self._students) >= _MAX_STUDENTS:
+                connection.close()
+                return
+            connection.setblocking(False)
+            uid = door.peer_uid(connection)
+            self._buffers[connection] = bytearray()
+            with self._lock:
+                # A student who comes again takes the place of the notebook that left.
+                self._gone = [one for one in self._gone if one.uid != uid]
+                self._students[connection] = Student(uid, door.full_name(uid))
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket) -> None:
+        buffer, student = self._buffers[connection], self._students[connection]
+        try:
+            data = connection.recv(1 << 16)
+            buffer += data
+            *lines, rest = buffer.split(b"\n")
+            if not data or len(rest) > door.MAX_NBYTES:
+                raise OSError("the end, or too long a line")
+            buffer[:] = rest
+            for line in lines:
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    raise ValueError("expected a state")
+                student.take(message)
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError, RecursionError):
+            self._selector.unregister(connection)
+            connection.close()
+            del self._buffers[connection]
+            with self._lock:
+                del self._students[connection]
+                student.gone = True
+                if student.cell:  # a probe has sent nothing
+                    self._gone.append(student)
+
+
+def age(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes else "now"
+
+
+def as_text(students: Sequence[Student]) -> str:
+    """Returns a line for each student."""
+    if not students:
+        return "No student has joined yet."
+    rows = [
+        (
+            one.name,
+            one.notebook,
+            f"In[{one.cell}]",
+            one.exercise,
+            _WORDS[one.need],
+            age(one.idle_seconds),
+        )
+        for one in students
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        + (f"  {student.line}" if student.line else "")
+        for row, student in zip(rows, students, strict=True)
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+_STYLE = """<style>
+.ar-class { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 6px;
+  font-family: var(--jp-ui-font-family, sans-serif); color: var(--jp-ui-font-color1, #222) }
+.ar-class > div { border-left: 5px solid; padding: 4px 8px; overflow-wrap: anywhere;
+  background: var(--jp-layout-color2, #eee); line-height: 1.35 }
+.ar-class small { color: var(--jp-ui-font-color2, #555) } .ar-class b { font-size: 14px }
+</style>"""
+
+
+def as_html(students: Sequence[Student]) -> str:
+    """Returns a tile for each student; every text of theirs is escaped."""
+    if not students:
+        return "<p>No student has joined yet.</p>"
+    tiles = []
+    for one in students:
+        at = f"In[{one.cell}]" + (f", exercise {one.exercise}" if one.exercise else "")
+        tiles.append(
+            f'<div style="border-color: {_COLOURS[one.need]}"><b>{html.escape(one.name)}</b> '
+            f"{_WORDS[one.need]}, {age(one.idle_seconds)}<br>"
+            f"<small>{html.escape(one.notebook)} {html.escape(at)}</small>"
+            + (f"<br>{html.escape(one.line)}" if one.line else "")
+            + "</div>"
+        )
+    return f'{_STYLE}<div class="ar-class">{"".join(tiles)}</div>'
+
+
+_NOTHING_FROM_OUTSIDE = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
+)
+
+
+def panel_html(student: Student) -> str:
+    """Returns the ranks and the last panel of a student, in a frame that runs no script."""
+    ranks = f"<pre>{html.escape(student.ranks)}</pre>" if student.ranks else ""
+    if not student.shows_panel:
+        return f"{ranks}<p>{html.escape(student.name)} shows no panel.</p>"
+    page = html.escape(_NOTHING_FROM_OUTSIDE + student.panel, quote=True)
+    return (
+        f'{ranks}<iframe sandbox="" style="width: 100%; height: 480px; border: 1px solid #888; '
+        f'background: white" srcdoc="{page}"></iframe>'
+    )

@@ -1,0 +1,182 @@
+"""``%distributed class`` for a teacher, ``%distributed join`` and ``leave`` for students."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from allranks.cluster import cluster
+from allranks.cluster.failures import read_statuses, status_tree
+from allranks.cluster.features import AskingFeature
+from allranks.cluster.options import LineCommand
+from allranks.errors import UsageError
+from allranks.features.classroom import board, door
+from allranks.features.classroom.student import Membership, NotebookState
+from allranks.records import requests
+from allranks.records.wire import Answer
+
+_ANSWER_SECONDS = 0.5
+
+
+class Classroom(AskingFeature):
+    """A class of the teacher's notebook, or the membership of a student's."""
+
+    in_cells = False
+    line_commands = (
+        LineCommand(
+            "class",
+            "shows where the students are who join, as: class, class GROUP, class close",
+            "GROUP|close",
+            "admits only this group's accounts; close ends the class",
+        ),
+        LineCommand(
+            "join",
+            "shows your teacher where you are, as: join ana; with your panel: join ana panel",
+            "TEACHER panel",
+            "the teacher's account; with the word panel also your last panel",
+        ),
+        LineCommand("leave", "ends what join has begun"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._board: board.Board | None = None
+        self._view: _View | None = None
+        self._membership: Membership | None = None
+        self._state: NotebookState | None = None
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        """Runs a command; returns the text to print."""
+        words: list[str] = arguments[0]
+        if name == "class":
+            return self._class(words)
+        return self._join(words) if name == "join" else self._leave()
+
+    def _class(self, words: list[str]) -> str:
+        if len(words) > 1:
+            raise UsageError(f"expected a group or close, found {' '.join(words):.60}")
+        if words == ["close"]:
+            if self._board is None:
+                return "There is no class."
+            self._board.close()
+            self._board = self._view = None
+            return "The class is closed."
+        if self._board is None:
+            self._board = board.Board(words[0] if words else None)
+        teacher = door.own_account()
+        students = self._board.students()
+        if getattr(get_ipython(), "kernel", None) is None:
+            return f"{board.as_text(students)}\nStudents type: %distributed join {teacher}"
+        self._view = _View(self._board)
+        self._view.show()
+        return f"Students type: %distributed join {teacher}\n{board.as_text(students)}"
+
+    def _join(self, words: list[str]) -> str:
+        if not words or words[1:] not in ([], ["panel"]):
+            raise UsageError(
+                "expected your teacher's account, and optionally the word panel, found "
+                f"{' '.join(words) or 'none':.60}. Type for example: %distributed join ana"
+            )
+        self._leave()
+        shell = get_ipython()
+        if shell is None:
+            raise UsageError("a notebook joins a class, and this is none")
+        self._membership = Membership(words[0], "panel" in words, self._described)
+        self._state = NotebookState(shell)
+        shown = "the ranks' states and your last panel" if words[1:] else "and the ranks' states"
+        return (
+            f"{words[0]} sees the notebook's name, the cell's number, the first line of its error, "
+            f"{shown}. To stop: %distributed leave"
+        )
+
+    def _leave(self) -> str:
+        member, state = self._membership, self._state
+        self._membership = self._state = None
+        if state is not None:
+            state.close()
+        if member is None or not member.is_open:
+            return "You are in no class."
+        member.close()
+        return f"{member.teacher} no longer sees this notebook."
+
+    def _described(self, with_panel: bool) -> dict[str, Any]:
+        # Runs in the membership's thread, which waits for the ranks' answers.
+        state, member = self._state, self._membership
+        found: dict[str, Any] = state.described() if state is not None else {}
+        running = cluster.running()
+        if running is not None and self.context is not None:
+            found |= self._ranks(running)
+        if member is not None:
+            found["shows_panel"] = member.shows_panel
+        if with_panel:
+            found["panel"] = _last_panel()
+        return found
+
+    def _ranks(self, running: cluster.Cluster) -> dict[str, str]:
+        answers: dict[int, Answer] = {}
+        come = threading.Event()
+
+        def deliver(found: dict[int, Answer]) -> None:
+            answers.update(found)
+            come.set()
+
+        alive = [rank for rank in range(running.size) if rank not in running.dead]
+        self.ask(alive, requests.STATUS, {}, deliver, _ANSWER_SECONDS)
+        come.wait(2 * _ANSWER_SECONDS)
+        contents = {rank: one.content for rank, one in answers.items() if not one.problem}
+        ranks = read_statuses(running.hellos, contents)
+        waiting = [one for one in ranks if one.state.startswith("waiting")]
+        waits = (
+            f"rank {waiting[0].rank} is {waiting[0].state} at {waiting[0].line}" if waiting else ""
+        )
+        return {"waits": waits, "ranks": status_tree(ranks, f"{running.size} ranks")}
+
+
+def _last_panel() -> str:
+    past = getattr(cluster.session, "past", None)
+    try:
+        shown = past.shown(None) if past is not None else []
+    except UsageError:  # no cell yet
+        return ""
+    return "\n".join(data["text/html"] for data, _ in shown if "text/html" in data)
+
+
+class _View:
+    """The tiles in the teacher's notebook, and the student who is opened."""
+
+    def __init__(self, shown: board.Board) -> None:
+        import ipywidgets
+
+        self._board = shown
+        self._tiles, self._panel = ipywidgets.HTML(), ipywidgets.HTML()
+        self._choice = ipywidgets.Dropdown(description="open", options=[("–", None)])
+        self._box = ipywidgets.VBox([self._tiles, self._choice, self._panel])
+        self.update()
+        shown.changed = self.update
+
+    def show(self) -> None:
+        from IPython.display import display
+
+        display(self._box)
+
+    def update(self) -> None:
+        """Draws the students; called in the thread that receives from them."""
+        students = self._board.students()
+        self._tiles.value = board.as_html(students)
+        options = [
+            ("–", None),
+            *((one.name, id(one)) for one in sorted(students, key=lambda s: s.name)),
+        ]
+        if tuple(options) != self._choice.options:
+            chosen = self._choice.value
+            self._choice.options = options
+            self._choice.value = chosen if chosen in [key for _, key in options] else None
+        opened = next((one for one in students if id(one) == self._choice.value), None)
+        if opened is not None:
+            self._board.ask_panel(opened)
+        self._panel.value = board.panel_html(opened) if opened is not None else ""
+
+
+FEATURE = Classroom

@@ -1,0 +1,226 @@
+"""%distributed class, join and leave: two notebooks on real ranks, and students who are hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import UsageError
+from allranks.features.classroom import board, door
+from tests.kernel import Kernel
+
+TEACHER = door.own_account()
+_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("class"))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory, folder) -> Iterator[Kernel]:
+    with Kernel(tmp_path_factory.mktemp("teacher"), {"ALLRANKS_CLASS_DIR": folder}) as kernel:
+        kernel.run("%load_ext allranks")
+        yield kernel
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory, folder) -> Iterator[Kernel]:
+    environment = {"ALLRANKS_CLASS_DIR": folder, "JUPYTERHUB_USER": "zoe"}
+    environment["JPY_SESSION_NAME"] = "/home/zoe/01_ranks.ipynb"
+    with Kernel(tmp_path_factory.mktemp("student"), environment) as kernel:
+        kernel.run("%load_ext allranks\n%distributed start -n 2")
+        yield kernel
+
+
+def seen(teacher: Kernel, *texts: str) -> str:
+    """Returns the teacher's list once it has these texts."""
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        said = teacher.run("%distributed class").text
+        if all(text in said for text in texts):
+            return said
+        time.sleep(0.2)
+    raise AssertionError(f"expected {texts} in {said}")
+
+
+def test_without_a_class_nobody_joins(student):
+    said = student.run(f"%distributed join {TEACHER}")
+    assert f"the class of {TEACHER} is not open. {TEACHER} types: %distributed class" in said.text
+    assert "expected the account of your teacher" in student.run("%distributed join nobody1").text
+    assert student.run("%distributed leave").text == "You are in no class.\n"
+
+
+def test_nothing_is_seen_before_a_student_joins_and_after_leaving(teacher, student):
+    assert f"Students type: %distributed join {TEACHER}" in teacher.run("%distributed class").text
+    student.run("1 / 0")
+    assert "No student has joined yet." in teacher.run("%distributed class").text
+    assert "the first line of its error" in student.run(f"%distributed join {TEACHER}").text
+    assert "zoe" in seen(teacher, "01_ranks.ipynb", "idle")
+    assert student.run("%distributed leave").text.startswith(f"{TEACHER} no longer sees")
+    assert "failed" not in seen(teacher, "left")
+    student.run("raise ValueError('a secret')")
+    time.sleep(1.5)  # longer than the interval of a member
+    assert "secret" not in teacher.run("%distributed class").text
+
+
+def test_a_teacher_sees_errors_and_who_waits_for_whom(teacher, student):
+    student.run(f"%distributed join {TEACHER}")
+    student.run("%%distributed\nif rank == 1: raise ValueError('no data')\nallreduce(1.0)")
+    seen(teacher, "failed", "rank 1 of 2 at line 2: ValueError: no data")
+    late = student.start(
+        "%%distributed\nimport time\nif rank == 1:\n    time.sleep(60)\nallreduce(1.0)"
+    )
+    seen(teacher, "runs", "rank 0 is waiting in allreduce(Average) for rank 1 at")
+    student.interrupt()
+    late.wait(30)
+    seen(teacher, "failed", "KeyboardInterrupt")
+    assert student.run("%%distributed\nprint(allreduce(rank, op=Sum))").text == "ranks 0–1 │ 1\n"
+
+
+def test_a_panel_is_shown_only_with_consent_and_runs_no_script(teacher, student):
+    find = (
+        "hooks = get_ipython().magics_manager.registry['DistributedMagics'].session.hooks\n"
+        "view = next(f for f in hooks.features if type(f).__name__ == 'Classroom')._view\n"
+    )
+    student.run("%%distributed --view full\nlog(step=1, loss=rank)")
+    student.run(f"%distributed join {TEACHER}")
+    seen(teacher, "idle")
+    teacher.run(find + "view._choice.value = view._choice.options[1][1]")
+    shown = waited(teacher, "view._panel.value", "zoe")
+    assert "shows no panel" in shown
+    assert "<iframe" not in shown
+    student.run(f"%distributed join {TEACHER} panel")
+    seen(teacher, "idle")
+    teacher.run(find + "view._choice.value = view._choice.options[1][1]")
+    shown = waited(teacher, "view._panel.value", "loss")
+    assert '<iframe sandbox=""' in shown
+
+
+def waited(kernel: Kernel, expression: str, text: str) -> str:
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        said = kernel.run(f"print({expression})").text
+        if text in said:
+            return said
+        time.sleep(0.2)
+    raise AssertionError(f"expected {text} in {said}")
+
+
+def test_the_class_ends_with_its_teacher_and_can_be_opened_again(teacher, student, folder):
+    assert teacher.run("%distributed class close").text == "The class is closed.\n"
+    assert os.listdir(folder) == []
+    assert student.run("%distributed leave").text == "You are in no class.\n"
+    seen(teacher, "No student has joined yet.")
+    assert "another notebook of yours has the class" in student.run("%distributed class").text
+    teacher.run("%distributed class close")
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch) -> Iterator[board.Board]:
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    found = board.Board(None)
+    yield found
+    found.close()
+
+
+def student_who_sends(opened: board.Board, line: bytes) -> list[board.Student]:
+    with door.connect(TEACHER) as connection:
+        connection.sendall(line)
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline:
+            found = opened.students()
+            if any(one.cell == 7 for one in found):
+                return found
+            connection.settimeout(0.05)
+            try:
+                if not connection.recv(1):
+                    return opened.students()
+            except TimeoutError:
+                pass
+    raise AssertionError("expected an end or a state")
+
+
+def test_a_student_cannot_write_html_into_the_teachers_notebook(opened):
+    evil = "<img src=x onerror=alert(1)>"
+    message = {"user": evil, "notebook": evil, "exercise": evil, "state": "failed", "error": evil}
+    message |= {"cell": 7, "ranks": evil, "panel": f'"></iframe>{evil}', "shows_panel": True}
+    (one,) = student_who_sends(opened, json.dumps(message).encode() + b"\n")
+    assert "<img" not in board.as_html([one]) + board.panel_html(one)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"no json\n", b"[]\n", b"[" * 100_000 + b"\n", b"x" * (door.MAX_NBYTES + 70_000)],
+    ids=["text", "list", "depth", "length"],
+)
+def test_a_student_who_sends_something_else_is_disconnected(opened, line):
+    try:
+        assert student_who_sends(opened, line) == []
+    except (BrokenPipeError, ConnectionResetError):
+        assert opened.students() == []
+
+
+def test_wrong_types_of_a_state_are_replaced(opened):
+    message = {"cell": 7, "seconds": "long", "error": ["x"], "state": None, "notebook": {}}
+    (one,) = student_who_sends(opened, json.dumps(message).encode() + b"\n")
+    assert (one.error, one.notebook, one.seconds) == ("", "", 0.0)
+
+
+OTHER_ACCOUNT = 65534
+AS_ANOTHER = """
+import os, socket, sys
+os.setgroups([]); os.setgid({uid}); os.setuid({uid})
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({path!r})
+connection.sendall(b'{{"cell": 7, "user": "root"}}\\n')
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="not root: nobody else's account can be tried")
+def test_the_system_says_who_a_student_is_and_a_group_keeps_others_out(monkeypatch):
+    folder = Path("/tmp") / f"allranks-test-class-{os.getpid()}"
+    folder.mkdir(mode=0o755)
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(folder))
+    path = str(door.folder_of(TEACHER) / "door")
+    command = [sys.executable, "-c", AS_ANOTHER.format(uid=OTHER_ACCOUNT, path=path)]
+    try:
+        opened = board.Board(None)
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            deadline = time.monotonic() + _SECONDS
+            while not any(one.cell for one in opened.students()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            (one,) = opened.students()
+            assert (one.uid, one.name) == (OTHER_ACCOUNT, "root (nobody)")
+            assert process.stdin is not None
+            process.stdin.close()
+        opened.close()
+        opened = board.Board("root")
+        refused = subprocess.run(command, input=b"", capture_output=True, check=False)
+        assert b"PermissionError" in refused.stderr
+        opened.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_class_of_another_account_is_not_joined(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    other = "nobody" if TEACHER != "nobody" else "root"
+    folder = door.folder_of(other)
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as impostor:
+        impostor.bind(str(folder / "door"))
+        impostor.listen()
+        with pytest.raises(UsageError, match="opened by another account"):
+            door.connect(other)
