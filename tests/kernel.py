@@ -186,6 +186,9 @@ class Kernel:
         self._shown: dict[str, list[dict[str, Any]]] = {}
         #: What widgets have said, in cells and between them.
         self.comms: list[dict[str, Any]] = []
+        #: Events of the front end's debugger.
+        self.debug_events: list[dict[str, Any]] = []
+        self._debug_requests = 0
 
     def __enter__(self) -> Self:
         self._manager = KernelManager(kernel_name="python3")
@@ -257,6 +260,25 @@ class Kernel:
             reply = self._client.get_shell_msg(timeout=timeout)
             if reply["msg_type"] == "is_complete_reply":
                 return str(reply["content"]["status"])
+
+    def debug(self, command: str, arguments: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Returns the response to a request of the front end's debugger."""
+        self._debug_requests += 1
+        content = {"type": "request", "seq": self._debug_requests, "command": command}
+        message = self._client.session.msg("debug_request", {**content, "arguments": arguments})
+        channel = self._client.control_channel
+        channel.send(message)
+        replies: list[dict[str, Any]] = []
+
+        def answered() -> bool:
+            while channel.msg_ready():
+                reply = channel.get_msg(timeout=1)
+                if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                    replies.append(reply["content"])
+            return bool(replies)
+
+        self.pump(answered, timeout, f"the response to {command}")
+        return replies[0]
 
     def say(
         self, comm: str, data: dict[str, Any], *buffers: bytes, kind: str = "comm_msg", **more: str
@@ -392,6 +414,8 @@ class Kernel:
         kind, content = message["msg_type"], message["content"]
         if kind == "update_display_data":
             self._update(content)
+        if kind == "debug_event":
+            self.debug_events.append(content)
         if kind.startswith("comm_"):
             buffers = [bytes(buffer) for buffer in message["buffers"]]
             self.comms.append({"msg_type": kind, **content, "buffers": buffers})

@@ -4,6 +4,7 @@ A feature's ``notebook.py`` sets ``FEATURE`` to a subclass of `NotebookFeature`.
 loads them once; each notebook, and each `Cluster` outside of one, makes one instance of each. The
 hooks are called in this order:
 
+0. ``loaded``, of the class: the extension has been loaded in a shell.
 1. ``started``, when the connection is open and before the first rank has come; again after each
    restart, and when the notebook attaches to ranks.
 2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
@@ -23,6 +24,7 @@ feature. The other features' hooks are called all the same.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -133,6 +135,10 @@ class NotebookFeature:
     """Options of a cell, which the feature then runs by a command with a `CellRequest`."""
     line_commands: tuple[LineCommand, ...] = ()
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
+
+    @classmethod
+    def loaded(cls, shell: Any) -> None:
+        """The extension has been loaded in this shell of IPython; there are no ranks yet."""
 
     def start_text(self, settings: Mapping[str, str]) -> str:
         """Returns a line for the user when ranks have started; empty for none.
@@ -264,6 +270,15 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
     LINE_COMMANDS.clear()
     LINE_COMMANDS.update({c.name: c for kind in classes for c in kind.line_commands})
+
+
+def loaded(shell: Any) -> None:
+    """Calls ``loaded`` of the registered features."""
+    for kind in _registered:
+        try:
+            kind.loaded(shell)
+        except Exception as error:
+            warnings.warn(str(failure(kind.loaded, error)), stacklevel=2)
 
 
 class NotebookHooks(Hooks[NotebookFeature]):

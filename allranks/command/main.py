@@ -197,8 +197,7 @@ def _write_kernel(said: argparse.Namespace, options: ClusterOptions) -> str:
             Path(folder) / said.name,
             overrides={
                 "display_name": said.display_name or said.name,
-                # A front end's debugger would debug the notebook's process, where no cell runs.
-                "metadata": {"debugger": False, "supported_encryption": ["curve"]},
+                "metadata": {"debugger": True, "supported_encryption": ["curve"]},
                 "env": {START_WITH: shlex.join(options.words())},
             },
             # If the extension fails, the kernel must not start: cells would run in the notebook.

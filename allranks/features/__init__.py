@@ -41,6 +41,7 @@ BUILT_IN: tuple[str, ...] = (
     "completion",
     "classroom",
     "simulate",
+    "debugger",
 )
 GROUP = "allranks.features"
 

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
-from allranks.cluster import cluster
+from allranks.cluster import cluster, features
 from allranks.cluster.options import below_magic
 from allranks.errors import UsageError
 from allranks.horovod import alias
@@ -172,6 +172,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
         shell.register_magics(magics, EnsembleMagics(shell, magics.session))
         cluster.session = magics.session
         alias.install(in_notebook=True)
+        features.loaded(shell)
         # A variable of that name is the user's: keep it.
         shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
     # Registering them again would give the toggle its commands twice.

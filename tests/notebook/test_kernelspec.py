@@ -89,7 +89,7 @@ def test_the_specification_says_how_ranks_are_started(tmp_path):
     assert (spec.display_name, spec.language) == ("Two ranks", "python")
     assert shlex.split(spec.env["ALLRANKS_START"]) == ["-n", "2", "--on", "local"]
     assert spec.argv[0] == sys.executable
-    assert json.loads(json.dumps(spec.metadata))["debugger"] is False
+    assert json.loads(json.dumps(spec.metadata))["debugger"] is True
 
 
 @pytest.mark.parametrize(

@@ -351,8 +351,8 @@ class RankState:
     def begin(self) -> None:
         self.enter(PROCESS.name, None, PROCESS.number)
 
-    def asks(self, person: bool) -> None:
-        self.doing = "waiting for what is typed" if person else ""
+    def asks(self, person: bool, doing: str) -> None:
+        self.doing = doing if person else ""
         self.board.put(ASKING, int(person))
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:

@@ -609,6 +609,6 @@ class scope:
         current().leave(reason, failed, where or "")
 
     @staticmethod
-    def asks(person: bool) -> None:
-        """Publishes whether this rank waits for typed input: then it is not reported as late."""
-        current().asks(person)
+    def asks(person: bool, doing: str = "waiting for what is typed") -> None:
+        """Publishes whether this rank waits for a person: then it is not reported as late."""
+        current().asks(person, doing)
