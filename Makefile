@@ -127,11 +127,12 @@ pictures: $(VENV)/.test
 test-pythons: $(VENV)/.made
 	$(BIN)/python tests/pythons.py --suites $(SUITES) $(PYTHONS)
 
-# Chromium, and what hosts of namespaces are made of; one after the other, as apt-get has one lock. Never
+# Chromium, what hosts of namespaces are made of, and JupyterHub's proxy; one after the other, as apt-get has one lock. Never
 # fails: what cannot be installed is named, and so are the tests that are skipped for want of it.
 packages: $(VENV)/.test
 	@PYTHON=$(BIN)/python sh tests/browser/install.sh
 	@sh tests/hosts/install.sh
+	@sh tests/hub/install.sh $(BIN)/python
 
 soak: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60)

@@ -51,6 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 #: For leases of hosts, queues and ssh; for time-outs, and for what does not answer or has to end.
 WAITING = (
     "tests/hosts/",
+    "tests/hub/",
     "tests/fuzz/",
     "tests/faults/test_attach.py",
     "tests/faults/test_interrupt.py",

@@ -17,7 +17,13 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import KeptFolders
 from allranks.cluster.healing import AfterCells, have, keep_here, listed
 from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.options import check_preload, check_source, check_timeout, choose_size
+from allranks.cluster.options import (
+    check_allowed,
+    check_preload,
+    check_source,
+    check_timeout,
+    choose_size,
+)
 from allranks.cluster.sessions import AttachedHostAgent
 from allranks.cluster.sharing import DetachedCell
 from allranks.cluster.sockets import Answers
@@ -83,7 +89,7 @@ class Cluster(Calls):
         if isinstance(self.launcher, MultiHostLauncher):
             self.gpus: tuple[devices.Gpu, ...] = ()
             self._pins = hidden or devices.numbers(gpus) or (EVERY_GPU,)
-            self.size = self.launcher.size(n)
+            self.size = check_allowed(self.launcher.size(n))
             if exclusive:
                 raise UsageError(
                     "--exclusive counts the GPUs of this machine, and the ranks run on others. "

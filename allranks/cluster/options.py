@@ -18,7 +18,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from allranks.cluster import launchers
 from allranks.errors import MissingDependency, UsageError
-from allranks.records.config import EVERY_GPU
+from allranks.records.config import EVERY_GPU, MAX_RANKS, max_ranks
 
 _EXTRAS = {"tensorflow": "allranks[tensorflow]", "keras": "allranks[tensorflow]"}
 
@@ -93,8 +93,9 @@ def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=")
 def choose_size(n: int | None, gpus: Sequence[object]) -> int:
     """Returns the number of ranks: by default one per GPU; without GPUs 2 to 4, by the cores."""
     cores = os.cpu_count() or 1
-    size = (len(gpus) or max(2, min(4, cores))) if n is None else n
     most = max(128, 16 * cores)
+    allowed = max_ranks() or most
+    size = min(allowed, len(gpus) or max(2, min(4, cores))) if n is None else n
     try:
         fits = 1 <= index(size) <= most
     except TypeError:
@@ -102,9 +103,20 @@ def choose_size(n: int | None, gpus: Sequence[object]) -> int:
     if not fits:
         raise UsageError(
             f"expected between 1 and {most} ranks on this machine, found {size!r}. "
-            f"Type for example: %%distributed -n {min(4, most)}"
+            f"Type for example: %%distributed -n {min(4, allowed)}"
         )
-    return index(size)
+    return check_allowed(index(size))
+
+
+def check_allowed(size: int) -> int:
+    """Returns the size. Raises UsageError if it is more than ``ALLRANKS_MAX_RANKS``."""
+    allowed = max_ranks()
+    if allowed is not None and size > allowed:
+        raise UsageError(
+            f"expected at most {allowed} ranks, as {MAX_RANKS} allows here, found {size}. "
+            f"Type for example: %%distributed -n {allowed}"
+        )
+    return size
 
 
 Parsed = TypeVar("Parsed")

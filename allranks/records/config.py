@@ -198,6 +198,20 @@ def spares_on_each(hosts: Sequence[int]) -> int:
     return int(found)
 
 
+#: The largest number of ranks of a notebook: an administrator's limit for each student.
+MAX_RANKS = "ALLRANKS_MAX_RANKS"
+
+
+def max_ranks() -> int | None:
+    """Returns the number that ``ALLRANKS_MAX_RANKS`` allows; None where it is not set."""
+    text = os.environ.get(MAX_RANKS)
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise _wrong(MAX_RANKS, "a number of ranks, 1 or more", "no limit of its own")
+    return int(text)
+
+
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 

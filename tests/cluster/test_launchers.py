@@ -17,7 +17,7 @@ from allranks.cluster.options import ClusterOptions
 from allranks.engine import libraries
 from allranks.errors import ClusterLost, MissingDependency, StartFailed, UsageError
 from allranks.magics.options import parse_cell, parse_command
-from allranks.records.config import LEASE, lease_seconds
+from allranks.records.config import LEASE, MAX_RANKS, lease_seconds
 
 SITE = """
 [pair]
@@ -100,6 +100,20 @@ def test_a_command_that_reaches_hosts_is_a_launcher(sites, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     text = registry.text()
     assert "expected cat, by which --on pods reaches hosts, found no such program" in text
+
+
+def test_no_launcher_starts_more_ranks_than_the_administrator_allows(monkeypatch):
+    monkeypatch.setenv(MAX_RANKS, "1")
+    assert Cluster().size == 1
+    said = (
+        r"expected at most 1 ranks, as ALLRANKS_MAX_RANKS allows here, found 2\. Type for example"
+    )
+    for asked in ({"n": 2}, {"launcher": "ssh:h1:1,h2:1"}):
+        with pytest.raises(UsageError, match=said):
+            Cluster(**asked)
+    monkeypatch.setenv(MAX_RANKS, "all")
+    with pytest.raises(UsageError, match="ALLRANKS_MAX_RANKS to be a number of ranks, 1 or more"):
+        Cluster()
 
 
 def test_dask_and_ray_without_their_package_or_address_say_what_to_type(monkeypatch):

