@@ -244,6 +244,28 @@ def test_without_memory_to_share_nobody_is_replaced_and_all_are_fresh(cluster, m
     check(cluster.start(), range(SIZE))
 
 
+#: Rank 0 fails once, while the others of its host wait for its memory.
+FAILS_ONCE = """
+from allranks.collectives.host import memory
+
+sweep = memory.sweep
+
+def fails():
+    memory.sweep = sweep
+    raise OSError("expected memory")
+
+if rank == 0:
+    memory.sweep = fails
+"""
+
+
+def test_an_error_of_one_rank_during_a_replacement_costs_another_try_only(cluster):
+    cluster.run(FAILS_ONCE)
+    with pytest.raises(RankDied):
+        cluster.run(DIE, timeout=30)
+    check(cluster, [1])
+
+
 @contextmanager
 def soon(act):
     """Within, ``act`` is called once half a second has passed."""

@@ -35,6 +35,7 @@ from allranks.collectives.start.under_mpi import (
     make_parts,
     new_world,
     required,
+    revoked_by_errors,
     share,
 )
 from allranks.collectives.world.world import World, group_nbytes
@@ -387,11 +388,13 @@ def _share_sets(base: MPI.Intracomm, info: ReplacementInfo, layout: HostLayout) 
         if me in ranks:
             hosts = {shares[rank] for rank in ranks}
             here = [rank for rank in ranks if shares[rank] == shares[me]]
-            node = mpi.Intracomm(part.Split(shares[me], me))
-            memory = share(node, group_nbytes(len(hosts), len(here), len(ranks)))
-            if len(hosts) == 1:
-                required(memory)
-            whole = all(part.allgather(memory is not None))
+            with revoked_by_errors(mpi.Intracomm(part)):
+                node = mpi.Intracomm(part.Split(shares[me], me))
+                with revoked_by_errors(node):
+                    memory = share(node, group_nbytes(len(hosts), len(here), len(ranks)))
+                    if len(hosts) == 1:
+                        required(memory)
+                    whole = all(part.allgather(memory is not None))
             sets[number] = ranks, memory if whole else None
             node.Free()
             part.Free()

@@ -18,7 +18,7 @@ import sys
 import time
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import accumulate
 from time import perf_counter
@@ -67,7 +67,6 @@ class HostLayout(NamedTuple):
     """For every rank the number of its host, counted in the order of the ranks."""
     leaders: tuple[int, ...]
     """For every rank the first rank of its host."""
-    node: MPI.Intracomm
     board: mmap.mmap
     block: mmap.mmap | None
     """The memory of the group of all ranks; None if they can share none."""
@@ -77,15 +76,32 @@ class HostLayout(NamedTuple):
     """Whether this rank can map memory that other ranks of its host allocate later."""
 
 
-def find_hosts(base: MPI.Intracomm) -> HostLayout:
-    """Finds the ranks of each host, and allocates their shared memory. Collective over all."""
+def of_host(base: MPI.Intracomm) -> MPI.Intracomm:
+    """The ranks of this host. Collective over all."""
     mpi, rank = load_mpi(), base.Get_rank()
     pretended = os.environ.get(_PER_HOST)
-    node: MPI.Intracomm = (
-        mpi.Intracomm(base.Split(pretended_host(rank, pretended), rank))
+    node: MPI.Intracomm = mpi.Intracomm(
+        base.Split(pretended_host(rank, pretended), rank)
         if pretended
-        else mpi.Intracomm(base.Split_type(mpi.COMM_TYPE_SHARED, key=rank))
+        else base.Split_type(mpi.COMM_TYPE_SHARED, key=rank)
     )
+    return node
+
+
+@contextmanager
+def revoked_by_errors(comm: MPI.Intracomm) -> Iterator[None]:
+    """Within, an error of one rank also ends the calls of the others in ``comm``, if MPI can."""
+    try:
+        yield
+    except BaseException:
+        with suppress(NotImplementedError, load_mpi().Exception):
+            comm.Revoke()
+        raise
+
+
+def find_hosts(base: MPI.Intracomm, node: MPI.Intracomm) -> HostLayout:
+    """Finds the ranks of each host, and allocates their shared memory. Collective over all."""
+    rank = base.Get_rank()
     leaders = tuple(base.allgather(node.bcast(rank)))
     order = sorted(set(leaders))
     hosts = tuple(order.index(first) for first in leaders)
@@ -100,7 +116,7 @@ def find_hosts(base: MPI.Intracomm) -> HostLayout:
         shared, block = mmap.mmap(-1, Board.nbytes(len(hosts))), None
     shares = tuple(base.allgather(rank if block is None else local[0]))
     attaches = block is not None and all(node.allgather(can_attach(node)))
-    return HostLayout(hosts, leaders, node, shared, block, shares, attaches)
+    return HostLayout(hosts, leaders, shared, block, shares, attaches)
 
 
 class WorldParts(NamedTuple):
@@ -117,16 +133,23 @@ class WorldParts(NamedTuple):
 
 def make_parts(base: MPI.Intracomm) -> WorldParts:
     """Collective over all ranks of ``base``."""
-    layout = find_hosts(base)
+    node = of_host(base)
+    with revoked_by_errors(node):
+        parts = _make_parts(base, node)
+    node.Free()
+    return parts
+
+
+def _make_parts(base: MPI.Intracomm, node: MPI.Intracomm) -> WorldParts:
+    layout = find_hosts(base, node)
     pristine, user = base.Dup(), base.Dup()
     rendezvous, offset, links = Rendezvous(base, layout.hosts), 0.0, None
     if len(set(layout.hosts)) > 1:
-        offset = clock_offset(base, layout.node, layout.leaders)
+        offset = clock_offset(base, node, layout.leaders)
     if any(layout.shares):
         from allranks.collectives.mpi.status_exchange import connect_hosts
 
         links = connect_hosts(base.Get_rank(), layout.shares, base)
-    layout.node.Free()
     return WorldParts(layout, pristine, user, rendezvous, offset, links)
 
 
