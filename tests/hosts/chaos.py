@@ -36,6 +36,8 @@ _NAMED_SECONDS, _HEALED_SECONDS, _SHARE = 2.0, 5.0, 0.95
 #: For a fault that is not healed; the next one is played on fresh ranks.
 _PATIENCE_SECONDS = 90.0
 _LOOK_SECONDS = 0.05
+#: Of each host, for deaths until all ranks are started again.
+_SPARES = 8
 
 # The columns of the file, which has a line for each rank, and one whose first word ends the cell.
 _DONE, _WRONG, _PID, _HOST, _AT_NS, _COLUMNS = range(6)
@@ -99,7 +101,7 @@ class Training:
         path.write_bytes(bytes(8 * _COLUMNS * (self.size + 1)))
         self._board = np.memmap(path, np.int64, "r+", shape=(self.size + 1, _COLUMNS))
         columns = {"done": _DONE, "wrong": _WRONG, "pid": _PID, "host": _HOST, "at_ns": _AT_NS}
-        self._source = _TRAIN.format(path=str(path), columns=_COLUMNS, keeps=False, **columns)
+        self._source = _TRAIN.format(path=str(path), columns=_COLUMNS, keeps=True, **columns)
         self.cells: list[Cell] = []
         self._wrongs = 0
 
@@ -204,7 +206,6 @@ FAULTS = (
         "rank killed",
         lambda chaos, rank: chaos.training.signal(int(rank), "KILL"),
         shows=r"\brank {} .*was killed by signal 9",
-        spares=False,
     ),
     Fault(
         "rank stopped",
@@ -271,7 +272,11 @@ class Chaos:
         self._ranks_each, self._every_seconds = ranks_each, every_seconds
         self._rng = random.Random(seed)
         self._undo: Callable[[Chaos, str], None] | None = None
-        settings = {"ALLRANKS_LEASE": str(_LEASE_SECONDS), "ALLRANKS_LATE_SECONDS": "1"}
+        settings = {
+            "ALLRANKS_LEASE": str(_LEASE_SECONDS),
+            "ALLRANKS_LATE_SECONDS": "1",
+            "ALLRANKS_SPARES": str(_SPARES),
+        }
         self.notebook = NotebookOnAHost(hosts, folder, dict(settings))
 
     def __enter__(self) -> Self:
@@ -306,8 +311,7 @@ class Chaos:
         """Plays one round: some steps, the fault, its healing, and steps until its end."""
         training, rng = self.training, self._rng
         rank, quiet = rng.randrange(training.size), self._every_seconds * rng.uniform(0.25, 0.35)
-        training.begin()
-        self._wait_for_steps()
+        self._begin()
         victim = str(rank) if fault.kind.startswith("rank") else training.host_of(rank)
         played = Played(fault.kind, victim)
         first, before, began = len(training.cells) - 1, training.steps, time.monotonic()
@@ -323,11 +327,11 @@ class Chaos:
         self._finish(fault, played, first)
         return played
 
-    def _wait_for_steps(self) -> None:
+    def _begin(self) -> None:
         began = time.monotonic()
+        cell = self.training.begin()
         while not self.training.goes_on(began):
             self.notebook.drain(_LOOK_SECONDS)
-            cell = self.training.cells[-1]
             if cell.done or time.monotonic() > began + _PATIENCE_SECONDS:
                 raise TimeoutError(f"the ranks do not start:\n{cell.text}")
 
@@ -452,6 +456,8 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="faults whose names have these words")
     options = parser.parse_args()
+    # Nothing of the hosts must be left.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if reason := missing():
         parser.error(reason)
     print(f"seed {options.seed}: {options.hosts} hosts with {options.ranks} ranks each", flush=True)
