@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report, results, students
+from benchmarks import hub, report, results, students
 
 MACHINE = {
     "processor": "A processor",
@@ -35,6 +35,14 @@ def test_a_class_of_students_is_told_by_what_one_of_them_takes():
     assert "| 2 | 2 | 200 | 1,200 |" in table
     assert "| 2 | 2 | 4.0 | 20.0 |" in table
     assert table.endswith("used at most 2.0 % of one core per student.")
+
+
+def test_a_hostile_student_is_measured_by_the_95th_percentile_of_the_others():
+    slow = [0.01] * 90 + [0.03] * 10
+    sample = {"what": "a loop", "load": 3.4, "before": [0.02] * 100, "during": slow}
+    table = hub.section(result("hub", samples=[sample]))
+    assert "| a loop | 20 | 30 | 1.50 |" in table
+    assert table.endswith("Load of the machine: 3 to 3.")
 
 
 def test_readme_and_page_show_what_was_measured():
