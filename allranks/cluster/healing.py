@@ -254,7 +254,8 @@ class HealedCells(Cells):
         """Replaces dead ranks by new processes, in a fresh epoch; raises ClusterLost after it has
         killed all ranks. Returns a line about it, and whether an interrupt came meanwhile.
         """
-        began = time.monotonic()
+        began, hellos = time.monotonic(), self._ranks.roster.hellos
+        before = {rank: hello.host for rank, hello in hellos.items()}
         self._await_abandoned()
         healed = Replacement(self._ranks, self._epoch + 1, tell)
         healed.make()
@@ -264,6 +265,10 @@ class HealedCells(Cells):
         had = self._restore(set(dead) - set(self.dead))
         are = "was replaced" if len(dead) == 1 else "were replaced"
         new = f"{are}, with {had}" if had else f"{are} and {have(len(dead))} no variables"
+        moved = [
+            f"; rank {r} is on {hellos[r].host} now" for r in dead if hellos[r].host != before[r]
+        ]
+        new += "".join(moved)
         kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
         return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
 

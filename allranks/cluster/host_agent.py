@@ -490,8 +490,9 @@ class MultiHostAgents:
         fresh = [rank for rank in dead if rank not in self._seated]
         spare = sum(map(len, self._spares_on.values()))
         if spare < len(fresh):
+            each = "each of " if len(fresh) > 1 else ""
             return (
-                f"expected {len(fresh)} spare processes for {label(fresh)}, found {spare}: each "
+                f"expected a spare process for {each}{label(fresh)}, found {spare}: each "
                 f"host had {self._spares} at first. To have more, set {SPARES} before the start, "
                 f"for example: %env {SPARES}={2 * self._spares}"
             )

@@ -96,3 +96,20 @@ def test_process_sets_and_a_deadlock_are_found_as_before(notebook):
     cell = notebook.on_ranks("comm.recv(source=(rank + 1) % size)")
     assert "raised CollectiveMismatch" in cell.text, cell.text
     check(notebook)
+
+
+def test_a_host_without_spare_processes_uses_those_of_others_and_then_all_ranks_end(new_notebook):
+    notebook = new_notebook({"ALLRANKS_SPARES": "1"})
+    assert notebook.on_ranks("import os\nkept = 10 * rank", SSH).status == "ok"
+    source = "import os\n" + KILL.format((3,), "barrier()")
+    said = [notebook.on_ranks(source) for _ in range(2)]
+    assert "rank 3 was replaced and has no variables; ranks 0–2 kept" in said[0].text
+    assert "rank 3 was replaced and has no variables; rank 3 is on h1 now; ranks" in said[1].text
+    cell = notebook.on_ranks(f"kept = 10 * rank\n{NOW}")
+    assert re.findall(r"→ (\(.+)", cell.text) == [*SHOWN[:3], "(30, 'h1', 2, 4, 6)"], cell.text
+    cell = notebook.on_ranks("import os\n" + KILL.format((0,), "barrier()"))
+    assert cell.error_name == "ClusterLost"
+    assert "expected a spare process for rank 0, found 0: each host had 1 at first" in (
+        cell.error_value
+    )
+    assert cell.error_value.endswith("for example: %env ALLRANKS_SPARES=2")

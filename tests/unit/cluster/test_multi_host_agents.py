@@ -156,7 +156,7 @@ def test_a_host_without_spare_processes_takes_one_of_another_host(healing):
 
 def test_if_none_is_left_the_problem_says_how_to_have_more(healing):
     problem = healing.agents.seat_spares([0, 1, 2, 3])
-    assert problem.startswith("expected 4 spare processes for ranks 0–3, found 3")
+    assert problem.startswith("expected a spare process for each of ranks 0–3, found 3")
     assert problem.endswith(
         "set ALLRANKS_SPARES before the start, for example: %env ALLRANKS_SPARES=2"
     )
