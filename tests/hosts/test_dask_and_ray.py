@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,13 +19,11 @@ from tests.kernel import wait_until
 PROGRAMS = Path(sys.executable).parent
 SCHEDULER = "tcp://10.77.0.11:8786"
 HEAD = "10.77.0.10:6379"
+#: Otherwise it depends on the user's home whether Ray demands a token.
+SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 #: Each of Ray's processes takes a second of a core to begin: only those that are needed.
-RAY = (
-    "env",
-    "RAY_prestart_worker_first_driver=0",
-    "RAY_enable_worker_prestart=0",
-    f"{PROGRAMS}/ray",
-)
+FEW = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+RAY = ("env", *(f"{name}={value}" for name, value in (SECRET | FEW).items()), f"{PROGRAMS}/ray")
 NODE = ("--num-cpus=2", "--object-store-memory=80000000", "--disable-usage-stats")
 SLEEP = "import time\nprint('here')\ntime.sleep(60)"
 OURS = re.compile(r"-m allranks|prte|mpiexec|ipykernel")
@@ -104,7 +103,7 @@ def system(hosts: Hosts, request: pytest.FixtureRequest) -> System:
 @pytest.fixture(scope="module")
 def notebook(hosts: Hosts, system: System) -> Iterator[NotebookOnAHost]:
     """Two ranks on each of two hosts."""
-    with NotebookOnAHost(hosts, folder_in(hosts.shared)) as shared:
+    with NotebookOnAHost(hosts, folder_in(hosts.shared), {**SECRET}) as shared:
         started = shared.on_ranks("kept = 10 * rank", system.on, START_SECONDS)
         assert started.status == "ok", started.text
         yield shared
@@ -150,7 +149,7 @@ def test_the_doctor_names_the_nodes_and_a_system_that_does_not_answer(notebook, 
 def test_ranks_wait_until_their_nodes_are_free_or_an_interrupt(notebook, system, new_notebook):
     one = f"{system.on} --nodes 2 --ntasks-per-node 1"
     assert notebook.on_ranks("rank", one, START_SECONDS).status == "ok"
-    other = new_notebook()
+    other = new_notebook({**SECRET})
     cell = other.start_on_ranks("rank", system.on).wait_for("Ray has not started", START_SECONDS)
     other.interrupt()
     assert cell.wait().error_name == "KeyboardInterrupt", cell.text

@@ -193,7 +193,8 @@ class ActorConnection:
             if "nodes" not in first:
                 raise not_found(first.get("failed") or self.last_lines() or "no answer")
             found = [Node(*node) for node in first["nodes"]]
-            self.nodes = sorted((it for it in found if it.cpus), key=lambda node: -node.cpus)
+            able = (node for node in found if node.cpus)
+            self.nodes = sorted(able, key=lambda node: (-node.cpus, node.host))
             if not self.nodes:
                 raise not_found("no node that has a CPU")
         except BaseException:
