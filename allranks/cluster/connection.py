@@ -112,7 +112,8 @@ class Connection:
                 launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}
             )
         self.send = self._wire.send
-        self.hooks.started(ClusterContext(size, self.send, attached=taken is not None))
+        attached = taken is not None
+        self.hooks.started(ClusterContext(size, self.send, attached, dict(settings or {})))
         #: Sends messages to the notebooks that watch this one.
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.

@@ -53,11 +53,13 @@ class ClusterContext:
         size: the number of ranks.
         send: sends a record and its payloads to some ranks, from any thread.
         attached: whether another notebook has started them.
+        settings: the environment variables that the start's options have set in the ranks.
     """
 
     size: int
     send: Callable[..., object]
     attached: bool
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

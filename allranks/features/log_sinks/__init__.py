@@ -1,0 +1,1 @@
+"""Values of ``log(…)`` also go to TensorBoard, MLflow or Weights & Biases."""
