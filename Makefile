@@ -6,6 +6,7 @@
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13; SYSTEM_SITE=1
 #                   PYTHON=python3 with the packages that this Python has, and no registry;
 #                   PARTS=contract for those whose names begin so
+#   make grade   all thirty submissions that the test of nbgrader has, of which "make test" grades a part
 #   make docs    the documentation as a site, in build/site
 #   make docs-branch NAME=0.2.0 ALIAS=latest  the same on the branch gh-pages, beside other versions
 #   make dist    the sdist and the wheel, in dist/
@@ -31,6 +32,7 @@ LABEXTENSIONS := share/jupyter/labextensions
 MPICH := .venv-mpich
 CUPY := .venv-cupy
 TORCH := .venv-torch
+NBGRADER := .nbgrader
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The pip of Python 3.11 says nothing while it installs what it has fetched: a minute or more.
@@ -52,7 +54,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test lanes beside newest test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak chaos bench lock clean
+.PHONY: help lab demo test lanes beside newest grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak chaos bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -64,7 +66,7 @@ demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
 test:
-	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made lint contract packages
+	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made $(NBGRADER)/.made lint contract packages
 	@$(MAKE) --jobs=2 lanes beside
 
 lanes:
@@ -78,6 +80,9 @@ lanes:
 beside:
 	@mkdir -p build; nice -n 5 $(MAKE) types docs $(if $(CI),newest) >build/beside.txt 2>&1; \
 	    status=$$?; echo; cat build/beside.txt; exit $$status
+
+grade: $(NBGRADER)/.made
+	ALLRANKS_TEST_SUBMISSIONS=all $(BIN)/python -m pytest -n0 tests/grading/test_nbgrader.py --durations=5
 
 newest:
 	$(BIN)/python tests/pythons.py --newest --suites $(NEWEST_SUITES)
@@ -147,7 +152,7 @@ bench: $(VENV)/.test
 # results are laid over each other. They agree on everything but cuda-toolkit, which has no content:
 # it only pins the nvidia packages, and those are pinned here.
 UV = $(shell command -v uv || echo $(BIN)/uv)
-COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
+COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt tests/grading/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
 	--extra tensorflow --extra legacy-keras --extra lab --extra dask --extra ray --extra test --extra docs --extra dev
 
@@ -166,7 +171,7 @@ lock: $(VENV)/.made
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) $(NBGRADER) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
 # In a terminal pip shows a bar while it fetches and while it installs; elsewhere it writes errors only.
 SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
@@ -204,6 +209,13 @@ $(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 # Its stamp is written only where torch was found, so that the next run looks again.
 $(TORCH)/.made: $(VENV)/.made tests/torch/requirements.txt tests/torch/constraints.txt tests/torch/install.sh pyproject.toml constraints.txt
 	@sh tests/torch/install.sh $(TORCH) $(BIN)/python
+
+# In a folder of its own: where it is installed, it adds its extensions to each JupyterLab. What it needs
+# besides, other tests need too.
+$(NBGRADER)/.made: $(VENV)/.test tests/grading/requirements.txt constraints.txt
+	@$(PIP) install --quiet --no-deps --upgrade --target $(NBGRADER) --constraint constraints.txt \
+	    --requirement tests/grading/requirements.txt
+	@touch $@
 
 # CI takes the oldest Python, and runs a part of the tests on the newest one too.
 CANDIDATES = $(if $(CI),python3.11 python3.12 python3.13,python3.13 python3.12 python3.11)

@@ -107,9 +107,12 @@ class expect(ContextDecorator):
         recorder.stop()
         # Other ranks may be interrupted too, or have died: then they do not come.
         ends = isinstance(error, RankLost) or not isinstance(error, Exception | SystemExit)
-        if error is not None and ends:
-            return
         this = world.current()
+        if error is not None and ends:
+            if recorder.is_receiving:
+                # They would take the messages of the next cell.
+                this.spoil("was interrupted within expect()")
+            return
         records = gathered(this, recorder.record(error))
         self.traffic = Traffic(records)
         if self.traffic.lost or any(record.unfinished for record in records):

@@ -102,6 +102,11 @@ class Recorder:
         self._restore.close()
         self._note_completed()
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a receive was posted and not waited for."""
+        return bool(self._posted)
+
     def record(self, error: BaseException | None) -> RankRecord:
         """The record, after a program that ended with this error, or with none."""
         where = _line_of(error)
@@ -117,7 +122,10 @@ class Recorder:
     def _note(self, event: Event) -> None:
         self._note_completed()
         self._events.append(event)
-        if len(self._events) > _MOST_EVENTS:
+        self._check_number()
+
+    def _check_number(self) -> None:
+        if len(self._events) + len(self._posted) > _MOST_EVENTS:
             raise UsageError(
                 f"expect() records up to {_MOST_EVENTS:,} messages on a rank: found more. Is there "
                 "a loop that does not end?"
@@ -162,6 +170,7 @@ class Recorder:
                 event = self._event(RECEIVE, name, comm, given["source"], tag)
                 if event is not None:
                     self._posted.append((request, event, str(find(sys._getframe(1)))))
+                    self._check_number()
                 return request
             status = given["status"] = given["status"] or MPI.Status()
             result = inner(*bound.args, **bound.kwargs)

@@ -1,0 +1,78 @@
+"""nbgrader grades submissions of lab 8: right, wrong, hanging, dying, flooding, forking, forging.
+
+ALLRANKS_TEST_SUBMISSIONS=all grades all thirty, as ``make grade`` does.
+"""
+
+import os
+import subprocess
+import sys
+
+import nbformat
+import psutil
+import pytest
+
+from notebooks import assignments
+from tests.grading.course import LAB, NBGRADER, Course
+from tests.grading.submissions import CHOSEN, OTHERS
+from tests.labs import LABS
+from tests.missing import skip_missing
+
+pytestmark = pytest.mark.timeout(1500)
+SUBMISSIONS = CHOSEN | (OTHERS if os.environ.get("ALLRANKS_TEST_SUBMISSIONS") == "all" else {})
+CELL_SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    environment = {**os.environ, "PYTHONPATH": NBGRADER}
+    if subprocess.run([sys.executable, "-c", "import nbgrader"], env=environment).returncode:
+        skip_missing("needs nbgrader. Type: make .nbgrader/.made")
+    return Course(tmp_path_factory.mktemp("course"), CELL_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def scores(course):
+    released = course.release()
+    for student, (answers, _) in SUBMISSIONS.items():
+        course.submit(student, released, answers)
+    course.grade(timeout=1200)
+    return course.scores()
+
+
+def test_there_are_thirty_submissions():
+    assert len(CHOSEN | OTHERS) == 30
+
+
+def test_each_submission_has_the_points_of_what_it_solves_and_stops_no_other(scores):
+    assert scores == {student: points for student, (_, points) in SUBMISSIONS.items()}
+
+
+def test_a_test_that_did_not_run_says_why(scores, course):
+    last = {cell.id: cell for cell in course.graded("kernel-dies").cells}["check-3"]
+    assert last.outputs[0].evalue == (
+        "expected a test that runs to its end; found that it did not: the kernel died."
+    )
+
+
+def test_no_process_of_a_submission_is_left(scores):
+    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "86399.5"] not in commands
+
+
+def test_students_see_neither_solutions_nor_hidden_tests_of_any_lab(course, tmp_path):
+    every = Course(tmp_path, CELL_SECONDS)
+    assignments.write(tmp_path, LABS)
+    every.run("-m", "nbgrader", "generate_assignment", "--assignment=*")
+    for lab in LABS:
+        released = nbformat.read(tmp_path / "release" / lab / f"{lab}.ipynb", as_version=4)
+        cells = {cell.id: cell for cell in released.cells}
+        for exercise, solution in assignments.solutions(lab).items():
+            if f"check-{exercise}" not in cells:
+                continue
+            assert solution not in cells[f"exercise-{exercise}"].source
+            assert "# YOUR CODE HERE" in cells[f"exercise-{exercise}"].source
+            test = cells[f"check-{exercise}"]
+            assert test.metadata.nbgrader.points == 2
+            assert "not yet: " in test.source
+            assert 'print("right:' not in test.source
+    assert LAB in LABS
