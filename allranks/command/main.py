@@ -1,4 +1,4 @@
-"""The command ``allranks``: ``run``, ``export``, ``doctor``, ``install-kernel`` and ``mcp``."""
+"""The command ``allranks``: ``run``, ``export``, ``labs``, ``doctor`` and others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import NoReturn
 import allranks
 from allranks.cluster import devices, doctor, launchers, script
 from allranks.cluster.options import ClusterOptions
-from allranks.command import agents, export, gpu_report
+from allranks.command import agents, export, gpu_report, labs
 from allranks.errors import AllranksError, UsageError
 from allranks.notebook import load_features
 from allranks.records.config import START_WITH
@@ -229,6 +229,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
         "writes a script of a notebook's distributed cells, for mpiexec or a batch system",
         export.add_options,
     ),
+    "labs": ("copies the labs into a folder, without output", labs.add_options),
     "doctor": (
         "checks MPI, launchers, GPUs, packages and limits, and says what to type",
         _add_doctor,

@@ -73,7 +73,10 @@ def test_the_wheel_has_the_package_and_nothing_else(built, repository):
     assert len(extension) == 5
     suites = {name for name in found if name.startswith("allranks/gpu_suites/")}
     assert {name.removeprefix("allranks/gpu_suites/") for name in suites} <= committed(repository)
-    assert {name for name in found if ".dist-info/" not in name} == package | extension | suites
+    labs = {name for name in committed(repository) if name.startswith("notebooks/")}
+    copied = {f"allranks/labs/{name.removeprefix('notebooks/')}" for name in labs}
+    expected = package | extension | suites | copied
+    assert {name for name in found if ".dist-info/" not in name} == expected
     assert f"{ROOT}.dist-info/licenses/LICENSE" in found
 
 

@@ -1,0 +1,56 @@
+"""``allranks labs``: the labs of the documentation, as copies without output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import allranks
+from allranks.errors import UsageError
+
+_PACKAGE = Path(allranks.__file__).parent
+#: In a wheel, and in a checkout; pyproject.toml copies the labs of a checkout into the wheel.
+_PLACES = (_PACKAGE / "labs", _PACKAGE.parent / "notebooks")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "folder", nargs="?", default=".", type=Path, help="where to (the current folder)"
+    )
+    parser.epilog = "A copy that exists is kept; remove it to begin a lab anew."
+    parser.set_defaults(act=lambda typed: copy(typed.folder))
+
+
+def copy(folder: Path) -> int:
+    """Copies the labs into a folder, and prints what was copied and kept."""
+    labs = next((found for place in _PLACES if (found := sorted(place.glob("*.ipynb")))), [])
+    if not labs:
+        raise UsageError(
+            f"expected the labs in {_PLACES[0]}, found none. Type: pip install --force-reinstall "
+            "allranks"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = []
+    for lab in labs:
+        to = folder / lab.name
+        if to.exists():
+            kept.append(lab.name)
+        else:
+            to.write_text(_without_output(lab.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write(f"{len(labs) - len(kept)} labs were copied to {folder.resolve()}.\n")
+    if kept:
+        sys.stdout.write(f"Kept, as they exist: {', '.join(kept)}\n")
+    sys.stdout.write(f"Type: jupyter lab {folder / labs[0].name}\n")
+    return 0
+
+
+def _without_output(text: str) -> str:
+    # No answer stands below its question, until the reader has run the cell.
+    notebook = json.loads(text)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"

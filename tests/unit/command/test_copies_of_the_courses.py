@@ -1,0 +1,32 @@
+"""``allranks labs``: copies without output, which are never overwritten."""
+
+import json
+
+import pytest
+
+from allranks.command.main import main
+from tests.labs import LABS
+
+
+def run(folder, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["labs", str(folder)])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_lab_is_copied_without_output(tmp_path, capsys):
+    told = run(tmp_path / "course", capsys)
+    assert f"{len(LABS)} labs were copied to {tmp_path / 'course'}." in told
+    assert f"Type: jupyter lab {tmp_path / 'course' / LABS[0]}.ipynb" in told
+    for name in LABS:
+        copied = json.loads((tmp_path / "course" / f"{name}.ipynb").read_text())
+        cells = [cell for cell in copied["cells"] if cell["cell_type"] == "code"]
+        assert cells
+        assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+
+
+def test_a_copy_is_kept(tmp_path, capsys):
+    (tmp_path / f"{LABS[0]}.ipynb").write_text("mine")
+    assert f"Kept, as they exist: {LABS[0]}.ipynb" in run(tmp_path, capsys)
+    assert (tmp_path / f"{LABS[0]}.ipynb").read_text() == "mine"
