@@ -156,7 +156,7 @@ def test_a_student_cannot_write_html_into_the_teachers_notebook(opened):
     message = {"user": evil, "notebook": evil, "exercise": evil, "state": "failed", "error": evil}
     message |= {"cell": 7, "ranks": evil, "panel": f'"></iframe>{evil}', "shows_panel": True}
     (one,) = student_who_sends(opened, json.dumps(message).encode() + b"\n")
-    assert "<img" not in board.as_html([one]) + board.panel_html(one)
+    assert "<img" not in board.as_html([one]) + board.ranks_html(one) + board.panel_html(one)
 
 
 @pytest.mark.parametrize(

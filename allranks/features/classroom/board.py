@@ -251,13 +251,17 @@ _NOTHING_FROM_OUTSIDE = (
 )
 
 
+def ranks_html(student: Student) -> str:
+    """Returns the states of a student's ranks."""
+    return f"<pre>{html.escape(student.ranks)}</pre>" if student.ranks else ""
+
+
 def panel_html(student: Student) -> str:
-    """Returns the ranks and the last panel of a student, in a frame that runs no script."""
-    ranks = f"<pre>{html.escape(student.ranks)}</pre>" if student.ranks else ""
+    """Returns the last panel of a student, in a frame that runs no script."""
     if not student.shows_panel:
-        return f"{ranks}<p>{html.escape(student.name)} shows no panel.</p>"
+        return f"<p>{html.escape(student.name)} shows no panel.</p>"
     page = html.escape(_NOTHING_FROM_OUTSIDE + student.panel, quote=True)
     return (
-        f'{ranks}<iframe sandbox="" style="width: 100%; height: 480px; border: 1px solid #888; '
+        '<iframe sandbox="" style="width: 100%; height: 480px; border: 1px solid #888; '
         f'background: white" srcdoc="{page}"></iframe>'
     )

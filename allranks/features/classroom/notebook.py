@@ -150,9 +150,10 @@ class _View:
         import ipywidgets
 
         self._board = shown
-        self._tiles, self._panel = ipywidgets.HTML(), ipywidgets.HTML()
+        # The panel apart from the ranks: its frame is loaded again only when it has changed.
+        self._tiles, self._ranks, self._panel = (ipywidgets.HTML() for _ in range(3))
         self._choice = ipywidgets.Dropdown(description="open", options=[("–", None)])
-        self._box = ipywidgets.VBox([self._tiles, self._choice, self._panel])
+        self._box = ipywidgets.VBox([self._tiles, self._choice, self._ranks, self._panel])
         self.update()
         shown.changed = self.update
 
@@ -176,6 +177,7 @@ class _View:
         opened = next((one for one in students if id(one) == self._choice.value), None)
         if opened is not None:
             self._board.ask_panel(opened)
+        self._ranks.value = board.ranks_html(opened) if opened is not None else ""
         self._panel.value = board.panel_html(opened) if opened is not None else ""
 
 
