@@ -180,14 +180,14 @@ class Board:
         except BlockingIOError:
             pass
         except (OSError, ValueError, RecursionError):
-            self._selector.unregister(connection)
-            connection.close()
             del self._buffers[connection]
             with self._lock:
                 del self._students[connection]
                 student.gone = True
                 if student.cell:  # a probe has sent nothing
                     self._gone.append(student)
+            self._selector.unregister(connection)
+            connection.close()
 
 
 def age(seconds: float) -> str:
