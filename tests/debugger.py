@@ -49,8 +49,9 @@ class Pause:
         return {one["name"]: one["value"] for one in found}
 
     def go(self, command: str) -> None:
-        """Steps, or continues."""
-        self.debugger.ask(command, threadId=self.body["threadId"])
+        """Steps, or continues: JupyterLab does not say then which thread."""
+        thread = 1 if command == "continue" else self.body["threadId"]
+        self.debugger.ask(command, threadId=thread)
 
     def step(self, command: str = "next") -> Pause:
         self.go(command)

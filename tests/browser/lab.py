@@ -42,13 +42,13 @@ CHROMIUM_ARGS = [
 class Server(servers.Server):
     """A JupyterLab; notebooks are served from ``home / "notebooks"``."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *options: str) -> None:
         for name, values in SETTINGS.items():
             path = home / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab"
             path = path / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
-        super().__init__("jupyterlab", home, "--LabApp.expose_app_in_browser=True")
+        super().__init__("jupyterlab", home, "--LabApp.expose_app_in_browser=True", *options)
 
     def __enter__(self) -> Self:
         return self

@@ -104,6 +104,8 @@ class Ranks:
         #: The thread of each paused rank.
         self.paused: dict[int, int] = {}
         self.reasons: dict[int, Dap] = {}
+        #: Those that begin the cell once they have loaded debugpy.
+        self.loading: set[int] = set()
         #: Those that wait in a collective.
         self.waiting: set[int] = set()
         #: Those that make a step, with further steps that the other ranks have begun meanwhile.
@@ -235,6 +237,7 @@ class DebugSession:
     def cell_started(self, ranks: Ranks, cell: int, chosen: Collection[int]) -> None:
         """Prepares a cell that is sent to these ranks next; for the main thread."""
         new, requests = self._to_attach(ranks, chosen)
+        ranks.loading = set(new)
         for command, arguments in requests:
             for rank in new:
                 # The rank begins the cell when it has processed them.
@@ -300,10 +303,12 @@ class DebugSession:
         return {"body": {"threads": found}}
 
     async def _on_inspectvariables(self, message: Dap, arguments: Dap) -> Dap | None:
-        ranks = self.ranks
-        if ranks is None or not ranks.attached or not self._cells.every or set(ranks.pending()):
+        ranks, rank = self.ranks, self._shown
+        if rank is None and self._cells.every and ranks is not None and not set(ranks.pending()):
+            rank = self._chosen or 0
+        if rank is None or ranks is None or rank not in ranks.attached:
             return None
-        return await self._answer(self._chosen or 0, "inspectVariables", arguments)
+        return await self._answer(rank, "inspectVariables", arguments)
 
     async def _on_source(self, message: Dap, arguments: Dap) -> Dap:
         reply: Dap = await self._local(message)
@@ -341,10 +346,11 @@ class DebugSession:
         """Answers a request about a thread, a frame or a variable of a rank; else returns None."""
         command = message["command"]
         thread = arguments.get("threadId", 0)
+        if command in _STEPS and self._shown is not None:
+            # JupyterLab sends "continue" for thread 1, whichever it shows.
+            return await self._step(self._shown, command, arguments)
         if isinstance(thread, int) and thread >= _THREADS:
             rank = thread - _THREADS
-            if command in _STEPS:
-                return await self._step(rank, command, arguments)
             return await self._answer(rank, command, arguments)
         for name in _REFERENCES:
             owner = self._numbers.owner(arguments.get(name))
@@ -428,6 +434,8 @@ class DebugSession:
 
     def _take(self, ranks: Ranks, record: DebugMessage) -> None:
         if record.request:
+            if record.content["command"] == "attach":
+                ranks.loading.discard(record.rank)
             answer = self._answers.pop(record.request, None)
             if answer is not None and not answer.done():
                 answer.set_result(record.content)
@@ -488,6 +496,8 @@ class DebugSession:
         awaited = set(ranks.pending()) - set(ranks.paused)
         if not awaited:
             self._show_now()
+            return
+        if awaited & ranks.loading:
             return
         slow = bool(awaited - ranks.waiting)
         if self._show_later is not None and slow != self._awaits_slow:

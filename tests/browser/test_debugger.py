@@ -1,0 +1,86 @@
+"""JupyterLab's debugger on eight ranks of two hosts: a click sets the breakpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import Browser, expect
+
+from tests.browser.conftest import PICTURES, fresh_page
+from tests.browser.lab import Lab, Server
+from tests.hosts.hosts import Hosts, require
+from tests.kernel import spec_of
+
+SOURCE = """%%distributed
+total = 0.0
+for step in range(10):
+    x = allreduce(float(step + rank), op=Sum)
+    total += x
+    y = total
+    z = y
+print(total)"""
+FRAMES = ".jp-DebuggerCallstack-body .jp-DebuggerCallstackFrame"
+STEPS = 50
+
+
+@pytest.fixture
+def lab(browser: Browser) -> Iterator[Lab]:
+    """A page whose kernel "h0" runs on the first of three hosts."""
+    require()
+    with Hosts(3) as hosts:
+        home = hosts.shared / "jupyterlab"
+        folder = home / "JUPYTER_DATA_DIR" / "kernels" / "h0"
+        folder.mkdir(parents=True)
+        command = hosts.command("h0", spec_of(sys.executable).argv, hosts.shared)
+        spec = {"argv": command, "display_name": "h0", "language": "python"}
+        (folder / "kernel.json").write_text(json.dumps(spec | {"metadata": {"debugger": True}}))
+        # A port of the host cannot be reached from here.
+        options = (
+            "--KernelManager.transport=ipc",
+            "--KernelSpecManager.ensure_native_kernel=False",
+        )
+        with Server(home, *options) as server, fresh_page(browser, server) as lab:
+            yield lab
+            lab.screenshot(PICTURES / "debugger.png")
+
+
+def test_a_clicked_breakpoint_and_fifty_steps_of_eight_ranks_on_two_hosts(lab: Lab) -> None:
+    page = lab.page
+    start = "%load_ext allranks\n%distributed start --on ssh:h1:4,h2:4"
+    alive = "%%distributed\nint(allreduce(1, op=Sum))"
+    cells = [new_code_cell(source) for source in (start, SOURCE, alive)]
+    metadata = {"kernelspec": {"name": "h0", "display_name": "h0", "language": "python"}}
+    lab.open(lab.server.add(new_notebook(cells=cells, metadata=metadata)))
+    lab.run_cell(0)
+    lab.wait_for(0, "started ranks 0–7")
+    lab.wait_idle()
+    page.locator(".jp-DebuggerBugButton").click()
+    expect(page.locator(".jp-DebuggerBugButton[aria-pressed=true]")).to_be_visible(timeout=180_000)
+
+    cell = page.locator(".jp-Notebook .jp-Cell").nth(1)
+    cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(2).click()
+    expect(cell.locator(".cm-breakpoint-icon")).to_have_count(1)
+    lab.run_cell(1)
+    frame = page.locator(FRAMES).first
+    expect(frame).to_contain_text(re.compile("rank 0: <module>"), timeout=60_000)
+    step = page.locator('[data-command="debugger:next"]').first
+    line = page.locator(".jp-DebuggerEditor-highlight")
+    expect(line).to_have_text("total = 0.0")
+    expected = ["for step in range(10):", "    x = allreduce(float(step + rank), op=Sum)"]
+    expected += ["    total += x", "    y = total", "    z = y"]
+    for number in range(STEPS):
+        step.click()
+        expect(line).to_have_text(expected[number % len(expected)])
+    variables = page.locator(".jp-DebuggerVariables-body:not(.lm-mod-hidden)")
+    expect(variables).to_contain_text("step")
+    expect(variables).to_contain_text("9")
+    lab.screenshot(PICTURES / "debugger_steps.png")
+    page.locator('[data-command="debugger:continue"]').first.click()
+    lab.wait_for(1, "ranks 0–7 │ 640.0")
+    lab.run_cell(2)
+    lab.wait_for(2, "ranks 0–7 → 8")
