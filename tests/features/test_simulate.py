@@ -61,6 +61,8 @@ def test_variables_stay_and_belong_to_one_rank(simulate):
     )
     assert cell.text == "ranks 0–3 │ True True\n"
     assert "NameError: name 'mine'" in simulate("mine", 3).text
+    cell = simulate("print(mine // 10, local_size, cross_size)", options="--network p100")
+    assert cell.text.startswith("rank 0 │ 0 4 1\nrank 1 │ 1 4 1\n")
 
 
 def test_the_same_seed_gives_the_same_order_of_messages(simulate):

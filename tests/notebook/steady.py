@@ -8,7 +8,7 @@ CHANGES = (
     (r"\S+/rank-\d+\.log", "LOG"),
     (r"\S*/\d{8}-\d{6}-\w+", "LOGS"),
     (r" on \S+ \((?=CPU|\d+ GPU)", " on HOST ("),
-    (r"(ranks? [\d–, ]+) \([^(),]+, (pid \d+, )?(?=cpu|cuda)", r"\1 (HOST, "),
+    (r"(ranks? [\d–, ]+) \([^(),]+, (pid \d+, )?(?=cpu|cuda|simulated)", r"\1 (HOST, "),
     (r"└── \S+$", "└── HOST"),
     (r"\b(pid|process) \d+", r"\1 PID"),
     (r"Open MPI v[\d.]+", "MPI"),

@@ -76,7 +76,7 @@ class SimulatedCell:
         self,
         context: RankContext,
         record: RunSimulated,
-        known: dict[tuple[int, str], Any],
+        known: dict[int, Any],
     ) -> None:
         self._context, self._record, self._known = context, record, known
         self._outcomes = [Outcome() for _ in range(record.size)]
@@ -93,10 +93,10 @@ class SimulatedCell:
         """Runs the cell on all ranks; raises if it cannot begin."""
         record = self._record
         network = network_of(record.options)
-        key = record.size, network.name
-        if key not in self._known:
-            self._known[key] = Ranks(record.size, network)
-        ranks = self._known[key]
+        if record.size not in self._known:
+            self._known[record.size] = Ranks(record.size, network)
+        ranks = self._known[record.size]
+        ranks.move(network.hosts(record.size))
         self._spaces = ranks.spaces
         ranks.renew()
         code = self._code = self._compiled(record.source)

@@ -15,13 +15,13 @@ _NEWS_SECONDS = 1.0
 
 
 class RankSimulation(RankFeature):
-    """Runs simulated ranks; those of each size and network keep their variables."""
+    """Runs simulated ranks; those of each size keep their variables."""
 
     dormant = True
     records = (RunSimulated,)
 
     def __init__(self) -> None:
-        self._ranks: dict[tuple[int, str], Any] = {}
+        self._ranks: dict[int, Any] = {}
         self._cell: Any = None
         self._news_at = 0.0
 

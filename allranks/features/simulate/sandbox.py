@@ -118,6 +118,18 @@ class Ranks:
             "cross_size": hosts if local < last else hosts - 1,
         }
 
+    def move(self, hosts: tuple[int, ...]) -> None:
+        """Distributes the ranks over other hosts, if the network of a cell is another one."""
+        if hosts == self.hosts:
+            return
+        self.hosts = hosts
+        self.shared.texts.clear()
+        for space in self.spaces:
+            space.world.hosts = hosts
+        for space in self.spaces:
+            if space.names.get("MPI") is not None:
+                space.names.update(self.place(space.world.rank))
+
     def renew(self) -> None:
         """Begins a new epoch if a cell has left calls or messages unfinished."""
         if self.shared.slots or any(space.world.unfinished for space in self.spaces):
