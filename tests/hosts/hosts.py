@@ -73,7 +73,7 @@ class Hosts:
         self.shared = self._folder / "shared"
         self.shared.mkdir()
         self._script = HERE / ("slurm.sh" if slurm else "hosts.sh")
-        self._prefix = f"a{os.getpid() % 100_000}{'s' if slurm else ''}"
+        self.prefix = f"a{os.getpid() % 100_000}{'s' if slurm else ''}"
         self._crashed: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -98,14 +98,14 @@ class Hosts:
         return os.environ | {
             "HOSTS_BASE": str(self._folder / "base"),
             "HOSTS_SHARE": f"{REPOSITORY}:{self.shared}",
-            "HOSTS_PREFIX": self._prefix,
+            "HOSTS_PREFIX": self.prefix,
         }
 
     def beside(self, words: Sequence[str], folder: Path) -> list[str]:
         """Returns the command that runs another one beside the hosts, where their processes can be
         entered, as the machine under containers: its address is ``10.77.0.1``.
         """
-        switch = f"{self._prefix}-sw"
+        switch = f"{self.prefix}-sw"
         address = ["ip", "-n", switch, "addr", "replace", "10.77.0.1/24", "dev", "br0"]
         subprocess.run(address, check=True)
         return ["ip", "netns", "exec", switch, "env", "-C", str(folder), *words]
