@@ -18,7 +18,7 @@ from allranks.grading.traffic import RankRecord, Traffic, size_text
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
-    from allranks.grading.recording import Recorder
+    from allranks.grading.recording import CallRecorder
 
 _LEAST, _MOST = 0.75, 1.25
 """Pieces of an array differ in size, and pickled lists are larger than arrays."""
@@ -27,7 +27,7 @@ _HEADER_NBYTES = 512
 
 
 class ExpectationFailed(CollectiveError, AssertionError):
-    """A function communicates otherwise than `expect` was told; raised on every rank."""
+    """A function communicates in another way than `expect` demands; raised on every rank."""
 
 
 class expect(ContextDecorator):
@@ -76,11 +76,11 @@ class expect(ContextDecorator):
         self.no_rank_above = no_rank_above
         self.longest_chain = longest_chain
         self.traffic = Traffic([])
-        self._recorder: Recorder | None = None
+        self._recorder: CallRecorder | None = None
 
     def __enter__(self) -> Self:
         # Not at the top of the file: this import starts MPI.
-        from allranks.grading.recording import Recorder
+        from allranks.grading.recording import CallRecorder
 
         this = world.current()
         if self._recorder is not None:
@@ -92,7 +92,7 @@ class expect(ContextDecorator):
             )
         # Together: a message of a rank that is ahead is then recorded as it is sent.
         this.run(operations.begin_barrier(name="expect"))
-        self._recorder = Recorder(this, synchronous=self.no_deadlock)
+        self._recorder = CallRecorder(this, synchronous=self.no_deadlock)
         self._recorder.start()
         return self
 

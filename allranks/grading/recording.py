@@ -30,11 +30,11 @@ from allranks.collectives.ops.point_to_point import PointToPoint
 from allranks.collectives.world.world import World
 from allranks.errors import CollectiveMismatch, RankLeft, UsageError
 from allranks.grading.patterns import base_name
-from allranks.grading.traffic import ANY, COLLECTIVE, RECEIVE, SEND, Event, RankRecord
+from allranks.grading.traffic import ANY, COLLECTIVE, RECEIVE, SEND, RankRecord, RecordedCall
 
 _MOST_EVENTS = 20_000
 _PATIENCE_SECONDS = 0.3
-"""Less than otherwise: nobody waits for the result of a deadlock that is likely."""
+"""Shorter than elsewhere, because a deadlock is likely."""
 _SLOWEST_BYTES_A_SECOND = 5e6
 _OURS = -1
 """The communicator of `send` and `recv`, whose calls have no tag here."""
@@ -69,13 +69,13 @@ _WINDOWS = ("Create", "Allocate", "Allocate_shared", "Create_dynamic")
 _MISSING = object()
 
 
-class Recorder:
+class CallRecorder:
     """Records from `start` to `stop`."""
 
     def __init__(self, world: World, *, synchronous: bool) -> None:
         self._world, self._synchronous = world, synchronous
-        self._events: list[Event] = []
-        self._posted: list[tuple[MPI.Request, Event, str]] = []
+        self._events: list[RecordedCall] = []
+        self._posted: list[tuple[MPI.Request, RecordedCall, str]] = []
         self._restore = ExitStack()
 
     def start(self) -> None:
@@ -119,7 +119,7 @@ class Recorder:
         unfinished = tuple(place for _, _, place in self._posted) if error is None else ()
         return RankRecord(tuple(self._events), failed, stuck, unfinished)
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: RecordedCall) -> None:
         self._note_completed()
         self._events.append(event)
         self._check_number()
@@ -184,7 +184,7 @@ class Recorder:
         @wraps(plain)
         def call(comm: PointToPoint, *arguments: Any, **options: Any) -> Any:
             nbytes = max(map(calls.nbytes_of, (*arguments, *options.values())), default=0)
-            self._note(Event(COLLECTIVE, base_name(name[1:]), nbytes))
+            self._note(RecordedCall(COLLECTIVE, base_name(name[1:]), nbytes))
             return plain(comm, *arguments, **options)
 
         return call
@@ -198,14 +198,14 @@ class Recorder:
 
     def _event(
         self, kind: str, op: str, comm: PointToPoint, peer: int, tag: int, nbytes: int = 0
-    ) -> Event | None:
+    ) -> RecordedCall | None:
         rank = ANY
         if peer != MPI.ANY_SOURCE:
             if not 0 <= peer < comm.size:
                 return None  # PROC_NULL; MPI refuses others
             (rank,) = comm.peers(peer)
         tag = ANY if tag == MPI.ANY_TAG else tag
-        return Event(kind, op, nbytes, rank, comm._number, tag)
+        return RecordedCall(kind, op, nbytes, rank, comm._number, tag)
 
     def _noting(self, plain: Callable[[Call], None]) -> Callable[[Call], None]:
         def note(call: Call) -> None:
@@ -214,9 +214,9 @@ class Recorder:
             if isinstance(call, PointCall):
                 if op in ("send", "recv"):
                     kind = SEND if op == "send" else RECEIVE
-                    self._note(Event(kind, op, call.nbytes, call.peers[0], _OURS))
+                    self._note(RecordedCall(kind, op, call.nbytes, call.peers[0], _OURS))
             elif (name := base_name(op)) in _COLLECTIVES:
-                self._note(Event(COLLECTIVE, name, call.nbytes))
+                self._note(RecordedCall(COLLECTIVE, name, call.nbytes))
 
         return note
 

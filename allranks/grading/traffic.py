@@ -14,7 +14,7 @@ SEND, RECEIVE, COLLECTIVE = "send", "receive", "collective"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class RecordedCall:
     """One message that this rank sent or received, or one collective that it called.
 
     ``peer`` is a rank of the world. Messages match if communicator and tag are the same.
@@ -36,14 +36,14 @@ class RankRecord:
     ``unfinished`` the lines of receives that were posted and not waited for.
     """
 
-    events: tuple[Event, ...] = ()
+    events: tuple[RecordedCall, ...] = ()
     error: str = ""
     stuck: str = ""
     unfinished: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SentMessage:
     """One message between two ranks.
 
     ``chain`` is the length of the longest chain of messages that ends with it: each was sent after
@@ -70,8 +70,8 @@ class Traffic:
     def __init__(self, records: Sequence[RankRecord]) -> None:
         self.size = len(records)
         self.records = tuple(records)
-        self.messages: list[Message] = []
-        self.lost: list[Message] = []
+        self.messages: list[SentMessage] = []
+        self.lost: list[SentMessage] = []
         self.collectives = [
             Counter(event.op for event in record.events if event.kind == COLLECTIVE)
             for record in records
@@ -86,11 +86,11 @@ class Traffic:
     def longest_chain(self) -> int:
         return max((message.chain for message in self.messages), default=0)
 
-    def sent(self, rank: int) -> list[Message]:
+    def sent(self, rank: int) -> list[SentMessage]:
         """Returns the messages that a rank sent to other ranks."""
         return [message for message in self.messages if message.source == rank]
 
-    def received(self, rank: int) -> list[Message]:
+    def received(self, rank: int) -> list[SentMessage]:
         """Returns the messages for a rank from other ranks."""
         return [message for message in self.messages if message.dest == rank]
 
@@ -120,7 +120,7 @@ class Traffic:
         """Matches sends and receives, and finds the chains."""
         steps = [list(record.events) for record in self.records]
         at, clocks = [0] * self.size, [0] * self.size
-        arriving: list[list[tuple[Event, Message]]] = [[] for _ in range(self.size)]
+        arriving: list[list[tuple[RecordedCall, SentMessage]]] = [[] for _ in range(self.size)]
         moved = True
         while moved:
             moved = False
@@ -128,7 +128,7 @@ class Traffic:
                 while at[rank] < len(events):
                     event = events[at[rank]]
                     if event.kind == SEND:
-                        sent = Message(rank, event.peer, event.nbytes, clocks[rank] + 1)
+                        sent = SentMessage(rank, event.peer, event.nbytes, clocks[rank] + 1)
                         arriving[event.peer].append((event, sent))
                         if event.peer != rank:
                             self.messages.append(sent)
@@ -145,7 +145,7 @@ class Traffic:
         self.lost = [message for pairs in arriving for _, message in pairs]
 
 
-def _matches(receive: Event, send: Event, message: Message) -> bool:
+def _matches(receive: RecordedCall, send: RecordedCall, message: SentMessage) -> bool:
     return (
         receive.communicator == send.communicator
         and receive.peer in (ANY, message.source)
@@ -153,7 +153,7 @@ def _matches(receive: Event, send: Event, message: Message) -> bool:
     )
 
 
-def _described(messages: Sequence[Message]) -> str:
+def _described(messages: Sequence[SentMessage]) -> str:
     if not messages:
         return "no message"
     sizes = sorted(message.nbytes for message in messages)

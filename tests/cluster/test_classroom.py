@@ -127,14 +127,14 @@ def test_the_class_ends_with_its_teacher_and_can_be_opened_again(teacher, studen
 
 
 @pytest.fixture
-def opened(tmp_path, monkeypatch) -> Iterator[board.Board]:
+def opened(tmp_path, monkeypatch) -> Iterator[board.ClassBoard]:
     monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
-    found = board.Board(None)
+    found = board.ClassBoard(None)
     yield found
     found.close()
 
 
-def student_who_sends(opened: board.Board, line: bytes) -> list[board.Student]:
+def student_who_sends(opened: board.ClassBoard, line: bytes) -> list[board.Student]:
     with door.connect(TEACHER) as connection:
         connection.sendall(line)
         deadline = time.monotonic() + _SECONDS
@@ -196,7 +196,7 @@ def test_the_system_says_who_a_student_is_and_a_group_keeps_others_out(monkeypat
     path = str(door.folder_of(TEACHER) / "door")
     command = [sys.executable, "-c", AS_ANOTHER.format(uid=OTHER_ACCOUNT, path=path)]
     try:
-        opened = board.Board(None)
+        opened = board.ClassBoard(None)
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             deadline = time.monotonic() + _SECONDS
             while not any(one.cell for one in opened.students()) and time.monotonic() < deadline:
@@ -206,7 +206,7 @@ def test_the_system_says_who_a_student_is_and_a_group_keeps_others_out(monkeypat
             assert process.stdin is not None
             process.stdin.close()
         opened.close()
-        opened = board.Board("root")
+        opened = board.ClassBoard("root")
         refused = subprocess.run(command, input=b"", capture_output=True, check=False)
         assert b"PermissionError" in refused.stderr
         opened.close()

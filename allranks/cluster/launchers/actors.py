@@ -38,7 +38,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Node:
+class ActorNode:
     """A host of Dask or Ray, with the CPUs and GPUs that the system counts, also those in use."""
 
     host: str
@@ -126,14 +126,14 @@ class DaskActors:
         self._workers: dict[str, list[str]] = {}
         self._futures: list[Any] = []
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ActorNode]:
         from distributed.comm import get_address_host
 
         threads = self._client.nthreads()
         for worker, host in sorted(self._client.run(socket.gethostname).items()):
             self._workers.setdefault(host, []).append(worker)
         return [
-            Node(host, get_address_host(its[0]), sum(threads.get(worker, 1) for worker in its))
+            ActorNode(host, get_address_host(its[0]), sum(threads.get(worker, 1) for worker in its))
             for host, its in self._workers.items()
         ]
 
@@ -177,13 +177,13 @@ class RayActors:
         self._actors: list[Any] = []
         self._named: list[Any] = []
 
-    def nodes(self) -> list[Node]:
-        found: dict[str, Node] = {}
+    def nodes(self) -> list[ActorNode]:
+        found: dict[str, ActorNode] = {}
         for node in self._ray.nodes():
             if node["Alive"]:
                 host = node["NodeManagerHostname"]
                 counts = [int(node["Resources"].get(name, 0)) for name in ("CPU", "GPU")]
-                found.setdefault(host, Node(host, node["NodeManagerAddress"], *counts))
+                found.setdefault(host, ActorNode(host, node["NodeManagerAddress"], *counts))
         return list(found.values())
 
     def place(self, order: Order) -> None:

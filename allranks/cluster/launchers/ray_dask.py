@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from allranks.cluster.launchers import actors
-from allranks.cluster.launchers.actors import Node, Order
+from allranks.cluster.launchers.actors import ActorNode, Order
 from allranks.cluster.launchers.batch import parse_batch
 from allranks.cluster.launchers.launcher import (
     RELAY,
@@ -192,7 +192,7 @@ class ActorConnection:
             first = next(self.lines(), {})
             if "nodes" not in first:
                 raise not_found(first.get("failed") or self.last_lines() or "no answer")
-            found = [Node(*node) for node in first["nodes"]]
+            found = [ActorNode(*node) for node in first["nodes"]]
             able = (node for node in found if node.cpus)
             self.nodes = sorted(able, key=lambda node: (-node.cpus, node.host))
             if not self.nodes:

@@ -1,1 +1,1 @@
-"""A class: students who join show their teacher where they are, and nobody else."""
+"""A class: students who join show their teacher, and no other person, where they are."""

@@ -93,7 +93,7 @@ class Student:
         return self.error or (self.waits if self.state == "running" else "")
 
 
-class Board:
+class ClassBoard:
     """All students, and the thread that receives from them."""
 
     def __init__(self, group: str | None) -> None:

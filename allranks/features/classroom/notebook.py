@@ -42,8 +42,8 @@ class Classroom(AskingFeature):
 
     def __init__(self) -> None:
         super().__init__()
-        self._board: board.Board | None = None
-        self._view: _View | None = None
+        self._board: board.ClassBoard | None = None
+        self._view: _ClassView | None = None
         self._membership: Membership | None = None
         self._state: NotebookState | None = None
 
@@ -64,12 +64,12 @@ class Classroom(AskingFeature):
             self._board = self._view = None
             return "The class is closed."
         if self._board is None:
-            self._board = board.Board(words[0] if words else None)
+            self._board = board.ClassBoard(words[0] if words else None)
         teacher = door.own_account()
         students = self._board.students()
         if getattr(get_ipython(), "kernel", None) is None:
             return f"{board.as_text(students)}\nStudents type: %distributed join {teacher}"
-        self._view = _View(self._board)
+        self._view = _ClassView(self._board)
         self._view.show()
         return f"Students type: %distributed join {teacher}\n{board.as_text(students)}"
 
@@ -143,10 +143,10 @@ def _last_panel() -> str:
     return "\n".join(data["text/html"] for data, _ in shown if "text/html" in data)
 
 
-class _View:
+class _ClassView:
     """The tiles in the teacher's notebook, and the student who is opened."""
 
-    def __init__(self, shown: board.Board) -> None:
+    def __init__(self, shown: board.ClassBoard) -> None:
         import ipywidgets
 
         self._board = shown

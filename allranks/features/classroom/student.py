@@ -51,7 +51,7 @@ class NotebookState:
         self.state, self.since = "failed" if error is not None else "idle", time.time()
 
     def described(self) -> dict[str, Any]:
-        # Not the path: it is nobody's business.
+        # Without the path, which a teacher does not need.
         notebook = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
         return {
             "user": os.environ.get("JUPYTERHUB_USER", ""),

@@ -28,7 +28,7 @@ _HELP = re.compile(
 )
 
 
-class Completion(AskingFeature):
+class NameCompletion(AskingFeature):
     """Chooses the rank, and asks it."""
 
     commands = frozenset({"complete", "describe"})
@@ -135,4 +135,4 @@ class _Reply:
         return self._content
 
 
-FEATURE = Completion
+FEATURE = NameCompletion

@@ -6,7 +6,7 @@ ranks. Frames and variables of ranks have numbers of their own (`Numbers`), by w
 their rank.
 
 Ranks step together: a step or ``continue`` goes to every paused rank, or after ``%distributed debug
--r 2 --only`` to that rank. The front end is told of a pause once the other ranks have paused too,
+-r 2 --only`` to that rank. The front end hears of a pause once the other ranks have paused too,
 wait for a rank, or have left the cell, so that the next step finds them at the same line.
 """
 
@@ -89,7 +89,7 @@ class Numbers:
         return self._owners.get(number)
 
 
-class Ranks:
+class DebuggedRanks:
     """The ranks of one start, as the debugger sees them.
 
     ``pending`` returns the ranks that are in the cell.
@@ -112,8 +112,8 @@ class Ranks:
         self.stepping: dict[int, list[Request]] = {}
 
 
-class Cells(Protocol):
-    """Tells which cells run on the ranks; ``every`` if the others are the exception."""
+class DebuggedCells(Protocol):
+    """Knows which cells run on the ranks; ``every`` if the others are the exception."""
 
     @property
     def every(self) -> bool: ...
@@ -124,7 +124,9 @@ class Cells(Protocol):
 class DebugSession:
     """Answers the debug requests of one kernel; ``find_ranks`` returns the ranks that run."""
 
-    def __init__(self, kernel: Any, cells: Cells, find_ranks: Callable[[], Ranks | None]) -> None:
+    def __init__(
+        self, kernel: Any, cells: DebuggedCells, find_ranks: Callable[[], DebuggedRanks | None]
+    ) -> None:
         self._kernel = kernel
         self._local: Callable[[Dap], Any] = kernel.do_debug_request
         self._cells, self._find_ranks = cells, find_ranks
@@ -160,7 +162,7 @@ class DebugSession:
         return self._attach is not None
 
     @property
-    def ranks(self) -> Ranks | None:
+    def ranks(self) -> DebuggedRanks | None:
         return self._find_ranks()
 
     async def request(self, message: Dap) -> Dap:
@@ -213,7 +215,9 @@ class DebugSession:
             await self._ask(attached, "disconnect", arguments)
             self.cell_ended()
 
-    def _to_attach(self, ranks: Ranks, chosen: Iterable[int]) -> tuple[set[int], list[Request]]:
+    def _to_attach(
+        self, ranks: DebuggedRanks, chosen: Iterable[int]
+    ) -> tuple[set[int], list[Request]]:
         """Returns which of these ranks have no debugger yet, and the requests that start it."""
         if self._attach is None:
             return set(), []
@@ -234,7 +238,7 @@ class DebugSession:
             requests.append(("setExceptionBreakpoints", self._exceptions))
         return new, requests
 
-    def cell_started(self, ranks: Ranks, cell: int, chosen: Collection[int]) -> None:
+    def cell_started(self, ranks: DebuggedRanks, cell: int, chosen: Collection[int]) -> None:
         """Prepares a cell that is sent to these ranks next; for the main thread."""
         new, requests = self._to_attach(ranks, chosen)
         ranks.loading = set(new)
@@ -397,7 +401,7 @@ class DebugSession:
         self._show_soon()
         return {"body": {"allThreadsContinued": not self._only}}
 
-    def _resume(self, ranks: Ranks, rank: int, request: Request) -> None:
+    def _resume(self, ranks: DebuggedRanks, rank: int, request: Request) -> None:
         command, arguments = request
         thread = ranks.paused.pop(rank, None)
         if thread is None:
@@ -427,12 +431,12 @@ class DebugSession:
     def _list_paused(self) -> str:
         return label(self.ranks.paused) if self.ranks and self.ranks.paused else "none"
 
-    def take(self, ranks: Ranks, record: DebugMessage) -> None:
+    def take(self, ranks: DebuggedRanks, record: DebugMessage) -> None:
         """Takes a message of a rank, in the thread that receives it."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._take, ranks, record)
 
-    def _take(self, ranks: Ranks, record: DebugMessage) -> None:
+    def _take(self, ranks: DebuggedRanks, record: DebugMessage) -> None:
         if record.request:
             if record.content["command"] == "attach":
                 ranks.loading.discard(record.rank)
@@ -442,7 +446,7 @@ class DebugSession:
         elif ranks is self.ranks:
             self._take_event(ranks, record.rank, record.content)
 
-    def _take_event(self, ranks: Ranks, rank: int, event: Dap) -> None:
+    def _take_event(self, ranks: DebuggedRanks, rank: int, event: Dap) -> None:
         name, body = event["event"], event.get("body", {})
         if name == "stopped":
             ranks.paused[rank], ranks.reasons[rank] = body["threadId"], body

@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster import cluster
 from allranks.cluster.features import ClusterContext, NotebookFeature
-from allranks.features.debugger.debug_session import DebugSession, Ranks
+from allranks.features.debugger.debug_session import DebuggedRanks, DebugSession
 from allranks.features.debugger.records import DebugMessage
 from allranks.records.wire import Record
 
@@ -24,7 +24,7 @@ class NotebookDebugger(NotebookFeature):
     """The debugger of this process's kernel, if it has one."""
 
     def __init__(self) -> None:
-        self.ranks: Ranks | None = None
+        self.ranks: DebuggedRanks | None = None
 
     @classmethod
     def loaded(cls, shell: InteractiveShell) -> None:
@@ -38,7 +38,7 @@ class NotebookDebugger(NotebookFeature):
         return self.session is not None and self.session.is_attached
 
     def started(self, cluster: ClusterContext) -> None:
-        self.ranks = Ranks(cluster.size, cluster.send)
+        self.ranks = DebuggedRanks(cluster.size, cluster.send)
 
     def cell_started(self) -> None:
         if self.session is None or self.ranks is None or self.ranks is not _ranks():
@@ -83,7 +83,7 @@ class NotebookDebugger(NotebookFeature):
                 self.session.cell_ended()
 
 
-def _ranks() -> Ranks | None:
+def _ranks() -> DebuggedRanks | None:
     session = cluster.session
     running = None if session is None else session.running
     found = () if running is None else running.hooks.features
@@ -91,7 +91,7 @@ def _ranks() -> Ranks | None:
 
 
 class _Cells:
-    """Tells which cells run on the ranks."""
+    """Knows which cells run on the ranks."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell

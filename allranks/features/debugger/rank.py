@@ -163,7 +163,7 @@ class RankDebugger(RankFeature):
         return True
 
     async def _watch_waits(self) -> None:
-        """Tells the notebook when this rank begins and ends to wait for others."""
+        """Informs the notebook when this rank begins and ends to wait for others."""
         waits = False
         while True:
             await asyncio.sleep(_WATCH_SECONDS)

@@ -14,8 +14,8 @@ def write(series: VersionedFiles, version: int, **values: object) -> None:
 
 
 def two(folder: Path) -> tuple[VersionedFiles, VersionedFiles]:
-    return VersionedFiles([str(folder)], "cells", 0, 2), VersionedFiles(
-        [str(folder)], "cells", 1, 2
+    return VersionedFiles([str(folder)], "cells", 0, 2, None), VersionedFiles(
+        [str(folder)], "cells", 1, 2, None
     )
 
 
@@ -34,7 +34,7 @@ def test_the_last_rank_makes_a_version_valid_and_removes_those_before(tmp_path):
 
 
 def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path):
-    series = VersionedFiles([str(tmp_path)], "cells", 0, 1)
+    series = VersionedFiles([str(tmp_path)], "cells", 0, 1, None)
     array = np.arange(1000.0)
     parts = snapshot({"x": array, "y": array}, 0, copy=True)
     array[:] = 0
@@ -54,14 +54,14 @@ def test_where_one_folder_has_no_room_the_next_is_taken(tmp_path, monkeypatch):
     folders = [tmp_path / "memory", tmp_path / "disk"]
     for folder in folders:
         folder.mkdir()
-    series = VersionedFiles([str(folder) for folder in folders], "cells", 0, 1)
+    series = VersionedFiles([str(folder) for folder in folders], "cells", 0, 1, None)
     write(series, 1, x=1)
     assert [len(list(folder.iterdir())) for folder in folders] == [0, 1]
     assert series.newest() == 1
 
 
 def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_path):
-    gone = VersionedFiles([str(tmp_path / "gone")], "cells", 0, 1)
+    gone = VersionedFiles([str(tmp_path / "gone")], "cells", 0, 1, None)
     write(gone, 1, x=1)
     assert "No such file" in gone.settle()
     assert gone.settle() == ""
