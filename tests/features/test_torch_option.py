@@ -21,4 +21,4 @@ def test_the_start_says_whose_groups_torch_has(monkeypatch, settings, said):
 
 def test_the_features_of_the_package_have_the_option_for_torch():
     found = [option.name for kind in load("notebook") for option in kind.start_options]
-    assert found == ["torch"]
+    assert "torch" in found
