@@ -53,6 +53,15 @@ def test_all_ranks_step_together_through_a_collective(kernel: Kernel, debugger: 
     assert cell.wait().ok().text == "ranks 0–2 │ 33\n"
 
 
+def test_breakpoint_pauses_every_rank_in_the_debugger(kernel: Kernel, debugger: Debugger) -> None:
+    kernel.debug_events.clear()
+    cell = kernel.start("%%distributed\nx = rank\nbreakpoint()\ny = allreduce(x, op=Sum)\nprint(y)")
+    pause = debugger.pause(cell)
+    assert debugger.lines(pause) == dict.fromkeys(ALL, 4)
+    pause.go("continue")
+    assert cell.wait().ok().text == "ranks 0–2 │ 3\n"
+
+
 def test_another_rank_is_shown_and_steps_alone(kernel: Kernel, debugger: Debugger) -> None:
     source = "%%distributed\nx = rank\ny = x\nz = 2\nprint(y)"
     cell, pause = debugger.start(source, 3)
