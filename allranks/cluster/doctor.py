@@ -25,6 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from allranks import port_filter
 from allranks.cluster import devices
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents, open_sockets
@@ -86,6 +87,7 @@ def examine() -> list[Finding]:
         *_gpus(have, _driver()),
         _mpi(),
         *_wheels(have),
+        *_dead_ranks(),
         *_launchers(),
         _cores(),
         _shared_memory(),
@@ -237,6 +239,15 @@ _ASK = (
 )
 _SECONDS = 60.0
 _SATURATES = "Open MPI v4.1.4"
+
+
+def _dead_ranks() -> Iterator[Finding]:
+    if sys.platform == "linux" and not port_filter.is_supported():
+        found = (
+            "not replaced: when one dies, all end. This system lets you attach no packet filter "
+            "to a socket (SO_ATTACH_FILTER), which would close MPI's ports to the network"
+        )
+        yield Finding("dead ranks", ABSENT, found)
 
 
 def _cores() -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import allranks
@@ -43,6 +44,10 @@ def copy(folder: Path) -> int:
     sys.stdout.write(f"{len(labs) - len(kept)} labs were copied to {folder.resolve()}.\n")
     if kept:
         sys.stdout.write(f"Kept, as they exist: {', '.join(kept)}\n")
+    if find_spec("jupyterlab") is None:
+        sys.stdout.write(
+            "The labs need more packages. Type: pip install 'allranks[lab,tensorflow]'\n"
+        )
     sys.stdout.write(f"Type: jupyter lab {folder / labs[0].name}\n")
     return 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cluster.doctor import ABSENT, OK, WRONG, Finding, lines_of
+from allranks.cluster.doctor import ABSENT, OK, WRONG, Finding, examine, lines_of
 from allranks.launched import SHARED_FILES
 from tests.distributions import install
 
@@ -61,6 +61,19 @@ def test_nothing_heavy_is_imported():
     look = f"import sys; from allranks.cluster.doctor import examine; examine(); {HEAVY}"
     answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
     assert (answer.stdout, answer.stderr) == ("\n", "")
+
+
+def test_a_system_that_refuses_packet_filters_does_not_replace_dead_ranks(monkeypatch):
+    monkeypatch.setenv("ALLRANKS_MPIEXEC", NO_MPI["ALLRANKS_MPIEXEC"])
+
+    def dead_ranks(supported):
+        monkeypatch.setattr("allranks.port_filter.is_supported", lambda: supported)
+        return [one for one in examine() if one.about == "dead ranks"]
+
+    (said,) = dead_ranks(False)
+    assert said.state == ABSENT
+    assert said.found.startswith("not replaced")
+    assert not dead_ranks(True)
 
 
 def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path):

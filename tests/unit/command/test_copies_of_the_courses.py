@@ -26,6 +26,12 @@ def test_every_lab_is_copied_without_output(tmp_path, capsys):
         assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
 
 
+def test_without_jupyterlab_it_says_how_to_install_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("allranks.command.labs.find_spec", lambda name: None)
+    told = run(tmp_path, capsys).splitlines()
+    assert told[1] == "The labs need more packages. Type: pip install 'allranks[lab,tensorflow]'"
+
+
 def test_a_copy_is_kept(tmp_path, capsys):
     (tmp_path / f"{LABS[0]}.ipynb").write_text("mine")
     assert f"Kept, as they exist: {LABS[0]}.ipynb" in run(tmp_path, capsys)
