@@ -6,6 +6,7 @@ import ast
 import os
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import CO_COROUTINE
 from threading import current_thread, main_thread
@@ -31,21 +32,26 @@ from allranks.engine.exceptions import (
 from allranks.engine.features import RankContext, Replies
 from allranks.errors import Report, UsageError
 from allranks.features.simulate import comm
+from allranks.features.simulate.choices import ChosenSchedule
 from allranks.features.simulate.network import network_of
 from allranks.features.simulate.output import RankOutput, RankStream, Screen
-from allranks.features.simulate.records import RunSimulated
+from allranks.features.simulate.records import RunSimulated, SimulatedReport
 from allranks.features.simulate.sandbox import (
     Ranks,
     Sandbox,
     Space,
     check_magics,
 )
-from allranks.features.simulate.scheduler import Scheduler, SeededSchedule, Task
+from allranks.features.simulate.scheduler import Schedule, Scheduler, SeededSchedule, Task
+from allranks.features.simulate.sketches import sketch
 from allranks.features.simulate.times import time_records
+from allranks.features.simulate.tokens import start_of
 from allranks.records.telemetry import Points
 from allranks.records.wire import Output, Record, Reply
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_IDLE_SWITCHES = 5000
+"""After so many changes of the running rank without a message, all of them poll for ever."""
 _FORMATTED = 8
 """The most different tracebacks that IPython formats; Python formats further ones."""
 
@@ -79,34 +85,75 @@ class SimulatedCell:
         known: dict[int, Any],
     ) -> None:
         self._context, self._record, self._known = context, record, known
+        self._clear()
+        self._eager_nbytes = 0
+        self._ranks: Ranks
+        self._spaces: list[Space] = []
+        self._code: Code | None = None
+        self._replayed: ChosenSchedule | None = None
+        self._said = ""
+        self.fits = True
+        """Whether the schedule that is replayed is one of this source."""
+        self.scheduler: Scheduler | None = None
+
+    def _clear(self) -> None:
+        record = self._record
         self._outcomes = [Outcome() for _ in range(record.size)]
-        folder = os.path.join(context.config.log_dir, "simulated")
+        folder = os.path.join(self._context.config.log_dir, "simulated")
         self._outputs = [
             RankOutput(os.path.join(folder, f"rank-{rank}.log"), record.limit_nbytes)
             for rank in range(record.size)
         ]
-        self._spaces: list[Space] = []
-        self._code: Code | None = None
-        self.scheduler: Scheduler | None = None
 
     def run(self) -> None:
         """Runs the cell on all ranks; raises if it cannot begin."""
+        self._begin()
+        record = self._record
+        seed = int(record.options.get("seed") or 0)
+        schedule: Schedule = SeededSchedule(seed, self._eager_nbytes)
+        given = record.options.get("compute") == "given"
+        if "replay" in record.options:
+            start, self.fits = start_of(record.options["replay"], record.source)
+            self._replayed = ChosenSchedule(start)
+            if self._run_watched(self._replayed):
+                self._said = "the schedule goes on for ever: its ranks poll, and no message comes"
+            return
+        self._run_schedule(schedule, measures=not given)
+
+    def _begin(self) -> None:
         record = self._record
         network = network_of(record.options)
+        self._eager_nbytes = network.eager_nbytes
         if record.size not in self._known:
             self._known[record.size] = Ranks(record.size, network)
-        ranks = self._known[record.size]
+        ranks = self._ranks = self._known[record.size]
         ranks.move(network.hosts(record.size))
         self._spaces = ranks.spaces
         ranks.renew()
-        code = self._code = self._compiled(record.source)
-        sandbox = Sandbox(ranks)
-        schedule = SeededSchedule(int(record.options.get("seed") or 0), network.eager_nbytes)
+        self._code = self._compiled(record.source)
+
+    def _run_schedule(
+        self,
+        schedule: Schedule,
+        *,
+        measures: bool,
+        watch: Callable[[Scheduler], object] = lambda scheduler: None,
+    ) -> None:
+        """Runs the cell in one order; ``watch`` is called before each rank that runs."""
+        code, ranks, sandbox = self._code, self._ranks, Sandbox(self._ranks)
+        assert code is not None
+        network = network_of(self._record.options)  # idle
+
+        def switched(task: Task | None) -> None:
+            sandbox.switch(task)
+            if task is not None:
+                watch(scheduler)
+
         tasks = [Task(space.world.rank, space.world) for space in ranks.spaces]
-        scheduler = Scheduler(tasks, schedule, network, sandbox.switch)
+        scheduler = Scheduler(tasks, schedule, network, switched)
         self.scheduler = sandbox.scheduler = scheduler
         comm.begin(scheduler)
-        scheduler.measures = record.options.get("compute") != "given"
+        scheduler.measures = measures
         for space in ranks.spaces:
             space.world.scheduler = scheduler
             space.metrics.begin()
@@ -122,6 +169,20 @@ class SimulatedCell:
         ]
         with sandbox.active(fakes):
             scheduler.run(lambda task: self._run_rank(task, code, sandbox))
+
+    def _run_watched(self, schedule: ChosenSchedule) -> bool:
+        """Runs the cell; returns whether it was ended because it goes on for ever."""
+        idle, progress, endless = 0, -1, False
+
+        def watch(scheduler: Scheduler) -> None:
+            nonlocal idle, progress, endless
+            now = scheduler.mail.count + len(scheduler.events)
+            idle, progress = (0, now) if now != progress else (idle + 1, now)
+            if idle > _IDLE_SWITCHES and not scheduler.interrupted:
+                endless = scheduler.interrupted = True
+
+        self._run_schedule(schedule, measures=False, watch=watch)
+        return endless
 
     def _current_output(self) -> RankOutput | None:
         scheduler = self.scheduler
@@ -221,6 +282,7 @@ class SimulatedCell:
                 (self._reply(rank, process.status, told), []) for rank in range(self._record.size)
             )
         found = self.news(final=True)
+        found += self._further_records()
         scheduler = self.scheduler
         if scheduler is not None and scheduler.events:
             clocks = [task.clock for task in scheduler.tasks]
@@ -248,6 +310,25 @@ class SimulatedCell:
             found.append((self._reply(rank, status, said, outcome.seconds, value, problem), value))
             outcome.error = None
         return tuple(found)
+
+    def _further_records(self) -> list[tuple[Record, list[bytes]]]:
+        replayed, text = self._replayed, self._said
+        if replayed is not None and (replayed.misfits or not self.fits):
+            text = (
+                "this schedule was recorded for another cell: expected the same source and the "
+                "same variables, found others. Type --explore to try all schedules of this one"
+            )
+        sketches = []
+        if self._record.options.get("picture") and self.scheduler is not None:
+            sketches.append(("", sketch(self.scheduler)))
+        return self._report(text, sketches) if text or sketches else []
+
+    def _report(
+        self, text: str, sketches: Sequence[tuple[str, bytes]], tokens: tuple[str, ...] = ()
+    ) -> list[tuple[Record, list[bytes]]]:
+        names = tuple(name for name, _ in sketches)
+        report = SimulatedReport(self._record.cell, text, names, tokens)
+        return [(report, [data for _, data in sketches])]
 
     def _reply(
         self,

@@ -75,6 +75,9 @@ def _describe(status: MPI.Status | None, source: int, tag: int, nbytes: int) -> 
 class Request:
     """A request of a simulated rank, complete from the beginning unless a subclass waits."""
 
+    _ended = False
+    """Whether a wait or a test has ended it; a wait for any of several then ignores it."""
+
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Whether it has completed; the other ranks run meanwhile."""
         return self._tested(status)[0]
@@ -117,21 +120,24 @@ class Request:
         return True
 
     def _finish(self, status: MPI.Status | None) -> Any:
-        return None
+        self._ended = True
 
     def _peers(self) -> tuple[int, ...]:
         return ()
 
     @staticmethod
     def _wait_for_any(requests: Sequence[Request]) -> int:
-        if not requests:
+        active = [at for at, one in enumerate(requests) if not one._ended]
+        if not active:
             return int(MPI.UNDEFINED)
-        active = range(len(requests))
         world, site = _world(), _site()
+        schedule = world.scheduler.schedule
+        if schedule.tries_orders and len(active) > 1:
+            world.scheduler.poll()
         while True:
-            for at in active:
-                if requests[at]._is_complete():
-                    return at
+            complete = [at for at in active if requests[at]._is_complete()]
+            if complete:
+                return complete[schedule.choose_completed(world.rank, len(complete))]
             peers = {rank for at in active for rank in requests[at]._peers()}
             _block(world, "request, Waitany", 0, sorted(peers), site)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from allranks.collectives.calls.guard import Site
@@ -93,21 +95,33 @@ class Mail:
 
     def match_any_source(self) -> bool:
         """Matches one receive from any source; False if none can be."""
+        matches = self._possible_matches()
+        first = next(matches, None)
+        if first is None:
+            return False
+        receive, message = self._scheduler.schedule.choose_match(chain((first,), matches))
+        self._messages[receive.rank].remove(message)
+        self._receives[receive.rank].remove(receive)
+        self._match(receive, message)
+        self._match_later(receive.rank)
+        return True
+
+    def _possible_matches(self) -> Iterator[tuple[Receive, list[Message]]]:
+        """Of each rank, the first receive from any source that can get a message."""
         for rank in sorted(self._open):
-            receives = self._receives[rank]
-            for receive in receives:
-                if receive.source != ANY:
-                    continue
-                found = self.candidates(receive)
-                if found:
-                    schedule = self._scheduler.schedule
-                    at = schedule.choose_message(receive, found) if len(found) > 1 else 0
-                    self._messages[rank].remove(found[at])
-                    receives.remove(receive)
-                    self._match(receive, found[at])
-                    self._match_later(rank)
-                    return True
-        return False
+            for receive in self._receives[rank]:
+                if receive.source == ANY and (found := self.candidates(receive)):
+                    yield receive, found
+                    break
+
+    def unmatched(self) -> tuple[list[Message], list[Receive]]:
+        """The messages without a receive, and the receives without a message."""
+        return list(chain(*self._messages)), list(chain(*self._receives))
+
+    @property
+    def count(self) -> int:
+        """How many messages were sent."""
+        return self._count
 
     def _match_later(self, rank: int) -> None:
         # Receives that had to wait for this choice.

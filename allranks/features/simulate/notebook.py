@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from html import escape
 from typing import Any
+
+from IPython.display import publish_display_data
 
 from allranks.cluster.cells import CellRun
 from allranks.cluster.cluster import Cluster
@@ -14,7 +18,9 @@ from allranks.cluster.options import CellOption
 from allranks.errors import ClusterLost, MissingDependency, UsageError
 from allranks.features.simulate.calibration import here
 from allranks.features.simulate.network import HERE, check_name
-from allranks.features.simulate.records import RunSimulated, SimulatedTime
+from allranks.features.simulate.picture import draw
+from allranks.features.simulate.records import RunSimulated, SimulatedReport, SimulatedTime
+from allranks.features.simulate.tokens import MOST_SCHEDULES, MOST_SECONDS, check_token
 from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Hello, Output, Record, Reply
 from allranks.widgets.dashboard.view import cell_view
@@ -22,6 +28,12 @@ from allranks.widgets.dashboard.view import cell_view
 _MOST_RANKS = 4096
 _DEFAULT_RANKS = 4
 _SCREEN_NBYTES, _LEAST_NBYTES = 128 * 1024, 1024
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a number of schedules from 1 on, found {text!r}")
+    return int(text)
 
 
 class _OneProcess:
@@ -118,7 +130,7 @@ class Simulate(NotebookFeature):
     """``%%distributed --simulate``."""
 
     commands = frozenset({"simulate"})
-    records = (SimulatedTime,)
+    records = (SimulatedTime, SimulatedReport)
     shows_time = False
     """Whether the cell asks for a line with its simulated time."""
     cell_options = (
@@ -145,9 +157,32 @@ class Simulate(NotebookFeature):
                 "help": "the simulated time of computing: measured, or by simulate.compute() only",
             },
         ),
+        CellOption(
+            "explore",
+            "simulate",
+            {
+                "type": _count,
+                "nargs": "?",
+                "const": MOST_SCHEDULES,
+                "metavar": "N",
+                "help": f"try all orders of messages on simulated ranks, at most N "
+                f"({MOST_SCHEDULES})",
+            },
+        ),
+        CellOption(
+            "replay",
+            "simulate",
+            {"metavar": "SCHEDULE", "help": "run a schedule that --explore has shown"},
+        ),
+        CellOption(
+            "picture",
+            "simulate",
+            {"action": "store_true", "help": "draw the messages of simulated ranks over time"},
+        ),
     )
 
     def __init__(self) -> None:
+        self._reported: tuple[SimulatedReport, list[bytes]] | None = None
         self._ranks: SimulatedRanks | None = None
         self._measured: dict[str, Any] = {}
         self._size = _DEFAULT_RANKS
@@ -159,10 +194,18 @@ class Simulate(NotebookFeature):
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, SimulatedTime) and self.shows_time and self.cell is not None:
             self.cell.notice(time_line(record))
+        if isinstance(record, SimulatedReport) and self.cell is not None and self.cell.shown:
+            self._reported = record, payloads
+
+    def cell_finished(self) -> None:
+        if self._reported is not None:
+            (report, sketches), self._reported = self._reported, None
+            show_report(report, sketches)
 
     def _run(self, request: CellRequest) -> tuple[Cluster, CellRun]:
         options = dict(request.options)
-        if not options.pop("simulate", False):
+        simulates = options.pop("simulate", False) or {"explore", "replay"} & options.keys()
+        if not simulates:
             given = next(iter(options))
             raise UsageError(f"--{given} needs --simulate. Type: --simulate --{given} …")
         for flag, value in (("-r", request.ranks), ("--profile", request.profile)):
@@ -176,6 +219,13 @@ class Simulate(NotebookFeature):
                 f"expected between 1 and {_MOST_RANKS} simulated ranks, found {size}. "
                 f"Type for example: %%distributed -n 1024 --simulate"
             )
+        if {"explore", "replay"} <= options.keys():
+            raise UsageError("expected --explore or --replay, found both. Leave one of them out")
+        if "explore" in options:
+            # The report has to come before the time limit ends the cell.
+            options["seconds"] = MOST_SECONDS if request.timeout is None else 0.8 * request.timeout
+        if "replay" in options:
+            check_token(options["replay"])
         if "network" in options:
             check_name(options["network"])
         ranks = self._started()
@@ -209,6 +259,21 @@ class Simulate(NotebookFeature):
             return ""
         ranks.stop()
         return "The simulated ranks are stopped."
+
+
+def show_report(report: SimulatedReport, sketches: Sequence[bytes]) -> None:
+    """Displays a report below the cell; its metadata name its schedules."""
+    shown = f"<pre>{escape(report.text)}</pre>" if report.text else ""
+    lines = [report.text] if report.text else []
+    for name, data in zip(report.names, sketches, strict=True):
+        heading, svg = draw(data)
+        shown += f"<div><div>{escape(f'{name}: {heading}' if name else heading)}</div>{svg}</div>"
+        if not name:
+            lines.append(f"a picture: {heading}")
+    publish_display_data(
+        {"text/plain": "\n".join(lines)} | ({"text/html": shown} if sketches else {}),
+        {"allranks": {"schedules": list(report.tokens)}} if report.tokens else {},
+    )
 
 
 def time_line(found: SimulatedTime) -> str:

@@ -91,6 +91,13 @@ class RankOutput:
             self._notes.add(text)
             self._entries.append(["notice", text])
 
+    @property
+    def contents(self) -> tuple[tuple[str, Any], ...]:
+        """The output so far, without what `take` has taken."""
+        with self._lock:
+            # What follows is the number of a display.
+            return *((entry[0], entry[1]) for entry in self._entries), ("out", self._tail)
+
     def take(self, final: bool = False) -> tuple[list[Entry], int, int]:
         """Returns the new entries, and the number of lines and bytes that are only in the log."""
         with self._lock:

@@ -53,10 +53,12 @@ class RankSimulation(RankFeature):
         # Not at the top of the file: this import starts MPI, and the file is loaded before ranks
         # are forked.
         from allranks.features.simulate.cell import SimulatedCell
+        from allranks.features.simulate.exploration import ExploredCell
 
         global _running
         self._news_at = monotonic() + _NEWS_SECONDS
-        _running = running = SimulatedCell(self._context, record, self._ranks)
+        kind = ExploredCell if "explore" in record.options else SimulatedCell
+        _running = running = kind(self._context, record, self._ranks)
         self._cell = running
         try:
             # As a call, it is run in the main thread, which accepts interrupts.

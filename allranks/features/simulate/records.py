@@ -43,3 +43,17 @@ class SimulatedTime(Record):
     rank_seconds: float
     wait_seconds: float
     transfer_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedReport(Record):
+    """What the schedules of a cell have shown, as ``text``, and what its pictures show.
+
+    The payloads are the pictures, see `sketches`, each with a name in ``names``. ``tokens`` are the
+    schedules that ``text`` names.
+    """
+
+    cell: int
+    text: str
+    names: tuple[str, ...]
+    tokens: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ class Space:
     def __init__(self, size: int, rank: int, hosts: tuple[int, ...], shared: SharedState) -> None:
         self.world = SimulatedWorld(rank, hosts, shared)
         self.world.journal = Silent()  # type: ignore[assignment]
-        self.world.mpi = types.SimpleNamespace(user=comm.WORLD)  # type: ignore[assignment]
+        self.world.mpi = types.SimpleNamespace(user=comm.WORLD, lost_by=lambda error: None)  # type: ignore[assignment]
         self.module = types.ModuleType("__main__")
         self.metrics = Metrics()
         # A seed of its own: real ranks draw different numbers as well.

@@ -36,11 +36,23 @@ class Schedule(Protocol):
     def next_rank(self, ready: Sequence[int]) -> int:
         """Returns which of the ranks that can go on runs next, as an index of ``ready``."""
 
-    def choose_message(self, receive: Receive, found: Sequence[Message]) -> int:
-        """Returns which message a receive from any source gets, as an index of ``found``.
+    tries_orders: bool
+    """Whether a rank that waits for one of several requests first lets all others run."""
 
-        It is asked when no rank can run: ``found`` is the first message of each source.
+    def choose_match(
+        self, matches: Iterator[tuple[Receive, list[Message]]]
+    ) -> tuple[Receive, Message]:
+        """Returns which receive from any source gets which message next.
+
+        It is asked when no rank can run. ``matches`` are the receives, one at least, each with the
+        first message of each source.
         """
+
+    def choose_message(self, receive: Receive, found: Sequence[Message]) -> int:
+        """Returns which message a probe of any source finds, as an index of ``found``."""
+
+    def choose_completed(self, rank: int, count: int) -> int:
+        """Returns which of the completed requests a wait for any of them gets."""
 
     def has_completed(self, rank: int, title: str) -> bool:
         """Whether a test or a probe of a rank finds what has happened already."""
@@ -52,6 +64,8 @@ class Schedule(Protocol):
 class SeededSchedule:
     """Decides by a seed; messages are buffered up to a number of bytes, as MPI libraries do."""
 
+    tries_orders = False
+
     def __init__(self, seed: int, eager_nbytes: int) -> None:
         self._random = random.Random(seed)
         self._eager_nbytes = eager_nbytes
@@ -59,6 +73,17 @@ class SeededSchedule:
     def next_rank(self, ready: Sequence[int]) -> int:
         """A random one."""
         return int(self._random.random() * len(ready))
+
+    def choose_match(
+        self, matches: Iterator[tuple[Receive, list[Message]]]
+    ) -> tuple[Receive, Message]:
+        """A random message of the first receive."""
+        receive, found = next(matches)
+        return receive, found[self.choose_message(receive, found) if len(found) > 1 else 0]
+
+    def choose_completed(self, rank: int, count: int) -> int:
+        """The first one."""
+        return 0
 
     def choose_message(self, receive: Receive, found: Sequence[Message]) -> int:
         """A random one."""
@@ -121,6 +146,8 @@ class Scheduler:
         self.measures = True
         """Whether the CPU time of a rank between two calls counts as simulated time."""
         self.interrupted = False
+        self.stalled: dict[int, tuple[float, tuple[int, ...]]] = {}
+        """The ranks that could not go on: since when, and the ranks that they waited for."""
         self._compute_scale = network.compute_scale(len(tasks))
         self._switched = switched
         self._ready: list[int] = []
@@ -263,6 +290,8 @@ class Scheduler:
             stranded, error = [(task, text) for task in waiting], CollectiveMismatch
         for task, text in stranded:
             task.error = error(text)
+            assert task.wait is not None
+            self.stalled.setdefault(task.rank, (task.clock, tuple(sorted(task.wait.missing()))))
             if error is CollectiveMismatch:
                 assert task.wait is not None
                 task.wait.call.deadlock = text
