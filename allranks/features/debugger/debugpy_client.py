@@ -42,6 +42,7 @@ _NOT_STEPPED_INTO = (
     *("IPython", "ipykernel", "ipyparallel", "debugpy", "tornado", "zmq", "traitlets"),
     *("mpi4py", "cloudpickle", "comm", "jupyter_client"),
 )
+_ENDING_SECONDS, _ENDING_TRIES = 0.05, 100
 _DEBUGPY = os.path.dirname(debugpy.__file__)
 
 
@@ -58,6 +59,13 @@ class DebugpyClient:
 
     async def open(self) -> None:
         self._initialized = asyncio.Event()
+        # debugpy would use a debugger that is still ending again, and never read the new socket.
+        for _ in range(_ENDING_TRIES):
+            earlier = pydevd.get_global_debugger()
+            if earlier is None:
+                break
+            earlier.dispose_and_kill_all_pydevd_threads(timeout=_ENDING_SECONDS)
+            await asyncio.sleep(_ENDING_SECONDS)
         ours, theirs = socket.socketpair()
         _start(theirs)
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
