@@ -242,6 +242,29 @@ class AskingFeature(NotebookFeature):
         timer.daemon = True
         timer.start()
 
+    def begin_ask(
+        self, ranks: Iterable[int], name: str, arguments: dict[str, Any], seconds: float
+    ) -> Callable[[], dict[int, dict[str, Any]]]:
+        """Makes a request; returns a function that waits for the answers, for some seconds.
+
+        Ranks that refuse are left out, and so are those that have not answered by then.
+        """
+        found: dict[int, Answer] = {}
+        come = threading.Event()
+
+        def take(answers: dict[int, Answer]) -> None:
+            found.update(answers)
+            come.set()
+
+        def wait() -> dict[int, dict[str, Any]]:
+            come.wait(2 * seconds)  # `ask` delivers before
+            return {rank: one.content for rank, one in found.items() if not one.problem}
+
+        if self.context is None:
+            come.set()
+        self.ask(ranks, name, arguments, take, seconds)
+        return wait
+
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         # Of another feature, of the core, or too late.
         question = self._questions.get(record.request) if isinstance(record, Answer) else None

@@ -88,7 +88,7 @@ def make_log_folder() -> str:
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
             if place == places[-1]:
-                _check_own(place)
+                check_own(place)
             _sweep_logs(Path(place))
             return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
         except OSError:
@@ -103,7 +103,7 @@ def state_folder() -> str:
     return os.path.join(state, "allranks")
 
 
-def _check_own(place: str) -> None:
+def check_own(place: str) -> None:
     """Raises PermissionError unless a folder is this user's alone: any user can take its name."""
     found = os.lstat(place)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
@@ -138,7 +138,7 @@ def name_session_folder(where: str = "") -> str:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
             gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
             # Containers may share this folder but not their process ids: check the socket too.
-            if old and gone and not _answers(folder / "host-agent"):
+            if old and gone and not answers(folder / "host-agent"):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # another process has swept it, or it is another user's
@@ -157,7 +157,8 @@ def session_folders() -> list[Path]:
     return sorted(_session_place().glob(f"{_SESSION}*"))
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
+    """Whether a process listens at a socket's path."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
         try:
             visitor.connect(str(path))

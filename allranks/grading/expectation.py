@@ -14,7 +14,8 @@ from allranks.collectives.start import runtime
 from allranks.collectives.world import World
 from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft, RankLost, UsageError
 from allranks.grading.patterns import Pattern
-from allranks.grading.traffic import RankRecord, Traffic, size_text
+from allranks.grading.traffic import RankRecord, Traffic
+from allranks.records.config import size_text
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:

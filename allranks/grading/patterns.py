@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from allranks.grading.traffic import RECEIVE, SEND, Traffic, size_text
+from allranks.grading.traffic import RECEIVE, SEND, Traffic
+from allranks.records.config import size_text
 from allranks.records.ranks import label
 
 

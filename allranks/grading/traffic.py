@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from allranks.records.config import size_text
 from allranks.records.ranks import label
 
 ANY = -1
@@ -165,11 +166,3 @@ def _described(messages: Sequence[SentMessage]) -> str:
 def _of(word: str, ranks: Iterable[int]) -> str:
     found = sorted(set(ranks))
     return f" {word} {label(found)}" if found else ""
-
-
-def size_text(nbytes: float) -> str:
-    """Returns a size, as ``4 MB``, in powers of ten."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"

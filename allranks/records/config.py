@@ -215,6 +215,14 @@ def max_ranks() -> int | None:
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
+def size_text(nbytes: float) -> str:
+    """Returns a size, as ``4 MB``, in powers of ten."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
 def variable_nbytes(name: str, default: int, least: int) -> int:
     """Returns the bytes of a variable like ``500 MB``; the default where it is not set."""
     found = re.fullmatch(r"\s*([0-9.]+)\s*(|kB|MB|GB|TB)\s*", os.environ.get(name, str(default)))

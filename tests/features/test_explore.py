@@ -7,8 +7,6 @@ import textwrap
 
 import pytest
 
-from tests.faults.notebook import Notebook
-
 _NONBLOCKING = "[r.wait() for r in [comm.irecv(source=1 - rank), comm.isend(0, 1 - rank)]]"
 #: The expected word of the report, the number of ranks, and the program.
 WRONG = [
@@ -106,14 +104,6 @@ RIGHT = [
     (3, "if rank == 0:\n  rs = [comm.irecv(source=s) for s in (1, 2)]\n"
         "  print(sum(MPI.Request.waitany(rs)[1] for _ in rs))\nelse: comm.send(rank, 0)"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    with Notebook(tmp_path_factory.mktemp("explore")) as opened:
-        yield opened
-        opened.shutdown()
-        opened.check_nothing_left()
 
 
 @pytest.fixture

@@ -7,19 +7,10 @@ import textwrap
 
 import pytest
 
-from tests.faults.notebook import Notebook
 from tests.features.random_programs import program
 
 #: Programs for each number of ranks that are compared with real ranks.
 PROGRAMS = int(os.environ.get("ALLRANKS_SIMULATED_PROGRAMS", "1"))
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    with Notebook(tmp_path_factory.mktemp("simulate")) as opened:
-        yield opened
-        opened.shutdown()
-        opened.check_nothing_left()
 
 
 @pytest.fixture

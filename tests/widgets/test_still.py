@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.records.config import size_text
 from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.saved_panel import bundle, text
-from allranks.widgets.dashboard.tables import gbps, labels, nbytes, number, seconds
+from allranks.widgets.dashboard.tables import gbps, labels, number, seconds
 from tests.widgets.test_stores import hello, log, totals
 
 
@@ -175,7 +176,7 @@ def test_peaks_survive_thinning():
         (seconds(75), "1 min 15 s"),
         (seconds(0.00123), "1.23 ms"),
         (seconds(0), "0 µs"),
-        (nbytes(4_000_000), "4 MB"),
+        (size_text(4_000_000), "4 MB"),
         (gbps(None), "n/a"),
         (gbps(0.5), "500 MB/s"),
     ],

@@ -13,11 +13,12 @@ import json
 import os
 import pwd
 import socket
-import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from allranks.cluster.folders import answers, check_own
 from allranks.errors import UsageError
 
 #: A state with a picture of a panel. A longer line ends its connection.
@@ -64,14 +65,14 @@ def peer_uid(connection: socket.socket) -> int:
 def listen(group: str | None) -> socket.socket:
     """Opens this account's socket, for all accounts of the machine or those of a group."""
     folder = folder_of(own_account())
-    try:
+    with suppress(FileExistsError):
         folder.mkdir(mode=0o711)
-    except FileExistsError:
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise UsageError(f"{folder} belongs to another account. Ask who made it") from None
+    try:
+        check_own(str(folder))
+    except PermissionError:
+        raise UsageError(f"{folder} belongs to another account. Ask who made it") from None
     path, new = folder / "door", folder / f"door-{os.getpid()}"
-    if _is_open(path):
+    if answers(path):
         raise UsageError(
             "another notebook of yours has the class. Type there: %distributed class close"
         )
@@ -94,15 +95,6 @@ def listen(group: str | None) -> socket.socket:
         new.unlink(missing_ok=True)
         raise
     return door
-
-
-def _is_open(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def connect(teacher: str) -> socket.socket:

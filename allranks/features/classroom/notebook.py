@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -15,7 +14,6 @@ from allranks.errors import UsageError
 from allranks.features.classroom import board, door
 from allranks.features.classroom.student import Membership, NotebookState
 from allranks.records import requests
-from allranks.records.wire import Answer
 
 _ANSWER_SECONDS = 0.5
 
@@ -115,18 +113,9 @@ class Classroom(AskingFeature):
         return found
 
     def _ranks(self, running: cluster.Cluster) -> dict[str, str]:
-        answers: dict[int, Answer] = {}
-        come = threading.Event()
-
-        def deliver(found: dict[int, Answer]) -> None:
-            answers.update(found)
-            come.set()
-
         alive = [rank for rank in range(running.size) if rank not in running.dead]
-        self.ask(alive, requests.STATUS, {}, deliver, _ANSWER_SECONDS)
-        come.wait(2 * _ANSWER_SECONDS)
-        contents = {rank: one.content for rank, one in answers.items() if not one.problem}
-        ranks = read_statuses(running.hellos, contents)
+        ask = self.begin_ask(alive, requests.STATUS, {}, _ANSWER_SECONDS)
+        ranks = read_statuses(running.hellos, ask())
         waiting = [one for one in ranks if one.state.startswith("waiting")]
         waits = (
             f"rank {waiting[0].rank} is {waiting[0].state} at {waiting[0].line}" if waiting else ""

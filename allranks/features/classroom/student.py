@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from allranks.cluster.failures import plain
 from allranks.features.classroom import door
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _EXERCISE = re.compile(r"(exercise|check)-(.+)")
 _TEXT_LENGTH = 300
 _INTERVAL_SECONDS = 1.0
@@ -45,7 +45,7 @@ class NotebookState:
         self.cell = result.execution_count or self.cell
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
-            lines = _ANSI.sub("", str(error)).strip().splitlines() or [""]
+            lines = plain(str(error)).strip().splitlines() or [""]
             name = type(error).__name__
             self.error = lines[0] if name == "CellFailed" else f"{name}: {lines[0]}"
         self.state, self.since = "failed" if error is not None else "idle", time.time()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -13,7 +12,6 @@ from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.cluster.options import LineCommand
 from allranks.errors import UsageError
 from allranks.records import ranks as rank_lists
-from allranks.records.wire import Answer
 
 #: How long the kernel waits. JupyterLab waits one second for completions.
 _SECONDS = {"complete": 0.8, "describe": 2.0}
@@ -76,9 +74,9 @@ class NameCompletion(AskingFeature):
         # can find without code of the user's; so does a rank whose user's code does not return.
         seconds = _SECONDS[name]
         full, known = (
-            _Reply(self, rank, each, content, seconds) for each in (name, f"{name}_busy")
+            self.begin_ask((rank,), each, content, seconds) for each in (name, f"{name}_busy")
         )
-        return full.wait() or known.wait() or {}
+        return full().get(rank) or known().get(rank, {})
 
     def _choose(self, words: list[str]) -> int:
         if words:
@@ -113,26 +111,6 @@ class NameCompletion(AskingFeature):
         if found is None or rank is None:
             return lines
         return [f"{found['before']}-r {rank}{found['after']}"]
-
-
-class _Reply:
-    """The answer of one rank to one request, when it has come."""
-
-    def __init__(
-        self, feature: AskingFeature, rank: int, name: str, asked: dict[str, Any], seconds: float
-    ) -> None:
-        self._content: dict[str, Any] | None = None
-        self._come, self._seconds = threading.Event(), seconds
-        feature.ask((rank,), name, asked, self._take, seconds)
-
-    def _take(self, answers: dict[int, Answer]) -> None:
-        self._content = next((a.content for a in answers.values() if not a.problem), None)
-        self._come.set()
-
-    def wait(self) -> dict[str, Any] | None:
-        """Returns the answer; None if the rank has refused, or not answered in time."""
-        self._come.wait(self._seconds)
-        return self._content
 
 
 FEATURE = NameCompletion

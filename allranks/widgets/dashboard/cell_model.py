@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from allranks.records.config import size_text
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.curves import Curves, Key, Logged
-from allranks.widgets.dashboard.tables import Table, nbytes
+from allranks.widgets.dashboard.tables import Table
 from allranks.widgets.dashboard.timings import Strips, TimingTable
 
 
@@ -227,7 +228,7 @@ class Memory:
             for key, series in list(self.curves.of(name).items())[:_MEMORY_ROWS]:
                 values = [*series.values, series.last[1]]
                 sizes = (values[0], max(values), values[-1])
-                rows.append([f"rank {key.rank}", *(nbytes(size * _MB) for size in sizes)])
+                rows.append([f"rank {key.rank}", *(size_text(size * _MB) for size in sizes)])
             title = name.partition(" in ")[0]
             found.append(Table(title, ["", "first", "most", "last"], rows))
         return found

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.records.config import size_text
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.curves import Curves
 from allranks.widgets.dashboard.timings import KINDS, RankTime, Shares, Strips, TimingTable
@@ -75,16 +76,8 @@ def seconds_like(value: float, most: float) -> str:
     return f"{value / size:.{decimals}f} {unit}"
 
 
-def nbytes(value: float) -> str:
-    """Returns a size, as ``4 MB``, in powers of ten."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
 def gbps(value: float | None) -> str:
-    return "n/a" if value is None else f"{nbytes(value * 1e9)}/s"
+    return "n/a" if value is None else f"{size_text(value * 1e9)}/s"
 
 
 #: Rows and columns of the table of curves.
@@ -142,7 +135,7 @@ def call_table(timings: TimingTable) -> Table:
     told = [
         [
             f"{row.op} {row.name}",
-            f"{row.calls:,} × {nbytes(row.nbytes)}",
+            f"{row.calls:,} × {size_text(row.nbytes)}",
             seconds(row.wait_seconds),
             seconds(row.transfer_seconds),
             gbps(row.busbw_gbps),
