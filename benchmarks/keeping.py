@@ -20,7 +20,7 @@ import os, pickle, tempfile
 from time import perf_counter
 import numpy as np
 from allranks.collectives import world
-series = world.current().keeps.of_cells
+series = world.current().variable_store.of_cells
 big = np.ones({nbytes} // 8)
 batch = np.random.default_rng(rank).normal(size=(256, 256))
 model = dict(weights=np.zeros((256, 256)), momentum=np.zeros((256, 256)))
