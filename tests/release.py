@@ -1,10 +1,10 @@
 """Prepares a release: ``make release VERSION=0.2.0``.
 
-Writes the version into each file that has it, dates the changelog, and builds the sdist and the
-wheel into ``dist/``. Installs the wheel in an empty environment of each Python from 3.11 on that is
-found, and the sdist in one; there the command, the doctor and a cell on two ranks run. Builds the
-documentation. Commits and publishes nothing: the last lines name the commands that do. It can be
-repeated with the same version.
+Writes the version into each file that has it, dates the changelog, and removes what says that it
+is not published. Builds the sdist and the wheel into ``dist/``. Installs the wheel in an empty
+environment of each Python from 3.11 on that is found, and the sdist in one; there the command, the
+doctor and a cell on two ranks run. Builds the documentation. Commits and publishes nothing: the
+last lines name the commands that do. It can be repeated with the same version.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ PLACES = {
     "recipe/recipe.yaml": r'(?m)(?<=^  version: ").+(?="$)',
     "allranks/features/toolbar/labextension/package.json": r'(?<="version": ").+(?=")',
 }
+#: What is true only before the first publication, and the files that say it.
+UNPUBLISHED = re.compile(r"<!-- until published -->\n.*?<!-- /until published -->\n\n?", re.DOTALL)
+SAY_SO = ("README.md", "docs/install.md")
 CELL = """
 import allranks
 
@@ -45,7 +48,9 @@ if __name__ == "__main__":
 
 
 def prepare(tree: Path, version: str, today: str) -> None:
-    """Writes the version into its places, and dates its section of the changelog."""
+    """Writes the version into its places, dates its section of the changelog, and removes what is
+    no longer true.
+    """
     if not re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", version):
         raise SystemExit(f"expected a version such as 0.2.0, found {version!r}.")
     changelog = tree / "CHANGELOG.md"
@@ -63,6 +68,8 @@ def prepare(tree: Path, version: str, today: str) -> None:
         if not count:
             raise SystemExit(f"{name} has no version that matches {pattern}.")
         (tree / name).write_text(after)
+    for name in SAY_SO:
+        (tree / name).write_text(UNPUBLISHED.sub("", (tree / name).read_text()))
     changelog.write_text(f"{text[: head.start(1)]}{today}{text[head.end(1) :]}")
 
 

@@ -104,12 +104,23 @@ def test_a_release_changes_every_version_and_dates_the_changelog(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((REPOSITORY / name).read_text())
     (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## 7.8.9 (not released)\n\n- One.\n")
+    only_before = "<!-- until published -->\nNot published.\n<!-- /until published -->\n\n"
+    for name in release.SAY_SO:
+        (tmp_path / name).write_text(f"One.\n\n{only_before}Two.\n")
     for _ in range(2):  # it can be repeated
         release.prepare(tmp_path, "7.8.9", "2031-02-03")
     assert "\n## 7.8.9 (2031-02-03)\n" in (tmp_path / "CHANGELOG.md").read_text()
     for name in release.PLACES:
         assert "7.8.9" in (tmp_path / name).read_text()
         assert allranks.__version__ not in (tmp_path / name).read_text()
+    for name in release.SAY_SO:
+        assert (tmp_path / name).read_text() == "One.\n\nTwo.\n"
+
+
+def test_texts_that_a_release_removes_are_marked_as_it_expects():
+    for name in release.SAY_SO:
+        text = (REPOSITORY / name).read_text()
+        assert text.count("until published -->") == 2 * len(release.UNPUBLISHED.findall(text))
 
 
 def test_a_release_without_changes_is_refused(tmp_path):
