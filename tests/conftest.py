@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from allranks import port_filter
 from tests.kernel import Kernel
-from tests.missing import summary
+from tests.missing import skip_missing, summary
 
 # How long an example takes is no property of what it tests.
 settings.register_profile("allranks", deadline=None)
@@ -73,6 +74,14 @@ def _scope(nodeid: str) -> str:
     # Launches of mpiexec share nothing; other tests share their file's fixtures.
     launches = Path(file).parent.name == "mpi" or Path(file).name == "test_under_mpiexec.py"
     return nodeid if launches else file
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("replaces") and not port_filter.is_supported():
+        skip_missing(
+            "dead ranks are not replaced: this system lets you attach no packet filter to "
+            "a socket; most systems let every user, or try as root"
+        )
 
 
 @pytest.hookimpl(trylast=True)

@@ -15,7 +15,7 @@ MISSING = """\
 The browser tests need a Chromium; found none in $CHROMIUM, on PATH or among Playwright's.
 Type one of:
     apt-get install chromium                              (Debian, as root)
-    .venv/bin/python -m playwright install chromium       (anywhere)
+    .venv/bin/python -m playwright install chromium       (anywhere with the library libatomic)
     make test CHROMIUM=/path/to/chromium"""
 
 
@@ -29,8 +29,11 @@ def find_chromium() -> str | None:
 def _playwrights_own() -> str | None:
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        path = playwright.chromium.executable_path
+    try:
+        with sync_playwright() as playwright:
+            path = playwright.chromium.executable_path
+    except Exception:  # its program lacks a library of the system; it has named it on stderr
+        return None
     return path if Path(path).exists() else None
 
 

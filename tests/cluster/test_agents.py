@@ -150,6 +150,7 @@ async def find(agent, source):
     return (min(ranks) if len(ranks) == 1 else None), int(culprit[2] or 0)
 
 
+@pytest.mark.replaces
 def test_a_policy_finds_rank_and_line_of_seeded_bugs():
     async def act(agent):
         missed = []

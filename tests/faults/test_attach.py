@@ -161,6 +161,7 @@ def test_a_cell_that_is_followed_can_be_interrupted_and_typed_to(notebook):
     check_at_work(notebook)
 
 
+@pytest.mark.replaces
 def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
     victim = notebook.pids()[3]
     notebook.on_ranks("weights = 7 * rank\nkeep('weights', 'kept')")

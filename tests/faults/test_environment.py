@@ -162,6 +162,7 @@ def check_closed(addresses, ports):
         [*pool.map(check, places)]
 
 
+@pytest.mark.replaces
 def test_nobody_can_connect_before_a_rank_has_died_and_then_nobody_from_the_network(notebook):
     assert notebook.run("%distributed restart").status == "ok"
     ports = open_ports(notebook)

@@ -9,6 +9,7 @@ import pytest
 from tests.faults.notebook import named
 from tests.kernel import wait_until
 
+pytestmark = pytest.mark.replaces
 SIZE = 4
 NAMED_SECONDS = 60
 WHOLE = (

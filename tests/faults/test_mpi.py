@@ -77,6 +77,7 @@ def test_mpi_is_there_without_an_import_and_with_what_mpi4py_builds_on_it(notebo
     assert cell.text == "rank 0 │ heard 1\nrank 1 │ heard 0\n"
 
 
+@pytest.mark.replaces
 @pytest.mark.parametrize("communicator", ["MPI.COMM_WORLD", "comm.Dup()"])
 def test_an_abort_ends_its_rank_alone_and_that_is_replaced(notebook, communicator):
     """The launcher would take the end of the whole job for what was asked for."""

@@ -180,6 +180,7 @@ LOST = {
 }
 
 
+@pytest.mark.replaces
 @pytest.mark.parametrize(("source", "said"), LOST.values(), ids=LOST.keys())
 def test_a_rank_that_cannot_go_on_ends_and_says_why(notebook, source, said):
     cell = notebook.on_ranks(source)

@@ -18,6 +18,7 @@ from allranks.widgets.dashboard.view import text_view
 from tests.faults.notebook import stopped
 from tests.kernel import wait_until
 
+pytestmark = pytest.mark.replaces
 SIZE = 4
 ALL = "(kept, comm.allreduce(1), float(allreduce(1.0, op=Sum)))"
 

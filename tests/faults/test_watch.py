@@ -271,6 +271,7 @@ def test_ranks_end_with_the_notebook_that_has_them_where_others_only_watch(new_n
 DIES = "import os\nprint('begun')\nif rank == 1: os._exit(3)\nbarrier()"
 
 
+@pytest.mark.replaces
 def test_a_cell_of_the_watcher_runs_after_a_death_in_one_of_the_other(notebook, watcher, watching):
     assert notebook.on_ranks(DIES).status == "error"
     cell = watcher.on_ranks("rank")

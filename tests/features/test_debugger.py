@@ -175,6 +175,7 @@ def test_breakpoint_in_a_cell_pauses_like_a_clicked_one(kernel: Kernel, debugger
     cell.wait().ok()
 
 
+@pytest.mark.replaces
 def test_the_death_of_a_rank_ends_the_pause(kernel: Kernel, debugger: Debugger) -> None:
     cell, pause = debugger.start("%%distributed\nimport os\nx = 1\nbarrier()", 3)
     os.kill(int(pause.evaluate("os.getpid()")), signal.SIGKILL)

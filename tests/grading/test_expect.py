@@ -135,6 +135,7 @@ def test_a_call_that_is_not_recorded_is_refused(four, call):
     assert "Use send, recv, sendrecv" in str(failure(four, f"with expect(): {call}"))
 
 
+@pytest.mark.replaces
 def test_a_rank_that_dies_fails_the_cell(four):
     told = failure(four, "import os\nwith expect():\n    if rank == 1: os._exit(0)\n    recv(1)")
     assert isinstance(told, RankDied)

@@ -51,6 +51,7 @@ def test_the_panel_shows_the_time_of_the_calls_of_fit(training):
     assert "allreduce Distributed" in str(cell.displays)
 
 
+@pytest.mark.replaces
 @pytest.mark.covers("death", "Keras on tensorflow", "Keras on jax", "Keras on torch")
 def test_a_rank_that_dies_in_fit_is_replaced_and_the_next_cell_trains(training):
     ranks, backend = training

@@ -77,6 +77,7 @@ CLOSED = (
 DEATHS = {"a rank waits for it": "dist.all_reduce(t)", "the others have ended": ""}
 
 
+@pytest.mark.replaces
 @pytest.mark.covers("error", "torch on allranks")
 @pytest.mark.covers("death", "torch on allranks")
 @pytest.mark.parametrize("wait", DEATHS.values(), ids=DEATHS.keys())

@@ -152,6 +152,7 @@ def test_a_wait_after_the_users_own_shutdown_is_ended_too(ranks):
     check_the_next_cell(ranks)
 
 
+@pytest.mark.replaces
 @pytest.mark.covers("death", "JAX on gloo")
 @pytest.mark.parametrize("waits", ["float(add(ones()))", "barrier()"])
 def test_the_others_live_on_when_a_rank_dies_and_jax_can_be_begun_anew(ranks, waits):

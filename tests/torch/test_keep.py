@@ -49,6 +49,7 @@ def values(cell):
     return {label.strip(): value for label, _, value in shown}
 
 
+@pytest.mark.replaces
 def test_a_training_goes_on_in_the_new_rank_as_it_would_have_in_the_dead_one(ranks):
     went_on = values(ranks.on_ranks(TRAINS))
     assert len(set(went_on.values())) == 3  # each has a model of its own
@@ -65,6 +66,7 @@ def test_a_training_goes_on_in_the_new_rank_as_it_would_have_in_the_dead_one(ran
     ) == {"rank 1": "(True, 6)"}
 
 
+@pytest.mark.replaces
 def test_what_is_kept_after_each_cell_is_as_the_cell_has_left_it(ranks):
     ranks.run("%distributed keep weights")
     try:
@@ -164,6 +166,7 @@ def check_a_training_continues(ranks, dead, digits=EXACT):
     assert result_of(ranks, digits) == undisturbed
 
 
+@pytest.mark.replaces
 @pytest.mark.parametrize("dead", [1, 0])
 def test_a_training_continues_with_the_state_of_a_rank_that_has_survived(ranks, dead):
     check_a_training_continues(ranks, dead)
@@ -192,6 +195,7 @@ result = train(20, save)
 """
 
 
+@pytest.mark.replaces
 @pytest.mark.parametrize("dead", [1, 0])
 def test_a_sharded_training_continues_from_what_was_kept(ranks, dead):
     assert ranks.on_ranks(CLOSE).status == "ok"
@@ -241,6 +245,7 @@ def replace(ranks, rank, others=""):
     assert f"rank {rank} was replaced" in died.text
 
 
+@pytest.mark.replaces
 def test_the_source_is_the_lowest_rank_with_a_state(ranks):
     for rank in range(3):
         replace(ranks, rank)

@@ -150,6 +150,7 @@ def test_all_ranks_or_none_have_a_group_of_gloo(gloo_ranks):
     assert following.text == "ranks 0–2 → 3\n"
 
 
+@pytest.mark.replaces
 @pytest.mark.covers("death", "torch on gloo")
 def test_a_training_on_gloo_continues_after_a_death(gloo_ranks):
     # gloo sums in another order after a wrapper's first step.
