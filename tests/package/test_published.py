@@ -106,6 +106,7 @@ def test_a_release_changes_every_version_and_dates_the_changelog(tmp_path):
     (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## 7.8.9 (not released)\n\n- One.\n")
     only_before = "<!-- until published -->\nNot published.\n<!-- /until published -->\n\n"
     for name in release.SAY_SO:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"One.\n\n{only_before}Two.\n")
     for _ in range(2):  # it can be repeated
         release.prepare(tmp_path, "7.8.9", "2031-02-03")
