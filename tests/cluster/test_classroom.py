@@ -16,6 +16,7 @@ import pytest
 
 from allranks.errors import UsageError
 from allranks.features.classroom import board, door
+from allranks.features.classroom import student as student_side
 from tests.kernel import Kernel
 
 TEACHER = door.own_account()
@@ -132,6 +133,14 @@ def opened(tmp_path, monkeypatch) -> Iterator[board.ClassBoard]:
     found = board.ClassBoard(None)
     yield found
     found.close()
+
+
+def test_a_student_stays_while_the_teacher_sends_nothing(opened, monkeypatch):
+    monkeypatch.setattr(student_side, "_SEND_SECONDS", 1)
+    member = student_side.Membership(TEACHER, False, lambda with_panel: {"cell": 7})
+    time.sleep(2.5)  # longer than the limit for sending
+    assert member.is_open
+    member.close()
 
 
 def student_who_sends(opened: board.ClassBoard, line: bytes) -> list[board.Student]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from allranks.features.classroom import door
 _EXERCISE = re.compile(r"(exercise|check)-(.+)")
 _TEXT_LENGTH = 300
 _INTERVAL_SECONDS = 1.0
+_SEND_SECONDS = 10
 
 
 class NotebookState:
@@ -89,7 +91,9 @@ class Membership:
         self._connection.close()
 
     def _send(self) -> None:
-        self._connection.settimeout(10.0)  # a teacher's notebook that does not read
+        # A teacher's notebook may not read. A timeout of the socket would also end `recv`.
+        limit = struct.pack("ll", _SEND_SECONDS, 0)
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             while not self._over.is_set():
                 opened = self._wanted.is_set() and self.shows_panel
