@@ -35,7 +35,9 @@ ADDITIONS = """
 MAX_RANKS, MAX_PROCESSES, MAX_NBYTES = 2, 300, 1 << 30
 CPU_GROUP = Path({group!r})
 c.Spawner.cmd = {command}
-c.Spawner.environment = {{"ALLRANKS_MAX_RANKS": str(MAX_RANKS)}}
+c.Spawner.environment |= {{
+    "ALLRANKS_MAX_RANKS": str(MAX_RANKS), "PATH": {bin!r} + ":" + os.environ["PATH"]
+}}
 def cull_soon(spawner):
     if spawner.user.name == "{idler}":
         spawner.args = [arg.replace("=3600", "=6").replace("=300", "=1") for arg in spawner.args]
@@ -47,7 +49,10 @@ c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
 c.JupyterHub.hub_port = {hub_port}
 c.ConfigurableHTTPProxy.command = {proxy}
 c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
-c.JupyterHub.services = [{{"name": "teacher", "api_token": {token!r}}}]
+c.JupyterHub.services[0]["environment"]["ALLRANKS_CLASS_URL"] = {class_url!r}
+c.JupyterHub.services[0]["command"][0] = {python!r}
+c.Spawner.environment["ALLRANKS_CLASS_URL"] = {class_url!r}
+c.JupyterHub.services += [{{"name": "teacher", "api_token": {token!r}}}]
 c.JupyterHub.load_roles = [
     {{
         "name": "teacher",
@@ -65,17 +70,25 @@ def proxy() -> str:
 
 
 class Hub:
-    """A hub on a free port, with an account for each of the names."""
+    """A hub on a free port, with an account for each of the names.
 
-    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
-        self._folder, self._names = folder, names
+    ``folder`` has their homes, and must be open to all accounts. ``additions`` are the last lines
+    of the configuration.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...], additions: str = "") -> None:
+        self._folder, self._names, self._additions = folder, names, additions
         self._token = secrets.token_hex(16)
         self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
         self._group = CPU_GROUPS / folder.name
 
     def __enter__(self) -> Self:
         config = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
         additions = ADDITIONS.format(
+            python=sys.executable,
+            class_url=f"http://127.0.0.1:{free_port()}",
+            bin=str(Path(sys.executable).parent),
             command=[sys.executable, "-m", "jupyterhub.singleuser"],
             seconds=START_SECONDS,
             port=self._port,
@@ -86,7 +99,7 @@ class Hub:
             group=str(self._group),
             idler=IDLER,
         )
-        (self._folder / "jupyterhub_config.py").write_text(config + additions)
+        (self._folder / "jupyterhub_config.py").write_text(config + additions + self._additions)
         with suppress(OSError):  # containers often may not
             self._group.mkdir()
         homes = self._folder / "homes"
@@ -123,7 +136,7 @@ class Hub:
     def ask(self, method: str, path: str) -> Any:
         """Returns the answer of the hub, or of a student's server, to a request of the teacher."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}",
+            self.url + path,
             method=method,
             headers={"Authorization": f"token {self._token}"},
             data=b"" if method == "POST" else None,
@@ -131,15 +144,20 @@ class Hub:
         with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
             return json.loads(answer.read() or b"null")
 
-    def student(self, name: str) -> Student:
-        """Starts the server and a kernel of a student."""
-        self.ask("POST", f"/hub/api/users/{name}/server")
+    def start(self, *names: str) -> None:
+        """Starts the servers of these students, all at once."""
+        for name in names:
+            self.ask("POST", f"/hub/api/users/{name}/server")
 
-        def ready() -> bool:
+        def ready(name: str) -> bool:
             servers = self.ask("GET", f"/hub/api/users/{name}")["servers"]
             return bool(servers) and servers[""]["ready"]
 
-        wait_until(ready, self._log.read_text, START_SECONDS)
+        wait_until(lambda: all(map(ready, names)), self._log.read_text, START_SECONDS)
+
+    def student(self, name: str) -> Student:
+        """Starts the server and a kernel of a student."""
+        self.start(name)
         return Student(self, name)
 
     def stop(self, name: str) -> None:
@@ -189,8 +207,11 @@ class Student:
         content = {"code": source, "silent": False, "stop_on_error": False, "allow_stdin": False}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
         message |= {"channel": "shell", "buffers": []}
-        self._socket.write_message(json.dumps(message))
+        self._loop.run_until_complete(self._send(json.dumps(message)))
         return number
+
+    async def _send(self, text: str) -> None:
+        await self._socket.write_message(text)
 
     def end(self, number: str, seconds: float = 120) -> str:
         """Returns the output of a cell, and its error as the last line."""

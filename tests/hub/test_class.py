@@ -71,6 +71,27 @@ def test_a_student_who_exceeds_a_limit_gets_an_error_and_keeps_the_variables(eve
         assert eve.run("%%distributed\nallreduce(kept, op=Sum)").endswith("→ 10\n")
 
 
+def test_a_class_through_the_hub_shows_who_joins_to_the_teacher_who_was_named(hub, ada, eve):
+    said = eve.run("%distributed join ada")
+    assert "the class of ada is not open. ada types: %distributed class" in said
+    assert "Students type: %distributed join ada" in ada.run("%distributed class")
+    eve.run("1 / 0")
+    assert "No student has joined yet." in ada.run("%distributed class")
+    assert "ada sees" in eve.run("%distributed join ada panel")
+    eve.run("%%distributed\nif rank == 1: raise ValueError('no data')\nallreduce(1, op=Sum)")
+    wait_until(lambda: "ValueError: no data" in ada.run("%distributed class"))
+    assert "No student has joined yet." in eve.run("%distributed class")
+    assert not Path("/tmp/allranks-class-ada").exists()
+    # As one who gives another name does:
+    eve.run("import os\nos.environ['JUPYTERHUB_USER'] = 'ada'")
+    wait_until(lambda: "ada (eve)" in ada.run("%distributed class"))
+    assert "ada no longer sees" in eve.run("%distributed leave")
+    assert "no data" not in ada.run("%distributed class")
+    wait_until(lambda: "left" in ada.run("%distributed class"))
+    assert "The class is closed." in ada.run("%distributed class close")
+    eve.run("os.environ['JUPYTERHUB_USER'] = 'eve'")
+
+
 def test_others_cells_are_right_while_a_student_forks_and_floods_until_the_server_is_stopped(
     hub, ada, eve
 ):

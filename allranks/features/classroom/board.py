@@ -8,7 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,8 +37,9 @@ def _text(value: Any, length: int = 300) -> str:
 class Student:
     """One student's notebook, from the messages of its kernel, which are not trusted."""
 
-    uid: int
     name: str
+    account: str
+    uid: int = -1
     taken: float = field(default_factory=time.monotonic)
     notebook: str = ""
     cell: int = 0
@@ -54,9 +55,8 @@ class Student:
 
     def take(self, message: dict[str, Any]) -> None:
         said = _text(message.get("user"), 60)
-        account = door.account_name(self.uid)
-        if said and said != account:
-            self.name = f"{said} ({account})"
+        if said and said != self.account:
+            self.name = f"{said} ({self.account})"
         self.notebook, self.exercise = (
             _text(message.get("notebook")),
             _text(message.get("exercise"), 40),
@@ -93,6 +93,11 @@ class Student:
         return self.error or (self.waits if self.state == "running" else "")
 
 
+def by_need(students: Iterable[Student]) -> list[Student]:
+    """Returns students in the order of their tiles: those who need help first."""
+    return sorted(students, key=lambda one: (one.need, -one.idle_seconds, one.name))
+
+
 class ClassBoard:
     """All students, and the thread that receives from them."""
 
@@ -117,8 +122,7 @@ class ClassBoard:
     def students(self) -> list[Student]:
         """Returns all students, those who need help first."""
         with self._lock:
-            found = [*self._students.values(), *self._gone]
-        return sorted(found, key=lambda one: (one.need, -one.idle_seconds, one.name))
+            return by_need([*self._students.values(), *self._gone])
 
     def ask_panel(self, student: Student) -> None:
         """Asks for a student's panel, which comes only if the student has allowed it."""
@@ -160,7 +164,9 @@ class ClassBoard:
             with self._lock:
                 # A student who comes again takes the place of the notebook that left.
                 self._gone = [one for one in self._gone if one.uid != uid]
-                self._students[connection] = Student(uid, door.full_name(uid))
+                self._students[connection] = Student(
+                    door.full_name(uid), door.account_name(uid), uid
+                )
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: socket.socket) -> None:

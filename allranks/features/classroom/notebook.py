@@ -11,7 +11,7 @@ from allranks.cluster.failures import read_statuses, status_tree
 from allranks.cluster.features import AskingFeature
 from allranks.cluster.options import LineCommand
 from allranks.errors import UsageError
-from allranks.features.classroom import board, door
+from allranks.features.classroom import board, door, hub
 from allranks.features.classroom.student import Membership, NotebookState
 from allranks.records import requests
 
@@ -40,9 +40,9 @@ class Classroom(AskingFeature):
 
     def __init__(self) -> None:
         super().__init__()
-        self._board: board.ClassBoard | None = None
+        self._board: board.ClassBoard | hub.HubBoard | None = None
         self._view: _ClassView | None = None
-        self._membership: Membership | None = None
+        self._membership: Membership | hub.HubMembership | None = None
         self._state: NotebookState | None = None
 
     def command(self, name: str, *arguments: Any) -> Any:
@@ -62,8 +62,13 @@ class Classroom(AskingFeature):
             self._board = self._view = None
             return "The class is closed."
         if self._board is None:
-            self._board = board.ClassBoard(words[0] if words else None)
-        teacher = door.own_account()
+            if hub.is_used() and words:
+                raise UsageError(
+                    f"expected no group, found {words[0]!r}: this hub's class admits all its users"
+                )
+            group = words[0] if words else None
+            self._board = hub.HubBoard() if hub.is_used() else board.ClassBoard(group)
+        teacher = hub.own_user() if hub.is_used() else door.own_account()
         students = self._board.students()
         if getattr(get_ipython(), "kernel", None) is None:
             return f"{board.as_text(students)}\nStudents type: %distributed join {teacher}"
@@ -81,7 +86,8 @@ class Classroom(AskingFeature):
         shell = get_ipython()
         if shell is None:
             raise UsageError("a notebook joins a class, and this is none")
-        self._membership = Membership(words[0], "panel" in words, self._described)
+        member = hub.HubMembership if hub.is_used() else Membership
+        self._membership = member(words[0], "panel" in words, self._described)
         self._state = NotebookState(shell)
         shown = "the ranks' states and your last panel" if words[1:] else "and the ranks' states"
         return (
@@ -135,7 +141,7 @@ def _last_panel() -> str:
 class _ClassView:
     """The tiles in the teacher's notebook, and the student who is opened."""
 
-    def __init__(self, shown: board.ClassBoard) -> None:
+    def __init__(self, shown: board.ClassBoard | hub.HubBoard) -> None:
         import ipywidgets
 
         self._board = shown

@@ -1,0 +1,178 @@
+"""Both ends of a class whose notebooks share no folder: they meet at a service of their JupyterHub.
+
+`ClassBoard` and `Membership` are the same for notebooks of one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from allranks.errors import UsageError
+from allranks.features.classroom import board
+
+CLASS_URL = "ALLRANKS_CLASS_URL"
+"""The environment variable with the address of the service; without it a class uses a socket."""
+
+_INTERVAL_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
+#: After so many requests without an answer, a student has left.
+_MAX_FAILURES = 30
+
+
+def is_used() -> bool:
+    return bool(os.environ.get(CLASS_URL))
+
+
+def own_user() -> str:
+    return os.environ.get("JUPYTERHUB_USER", "")
+
+
+class _Refused(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+def _ask(method: str, path: str, message: dict[str, Any] | None = None) -> dict[str, Any]:
+    url = os.environ[CLASS_URL].rstrip("/") + path
+    token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    data = None if message is None else json.dumps(message).encode()
+    request = urllib.request.Request(url, data, {"Authorization": f"token {token}"}, method=method)
+    # Straight to it: no proxy may see the token.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ANSWER_SECONDS) as answer:
+            found: dict[str, Any] = json.loads(answer.read() or b"{}")
+            return found
+    except urllib.error.HTTPError as error:
+        raise _Refused(error.code) from None
+
+
+def _checked(method: str, path: str, message: dict[str, Any], teacher: str) -> dict[str, Any]:
+    """Asks, and says in an error what a user can do."""
+    try:
+        return _ask(method, path, message)
+    except _Refused as refused:
+        if refused.status == 404:
+            raise UsageError(
+                f"the class of {teacher} is not open. {teacher} types: %distributed class"
+            ) from None
+        if refused.status == 403:
+            raise UsageError(
+                "expected a notebook of this JupyterHub: it does not know the token of this one. "
+                "Stop your server in the hub's control panel, and start it again"
+            ) from None
+        raise UsageError(
+            f"the class does not admit this notebook (status {refused.status}). Leave with your "
+            "other notebooks: %distributed leave"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"expected the service of the class at {os.environ[CLASS_URL]}, found: {error}. Ask "
+            "who runs the JupyterHub"
+        ) from None
+
+
+class HubBoard:
+    """The teacher's side: asks the service for all students once a second."""
+
+    def __init__(self) -> None:
+        self._students: dict[str, board.Student] = {}
+        self._opened = ""
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self.changed: Callable[[], None] = lambda: None
+        self._take(_checked("POST", "/class", {"opened": ""}, own_user()))
+        self._thread = threading.Thread(target=self._receive, name="allranks-class", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        try:
+            _ask("DELETE", "/class")
+        except (OSError, ValueError, _Refused):
+            pass  # without this notebook the service closes the class soon
+
+    def students(self) -> list[board.Student]:
+        """Returns all students, those who need help first."""
+        with self._lock:
+            return board.by_need(self._students.values())
+
+    def ask_panel(self, student: board.Student) -> None:
+        """Asks for a student's panel, which comes only if the student has allowed it."""
+        with self._lock:
+            self._opened = next((key for key, one in self._students.items() if one is student), "")
+
+    def _receive(self) -> None:
+        while not self._over.wait(_INTERVAL_SECONDS):
+            try:
+                self._take(_ask("POST", "/class", {"opened": self._opened}))
+            except (OSError, ValueError, _Refused):
+                continue  # the hub may be restarted meanwhile
+            self.changed()
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        with self._lock:
+            before, self._students = self._students, {}
+            for found in answer["students"]:
+                key = found["key"]
+                one = self._students[key] = before.get(key) or board.Student(
+                    found["user"], found["user"]
+                )
+                state = dict(found["state"])
+                if key == self._opened and answer["panel"]:
+                    state["panel"] = answer["panel"]
+                if not found["gone"]:
+                    one.take(state)
+                    one.taken -= found["seconds_ago"]
+                elif not one.gone:
+                    one.take(state)
+                one.gone = found["gone"]
+
+
+class HubMembership:
+    """The student's side: sends the notebook's state once a second, until `close`."""
+
+    def __init__(
+        self, teacher: str, shows_panel: bool, described: Callable[[bool], dict[str, Any]]
+    ):
+        self.teacher, self.shows_panel = teacher, shows_panel
+        self._described = described
+        self._path = f"/class/{quote(teacher, safe='')}/{secrets.token_hex(8)}"
+        self._over = threading.Event()
+        _checked("POST", self._path, {}, teacher)
+        self._thread = threading.Thread(target=self._send, name="allranks-class-send", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._over.is_set()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(_ANSWER_SECONDS)  # a state that is under way would come after the end
+        try:
+            _ask("DELETE", self._path)
+        except (OSError, ValueError, _Refused):
+            pass  # without this notebook the service forgets it soon
+
+    def _send(self) -> None:
+        wanted, failures = False, 0
+        while not self._over.is_set():
+            try:
+                answer = _ask("POST", self._path, self._described(wanted and self.shows_panel))
+                wanted, failures = answer.get("want") == "panel", 0
+            except (OSError, ValueError, _Refused) as error:
+                wanted, failures = False, failures + 1  # the panel may be too large
+                closed = isinstance(error, _Refused) and error.status == 404
+                if closed or failures > _MAX_FAILURES:
+                    self._over.set()
+            self._over.wait(_INTERVAL_SECONDS)
