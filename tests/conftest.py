@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from allranks import port_filter
 from tests.kernel import Kernel
-from tests.missing import skip_missing, summary
+from tests.missing import skip_without_replacements, summary
 
 # How long an example takes is no property of what it tests.
 settings.register_profile("allranks", deadline=None)
@@ -77,11 +76,8 @@ def _scope(nodeid: str) -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("replaces") and not port_filter.is_supported():
-        skip_missing(
-            "dead ranks are not replaced: this system lets you attach no packet filter to "
-            "a socket; most systems let every user, or try as root"
-        )
+    if item.get_closest_marker("replaces"):
+        skip_without_replacements()
 
 
 @pytest.hookimpl(trylast=True)

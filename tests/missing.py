@@ -10,6 +10,8 @@ from typing import NoReturn
 
 import pytest
 
+from allranks import port_filter
+
 
 def skip_missing(reason: str) -> NoReturn:
     """Skips a test whose packages ``make test`` installs; in CI that is a failure.
@@ -20,6 +22,15 @@ def skip_missing(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI may not skip what it can install: {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def skip_without_replacements() -> None:
+    """Skips a test in which a dead rank is replaced, where the system does not allow that."""
+    if not port_filter.is_supported():
+        skip_missing(
+            "dead ranks are not replaced: this system lets you attach no packet filter to a "
+            "socket; most systems let every user, or try as root"
+        )
 
 
 def summary(skipped: Sequence[pytest.TestReport | pytest.CollectReport]) -> list[str]:

@@ -17,7 +17,7 @@ PAGES = [
     "output.md",
     "dashboard.md",
     "slow.md",
-    "failures.md",
+    pytest.param("failures.md", marks=pytest.mark.replaces),
     "collectives.md",
     "mpi.md",
     "errors.md",
