@@ -40,7 +40,7 @@ BUILT_IN: tuple[str, ...] = (
     "toolbar",
     "completion",
     "classroom",
-    "log_sinks",
+    "sinks",
     "simulate",
     "debugger",
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import chain, takewhile
 from time import perf_counter
 
 from allranks.collectives.calls.call import EPOCH_SHIFT, Call
@@ -97,14 +98,32 @@ class Journal:
     @property
     def records(self) -> list[CallRecord]:
         """All calls that are kept, oldest first."""
+        return self.since(float("-inf"), KEPT)[0]
+
+    def since(self, ended: float, most: int) -> tuple[list[CallRecord], int]:
+        """The last ``most`` of the calls that ended after a time, oldest first, and how many
+        there are in all.
+        """
+        own = ended - self._offset
         with self._lock:
-            every = [*self._taken, *self.fresh][-KEPT:]
-        return [it if isinstance(it, CallRecord) else self._record(it) for it in every]
+            newest = chain(reversed([*self.fresh]), reversed(self._taken))
+            found = [*takewhile(lambda it: _ended_after(it, ended, own), newest)]
+        last = reversed(found[:most])
+        records = [it if isinstance(it, CallRecord) else self._record(it) for it in last]
+        return records, len(found)
+
+    def now(self) -> float:
+        """This moment, by the clock of the records."""
+        return perf_counter() + self._offset
+
+    @property
+    def _offset(self) -> float:
+        return self._own.offset_seconds if self._own is not None else 0.0
 
     def _record(self, call: Call) -> CallRecord:
         members, started = call.members, call.started
         epoch, sequence = divmod(call.number, 1 << EPOCH_SHIFT)
-        offset = self._own.offset_seconds if self._own is not None else 0.0
+        offset = self._offset
         return CallRecord(
             op=call.spec.op,
             name=call.name or named(call.site),
@@ -123,6 +142,11 @@ class Journal:
             device_seconds=call.device_seconds,
             attended=call.attended,
         )
+
+
+def _ended_after(it: Call | CallRecord, time: float, own_time: float) -> bool:
+    # A call has the times of this host, a record those of the first one.
+    return it.ended > (time if isinstance(it, CallRecord) else own_time)
 
 
 def named(site: Site) -> str:

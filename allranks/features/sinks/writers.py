@@ -9,10 +9,13 @@ import re
 import socket
 import struct
 import time
+from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import urlsplit
+
+from allranks.records.telemetry import Points
 
 
 class Value(NamedTuple):
@@ -25,11 +28,28 @@ class Value(NamedTuple):
     at: float
 
 
+def values(points: Points, pairs: bytes) -> list[Value]:
+    """Returns the values that a rank has logged."""
+    numbers, found, start, at = array("d", pairs), [], 0, time.time()
+    for name, member, count in points.series:
+        shown = f"{name}/{member}" if member else name
+        part = numbers[start : start + 2 * count]
+        start += 2 * count
+        for step, value in zip(part[::2], part[1::2], strict=True):
+            found.append(Value(points.rank, shown, int(step), value, at))
+    return found
+
+
 class Writer(Protocol):
-    """One run of a library. Made, used and closed in one thread."""
+    """One run of a tool. Made, used and closed in one thread.
+
+    ``items`` is what it writes, in messages; ``module`` is imported from ``package``.
+    """
 
     title: ClassVar[str]
+    items: ClassVar[str]
     package: ClassVar[str]
+    module: ClassVar[str]
 
     def __init__(self, name: str) -> None: ...
 
@@ -37,17 +57,22 @@ class Writer(Protocol):
     def about(name: str) -> str:
         """Returns where the run ``name`` is, or a command that shows it."""
 
-    def write(self, values: Iterable[Value]) -> None:
-        """Writes values; they may be lost if the process is killed before ``close``."""
+    def write(self, items: Iterable[Any]) -> None:
+        """Writes items; they may be lost if the process is killed before ``close``."""
 
     def close(self) -> None: ...
+
+
+_VALUES = "values of log(…)"
 
 
 class TensorBoard:
     """A folder of event files, one for each rank: TensorBoard shows ranks as runs of one name."""
 
     title: ClassVar[str] = "TensorBoard"
+    items: ClassVar[str] = _VALUES
     package: ClassVar[str] = "tensorboard"
+    module: ClassVar[str] = "tensorboard"
 
     def __init__(self, name: str) -> None:
         self._folder = Path("runs", name).absolute()
@@ -57,11 +82,11 @@ class TensorBoard:
     def about(name: str) -> str:
         return f"tensorboard --logdir {Path('runs', name).absolute()}"
 
-    def write(self, values: Iterable[Value]) -> None:
+    def write(self, items: Iterable[Value]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for one in values:
+        for one in items:
             scalar = Summary(value=[Summary.Value(tag=one.name, simple_value=one.value)])
             self._put(one.rank, Event(wall_time=one.at, step=one.step, summary=scalar))
         for file in self._files.values():
@@ -93,7 +118,9 @@ class MLflow:
     """A run at the tracking server that MLflow's variables name, or in its local store."""
 
     title: ClassVar[str] = "MLflow"
+    items: ClassVar[str] = _VALUES
     package: ClassVar[str] = "mlflow"
+    module: ClassVar[str] = "mlflow"
     #: The largest batch that MLflow accepts.
     _most = 1000
 
@@ -110,7 +137,7 @@ class MLflow:
     def about(name: str) -> str:
         return f"the run {name} of the experiment {_experiment()}"
 
-    def write(self, values: Iterable[Value]) -> None:
+    def write(self, items: Iterable[Value]) -> None:
         metrics = [
             self._metric(
                 # Other characters are refused.
@@ -119,7 +146,7 @@ class MLflow:
                 int(1000 * one.at),
                 one.step,
             )
-            for one in values
+            for one in items
         ]
         for first in range(0, len(metrics), self._most):
             self._client.log_batch(self._run, metrics[first : first + self._most])
@@ -136,7 +163,9 @@ class WandB:
     """A run of Weights & Biases; its variables choose project, mode and folder."""
 
     title: ClassVar[str] = "Weights & Biases"
+    items: ClassVar[str] = _VALUES
     package: ClassVar[str] = "wandb"
+    module: ClassVar[str] = "wandb"
 
     def __init__(self, name: str) -> None:
         import wandb
@@ -158,8 +187,8 @@ class WandB:
             return f"the run {name}"
         return f"the run {name}, offline. To upload it, type in a shell: wandb sync --sync-all"
 
-    def write(self, values: Iterable[Value]) -> None:
-        for one in values:
+    def write(self, items: Iterable[Value]) -> None:
+        for one in items:
             self._run.log({f"{one.name}/rank-{one.rank}": one.value, "step": one.step})
 
     def close(self) -> None:
@@ -183,7 +212,10 @@ WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "mlflow": MLflow
 """The libraries, as they are typed."""
 
 
-def missing(library: str) -> str:
-    """Returns the package that has to be installed for a library; "" if it is."""
-    package = WRITERS[library].package
-    return "" if importlib.util.find_spec(package) is not None else package
+def missing(kind: type[Writer]) -> str:
+    """Returns the package that has to be installed for a tool; "" if it is."""
+    try:
+        found = importlib.util.find_spec(kind.module) is not None
+    except ModuleNotFoundError:  # a package above it
+        found = False
+    return "" if found else kind.package

@@ -1,1 +1,0 @@
-"""Values of ``log(…)`` also go to TensorBoard, MLflow or Weights & Biases."""

@@ -1,0 +1,1 @@
+"""What the ranks report, in tools of others: values of ``log(…)``, spans of cells and calls."""
