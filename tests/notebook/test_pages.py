@@ -25,7 +25,7 @@ PAGES = [
     "keras.md",
     "tensorflow.md",
     "horovod.md",
-    "torch_jax.md",
+    pytest.param("torch_jax.md", marks=pytest.mark.replaces),
 ]
 NEED_TORCH = ("keras.md", "torch_jax.md")
 NEED_TENSORFLOW = ("tensorflow.md", "horovod.md")

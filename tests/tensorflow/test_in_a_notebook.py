@@ -153,6 +153,7 @@ def test_what_tensorflow_writes_at_its_start_is_in_the_log_only(training):
     assert line in training.logs()["rank-0.log"].read_text()
 
 
+@pytest.mark.replaces
 def test_a_death_in_fit_leaves_the_others_their_model_and_the_new_rank_what_was_preloaded(
     with_model,
 ):
@@ -245,6 +246,7 @@ def undisturbed(two, tmp_path_factory):
     return run
 
 
+@pytest.mark.replaces
 @pytest.mark.parametrize("loop", [LOOP, IN_FIT], ids=["a loop", "fit"])
 def test_a_training_goes_on_from_its_last_commit(two, undisturbed, tmp_path, loop):
     expected = undisturbed(loop)
@@ -268,6 +270,7 @@ def test_fresh_ranks_go_on_when_the_cell_is_run_again(two, undisturbed, tmp_path
     two.run("%distributed heal on")
 
 
+@pytest.mark.replaces
 def test_a_rank_that_dies_each_time_from_the_same_commit_ends_the_cell(two, tmp_path):
     ever = TRAINING.replace(" and not os.path.exists(marker)", "")
     cell = train(two, LOOP, tmp_path / "died", ever)
@@ -277,6 +280,7 @@ def test_a_rank_that_dies_each_time_from_the_same_commit_ends_the_cell(two, tmp_
     assert f"steps 0 {STEPS - 1}" in train(two, other, tmp_path, end="").text
 
 
+@pytest.mark.replaces
 def test_a_commit_that_does_not_fit_is_said_and_left(two, tmp_path):
     two.run("%distributed heal ask")
     assert train(two, LOOP, tmp_path / "died").error_name == "RankDied"
