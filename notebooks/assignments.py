@@ -1,9 +1,9 @@
 """Writes the labs as source versions of assignments for nbgrader.
 
 python notebooks/assignments.py course          # all labs, into course/source
-python notebooks/assignments.py course 08_messages
+python notebooks/assignments.py course 03_messages
 
-`nbgrader generate_assignment 08_messages` in that folder then makes the version for students. Of a
+`nbgrader generate_assignment 03_messages` in that folder then makes the version for students. Of a
 lab's cells, `exercise-1` becomes the cell for the answer, with the solution of
 `tests/notebook/solutions`, and `check-1` the test: its part up to "not yet" is visible, the rest is
 hidden.

@@ -19,7 +19,7 @@ from tests.notebook.steady import steady
 REPOSITORY = Path(__file__).resolve().parent.parent
 LABS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
 
-NEED_TORCH = ("07_torch",)
+NEED_TORCH = ("12_torch",)
 """Run with the Python that ALLRANKS_TEST_TORCH names."""
 
 FAILS = "raises-exception"
@@ -93,6 +93,13 @@ def solved(name: str) -> NotebookNode:
         added.append(new_code_cell(magic + source, id=f"solution-{exercise}"))
         added.append(new_code_cell(sources[f"check-{exercise}"], id=f"solved-{exercise}"))
     notebook.cells[-1:-1] = added
+    return notebook
+
+
+def with_ranks(notebook: NotebookNode, ranks: int) -> NotebookNode:
+    """Returns the lab, with this number of ranks in place of four."""
+    for cell in code_cells(notebook):
+        cell.source = re.sub(r"\A(%%distributed .*)?-n 4\b", rf"\1-n {ranks}", cell.source)
     return notebook
 
 

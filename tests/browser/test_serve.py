@@ -60,7 +60,7 @@ def test_the_first_lab_opens_without_outputs_questions_or_warnings(browser, tmp_
     lines = [line for line in said.read_text().splitlines() if "Nudge: attempt" not in line]
     assert [line for line in lines if re.search(r"(?i)\[W |warning", line)] == []
     assert nbformat.read(labs / "01_ranks.ipynb", 4).cells[1].execution_count == 1
-    ours, theirs = (folder / "03_ensemble.ipynb" for folder in (repository / "notebooks", labs))
+    ours, theirs = (folder / "09_ensemble.ipynb" for folder in (repository / "notebooks", labs))
     sources = [[cell.source for cell in nbformat.read(path, 4).cells] for path in (ours, theirs)]
     assert sources[0] == sources[1]
     assert (labs / "02_allreduce.ipynb").read_text() == "mine"

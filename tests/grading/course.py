@@ -1,4 +1,4 @@
-"""A course of nbgrader with lab 8: release, submissions and scores."""
+"""A course of nbgrader with lab 3: release, submissions and scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import nbformat
 from notebooks import assignments
 from tests.grading.submissions import SOLUTION
 
-LAB = "08_messages"
+LAB = "03_messages"
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: nbgrader and what only it needs, where they are not installed beside allranks: its extensions of
 #: JupyterLab would be in the way of other tests.
@@ -27,7 +27,7 @@ import json
 from nbgrader.api import Gradebook
 with Gradebook("sqlite:///gradebook.db") as book:
     found = {}
-    for submission in book.assignment_submissions("08_messages"):
+    for submission in book.assignment_submissions("03_messages"):
         (notebook,) = submission.notebooks
         scores = {grade.name: grade.auto_score for grade in notebook.grades}
         found[submission.student.id] = [scores[f"check-{n}"] for n in (1, 2, 3)]

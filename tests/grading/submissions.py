@@ -1,4 +1,4 @@
-"""Thirty submissions of lab 8, with the points of their three exercises.
+"""Thirty submissions of lab 3, with the points of their three exercises.
 
 Each has the sources of some cells; in the other exercises it has the solution.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from notebooks.assignments import solutions
 
-SOLUTION = {f"exercise-{name}": text for name, text in solutions("08_messages").items()}
+SOLUTION = {f"exercise-{name}": text for name, text in solutions("03_messages").items()}
 RIGHT = [2, 2, 2]
 NOTHING = [0, 0, 0]
 Submission = tuple[dict[str, str], list[int]]

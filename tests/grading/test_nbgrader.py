@@ -1,4 +1,4 @@
-"""nbgrader grades submissions of lab 8: right, wrong, hanging, dying, flooding, forking, forging.
+"""nbgrader grades submissions of lab 3: right, wrong, hanging, dying, flooding, forking, forging.
 
 ALLRANKS_TEST_SUBMISSIONS=all grades all thirty, as ``make grade`` does.
 """

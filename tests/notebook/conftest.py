@@ -28,7 +28,29 @@ def python_for(name: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def executed(tmp_path_factory):
+def run_lab(tmp_path_factory):
+    """Returns a lab after a run of all of its cells, without a browser."""
+
+    def run(name: str, notebook: NotebookNode) -> NotebookNode:
+        state = str(tmp_path_factory.mktemp("state"))
+        client = NotebookClient(
+            notebook,
+            timeout=120,
+            kernel_name="python3",
+            # What fails is found in the outputs, whole and with the cells after it.
+            allow_errors=True,
+            resources={"metadata": {"path": labs.path_of(name).parent}},
+        )
+        # The spec that is found by name may belong to another environment.
+        client.create_kernel_manager()._kernel_spec = spec_of(python_for(name))
+        client.execute(env=os.environ | {"XDG_STATE_HOME": state, "IPYTHONDIR": state})
+        return notebook
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def executed(run_lab):
     """Returns a lab after a run of all of its cells, with the exercises solved at its end.
 
     Where the browser's suite has run it before, that run; else one without a browser.
@@ -37,19 +59,7 @@ def executed(tmp_path_factory):
     def run(name: str) -> NotebookNode:
         notebook = labs.noted_run(name)
         if notebook is None:
-            notebook = labs.solved(name)
-            state = str(tmp_path_factory.mktemp("state"))
-            client = NotebookClient(
-                notebook,
-                timeout=120,
-                kernel_name="python3",
-                # What fails is found in the outputs, whole and with the cells after it.
-                allow_errors=True,
-                resources={"metadata": {"path": labs.path_of(name).parent}},
-            )
-            # The spec that is found by name may belong to another environment.
-            client.create_kernel_manager()._kernel_spec = spec_of(python_for(name))
-            client.execute(env=os.environ | {"XDG_STATE_HOME": state, "IPYTHONDIR": state})
+            notebook = run_lab(name, labs.solved(name))
             labs.note_run(name, notebook)
         return notebook
 

@@ -37,13 +37,13 @@ def test_every_algorithm_adds_up_the_counts_of_all_images(said, cell):
 
 
 def test_what_was_fitted_is_told_from_what_was_foretold_within_a_few_points(said):
-    head, *rows = said("02_allreduce")["fit"].splitlines()
+    head, *rows = said("06_cost")["fit"].splitlines()
     assert head.split()[-1] == "simulated"
     assert [row.endswith("(fitted to this one)") for row in rows] == [1, 0, 0, 0, 1] * 3
-    rows = [line for line in said("06_scaling")["scaling"].splitlines() if "efficiency" in line]
+    rows = [line for line in said("07_scaling")["scaling"].splitlines() if "efficiency" in line]
     assert len(rows) == 3
     assert rows[0].endswith("efficiency 100%")
-    rows = [line for line in said("06_scaling")["foretell"].splitlines() if "foretold" in line]
+    rows = [line for line in said("07_scaling")["foretell"].splitlines() if "foretold" in line]
     assert len(rows) == 2
     for row in rows:
         published, simulated = (int(word.rstrip("%,")) for word in row.split() if "%" in word)
@@ -52,6 +52,6 @@ def test_what_was_fitted_is_told_from_what_was_foretold_within_a_few_points(said
 
 @pytest.mark.parametrize("cell", ["published", "foretell"])
 def test_what_the_model_says_is_called_simulated(said, cell):
-    rows = [line for line in said("06_scaling")[cell].splitlines() if "published" in line]
+    rows = [line for line in said("07_scaling")[cell].splitlines() if "published" in line]
     assert len(rows) == 3
     assert all("simulated" in row for row in rows)

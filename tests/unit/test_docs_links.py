@@ -48,7 +48,7 @@ LABS = Path(__file__).parents[2] / "notebooks"
 
 
 def test_lab_7_prints_the_command_that_installs_its_packages(capsys, monkeypatch):
-    lab = nbformat.read(LABS / "07_torch.ipynb", as_version=4)
+    lab = nbformat.read(LABS / "12_torch.ipynb", as_version=4)
     (source,) = (cell.source for cell in lab.cells if cell.id == "load")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     exec(source.replace("%load_ext allranks", ""), {})
