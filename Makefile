@@ -14,6 +14,8 @@
 #   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
 #   make pictures   docs/pictures, taken anew; PICTURES="ring strips" takes some of them
 #   make soak    random hostile cells on real ranks, for MINUTES=60
+#   make many-hosts   a start, a cell, an exception, an interrupt and a death on HOSTS=16 hosts of
+#                RANKS=4, which are namespaces; every night in CI
 #   make chaos   one fault after the other on 4 hosts of namespaces, for MINUTES=30
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
@@ -54,7 +56,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test lanes beside newest grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak chaos bench lock clean
+.PHONY: help lab demo test lanes beside newest grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak many-hosts chaos bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -141,6 +143,9 @@ packages: $(VENV)/.test
 
 soak: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60)
+
+many-hosts: $(VENV)/.test
+	HOSTS=$(or $(HOSTS),16) RANKS=$(or $(RANKS),4) $(BIN)/python -m pytest -n0 -s tests/hosts/many_hosts.py
 
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.hosts.chaos --minutes $(or $(MINUTES),30) $(CHAOS_ARGS)
