@@ -16,6 +16,10 @@ from contextlib import suppress
 #: Alpha.
 _PIDFD_GETFD = 438
 _SO_ATTACH_FILTER = 26
+NOT_SUPPORTED = (
+    "this system lets you attach no packet filter to a socket (SO_ATTACH_FILTER), which would "
+    "close MPI's ports to the network"
+)
 #: A program of one instruction for the kernel's packet filter: keep no byte of any packet.
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
 

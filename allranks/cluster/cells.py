@@ -194,22 +194,25 @@ class CellRun:
         """The ranks that have not replied yet, and may."""
         return tuple(r for r in self.ranks if r not in self.replies and r not in self._died)
 
-    def died(self, end: failures.ProcessExit) -> None:
-        """Handles the death of a rank that the others survive."""
-        rank, roster = end.rank, self._connection.roster
-        if rank not in self.ranks or rank in self.replies:
-            self.view.notice(f"rank {rank} {failures.ending(end.code, end.memory)}")
+    def died(self, ends: Sequence[failures.ProcessExit]) -> None:
+        """Handles the death of a rank, or of the ranks of a lost host, that the others survive."""
+        roster, hit = self._connection.roster, False
+        for end in ends:
+            if end.rank in self.ranks and end.rank not in self.replies:
+                hit = True
+                self.view.left(end.rank, "lost")
+                self._show_unsent(end.rank)
+                self._died[end.rank] = roster.report(end)
+        lost_host = any(end.why for end in ends)
+        others = list(self.pending) if hit else []
+        if hit and not others and not lost_host:
             return
-        self.view.left(rank, "lost")
-        self._show_unsent(rank)
-        self._died[rank] = roster.report(end)
-        others = [rank for rank in self.pending if rank != end.rank]
-        if others:
-            # The report at the end of the cell explains the signal.
-            how = failures.ending(end.code, explain=False)
-            self.view.notice(
-                f"rank {rank} {how}; {label(others)} keep{'s' * (len(others) == 1)} running"
-            )
+        # The report at the end of the cell explains the signal.
+        (first, *_) = ends
+        said = f"rank {first.rank} {first.how(explain=not hit)}"
+        said = failures.death_lines(ends) if lost_host else said
+        running = f"; {label(others)} keep{'s' * (len(others) == 1)} running" if others else ""
+        self.view.notice(said + running)
 
     @property
     def ended_well(self) -> bool:
@@ -524,10 +527,10 @@ class Cells:
         elif isinstance(record, Reply) and left is not None and record.cell == left.cell:
             left.replies[record.rank] = record
 
-    def _take_death(self, end: ProcessExit) -> None:
+    def _take_deaths(self, ends: Sequence[ProcessExit]) -> None:
         for run in (self._running, self._abandoned):
             if run is not None:
-                run.died(end)
+                run.died(ends)
 
     def show_late(self, view: View) -> None:
         """Shows what ranks have written since their last cell."""

@@ -172,7 +172,7 @@ class Cluster(Calls):
             self.launcher,
             self.preload,
             self._take,
-            self._take_death,
+            self._take_deaths,
             self._spares_others,
             self.hooks,
             self._kept.paths if self._kept is not None else (),

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -62,8 +62,8 @@ class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned.
 
     ``state`` is ``starting``, ``running``, ``stopped`` or ``lost``. ``take_record`` receives output
-    and replies, ``on_death`` the end of each rank that can be replaced: those of which
-    ``spares_others`` is true. With ``taken`` it attaches to another notebook's ranks.
+    and replies, ``on_deaths`` the ends of ranks that can be replaced, several of a lost host
+    together, if ``spares_others`` is true. With ``taken`` it attaches to another notebook's ranks.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Connection:
         launcher: AnyLauncher,
         preload: tuple[str, ...],
         take_record: TakeRecord,
-        on_death: Callable[[failures.ProcessExit], None] = lambda end: None,
+        on_deaths: Callable[[Sequence[failures.ProcessExit]], None] = lambda ends: None,
         spares_others: Callable[[], bool] = lambda: True,
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
@@ -87,7 +87,7 @@ class Connection:
         self.launcher_text = ""
         self.hooks = NotebookHooks(()) if hooks is None else hooks
         self._launcher, self._taken = launcher, taken
-        self._take_record, self._on_death = take_record, on_death
+        self._take_record, self._on_deaths = take_record, on_deaths
         self._spares_others = spares_others
         self._clients: list[ipyparallel.Client] = []
         self._preloading = ""
@@ -118,6 +118,8 @@ class Connection:
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.
         self.can_heal = self._config.heals
+        #: Whether ranks of a lost host can be started on the other ones.
+        self.can_relocate = self.can_heal and getattr(launcher, "outlives_hosts", False)
         self.log_dir = self._config.log_dir
         self.session_dir = self._config.session_dir
         #: None or one; a list, because the finalizer must not refer to the connection.
@@ -154,12 +156,11 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        self.all_up()
         if isinstance(self._launcher, MultiHostLauncher):
             # Only the hosts know whether they have GPUs: ranks heal only where none has one.
             self.can_heal &= all(hello.device == "cpu" for hello in self.roster.hellos.values())
-        if self.size <= CLIENTS_RANKS:
-            agent.say("clients")
+            self.can_relocate &= self.can_heal
+        self.all_up()
         self.state = "running"
 
     def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
@@ -236,6 +237,21 @@ class Connection:
         """
         agents = (agent for agent in self._agents if isinstance(agent, MultiHostAgents))
         return next((agent.seat_spares(dead) for agent in agents), "")
+
+    def relocate(self) -> dict[str, list[int]]:
+        """Starts all ranks again on the hosts that are left; returns the ranks of each. They are up
+        once the roster misses none.
+        """
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        self._files.close()
+        (agents,) = self._agents
+        assert isinstance(agents, MultiHostAgents)
+        agents.relocate()
+        self.step(0)  # the last news of the ranks that end
+        self.roster.start_again()
+        return agents.hosts()
 
     def close(self, state: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
@@ -506,19 +522,41 @@ class Connection:
                 )
             elif event.name == "replaces":
                 self.roster.expect(event.fields["rank"], event.fields["pid"])
-            elif event.name in ("exit", "launcher_exit", "agent_exit", "host_left"):
+            elif event.name == "host_left":
+                self._handle_lost_host(failures.ProcessExit.of(event.name, event.fields))
+            elif event.name in ("exit", "launcher_exit", "agent_exit"):
                 self._handle_exit(failures.ProcessExit.of(event.name, event.fields))
+
+    def _handle_lost_host(self, end: failures.ProcessExit) -> None:
+        roster, spared = self.roster, self.can_relocate and self._spares_others()
+        if not spared or self.state != "running" or roster.ends:
+            self._handle_exit(end)
+            return
+        roster.lost_hosts[end.host] = end.why
+        if roster.missing:  # the ranks are being started, and will be again
+            return
+        (agents,) = self._agents
+        assert isinstance(agents, MultiHostAgents)
+        there = set(agents.ranks_of(end.host)) - roster.dead.keys()
+        ends = [replace(end, rank=rank) for rank in sorted(there)]
+        for each in ends:
+            roster.record_death(each)
+            self.hooks.rank_died(each.rank)
+        for each in ends if roster.alive else ():
+            self.send(roster.alive, Died(each.rank, roster.death_text(each)))
+        if ends and roster.alive:
+            self._on_deaths(ends)
 
     def _handle_exit(self, end: failures.ProcessExit) -> None:
         roster = self.roster
-        if roster.is_outdated(end):
-            return
+        if roster.is_outdated(end) or (end.rank == -1 and roster.lost_hosts):
+            return  # without one of its hosts, MPI's job ends, and another one follows
         if self.state == "attaching":  # the other ranks' answers are still to come
             self._early_exits.append(end)
             return
         spared = self.can_heal and self._spares_others()
-        replaceable = spared and end.rank >= 0 and not end.by_launcher
-        if not replaceable or self.state != "running" or roster.ends:
+        replaceable = spared and end.rank >= 0 and (not end.by_launcher or bool(roster.lost_hosts))
+        if not replaceable or self.state != "running" or roster.ends or roster.missing:
             roster.ends.append(end)
             return
         # Each death is reported once: a replacement that died as well has no cell.
@@ -527,7 +565,7 @@ class Connection:
         if roster.alive:
             self.send(roster.alive, Died(end.rank, roster.death_text(end)))
             if not again:
-                self._on_death(end)
+                self._on_deaths([end])
 
     @property
     def up(self) -> bool:
@@ -546,6 +584,8 @@ class Connection:
         # The agents then note the processes that the ranks share.
         for agent in self._agents:
             agent.say("up")
+            if self.size <= CLIENTS_RANKS:
+                agent.say("clients")
 
     def lose(self, shown: bool = False) -> str:
         """Ends the ranks after a death; returns the text of :meth:`loss_text`."""
@@ -557,7 +597,15 @@ class Connection:
         """Returns which rank died, how, and what is lost; ``shown`` leaves out shown lines."""
         ends, hellos = self.roster.ends, self.roster.hellos
         text = self.launcher_text
-        return failures.loss_text(ends, hellos, text, self.size, shown, self._cause)
+        why = self._why_not_replaced()
+        return failures.loss_text(ends, hellos, text, self.size, shown, self._cause, why)
+
+    def _why_not_replaced(self) -> str:
+        """Returns why dead ranks are not replaced; "" if they are, or if none would be left."""
+        if self.can_heal or self.size == 1:
+            return ""
+        gpu = any(hello.device != "cpu" for hello in self.roster.hellos.values())
+        return self._launcher.why_not_replaced() or ("a rank has a GPU" if gpu else "")
 
 
 def _end_anywhere(*held: Any) -> None:

@@ -243,10 +243,7 @@ _SATURATES = "Open MPI v4.1.4"
 
 def _dead_ranks() -> Iterator[Finding]:
     if sys.platform == "linux" and not port_filter.is_supported():
-        found = (
-            "not replaced: when one dies, all end. This system lets you attach no packet filter "
-            "to a socket (SO_ATTACH_FILTER), which would close MPI's ports to the network"
-        )
+        found = f"not replaced: when one dies, all end, because {port_filter.NOT_SUPPORTED}"
         yield Finding("dead ranks", ABSENT, found)
 
 

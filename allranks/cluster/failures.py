@@ -213,6 +213,28 @@ class ProcessExit:
         named = ("code", "by_launcher", "host", "why", "memory", "pid")
         return cls(rank, **{name: fields[name] for name in named if name in fields})
 
+    def how(self, explain: bool = True) -> str:
+        """Returns how it ended, as :func:`ending`, or with which host it was lost."""
+        if self.why:
+            return f"was lost with its host: {self.host} {self.why}"
+        return ending(self.code, self.memory if explain else "", explain)
+
+
+def death_lines(ends: Iterable[ProcessExit]) -> str:
+    """Returns how ranks have died, those of a lost host together."""
+    alone: list[str] = []
+    of_hosts: dict[str, list[int]] = {}
+    for end in ends:
+        if end.why:
+            of_hosts.setdefault(f"Host {end.host} {end.why}", []).append(end.rank)
+        else:
+            alone.append(f"rank {end.rank} {end.how()}")
+    lost = [
+        f"{host}; {label(ranks)} {'is' if len(ranks) == 1 else 'are'} lost with it"
+        for host, ranks in of_hosts.items()
+    ]
+    return "; ".join([*lost, *alone])
+
 
 def culprits(ends: Sequence[ProcessExit]) -> list[ProcessExit]:
     """Returns the rank that died first, and by itself; none if a host was lost before."""
@@ -281,10 +303,12 @@ def loss_text(
     size: int,
     shown: bool,
     cause: str = "",
+    not_replaced: str = "",
 ) -> str:
     """Returns what died, where, of what, its last lines unless shown, and what is lost with it.
 
-    ``cause`` is the reason if the job of all ranks was ended.
+    ``cause`` is the reason if the job of all ranks was ended, ``not_replaced`` the one why dead
+    ranks are not replaced.
     """
     found = culprits(ends)
     log_dir = os.path.dirname(next(iter(hellos.values())).log)
@@ -304,6 +328,8 @@ def loss_text(
         what = f"{describe_exits(ends).removesuffix('.')}; the ranks ended with it"
         said = last_lines(log_dir, ends, launcher_text)
     parts = [f"{what}, and {lost} lost.", said]
+    if not_replaced:
+        parts.append(f"Dead ranks are not replaced here: {not_replaced}.")
     parts.append(f"The next cell starts a fresh cluster. The logs are in {log_dir}")
     return "\n".join(filter(None, parts))
 
@@ -361,6 +387,8 @@ class RankRegistry:
         self.dead: dict[int, ProcessExit] = {}
         self.new: set[int] = set()
         self.died_again: dict[int, ProcessExit] = {}
+        self.lost_hosts: dict[str, str] = {}
+        """Why hosts are lost whose ranks are not started elsewhere yet."""
         self.lines: dict[int, str] = {}
         self._lines_of = 0
         #: The process that takes the place of each rank that has died, the last to be started.
@@ -406,6 +434,13 @@ class RankRegistry:
             self.ends += self.dead.values()
         return again
 
+    def start_again(self) -> None:
+        """All ranks are started again, with the same numbers."""
+        for known in (self.hellos, self.dead, self.died_again, self.lost_hosts, self.lines):
+            known.clear()
+        self.new.clear()
+        self._pids.clear()
+
     def begin_cell(self, cell: int) -> None:
         self._lines_of = cell
         self.lines.clear()
@@ -429,7 +464,7 @@ class RankRegistry:
         where = f", last seen at {line}" if line else ""
         words = self._last_words(end.rank).splitlines()[-_LAST_LINES:]
         last = f"; its last lines: {' │ '.join(words)[-_LAST_CHARACTERS:]}" if words else ""
-        return f"{ending(end.code, explain=False)}{where}{last}"
+        return f"{end.how(explain=False)}{where}{last}"
 
     def report(self, end: ProcessExit) -> Report:
         """Returns the report of a cell on a rank that died in it, with its last words."""
@@ -444,10 +479,14 @@ class RankRegistry:
             host=hello.host,
             device=hello.device,
             etype=DEATH,
-            message=ending(end.code, explain=False),  # the traceback explains the signal
+            message=end.how(explain=False),  # the traceback explains the signal
             traceback=(
-                f"pid {hello.pid} {ending(end.code, end.memory)}. The log is {hello.log}",
-                *([f"Its last lines:\n{words}"] if words and end.code < 0 else []),
+                (f"Host {end.host} {end.why}",)
+                if end.why
+                else (
+                    f"pid {hello.pid} {end.how()}. The log is {hello.log}",
+                    *([f"Its last lines:\n{words}"] if words and end.code < 0 else []),
+                )
             ),
             line=int(number) if number.isdigit() else None,
             source_line=source.strip(),
@@ -456,9 +495,10 @@ class RankRegistry:
 
     def deaths_text(self) -> str:
         """Returns which ranks have died without replacement, and how."""
+        if any(end.why for end in self.dead.values()):
+            return death_lines(self.dead.values())
         return "; ".join(
-            f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) "
-            f"{ending(end.code, end.memory)}"
+            f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) {end.how()}"
             for rank, end in sorted(self.dead.items())
         )
 

@@ -11,6 +11,7 @@ from allranks.cluster.cells import CellRun, Cells
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit, ending, plain
 from allranks.cluster.members import MemberSlots
+from allranks.cluster.relocation import Relocation
 from allranks.cluster.variables import OnRank
 from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
@@ -127,7 +128,7 @@ class Replacement:
                 self._tell(str(error))
             for rank in sorted(dead.keys() - known):
                 known.add(rank)
-                self._tell(f"rank {rank} {ending(dead[rank].code, dead[rank].memory)}")
+                self._tell(f"rank {rank} {dead[rank].how()}")
             if not slow and time.monotonic() > began + _SLOW_SECONDS:
                 slow = True
                 still = "still being replaced; interrupt twice to kill all ranks"
@@ -257,6 +258,8 @@ class HealedCells(Cells):
         began, hellos = time.monotonic(), self._ranks.roster.hellos
         before = {rank: hello.host for rank, hello in hellos.items()}
         self._await_abandoned()
+        if self._ranks.roster.lost_hosts:
+            return self._relocate(tell)
         healed = Replacement(self._ranks, self._epoch + 1, tell)
         healed.make()
         self._epoch, self._dirty = healed.epoch, False
@@ -271,6 +274,15 @@ class HealedCells(Cells):
         new += "".join(moved)
         kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
         return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
+
+    def _relocate(self, tell: Callable[[str], None]) -> tuple[str, bool]:
+        """Starts all ranks again without the lost hosts; returns as `_replace`."""
+        began, moved = time.monotonic(), Relocation(self._ranks, tell)
+        moved.make()
+        self._epoch, self._dirty = 0, False
+        had = self._restore(moved.dead)
+        self.goes_on = moved.goes_on
+        return moved.text(had, time.monotonic() - began), moved.presses > 0
 
     def _restore(self, new: Iterable[int]) -> str:
         """New ranks take back what was kept in their places. Returns what that is, as ``model and

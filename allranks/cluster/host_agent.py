@@ -36,7 +36,7 @@ from allranks.records.config import (
     spares_on_each,
     version,
 )
-from allranks.records.ranks import label
+from allranks.records.ranks import copy_holders, label
 
 
 def open_sockets(
@@ -56,14 +56,14 @@ def open_sockets(
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
         address, allowed, place = launcher.address(), ports(), "/tmp"
-        heals = launcher.heals(size) and os.environ.get(SPARES) != "0"
+        heals = size > 1 and not launcher.why_not_replaced()
         if heals:
             environment |= LASTING_SETTINGS
         else:
             kept_dirs = ()  # they end with the ranks
     else:
         command = launcher.command(size)
-        heals = launcher.heals(size) and set(gpus) <= {HIDDEN}
+        heals = size > 1 and not launcher.why_not_replaced() and set(gpus) <= {HIDDEN}
         if heals:
             command[1:1] = LASTING
             environment |= LASTING_SETTINGS_ALONE
@@ -386,6 +386,8 @@ class MultiHostAgents:
         self._spares_on: dict[str, list[int]] = {}
         #: The spare processes that have become ranks, and their hosts.
         self._seated: dict[int, tuple[str, int]] = {}
+        #: Hosts that start their ranks again, and have not ended the old ones.
+        self._moving: set[str] = set()
         self._began = 0.0
         self._test: NetworkTest | None = None
         wire.deliver_host = self._handle
@@ -407,20 +409,65 @@ class MultiHostAgents:
         self._hosts = hosts
         self._began = time.monotonic()
         self.job.all_came()
-        # Hosts are filled one after the other, as mpiexec does with --map-by slot.
-        if self._config.heals:
-            self._spares = spares_on_each([host.ranks for host in hosts])
         ranks = iter(range(self._config.size))
-        for host in hosts:
-            there = [next(ranks) for _ in range(host.ranks)]
-            self._host_of |= dict.fromkeys(there, host.name)
+        self._place({host.name: [next(ranks) for _ in range(host.ranks)] for host in hosts})
+        for host in self._hosts:
+            self._wire.command(host.name, "config", self._config_of(host).to_json())
+        return ""
+
+    def _place(self, places: Mapping[str, Sequence[int]]) -> None:
+        """Decides which ranks each host has; those without any are left out."""
+        self._hosts = [
+            dataclasses.replace(host, ranks=len(places[host.name]))
+            for host in self._hosts
+            if places.get(host.name)
+        ]
+        if self._config.heals:
+            self._spares = spares_on_each([host.ranks for host in self._hosts])
+        self._host_of = {rank: host for host, there in places.items() for rank in there}
+        self._wire.host_of = self._host_of
+        self._seats, self._spares_on, self._seated = [], {}, {}
+        # Hosts are filled one after the other, as mpiexec does with --map-by slot.
+        for host in self._hosts:
+            there = places[host.name]
             first = len(self._seats) + len(there)
             self._spares_on[host.name] = list(range(first, first + self._spares))
             self._seats += [*there, *[-1] * self._spares]
-        self._wire.host_of = self._host_of
-        for host in hosts:
-            self._wire.command(host.name, "config", self._config_of(host).to_json())
-        return ""
+
+    def ranks_of(self, host: str) -> list[int]:
+        """Returns the ranks of a host."""
+        return sorted(rank for rank, name in self._host_of.items() if name == host)
+
+    def hosts(self) -> dict[str, list[int]]:
+        """Returns the ranks of each host."""
+        return {host.name: self.ranks_of(host.name) for host in self._hosts}
+
+    def relocate(self) -> None:
+        """Makes the hosts that are left start all ranks again, also those of lost hosts: each on
+        the host that stores a copy of what it has kept.
+        """
+        old = [self._host_of[rank] for rank in range(self._config.size)]
+        holders = copy_holders(tuple(old))
+        places: dict[str, list[int]] = {
+            host.name: [] for host in self._hosts if host.name not in self._reported
+        }
+        for rank, host in enumerate(old):
+            if host not in places:
+                host = old[holders[rank]]
+            if host not in places:  # lost too
+                host = min(places, key=lambda name: len(places[name]))
+            places[host].append(rank)
+        with self._changed:
+            # Their relays may still run: nothing of them is to be taken for news of the new ranks.
+            for host in self._reported - self._ended_hosts:
+                self._wire.forget(host)
+                self._ended_hosts.add(host)
+        self._place(places)
+        self._moving = set(places)
+        self._held = HeldEnds(self._deliver, self._config.heals)
+        self._test, self._began = None, time.monotonic()
+        for each in self._hosts:
+            self._wire.command(each.name, "again", self._config_of(each).to_json())
 
     def test_network(self) -> NetworkTest:
         """Tests the connections between all hosts, which must have come; the result comes later."""
@@ -525,7 +572,11 @@ class MultiHostAgents:
     def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
         name, fields = event_of(line)
-        if name == "host_up":
+        if host in self._moving and not name.startswith("host_"):
+            return  # of the ranks that end there
+        if name == "host_again":
+            self._moving.discard(host)
+        elif name == "host_up":
             with self._changed:
                 self.addresses[host] = fields["address"]
                 late = self._stopping  # stop() has not seen this host

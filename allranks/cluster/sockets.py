@@ -174,6 +174,7 @@ class HostMessages:
         self.received = ReceivedMessages()
         #: The number of the poll at which the host last sent something; None once it has ended.
         self.last_sign: int | None = None
+        self.ended = False
 
 
 class RankSockets:
@@ -266,11 +267,13 @@ class RankSockets:
             self._send_to_host(host, [word.encode(), line.encode()])
 
     def forget(self, host: str) -> None:
-        """Accepts that a host sends nothing any longer."""
-        with self._lock:
+        """Accepts nothing from a host any longer. If it was only cut off, it is stopped once it can
+        be reached again.
+        """
+        with deferred(), self._lock:
             if messages := self._hosts.get(host):
-                messages.last_sign = None
-                messages.sent = SentMessages()
+                self._send_to_host(host, [b"stop", b""])
+                messages.last_sign, messages.ended = None, True
 
     def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:
         groups: dict[str, list[int]] = {}
@@ -320,7 +323,8 @@ class RankSockets:
             self._confirm(frames[1].decode(), int(frames[2]))
         elif frames[0] == b"host":
             host, number = frames[1].decode(), int(frames[2])
-            if self._messages_of(host).received.accept(number):
+            messages = self._messages_of(host)
+            if messages.received.accept(number) and not messages.ended:
                 self._take_of_host(host, frames[3:])
         else:
             self._take_records(frames)
@@ -348,7 +352,8 @@ class RankSockets:
 
     def _messages_of(self, host: str) -> HostMessages:
         messages = self._hosts.setdefault(host, HostMessages())
-        messages.last_sign = self._polls
+        if not messages.ended:
+            messages.last_sign = self._polls
         return messages
 
     def _confirm(self, host: str, number: int) -> None:
@@ -366,7 +371,8 @@ class RankSockets:
                 again.sent.confirm(int(last))
                 for frames in again.sent.unconfirmed():
                     self._send([name, *frames])
-        self.deliver_host(host, _BEAT)
+        if not messages.ended:
+            self.deliver_host(host, _BEAT)
 
     def _find_silent_hosts(self) -> None:
         self._next_poll = time.monotonic() + _POLL_SECONDS

@@ -1,4 +1,7 @@
-"""Replaces dead ranks, and restores in the new ones the variables that the dead ones had kept."""
+"""Replaces dead ranks, and restores in the new ones the variables that the dead ones had kept.
+
+If a host is lost, all ranks are started again, and each loads what it has saved before.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,23 @@ from typing import Any
 
 from allranks import port_filter
 from allranks.collectives import world
-from allranks.collectives.ops.keeping import VariableStore
+from allranks.collectives.ops.keeping import VariableStore, pieces_of
 from allranks.collectives.start import healing
+from allranks.collectives.world import process_sets
+from allranks.engine import namespace, saved_names
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.host import stubs
 from allranks.errors import UsageError
-from allranks.records import requests
+from allranks.records import requests, wire
 
 
 class RankHeal(RankFeature):
     """Joins with replacements, and stores kept variables in memory that outlives the process."""
 
-    requests = frozenset({requests.HEAL, requests.SETTLE, requests.RESTORE})
+    requests = frozenset(
+        {requests.HEAL, requests.SETTLE, requests.RESTORE, requests.SAVE, requests.LOAD}
+    )
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
@@ -44,6 +51,10 @@ class RankHeal(RankFeature):
             return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
         if name == requests.RESTORE:
             return self._restore(arguments["version"]), []
+        if name == requests.SAVE:
+            return self._save(), []
+        if name == requests.LOAD:
+            return self._load(**arguments), []
         kept: VariableStore | None = world.current().variable_store
         if kept is None:
             return {"goes_on": 0, "version": 0}, []
@@ -75,6 +86,39 @@ class RankHeal(RankFeature):
         at, values = found
         self._rank.shell.user_ns.update(values)
         return {"names": list(values), "seconds": time.time() - at}
+
+    def _store(self) -> VariableStore:
+        kept: VariableStore | None = world.current().variable_store
+        if kept is None:
+            raise UsageError("it has no folder to save them in")
+        return kept
+
+    def _save(self) -> dict[str, Any]:
+        kept, shell = self._store(), self._rank.shell
+        goes_on = kept.settled()
+        own = saved_names.own_names(shell, namespace.names(self._rank.device))
+        parts, left = saved_names.dump(own, shell.user_global_ns)
+        kept.of_life.write(1, {self._rank.rank: pieces_of(parts)})
+        if problem := kept.of_life.settle():
+            raise UsageError(f"they could not be saved: {problem}")
+        sets = {str(number): list(ranks) for number, ranks in world.current().sets.items()}
+        return {"sets": sets, "goes_on": goes_on, "left": left}
+
+    def _load(self, sets: dict[str, list[int]], saved: list[int]) -> dict[str, Any]:
+        """Collective over all ranks if there are process sets."""
+        process_sets.make_again({int(number): tuple(ranks) for number, ranks in sets.items()})
+        problem = ""
+        if self._rank.rank in saved:
+            kept = self._store()
+            try:
+                data = kept.of_life.read(1)
+                if data is None:
+                    raise FileNotFoundError("the file is gone")
+                saved_names.load(wire.parts(data), self._rank.shell.user_global_ns)
+                kept.of_life.drop()
+            except Exception as error:  # an object's own way to be unpickled may do anything
+                problem = f"{type(error).__name__}: {text_of(error)}"
+        return {"problem": problem}
 
 
 FEATURE = RankHeal

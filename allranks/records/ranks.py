@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from functools import lru_cache
 from operator import index
 
 from allranks.errors import UsageError
@@ -74,3 +75,23 @@ def label(ranks: Iterable[int], noun: str = "rank") -> str:
     """Returns ``rank 2`` or ``ranks 0, 2–3``; or as many of another ``noun``."""
     listed = list(ranks)
     return f"{noun}{'s' if len(listed) != 1 else ''} {compact(listed)}"
+
+
+@lru_cache(maxsize=8)
+def copy_holders(hosts: tuple[Hashable, ...]) -> tuple[int, ...]:
+    """Returns, for each rank, the rank of another host that stores a copy of what it keeps.
+
+    ``hosts`` has the host of each rank. The copies of a host are spread over all others, so that
+    each of them can continue some of its ranks. If there is only one host, each rank holds its own.
+    """
+    there: dict[Hashable, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        there.setdefault(host, []).append(rank)
+    names, found = list(there), list(range(len(hosts)))
+    for at, host in enumerate(names):
+        others = names[at + 1 :] + names[:at]
+        for place, rank in enumerate(there[host]):
+            if others:
+                holders = there[others[place % len(others)]]
+                found[rank] = holders[place // len(others) % len(holders)]
+    return tuple(found)

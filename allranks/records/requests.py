@@ -31,6 +31,13 @@ SETTLE = "settle"
 #: Restore the variables that the rank that this one replaces had kept.
 #: The answer has their ``names``, none if nothing was kept, and how many ``seconds`` ago it was.
 RESTORE = "restore"
+#: Save all variables that can be pickled in a file of this host: all ranks start again, because a
+#: host is lost. The answer has the process ``sets``, ``goes_on`` as of SETTLE, and the names that
+#: are ``left`` out, with the reason.
+SAVE = "save"
+#: Load them, and make the process ``sets`` again. It goes to all ranks at once, also to those that
+#: have no such file. The answer has the names that are ``left`` out, with the reason.
+LOAD = "load"
 
 #: Send the output so far, before the answer. Answered while a cell runs.
 SEND = "send"

@@ -376,11 +376,13 @@ def unpack(packed: bytearray) -> Any:
     Raises:
         Exception: unpickling it fails, for example because a package of the ranks is missing here.
     """
-    first, *others = _parts(memoryview(packed))
+    first, *others = parts(packed)
     return pickle.loads(first, buffers=others)
 
 
-def _parts(packed: memoryview) -> Iterator[memoryview]:
+def parts(data: bytearray) -> Iterator[memoryview]:
+    """Returns what `fill` has written."""
+    packed = memoryview(data)
     (count,) = struct.unpack_from("<Q", packed)
     lengths = struct.unpack_from(f"<{count}Q", packed, 8)
     at = 8 * (count + 1)

@@ -133,6 +133,11 @@ class Training:
     def host_of(self, rank: int) -> str:
         return f"h{self._board[rank, _HOST]}"
 
+    def left_a_host(self) -> bool:
+        """Whether the ranks of a lost host go on on others."""
+        used = {self.host_of(rank) for rank in range(self.size)}
+        return bool(self.cells) and used != set(self.hosts.names[1:])
+
     def signal(self, rank: int, name: str) -> None:
         """Sends a rank's process a signal."""
         self.hosts.on(self.host_of(rank), "kill", f"-{name}", str(self._board[rank, _PID]))
@@ -228,7 +233,6 @@ FAULTS = (
         lambda chaos, host: chaos.hosts.mend(host),
         shows=_LOST_HOST,
         named_seconds=_LEASE_SECONDS + _NAMED_SECONDS,
-        spares=False,
     ),
     Fault(
         "host crashed",
@@ -237,7 +241,6 @@ FAULTS = (
         seconds=_LEASE_SECONDS + _OUTAGE_SECONDS,
         shows=_LOST_HOST,
         named_seconds=_LEASE_SECONDS + _NAMED_SECONDS,
-        spares=False,
     ),
     Fault(
         "kernel killed",
@@ -328,6 +331,8 @@ class Chaos:
         return played
 
     def _begin(self) -> None:
+        if self.training.left_a_host():
+            self.notebook.run("%distributed restart").ok()
         began = time.monotonic()
         cell = self.training.begin()
         while not self.training.goes_on(began):

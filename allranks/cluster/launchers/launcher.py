@@ -37,7 +37,7 @@ from allranks.cluster.launchers.mpiexec import (
 )
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.launched import RankVariables
-from allranks.records.config import Invitation
+from allranks.records.config import SPARES, Invitation
 
 Tell = Callable[[str, str], None]
 """Called, in any thread, with a host and why the command has ended there."""
@@ -125,10 +125,14 @@ class Launcher:
         raise NotImplementedError
 
 
-def _outlives_ranks() -> bool:
+def _why_not_replaced(settings: Mapping[str, str]) -> str:
     # The wheel's mpiexec lets the other ranks live when one dies; others may have been built
     # without that.
-    return mpiexec() == beside_python() and is_open_mpi()
+    if mpiexec() != beside_python() or not is_open_mpi():
+        return f"{mpiexec()} is not the Open MPI of the wheel"
+    # A user's own settings stay, and may keep new processes from connecting to the others.
+    own = sorted(settings.keys() & os.environ.keys())
+    return f"{', '.join(own)} is set" if own else ""
 
 
 class LocalLauncher(Launcher):
@@ -137,11 +141,10 @@ class LocalLauncher(Launcher):
     name = "local"
     about = "ranks on this machine"
 
-    def heals(self, size: int) -> bool:
-        """Whether new processes can replace ranks that die."""
-        # A user's own settings stay, and may keep new processes from connecting to the others.
-        own = LASTING_SETTINGS_ALONE.keys() & os.environ.keys()
-        return size > 1 and _outlives_ranks() and not own and port_filter.is_supported()
+    def why_not_replaced(self) -> str:
+        """Returns why new processes cannot replace ranks that die; "" if they can."""
+        why = _why_not_replaced(LASTING_SETTINGS_ALONE)
+        return why or ("" if port_filter.is_supported() else port_filter.NOT_SUPPORTED)
 
     def command(self, size: int) -> list[str]:
         """Returns mpiexec and its options, up to the program that every rank runs."""
@@ -189,6 +192,8 @@ class MultiHostLauncher(Launcher):
 
     place_environment: Mapping[str, str] = MappingProxyType({})
     """Variables that a named place adds for the ranks."""
+    outlives_hosts: ClassVar[bool] = False
+    """Whether the command goes on running on the other hosts when one is lost."""
 
     @classmethod
     def check(cls) -> None:
@@ -237,10 +242,10 @@ class MultiHostLauncher(Launcher):
         """
         raise NotImplementedError
 
-    def heals(self, size: int) -> bool:
-        """Whether spare processes can take the places of ranks that die."""
-        own = LASTING_SETTINGS.keys() & os.environ.keys()
-        return size > 1 and _outlives_ranks() and not own
+    def why_not_replaced(self) -> str:
+        """Returns why spare processes cannot take the places of ranks that die; "" if they can."""
+        none = os.environ.get(SPARES) == "0"
+        return _why_not_replaced(LASTING_SETTINGS) or (f"{SPARES} is 0" if none else "")
 
     def command(self, hosts: Sequence[Host], spares: int = 0) -> list[str]:
         """Returns mpiexec and its options, up to the program; it runs on the first host. Each host
@@ -362,6 +367,7 @@ class CommandLauncher(MultiHostLauncher):
     """
 
     takes_where = True
+    outlives_hosts = True
     reach: ClassVar[str]
     """The command with ``{host}``, as ``docker exec -i {host}``. The command for the host follows,
     or replaces ``{command}`` as one word that is quoted for a shell. Its standard input must reach

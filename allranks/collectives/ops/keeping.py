@@ -5,7 +5,8 @@ complete, so the last one makes the version valid for all ranks at once. The pre
 removed only then: if a rank dies before, it is still there.
 
 On several hosts a rank sees the files of its own host. There a version is valid once it is whole on
-every host. All ranks know that at the next call, and remove the version before it only then.
+every host. All ranks know that at the next call, and remove the version before it only then. A rank
+of another host stores a copy of each file, for the loss of a host.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from allranks.collectives import world
+from allranks.collectives.calls.call import Call, Steps
+from allranks.collectives.calls.guard import Spec
 from allranks.collectives.ops import operations
+from allranks.collectives.world.world import World
 from allranks.errors import UsageError
 from allranks.records import wire
-from allranks.records.ranks import label
+from allranks.records.ranks import copy_holders, label
 
 _MEMORY = "/dev/shm/"
 _SPARED_NBYTES = 64 << 20
@@ -32,6 +39,8 @@ _SPARED_NBYTES = 64 << 20
 _WAITED_FOR_NBYTES = 1 << 20
 """Up to this size the call waits for the file: that takes less than a millisecond."""
 _POLL_SECONDS = 0.1
+_SENT_NBYTES = 64 << 20
+"""Copies go to other hosts in pieces: MPI counts the bytes of a message in 31 bits."""
 
 
 def keep(*names: str, **values: Any) -> None:
@@ -40,6 +49,7 @@ def keep(*names: str, **values: Any) -> None:
     They are copied at once. Up to 1 MiB a rank is written before this returns, more in the
     background. What was kept before counts until all ranks have written; then it is forgotten. So
     either all ranks' variables of one call are kept, or none of them, whenever a rank dies.
+    On several hosts, another host gets a copy of them before this returns.
 
     Args:
         *names: of the cells' variables: ``keep("model", "step")``.
@@ -90,28 +100,64 @@ def keep_in(
     # Without ``copy`` the values must not change before the next call.
     this = world.current()
     problem, values, parts = series.settle(), {}, []
+    copies = series.is_copied and len(set(this.hosts)) > 1
     if problem:
         problem = f"the last keep() kept nothing: rank {this.rank}: {problem}"
     else:
         try:
             values = collect()
-            parts = snapshot(values, this.rank, copy=copy)
+            parts = snapshot(values, this.rank, copy=copy and not copies)
         except UsageError as error:
             problem = str(error)
-    own = (problem, tuple(sorted(values)), series.number)
+    *_, nbytes = wire.lay_out(parts)
+    own = (problem, tuple(sorted(values)), series.number, nbytes)
     told = this.run(operations.begin_object_gather(this.groups[0], "keep", own))
-    for said, _, _ in told:
+    for said, *_ in told:
         if said:
             series.failed = True
             raise UsageError(said)
-    if len({names for _, names, _ in told}) > 1:
+    if len({names for _, names, *_ in told}) > 1:
         found = "; ".join(f"rank {r} has {', '.join(told[r][1])}" for r in range(this.size))
         raise UsageError(f"keep() needs the same names on {label(range(this.size))}: {found}")
-    numbers = {number for _, _, number in told}
+    numbers = {number for _, _, number, _ in told}
     if len(numbers) == 1 and not series.failed:
         (series.valid,) = numbers
     series.failed = False
-    series.write(1 + max(numbers), parts)
+    files = {this.rank: pieces_of(parts)}
+    if copies:
+        whole = bytearray(nbytes)
+        wire.fill(whole, parts)
+        files = {this.rank: [(0, memoryview(whole))]}
+        files |= _exchanged(this, np.frombuffer(whole, np.uint8), max(n for *_, n in told))
+    series.write(1 + max(numbers), files)
+
+
+Pieces = Sequence[tuple[int, memoryview]]
+"""Where each part of a file begins, and its bytes."""
+
+
+def pieces_of(parts: Sequence[memoryview | bytes]) -> Pieces:
+    """The pieces of a file with these parts."""
+    head, starts, _ = wire.lay_out(parts)
+    views = [memoryview(part) for part in parts]
+    return [(0, memoryview(head)), *zip(starts, views, strict=True)]
+
+
+def _exchanged(this: World, data: NDArray[np.uint8], most_nbytes: int) -> dict[int, Pieces]:
+    """Sends a copy to another host; returns those that come to this rank. Collective."""
+    group, copies = this.groups[0], dict[int, list[tuple[int, memoryview]]]()
+    holder = copy_holders(this.hosts)[this.rank]
+    for at in range(0, most_nbytes, _SENT_NBYTES):
+        part = data[at : at + _SENT_NBYTES]
+        lengths = [part.nbytes if rank == holder else 0 for rank in range(this.size)]
+
+        def steps(call: Call, part: Any = part, lengths: list[int] = lengths) -> Steps[Any]:
+            return (yield from call.moved(group.choose(call).alltoall, part, lengths, -1))
+
+        for rank, got in enumerate(this.run(group.call(Spec("keep"), None, part.nbytes, steps))):
+            if got.nbytes:
+                copies.setdefault(rank, []).append((at, memoryview(got)))
+    return dict(copies)
 
 
 class VersionedFiles:
@@ -122,7 +168,7 @@ class VersionedFiles:
     ) -> None:
         self._folders, self._name = folders, name
         self._here = here
-        self._rank, self._size = rank, size
+        self.rank, self._size = rank, size
         self._file = re.compile(rf"{name}-(\d+)-(\d+)-of-{size}")
         self._writer: threading.Thread | None = None
         self._problem = ""
@@ -132,6 +178,11 @@ class VersionedFiles:
         """On several hosts, the last version that is known to be whole on all of them."""
         self.failed = False
         """Whether the last call of `keep` has failed."""
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether another host stores copies."""
+        return self._here is not None
 
     def wait(self) -> None:
         while self._writer is not None and self._writer.is_alive():
@@ -144,14 +195,16 @@ class VersionedFiles:
         problem, self._problem = self._problem, ""
         return problem
 
-    def write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
-        """Writes this rank's file of a version, in the background; waits for a small one."""
+    def write(self, version: int, files: Mapping[int, Pieces]) -> None:
+        """Writes files of a version, this rank's own and copies of others, in the background; waits
+        for small ones.
+        """
         self.number = version
         self._writer = threading.Thread(
-            target=self._write, args=(version, parts), name="allranks-keep", daemon=True
+            target=self._write, args=(version, files), name="allranks-keep", daemon=True
         )
         self._writer.start()
-        if sum(memoryview(part).nbytes for part in parts) <= _WAITED_FOR_NBYTES:
+        if sum(map(_nbytes, files.values())) <= _WAITED_FOR_NBYTES:
             self.wait()
 
     def newest(self) -> int:
@@ -164,47 +217,57 @@ class VersionedFiles:
         """The time and the value of this rank's part of a version, or of the newest one; None
         without one.
         """
-        version = self.newest() if version is None else version
-        path = self._found().get(version, {}).get(self._rank)
+        data = self.read(self.newest() if version is None else version)
+        # May raise any exception of an object's own way to be unpickled.
+        kept: tuple[float, Any] | None = None if data is None else wire.unpack(data)
+        return kept
+
+    def read(self, version: int) -> bytearray | None:
+        """The file of this rank's part of a version; None without one."""
+        path = self._found().get(version, {}).get(self.rank)
         if path is None:
             return None
         data = bytearray(os.path.getsize(path))
         with open(path, "rb") as file:
             file.readinto(data)
-        # May raise any exception of an object's own way to be unpickled.
-        kept: tuple[float, Any] = wire.unpack(data)
-        return kept
+        return data
 
     def drop(self) -> None:
         """Removes this rank's part of all versions: without it none is valid."""
         self.settle()
         for files in self._found().values():
-            if self._rank in files:
-                Path(files[self._rank]).unlink(missing_ok=True)
+            if self.rank in files:
+                Path(files[self.rank]).unlink(missing_ok=True)
 
-    def _write(self, version: int, parts: Sequence[memoryview | bytes]) -> None:
-        head, starts, nbytes = wire.lay_out(parts)
-        for folder in self._with_room(nbytes):
-            path = os.path.join(folder, f"{self._name}-{version}-{self._rank}-of-{self._size}")
+    def _write(self, version: int, files: Mapping[int, Pieces]) -> None:
+        for rank, pieces in files.items():
+            self._problem = self._write_file(version, rank, pieces)
+            if self._problem:
+                break
+        # Older versions go only once all ranks have written a newer one.
+        newest = self.newest() if self._here is None else self.valid
+        for number, paths in self._found().items():
+            for path in paths.values() if number < newest else ():
+                Path(path).unlink(missing_ok=True)
+
+    def _write_file(self, version: int, rank: int, pieces: Pieces) -> str:
+        # Returns why it could not be written, or "".
+        problem = "no folder for it could be made"
+        for folder in self._with_room(_nbytes(pieces)):
+            path = os.path.join(folder, f"{self._name}-{version}-{rank}-of-{self._size}")
             try:
                 with open(f"{path}.part", "wb", opener=partial(os.open, mode=0o600)) as file:
-                    file.write(head)
-                    for start, part in zip(starts, parts, strict=True):
+                    for start, part in pieces:
                         file.seek(start)
                         file.write(part)
                 # A file under its own name is complete, also if the rank dies now.
                 os.replace(f"{path}.part", path)
             except OSError as error:
-                self._problem = str(error)
+                problem = str(error)
                 Path(f"{path}.part").unlink(missing_ok=True)
-                continue
-            self._problem = ""
-            break
-        # Older versions go only once all ranks have written a newer one.
-        newest = self.newest() if self._here is None else self.valid
-        for number, files in self._found().items():
-            for path in files.values() if number < newest else ():
-                Path(path).unlink(missing_ok=True)
+            else:
+                return ""
+        return problem
 
     def _with_room(self, nbytes: int) -> Iterator[str]:
         """The folders to try; those in memory only if all ranks' files fit."""
@@ -244,6 +307,8 @@ class VariableStore:
         self.rank, self.namespace, self.folders = rank, namespace, folders
         self.of_cells = VersionedFiles(folders, f"{name}cells", rank, size, here)
         self.of_training = VersionedFiles(folders, f"{name}training", rank, size, here)
+        self.of_life = VersionedFiles(folders, f"{name}life", rank, size, here)
+        """All variables of a rank that is started again."""
         self._cut_off = False
 
     def drop(self) -> None:
@@ -295,6 +360,10 @@ def _unpicklable(values: dict[str, Any]) -> Iterator[tuple[str, Exception]]:
             _packed(value, False)
         except Exception as error:  # as above
             yield name, error
+
+
+def _nbytes(pieces: Pieces) -> int:
+    return sum(part.nbytes for _, part in pieces)
 
 
 def _names(folder: str) -> list[str]:

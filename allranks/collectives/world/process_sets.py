@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,6 +154,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
         chosen.process_set_id = number
         this.end_closed()
     return chosen
+
+
+def make_again(sets: Mapping[int, tuple[int, ...]]) -> None:
+    """Registers sets by the numbers that they had in another world. Collective over all ranks."""
+    this = world.current()
+    for number, ranks in sorted(sets.items()):
+        spec = Spec("add_process_set", shape=ranks)
+        this.run(open_group(this.groups[0], spec, this, number, ranks))
+        this.sets[number] = ranks
 
 
 def number_of(ranks: tuple[int, ...]) -> int | None:

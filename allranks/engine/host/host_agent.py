@@ -456,7 +456,10 @@ class HostAgent:
     def _leave(self, pid: int) -> None:
         if (place := self._take_place(pid)) is not None:
             place.close()
-        processes.kill(pid)
+        # MPI's launcher has ended this process. On several hosts it does so where it has lost
+        # another host: then the rank is asked for its variables first.
+        if not (self.config.several_hosts and self.config.heals and pid in self.ranks):
+            processes.kill(pid)
 
     def _take_place(self, pid: int) -> socket.socket | None:
         place = self.places.pop(pid, None)
@@ -553,7 +556,8 @@ class HostAgent:
         for path in self.segments:
             processes.unlink(path)
         for folder in self.config.kept_dirs:
-            if self.abandoned or self.config.several_hosts:
+            # On several hosts the relay removes it, and may start ranks again before that.
+            if self.abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
                 with suppress(OSError):  # not if it has variables for the next ranks

@@ -120,6 +120,9 @@ class Relay:
         self._lifeline = lifeline
         self._agent: subprocess.Popen[bytes] | None = None
         self._heard = b""
+        #: The host agent's next configuration, while the agent ends for it, and commands for then.
+        self._next: HostAgentConfig | None = None
+        self._for_next: list[bytes] = []
         self._folders: tuple[str, ...] = ()
         processes.adopt_orphans()
         self._why = ""
@@ -196,12 +199,16 @@ class Relay:
                 self._end("was left by the launcher")
         elif not self._pass_on(source):
             self._poller.unregister(source)
-            self._end("has no host agent any longer")
+            if self._next is not None:
+                self._begin_again(self._next)
+            else:
+                self._end("has no host agent any longer")
 
     def _obey(self, frames: list[bytes]) -> None:
         """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``.
 
-        ``listen`` and ``connect`` test the network between the hosts.
+        ``again`` starts the ranks of this host again, with another configuration. ``listen`` and
+        ``connect`` test the network between the hosts.
         """
         word, first, *rest = frames
         if word == b"ranks":
@@ -209,8 +216,16 @@ class Relay:
                 self._commands.send_multipart([f"rank-{rank}".encode(), *rest])
         elif word == b"stop":
             self._end("was told to stop")
+        elif word == b"say" and self._next is not None:
+            self._for_next.append(first)
         elif word == b"say" and self._agent is not None:
             self._say(first)
+        elif word == b"again":
+            self._for_next.clear()
+            begins = self._next is None
+            self._next = HostAgentConfig.from_json(first.decode())
+            if begins:
+                self._say(b"stop")
         elif word == b"listen":
             self._tested = port_test.listen(_own_address(self._url))
             self._tell(event="host_listens", port=self._tested.getsockname()[1])
@@ -232,6 +247,28 @@ class Relay:
             self._agent.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended, which its standard output shows
+
+    def _begin_again(self, config: HostAgentConfig) -> None:
+        assert self._agent is not None
+        code, self._next, self._heard = self._agent.wait(), None, b""
+        if code < 0:
+            self._tidy_up()
+        while self._told.poll(0):
+            self._batching.drain(self._told)
+        self._batching.send()
+        self._poller.unregister(self._told)
+        self._commands.unbind(config.commands_url)
+        self._told.unbind(config.events_url)
+        shutil.rmtree(config.session_dir, ignore_errors=True)
+        self._tell(event="host_again")
+        try:
+            self._begin(config)
+        except (OSError, zmq.ZMQError) as error:
+            self._tell(event="host_refused", problem=str(error))
+            self._end("could not begin again")
+        for line in self._for_next:
+            self._say(line)
+        self._for_next.clear()
 
     def _begin(self, config: HostAgentConfig) -> None:
         if not os.path.isdir(config.work_dir):

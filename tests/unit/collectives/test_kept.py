@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from allranks.collectives.ops import keeping as kept
-from allranks.collectives.ops.keeping import VersionedFiles, snapshot
+from allranks.collectives.ops.keeping import VersionedFiles, pieces_of, snapshot
 
 
 def write(series: VersionedFiles, version: int, **values: object) -> None:
-    series.write(version, snapshot(values, 0, copy=True))
+    series.write(version, {series.rank: pieces_of(snapshot(values, 0, copy=True))})
     series.wait()
 
 
@@ -38,7 +38,7 @@ def test_arrays_come_back_as_they_were_and_can_be_written_to(tmp_path):
     array = np.arange(1000.0)
     parts = snapshot({"x": array, "y": array}, 0, copy=True)
     array[:] = 0
-    series.write(1, parts)
+    series.write(1, {0: pieces_of(parts)})
     series.wait()
     found = series.load()
     assert found is not None

@@ -1,0 +1,168 @@
+"""Starting all ranks again on the hosts that are left when one is lost, with their variables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from allranks.cluster.connection import Connection
+from allranks.cluster.failures import ProcessExit, death_lines
+from allranks.errors import ClusterLost, UsageError
+from allranks.records import requests
+from allranks.records.ranks import label
+
+#: Models may be large.
+_SAVE_SECONDS = 120.0
+_START_SECONDS = 30.0
+_STEP_SECONDS = 0.1
+_TRIES = 3
+_SHOWN_NAMES = 5
+
+
+class Relocation:
+    """New processes for all ranks, on the hosts that are left.
+
+    MPI ends a job that has lost a host. So the ranks that live save their variables in the memory
+    of their host, and are started again there; the ranks of the lost host start on others.
+
+    ``dead`` are the ends of ranks whose variables are lost, ``goes_on`` is the commit from which a
+    training continues, ``presses`` the number of the notebook's interrupts meanwhile.
+    """
+
+    def __init__(self, ranks: Connection, tell: Callable[[str], None]) -> None:
+        self.dead: dict[int, ProcessExit] = {}
+        self.goes_on = 0
+        self.presses = 0
+        self._ranks = ranks
+        self._tell = tell
+        self._left_out: dict[int, dict[str, str]] = {}
+        self._not_saved: dict[int, str] = {}
+        self._hosts: dict[str, list[int]] = {}
+        self._before: dict[int, str] = {}
+
+    def make(self) -> None:
+        """Starts the ranks again. Raises ClusterLost if they cannot be; all are killed then."""
+        ranks, roster, problem = self._ranks, self._ranks.roster, ""
+        self._before = {rank: hello.host for rank, hello in roster.hellos.items()}
+        with ranks.inbox.hearing_interrupts():
+            sets = self._save()
+            # A host that is lost meanwhile has taken what was saved there with it.
+            for _ in range(_TRIES):
+                self.dead |= roster.dead
+                for host, why in roster.lost_hosts.items():
+                    for rank in self._hosts.get(host, ()):
+                        self.dead[rank] = ProcessExit(rank, host=host, why=why)
+                if roster.ends:
+                    break
+                self._hosts = ranks.relocate()
+                self._tell(f"the ranks start again on {', '.join(self._hosts)}")
+                problem = self._wait()
+                if roster.lost_hosts:
+                    continue
+                if not problem and not roster.ends:
+                    problem = self._load(sets)
+                if not problem and not roster.dead and not roster.ends:
+                    ranks.all_up()
+                    return
+                break
+        roster.ends = roster.ends or list(self.dead.values())
+        why = f"{death_lines(self.dead.values())}. All variables are lost"
+        why += f", because the ranks could not be started again: {problem or 'a host was lost'}. "
+        why += f"The next cell starts a fresh cluster. The logs are in {ranks.log_dir}"
+        ranks.close("lost", why)
+        raise ClusterLost(why)
+
+    def _save(self) -> dict[str, list[int]]:
+        """Makes the ranks that live save their variables; returns the process sets."""
+        ranks, sets, alive = self._ranks, dict[str, list[int]](), self._ranks.roster.alive
+        goes_on = list[int]()
+        dead = ranks.roster.dead
+        with ranks.asking(alive, requests.SAVE, {}) as got:
+            self._step(lambda: all(r in got or r in dead for r in alive), _SAVE_SECONDS)
+        for rank in alive:
+            if rank in dead:
+                continue
+            if rank not in got:
+                self._not_saved[rank] = "it did not answer"
+                continue
+            answer, _ = got[rank]
+            if answer.problem:
+                self._not_saved[rank] = answer.problem
+                continue
+            sets |= answer.content["sets"]
+            goes_on.append(answer.content["goes_on"])
+            self._left_out[rank] = answer.content["left"]
+        self.goes_on = min(goes_on, default=0)
+        return sets
+
+    def _wait(self) -> str:
+        roster, seconds = self._ranks.roster, _START_SECONDS + self._ranks.size
+        self._step(lambda: bool(not roster.missing or roster.ends or roster.lost_hosts), seconds)
+        if roster.ends:
+            (first, *_) = roster.ends
+            return f"rank {first.rank} {first.how()}" if first.rank >= 0 else "mpiexec has ended"
+        if not roster.missing or roster.lost_hosts:
+            return ""
+        return (
+            "you have interrupted it twice"
+            if self.presses > 1
+            else f"{label(roster.missing)} did not come up within {seconds:g} s"
+        )
+
+    def _step(self, done: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not done() and time.monotonic() < end and self.presses < 2:
+            try:
+                self.presses += len(self._ranks.step(_STEP_SECONDS))
+            except Exception as error:  # an error of the display, not of the start
+                self._tell(str(error))
+
+    def _load(self, sets: dict[str, list[int]]) -> str:
+        ranks, everyone = self._ranks, range(self._ranks.size)
+        saved = [rank for rank in everyone if rank in self._left_out and rank not in self.dead]
+        asked = {"sets": sets, "saved": saved}
+        try:
+            told = ranks.ask(requests.LOAD, asked, ranks=everyone, seconds=_SAVE_SECONDS)
+        except (UsageError, ClusterLost) as error:
+            return str(error)
+        for rank, (content, _) in told.items():
+            if content["problem"]:
+                self._not_saved[rank] = content["problem"]
+        return ""
+
+    def text(self, had: str, seconds: float) -> str:
+        """Returns what has come back; ``had`` is what the ranks of lost hosts had kept."""
+        dead, parts = sorted(self.dead), []
+        for host, there in self._hosts.items():
+            came = [rank for rank in there if rank in self.dead and self._before[rank] != host]
+            if came:
+                before = len(there) - len(came)
+                parts.append(f"{label(came)} on {host}, which has {len(there)} ranks, not {before}")
+        moved = f": {', '.join(parts)}" if parts else ""
+        kept = f"with {had}" if had else "without variables: they had kept none"
+        said = f"{label(dead)} started again {kept}{moved}. "
+        gone = self.dead.keys() | self._not_saved.keys()
+        back = [rank for rank in range(self._ranks.size) if rank not in gone]
+        if back:
+            said += f"{label(back)} {'has its' if len(back) == 1 else 'have their'} variables again"
+            said += f", but not {names}" if (names := _listed(self._left_out, back)) else ""
+            said += ", in new processes. "
+        for problem in dict.fromkeys(self._not_saved.values()):
+            ranks = [rank for rank, why in self._not_saved.items() if why == problem]
+            said += f"{label(ranks)} lost all variables: {problem}. "
+        again = "To use all hosts again, which deletes variables: %distributed restart"
+        return f"{said}{again} ({seconds:.1f} s)"
+
+
+def _listed(left_out: dict[int, dict[str, str]], ranks: Sequence[int]) -> str:
+    """Returns the names that are missing, with the reasons."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank in ranks:
+        for name, why in left_out.get(rank, {}).items():
+            found.setdefault((name, why), []).append(rank)
+    shown = [
+        f"{name}{'' if len(there) == len(ranks) else f' of {label(there)}'} ({why})"
+        for (name, why), there in list(found.items())[:_SHOWN_NAMES]
+    ]
+    more = len(found) - len(shown)
+    return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
