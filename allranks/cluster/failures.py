@@ -519,8 +519,7 @@ class RankStatus:
 def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
     """Reads a rank's status from its answer; without one, from the operating system."""
     if answer:
-        activity = str(answer.get("activity") or "")
-        state = activity if activity.startswith("waiting") else str(answer["state"])
+        state = str(answer.get("activity") or answer["state"])
         rss, line = int(answer["rss_nbytes"]), str(answer["line"])
     else:
         rss, state, line = 0, "silent", ""

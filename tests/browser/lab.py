@@ -28,6 +28,11 @@ SETTINGS = {
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
+_EXPOSED = (
+    "--LabApp.expose_app_in_browser=True",
+    "--JupyterNotebookApp.expose_app_in_browser=True",
+)
+
 CHROMIUM_ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -48,7 +53,7 @@ class Server(servers.Server):
             path = path / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
-        super().__init__("jupyterlab", home, "--LabApp.expose_app_in_browser=True", *options)
+        super().__init__("jupyterlab", home, *_EXPOSED, *options)
 
     def __enter__(self) -> Self:
         return self
@@ -105,9 +110,12 @@ class Lab:
             lambda line: self.complaints.append(line.text) if line.type == "error" else None,
         )
 
-    def open(self, path: str, timeout: float = 90) -> Self:
-        """Opens a notebook below the server's root; returns once its kernel is idle."""
-        self.page.goto(f"{self.server.url}/lab/tree/{path}?reset&token={self.server.token}")
+    def open(self, path: str, timeout: float = 90, tree: str = "lab/tree") -> Self:
+        """Opens a notebook below the server's root; returns once its kernel is idle.
+
+        ``tree`` is ``notebooks`` for Notebook 7.
+        """
+        self.page.goto(f"{self.server.url}/{tree}/{path}?reset&token={self.server.token}")
         self._wait("() => window.jupyterapp?.shell?.currentWidget?.sessionContext", timeout)
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=1000 * timeout)
         self._wait(

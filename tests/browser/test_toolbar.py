@@ -24,6 +24,16 @@ SOURCES = [
     "print('still', rank)",
 ]
 
+NET = """class Net:
+    def forward(self, x):
+        for layer in range(8):
+            y = x + layer
+            if layer == 3:
+                breakpoint()
+            x = y
+        return x
+net = Net()"""
+
 
 @pytest.fixture
 def opened(lab):
@@ -161,6 +171,45 @@ def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
     expect(page.locator(SIDEBAR).locator("tbody tr")).to_have_count(2)
 
 
+def test_in_notebook_7_a_click_chooses_the_rank_that_the_debugger_shows(lab):
+    page = lab.page
+    sources = [NET, "net.forward(100 * rank)"]
+    cells = [new_code_cell(source) for source in sources]
+    lab.open(lab.server.add(new_notebook(cells=cells)), tree="notebooks")
+    choose(lab, "Start 2 ranks")
+    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    choose(lab, "Show the ranks")
+    lab.run_cell(0)
+    lab.wait_idle()
+    page.locator(".jp-DebuggerBugButton").click()
+    # The button is pressed before the debugger has started.
+    expect(page.locator(".cm-breakpoint-gutter").first).to_be_attached(timeout=180_000)
+    lab.run_cell(1)
+    ranks = page.locator(f"{SIDEBAR} .jp-allranks-list li")
+    expect(ranks).to_have_count(2)
+    expect(ranks.nth(1)).to_contain_text("In[1]:7")
+    frame = page.locator(".jp-DebuggerCallstack-body .jp-DebuggerCallstackFrame").first
+    expect(frame).to_contain_text("rank 0: Net.forward")
+    ranks.nth(1).get_by_role("button").click()
+    expect(frame).to_contain_text("rank 1: Net.forward")
+    variables = page.locator(".jp-DebuggerVariables-body:not(.lm-mod-hidden)")
+    expect(variables).to_contain_text("103")
+    expect(ranks.locator("[aria-pressed=true]")).to_contain_text("rank 1")
+    sidebar = page.locator(SIDEBAR)
+    sidebar.get_by_role("button", name="Step rank 1 only").click()
+    expect(sidebar.locator("[aria-pressed=true]").last).to_have_text("Step rank 1 only")
+    page.locator('[data-command="debugger:next"]').first.click()
+    expect(ranks.nth(1)).to_contain_text("In[1]:3")
+    expect(ranks.nth(0)).to_contain_text("In[1]:7")
+    assert axe.look(lab, "paused", SIDEBAR) == []
+    lab.screenshot(PICTURES / "debugger_notebook_7.png")
+    sidebar.get_by_role("button", name="Step all ranks").click()
+    expect(sidebar.locator("[aria-pressed=true]").last).to_have_text("Step all ranks")
+    page.locator('[data-command="debugger:continue"]').first.click()
+    lab.wait_for(1, "128")
+    expect(ranks).to_have_count(0)
+
+
 def test_a_view_of_an_untrusted_notebook_runs_no_script(lab):
     page = lab.page
     script = "<b>seen</b><img src='nowhere' onerror='window.ran = true'>"
@@ -192,7 +241,7 @@ def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):
     lab.run_all()
     lab.wait_for(4, "ZeroDivisionError", timeout=90)
     lab.wait_idle()
-    choosers = page.get_by_label("Ranks whose output is shown")
+    choosers = page.get_by_label("View of the ranks' output")
     expect(choosers).to_have_count(3)
 
     def within(index, what):
@@ -203,10 +252,13 @@ def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):
 
     whole = ".jp-Cell-outputArea"
 
-    choosers.nth(0).select_option("rank 2")
+    choosers.nth(0).select_option("tab per rank")
+    within(1, ".jp-allranks-tabs button").nth(2).click()
     expect(columns(1)).to_have_count(2)
     expect(columns(1).first).to_contain_text("allranks started ranks 0–2")
-    assert columns(1).last.inner_text().split() == ["rank", "2", "line", "0", "line", "2", "20"]
+    assert columns(1).last.inner_text().split() == ["line", "0", "line", "2", "20"]
+    expect(within(1, ".jp-allranks-tabs [aria-pressed=true]")).to_have_text("rank 2")
+    expect(within(1, ".jp-allranks-tabs [aria-pressed=true]")).to_be_focused()
     expect(within(1, whole)).to_be_hidden()
     choosers.nth(1).select_option("side by side")
     expect(columns(2)).to_have_count(3)
@@ -221,7 +273,7 @@ def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):
     lab.save()
     page.reload()
     expect(columns(1).last).to_contain_text("line 2", timeout=60_000)
-    expect(choosers.nth(0)).to_have_value("2")
+    expect(choosers.nth(0)).to_have_value("tabs")
     choosers.nth(0).select_option("all ranks")
     expect(within(1, whole)).to_contain_text("ranks 0–2 │ line 0")
     assert lab.complaints == []

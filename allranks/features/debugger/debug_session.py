@@ -55,6 +55,8 @@ _SETTLE_SECONDS = 0.3
 _ATTACH_SECONDS = 120.0
 #: The kernel answers no other request meanwhile.
 _ANSWER_SECONDS = 10.0
+#: A list of pauses is short of the ranks that evaluate an expression.
+_PLACES_SECONDS = 1.0
 _STEPS = ("continue", "next", "stepIn", "stepOut")
 #: The arguments that name a frame or a variable of a rank.
 _REFERENCES = ("frameId", "variablesReference", "srcFrameId")
@@ -305,6 +307,28 @@ class DebugSession:
             for rank in range(ranks.size)
         ]
         return {"body": {"threads": found}}
+
+    async def _on_allrankspauses(self, message: Dap, arguments: Dap) -> Dap:
+        """Returns where each rank is paused, for the sidebar's list; no request of DAP."""
+        ranks, found = self.ranks, []
+        paused = {} if ranks is None else dict(sorted(ranks.paused.items()))
+        asked = [
+            self._ask((rank,), "stackTrace", {"threadId": thread, "levels": 1}, _PLACES_SECONDS)
+            for rank, thread in paused.items()
+        ]
+        for rank, replies in zip(paused, await asyncio.gather(*asked), strict=True):
+            frames = replies.get(rank, {}).get("body", {}).get("stackFrames", [])
+            found.append({"rank": rank, "place": self._place(frames[0]) if frames else ""})
+        return {"body": {"pauses": found, "shown": self._shown, "only": self._only}}
+
+    def _place(self, frame: Dap) -> str:
+        path = frame.get("source", {}).get("path", "")
+        # The front end's name of a cell is a file's with a number.
+        history: list[str] = self._kernel.shell.history_manager.input_hist_raw
+        cells = [n for n, raw in enumerate(history) if raw and get_file_name(raw) == path]
+        file = f"In[{cells[-1]}]" if cells else os.path.basename(path)
+        name = frame["name"]
+        return f"{file}:{frame['line']}" + (f"  {name}" if name != "<module>" else "")
 
     async def _on_inspectvariables(self, message: Dap, arguments: Dap) -> Dap | None:
         ranks, rank = self.ranks, self._shown

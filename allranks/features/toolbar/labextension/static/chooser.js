@@ -1,7 +1,8 @@
-// A choice above an output of several ranks: all of them, with equal lines once, one rank, or all
-// side by side. It is kept in the cell's metadata.
+// A choice above an output of several ranks: all of them, with equal lines once, a tab for each, or
+// all side by side. It is kept in the cell's metadata: "side", or the rank whose tab is chosen.
 
 const KEY = "allranks";
+const VIEWS = [["all", "all ranks"], ["tabs", "tab per rank"], ["side", "side by side"]];
 const MOST_COLUMNS = 16;
 const LOOK_MS = 500;
 // As allranks prints a line: "ranks 0, 2–3 │ text"; "→" is before a value, "·" before a notice,
@@ -71,17 +72,18 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
       area.dispose();
     }
     made.areas = [];
+    made.tabs.replaceChildren();
     made.grid.replaceChildren();
   };
 
   /** Draws the chosen view of a cell's outputs beside the outputs themselves. */
-  const draw = (cell, made, found) => {
+  const draw = (cell, made, found, rank) => {
     const chosen = made.select.value;
     cell.outputArea.node.classList.toggle("jp-allranks-hidden", chosen !== "all");
     made.bar.classList.toggle("jp-mod-active", chosen !== "all");
     clear(made);
     if (chosen === "all") return;
-    const ranks = chosen === "side" ? [...found.byRank.keys()].slice(0, MOST_COLUMNS) : [Number(chosen)];
+    const ranks = chosen === "side" ? [...found.byRank.keys()].slice(0, MOST_COLUMNS) : [rank];
     const place = (title, outputs) => {
       const area = render(cell.outputArea, outputs);
       const part = document.createElement("section");
@@ -93,26 +95,33 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     };
     const placeCommon = (outputs) => outputs.length && place("", outputs).classList.add("jp-allranks-common");
     placeCommon(found.above);
-    for (const rank of ranks) place(`rank ${rank}`, found.byRank.get(rank) ?? []);
+    for (const one of ranks) place(chosen === "side" ? `rank ${one}` : "", found.byRank.get(one));
     placeCommon(found.below);
   };
 
   const make = (cell) => {
     const select = document.createElement("select");
-    select.setAttribute("aria-label", "Ranks whose output is shown");
+    select.setAttribute("aria-label", "View of the ranks' output");
     const bar = Object.assign(document.createElement("div"), { className: "jp-allranks-chooser" });
+    for (const [value, text] of VIEWS) select.append(new Option(text, value));
     bar.append(select);
+    const tabs = Object.assign(document.createElement("div"), { className: "jp-allranks-tabs" });
+    tabs.setAttribute("role", "group");
+    tabs.setAttribute("aria-label", "Rank whose output is shown");
     const grid = Object.assign(document.createElement("div"), { className: "jp-allranks-grid" });
+    const view = Object.assign(document.createElement("div"), { className: "jp-allranks-view" });
+    view.append(tabs, grid);
     // Collapsed outputs are not in the page.
-    cell.node.querySelector(".jp-Cell-outputCollapser").after(bar, grid);
+    cell.node.querySelector(".jp-Cell-outputCollapser").after(bar, view);
     bar.parentElement.classList.add("jp-allranks-outputs");
-    select.onchange = () => {
-      if (select.value === "all") cell.model.deleteMetadata(KEY);
-      else cell.model.setMetadata(KEY, { ranks: select.value });
+    const choose = (ranks) => {
+      if (ranks === "all") cell.model.deleteMetadata(KEY);
+      else cell.model.setMetadata(KEY, { ranks });
       refresh(cell);
     };
+    select.onchange = () => choose(select.value === "tabs" ? made.first : select.value);
     cell.disposed.connect(() => clear(made));
-    const made = { bar, grid, select, areas: [] };
+    const made = { bar, tabs, grid, select, choose, areas: [], first: "" };
     return made;
   };
 
@@ -130,14 +139,26 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
       return;
     }
     const ranks = [...found.byRank.keys()];
-    const options = [["all", "all ranks"], ...ranks.map((rank) => [`${rank}`, `rank ${rank}`]), ["side", "side by side"]];
-    // An open list would close.
-    if (options.length !== made.select.length || options.some(([value], index) => value !== made.select[index].value)) {
-      made.select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+    made.first = `${ranks[0]}`;
+    const chosen = cell.model.getMetadata(KEY)?.ranks ?? "all";
+    const rank = ranks.find((one) => `${one}` === chosen);
+    made.select.value = rank === undefined ? "all" : "tabs";
+    if (chosen === "side") made.select.value = "side";
+    const focused = made.tabs.contains(document.activeElement);
+    draw(cell, made, found, rank);
+    if (made.select.value === "tabs") drawTabs(made, ranks, rank, focused);
+  };
+
+  const drawTabs = (made, ranks, chosen, focused) => {
+    for (const rank of ranks) {
+      const tab = Object.assign(document.createElement("button"), {
+        textContent: `rank ${rank}`,
+        onclick: () => made.choose(`${rank}`),
+      });
+      tab.setAttribute("aria-pressed", rank === chosen);
+      made.tabs.append(tab);
+      if (focused && rank === chosen) tab.focus({ preventScroll: true });
     }
-    made.select.value = cell.model.getMetadata(KEY)?.ranks ?? "all";
-    if (made.select.selectedIndex < 0) made.select.value = "all";
-    draw(cell, made, found);
   };
 
   const watched = new WeakSet();

@@ -6,6 +6,7 @@ const TARGET = "allranks.ranks";
 const SIZES = [2, 4, 8];
 const LOOK_MS = 1000;
 const MOST_QUIET_MS = 20_000;
+const NO_PAUSES = { pauses: [], shown: null, only: false };
 const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" width="16" height="16">
   <g class="jp-icon3" fill="#616161"><circle cx="3.5" cy="3.5" r="2"/><circle cx="12.5" cy="3.5" r="2"/>
   <circle cx="3.5" cy="12.5" r="2"/><circle cx="12.5" cy="12.5" r="2"/><path d="M5 3h6v1H5zM5 12h6v1H5zM3
@@ -34,6 +35,7 @@ class Ranks {
     this.variables = [];
     this.missing = "";
     this.compares = false;
+    this.debugger = NO_PAUSES;
     this.listeners = new Set();
     this.comm = null;
     const { sessionContext } = context;
@@ -41,6 +43,9 @@ class Ranks {
       if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) this.forget();
     });
     sessionContext.kernelChanged.connect(() => void this.look());
+    sessionContext.iopubMessage.connect((_, { header }) => {
+      if (header.msg_type === "debug_event" && this.comm !== null) void this.askDebugger();
+    });
     void sessionContext.ready.then(() => this.look());
   }
 
@@ -82,6 +87,7 @@ class Ranks {
   forget() {
     this.comm?.dispose();
     Object.assign(this, { state: null, comm: null, doing: "", text: "", variables: [], missing: "" });
+    this.debugger = NO_PAUSES;
     this.changed();
   }
 
@@ -101,11 +107,36 @@ class Ranks {
         if (variables) Object.assign(this, { variables, missing });
         else this.state = state;
         this.changed();
+        // Of a page that is loaded while ranks are paused.
+        const paused = state.ranks?.some((one) => one.state === "paused in the debugger");
+        if (paused && !this.debugger.pauses.length) void this.askDebugger();
       };
     }
     this.comm.send({});
     // Only idle ranks answer.
     if (this.compares && !this.runs) this.comm.send({ variables: true });
+  }
+
+  /** Asks the kernel's debugger where the ranks are paused. */
+  async askDebugger() {
+    const body = await this.debug("allranksPauses").catch(() => null);
+    this.debugger = body?.pauses ? body : NO_PAUSES;
+    this.changed();
+  }
+
+  /** Chooses the rank that the debugger shows, and whether it steps alone. */
+  async choose(rank, only) {
+    const expression = `%distributed debug -r ${rank}${only ? " --only" : ""}`;
+    await this.debug("evaluate", { expression }).catch((error) => {
+      this.text = error.message;
+    });
+    await this.askDebugger();
+  }
+
+  async debug(command, args = {}) {
+    const { content } = await this.kernel.requestDebug({ type: "request", seq: 0, command, arguments: args }).done;
+    if (!content.success) throw new Error(content.message);
+    return content.body;
   }
 
   /** Runs commands one after the other, and shows what they print; true if none has failed. */
@@ -249,9 +280,9 @@ export const plugins = (packages) => {
   }
 
   class Sidebar extends Widget {
-    constructor(app, current) {
+    constructor(app, current, others) {
       super();
-      Object.assign(this, { app, current, id: "allranks-ranks" });
+      Object.assign(this, { app, current, others, id: "allranks-ranks" });
       this.title.icon = icon;
       this.title.caption = "Ranks";
       this.addClass("jp-allranks-sidebar");
@@ -277,9 +308,12 @@ export const plugins = (packages) => {
         parts.push(element("p", { textContent: "Open a notebook to start ranks." }));
       } else {
         parts.push(element("p", { textContent: ranks.python ? ranks.title : "Ranks need a Python kernel." }), this.buttons(ranks));
+        if (ranks.debugger.pauses.length) parts.push(this.pauses(ranks));
         if (ranks.size) parts.push(...this.table(ranks), this.variables(ranks));
         if (ranks.text) parts.push(element("pre", { textContent: ranks.text.trim() }));
       }
+      const others = this.others();
+      if (others.length) parts.push(this.clusters(others));
       // A button keeps the focus, or hands it to the sidebar when it goes.
       const focused = this.node.contains(document.activeElement) ? document.activeElement.textContent : null;
       this.node.replaceChildren(...parts);
@@ -304,6 +338,36 @@ export const plugins = (packages) => {
       add("Restart", "restart");
       add("Stop", "stop");
       return row;
+    }
+
+    // Ranks of the other notebooks in this page; a click opens the notebook.
+    clusters(others) {
+      const rows = others.map(([ranks, panel]) => {
+        const parts = [ranks.context.localPath.split("/").at(-1), ranks.title].map((text) => element("span", { textContent: text }));
+        return element("li", {}, element("button", { onclick: () => this.app.shell.activateById(panel.id) }, ...parts));
+      });
+      const title = element("h3", { textContent: "Other notebooks with ranks" });
+      return element("div", { className: "jp-allranks-list" }, title, element("ul", {}, ...rows));
+    }
+
+    // The debugger's list of ranks: a click chooses the one that it shows.
+    pauses(ranks) {
+      const { pauses, shown, only } = ranks.debugger;
+      const list = element("ul");
+      for (const { rank, place } of pauses) {
+        const parts = [element("span", { textContent: `rank ${rank}` }), element("code", { textContent: place })];
+        const button = element("button", { title: place, onclick: () => void ranks.choose(rank, only) }, ...parts);
+        button.setAttribute("aria-pressed", rank === shown);
+        list.append(element("li", {}, button));
+      }
+      const steps = element("div", { className: "jp-allranks-buttons" });
+      for (const [text, alone] of [["Step all ranks", false], [`Step rank ${shown} only`, true]]) {
+        const button = element("button", { textContent: text, onclick: () => void ranks.choose(shown, alone) });
+        button.setAttribute("aria-pressed", alone === only);
+        if (shown !== null) steps.append(button);
+      }
+      const title = element("h3", { textContent: "Paused in the debugger" });
+      return element("div", { className: "jp-allranks-list" }, title, list, steps);
     }
 
     // Compared while this part is open.
@@ -363,11 +427,15 @@ export const plugins = (packages) => {
       // For the keyboard. What is chosen in the menu moves the focus after that.
       let opener = null;
       menu.aboutToClose.connect(() => opener?.focus());
-      const sidebar = new Sidebar(app, current);
+      // Once for a notebook with two views.
+      const others = () => [...new Map([...known].map(([panel, ranks]) => [ranks, panel]))].filter(
+        ([ranks]) => ranks !== current() && ranks.size,
+      );
+      const sidebar = new Sidebar(app, current, others);
       app.shell.add(sidebar, "left", { rank: 900, type: "Ranks" });
 
       const changed = (ranks) => {
-        if (ranks !== current()) return;
+        if (ranks !== current()) return sidebar.draw();
         for (const name of ["start", "every-cell", "interrupt", "restart", "stop"]) {
           app.commands.notifyCommandChanged(`allranks:${name}`);
         }
