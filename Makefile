@@ -13,6 +13,7 @@
 #   make release VERSION=0.2.0  all of a release but the publication: version, dist, checks, docs
 #   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
 #   make pictures   docs/pictures, taken anew; PICTURES="ring strips" takes some of them
+#   make gallery   each thing shown in JupyterLab and Notebook 7, in two themes and two widths
 #   make soak    random hostile cells on real ranks, for MINUTES=60
 #   make many-hosts   a start, a cell, an exception, an interrupt and a death on HOSTS=16 hosts of
 #                RANKS=4, which are namespaces; every night in CI
@@ -56,7 +57,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test lanes beside newest grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures soak many-hosts chaos bench lock clean
+.PHONY: help lab demo test lanes beside newest grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures gallery soak many-hosts chaos bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -130,6 +131,9 @@ release: $(VENV)/.test
 
 pictures: $(VENV)/.test
 	$(BIN)/python -m tests.browser.pictures $(PICTURES)
+
+gallery: $(VENV)/.test
+	$(BIN)/python -m tests.browser.gallery $(PICTURES)
 
 test-pythons: $(VENV)/.made
 	$(BIN)/python tests/pythons.py --suites $(SUITES) $(PYTHONS)

@@ -189,9 +189,10 @@ def test_in_notebook_7_a_click_chooses_the_rank_that_the_debugger_shows(lab):
     expect(ranks).to_have_count(2)
     expect(ranks.nth(1)).to_contain_text("In[1]:7")
     frame = page.locator(".jp-DebuggerCallstack-body .jp-DebuggerCallstackFrame").first
-    expect(frame).to_contain_text("rank 0: Net.forward")
+    lab.command("debugger:show-panel")
+    expect(frame).to_contain_text("rank 0: forward")
     ranks.nth(1).get_by_role("button").click()
-    expect(frame).to_contain_text("rank 1: Net.forward")
+    expect(frame).to_contain_text("rank 1: forward")
     variables = page.locator(".jp-DebuggerVariables-body:not(.lm-mod-hidden)")
     expect(variables).to_contain_text("103")
     expect(ranks.locator("[aria-pressed=true]")).to_contain_text("rank 1")
