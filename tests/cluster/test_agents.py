@@ -115,16 +115,18 @@ def numbers(text):
 async def find(agent, source):
     """The policy: returns the rank and the line to blame, from the replies alone."""
     reply = await agent("run", source=source)
-    for _ in range(3):
+    for _ in range(20):
         if " has run for " not in reply:
             break
         state = await agent("state")
-        late = re.findall(rf"(?m)^{RANKS}: (?:running|silent)(?: In\[\d+\]:(\d+))?", state)
+        # A rank that has no line may be about to die: its report names the line.
+        late = re.findall(rf"(?m)^{RANKS}: (?:running|silent) In\[\d+\]:(\d+)", state)
         if late and len(numbers(late[0][0])) == 1:
             await agent("interrupt")
             while " has run for " in await agent("state"):
                 await asyncio.sleep(0.2)
-            return min(numbers(late[0][0])), int(late[0][1] or 0)
+            return min(numbers(late[0][0])), int(late[0][1])
+        await asyncio.sleep(0.2)
         reply = await agent("error")
     # A rank that differs from the others, or that has left them.
     differs = re.search(r"(?:rank: |, )rank (\d+) has ", reply)
