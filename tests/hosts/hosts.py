@@ -110,6 +110,12 @@ class Hosts:
         subprocess.run(address, check=True)
         return ["ip", "netns", "exec", switch, "env", "-C", str(folder), *words]
 
+    def between(self, words: Sequence[str]) -> list[str]:
+        """Returns the command that runs another one where all packets between the hosts pass: at
+        the interface ``br0``.
+        """
+        return ["ip", "netns", "exec", f"{self.prefix}-sw", *words]
+
     def command(self, host: str, words: Sequence[str], folder: Path | None = None) -> list[str]:
         """Returns the command that runs another one on a host, in a folder that all see."""
         pid = (self._folder / "base" / host / "init.pid").read_text().strip()
