@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from tests.features.course_programs import PROGRAMS
+
 _NONBLOCKING = "[r.wait() for r in [comm.irecv(source=1 - rank), comm.isend(0, 1 - rank)]]"
 #: The expected word of the report, the number of ranks, and the program.
 WRONG = [
@@ -70,6 +72,26 @@ WRONG = [
     ("error", 3, "if rank == 0: assert comm.recv() == 1; comm.recv()\nelse: comm.send(rank, 0)"),
     ("for ever", 2, "if rank == 0:\n  while not comm.iprobe(source=1): pass"),
 ]  # fmt: skip
+_TWO_TAGS = """
+if rank == 0:
+  one, two = comm.irecv(tag=1), comm.irecv(tag=2)
+  two.wait(); comm.send(0, 3)
+  print(one.wait()); {rest}
+elif rank == 3: comm.recv(source=0); comm.send(3, 0, tag=1)
+else: comm.send(rank, 0, tag=rank)
+"""
+_TEST_FIRST = """
+if rank == 0: comm.iprobe(source=2); comm.send(0, 2); comm.recv(source=2)
+elif rank == 1: comm.send(1, 2)
+else: first = comm.recv(); comm.send(first, 0); {rest}
+"""
+#: As `WRONG`: found only if a later receive is matched first, or a test ends before a match.
+WRONG_LATE = [
+    ("results", 4, _TWO_TAGS.format(rest="comm.recv(tag=1)")),
+    ("deadlock", 4, _TWO_TAGS.format(rest="comm.recv(source=3, tag=1)")),
+    ("results", 3, _TEST_FIRST.format(rest="comm.recv(); print(first)")),
+    ("deadlock", 3, _TEST_FIRST.format(rest="comm.recv(source=0)")),
+]
 #: The number of ranks, and a program whose results do not depend on the order.
 RIGHT = [
     (4, "print(allreduce(rank, op=Sum), comm.bcast(rank, root=1), comm.scan(rank))"),
@@ -114,10 +136,10 @@ def on_ranks(notebook):
     return run
 
 
-def test_forty_wrong_programs_are_found(on_ranks):
+def test_forty_wrong_programs_and_four_of_late_matches_are_found(on_ranks):
     assert len(WRONG) == 40
     missed = []
-    for word, size, source in WRONG:
+    for word, size, source in WRONG + WRONG_LATE:
         text = on_ranks(source, size).text
         if not re.search(rf"^\d\. .*{word}", text, re.MULTILINE):
             missed.append((word, source, text))
@@ -129,6 +151,13 @@ def test_right_programs_have_no_finding(on_ranks):
         text = on_ranks(source, size).text
         assert "; no finding" in text, (source, text)
         assert "not all" not in text
+
+
+def test_right_programs_of_courses_have_no_finding(on_ranks):
+    for name, (size, source) in PROGRAMS.items():
+        text = on_ranks("import numpy as np\n" + textwrap.dedent(source).strip(), size).text
+        assert "; no finding" in text, (name, text)
+        assert "tried " in text, (name, text)
 
 
 def test_a_schedule_is_replayed_exactly(on_ranks):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from allranks.errors import UsageError
-from allranks.features.simulate.calibration import collective_terms, link
-from allranks.features.simulate.events import Event
+from allranks.features.simulate.calibration import NBYTES, STEPS, at_size, summary
+from allranks.features.simulate.events import RankEvent
 from allranks.features.simulate.network import HERE, NETWORKS, check_name, network_of
 from allranks.features.simulate.notebook import as_time, time_line
 from allranks.features.simulate.records import SimulatedTime
@@ -63,21 +63,37 @@ def test_an_allreduce_costs_more_on_more_ranks_and_between_hosts():
     assert seconds[3] > 8 * seconds[2]
 
 
-def test_measured_times_are_fitted():
-    assert link([(8, 2e-6), (MB, 2e-6 + MB / 4e9)]) == pytest.approx((2e-6, 4e9))
-    known = (5e-6, 2e-6, 1e-10, 3e-10)
-    times = [
-        (n, size, sum(a * b for a, b in zip(known, (1, n, size, n * size), strict=True)))
-        for n in (2, 4)
-        for size in (4096, 65536, 4 * MB)
-    ]
-    assert collective_terms(times) == pytest.approx(known)
-    # A term that would be negative is left out.
-    assert min(collective_terms([(2, 8, 1e-5), (4, 8, 0.5e-5), (2, MB, 1e-3), (4, MB, 1e-3)])) == 0
-    measured = {"latency": 1e-6, "bandwidth": 4e9, "terms": known, "cores": 2}
+def times_of(cost, skew=7e-6):
+    """The times that a rank would measure, if a step of so many bytes costs so much."""
+    found = {
+        (kind, nbytes, steps): [skew + steps * cost(nbytes)] * 5
+        for kind in ("inside", "between", "allreduce")
+        for nbytes in NBYTES
+        for steps in STEPS
+    }
+    more = {"hosts": [0.0, 0.0, 1.0, 1.0], "alone": [1e-3] * 5, "compute": [2e-3] * 5}
+    return found | {(name, 0, 0): times for name, times in more.items()}
+
+
+def test_measured_times_are_those_of_the_network_here():
+    def cost(nbytes):
+        return 2e-6 + nbytes / 4e9
+
+    measured = at_size({4: summary([times_of(cost)] * 4)}, 4)
     network = network_of({"network": HERE, "measured": measured})
-    assert network.collective_seconds("allreduce", 4096, (0, 1)) == pytest.approx(times[0][2])
-    assert (network.compute_scale(2), network.compute_scale(4)) == (1.0, 2.0)
+    assert network.hosts(4) == (0, 0, 1, 1)
+    assert network.inside.seconds(MB) == pytest.approx(cost(MB))
+    assert network.arrival(1, 2, 64 * MB, 1.0) == pytest.approx(1.0 + cost(64 * MB))
+    assert network.collective_seconds("allreduce", MB, (0, 1, 2, 3)) == pytest.approx(cost(MB))
+    # What comes once after a barrier is the time by which the last rank leaves it earlier.
+    assert (network.skew, network.slowdown) == pytest.approx((7e-6, 2.0))
+
+
+def test_figures_of_other_numbers_of_ranks_lie_on_a_line_between_the_measured_ones():
+    found = {n: summary([times_of(lambda nbytes, n=n: n * 1e-6)] * 4) for n in (2, 4)}
+    assert at_size(found, 3)["allreduce"][0][1] == pytest.approx(3e-6)
+    assert at_size(found, 8)["allreduce"][0][1] == pytest.approx(8e-6)
+    assert at_size(found, 1) == found[2]
 
 
 def test_an_unknown_network_is_refused_with_the_known_ones():
@@ -87,8 +103,8 @@ def test_an_unknown_network_is_refused_with_the_known_ones():
 
 def test_times_of_events_are_summed_for_each_rank():
     events = [
-        Event(0, "collective", "allreduce(Sum)", 1.0, 3.0, 4.0, peer=1, nbytes=8),
-        Event(1, "collective", "allreduce(Sum)", 3.0, 3.0, 4.0, peer=1, nbytes=8),
+        RankEvent(0, "collective", "allreduce(Sum)", 1.0, 3.0, 4.0, peer=1, nbytes=8),
+        RankEvent(1, "collective", "allreduce(Sum)", 3.0, 3.0, 4.0, peer=1, nbytes=8),
     ]
     *records, (total, _) = time_records(7, "laptop", 2, [4.0, 5.0], events)
     timings = {record.rank: record.rows for record, _ in records if isinstance(record, Timings)}

@@ -31,8 +31,8 @@ from allranks.engine.exceptions import (
 )
 from allranks.engine.features import RankContext, Replies
 from allranks.errors import Report, UsageError
-from allranks.features.simulate import comm
 from allranks.features.simulate.choices import ChosenSchedule
+from allranks.features.simulate.messages import Mail
 from allranks.features.simulate.network import network_of
 from allranks.features.simulate.output import RankOutput, RankStream, Screen
 from allranks.features.simulate.records import RunSimulated, SimulatedReport
@@ -152,7 +152,7 @@ class SimulatedCell:
         tasks = [Task(space.world.rank, space.world) for space in ranks.spaces]
         scheduler = Scheduler(tasks, schedule, network, switched)
         self.scheduler = sandbox.scheduler = scheduler
-        comm.begin(scheduler)
+        scheduler.mail = Mail(scheduler)
         scheduler.measures = measures
         for space in ranks.spaces:
             space.world.scheduler = scheduler

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from allranks.features.simulate.events import Message, Receive
+from allranks.features.simulate.events import PostedReceive, SimulatedMessage
 from allranks.features.simulate.scheduler import SeededSchedule
 from allranks.features.simulate.tokens import EAGER, Action, Start
 
 _EARLY_TESTS = 2
-"""How often each rank's tests answer no although they could answer yes."""
+"""How often each rank's tests answer no although they could answer yes, or could wait for that."""
+_GOES_ON = "goes on"
 
 
 class ChosenSchedule(SeededSchedule):
@@ -72,10 +73,13 @@ class ChosenSchedule(SeededSchedule):
         return chosen
 
     def choose_match(
-        self, matches: Iterator[tuple[Receive, list[Message]]]
-    ) -> tuple[Receive, Message]:
-        """One of all that are possible."""
+        self,
+        matches: Iterator[tuple[PostedReceive, list[SimulatedMessage]]],
+        polling: Sequence[int],
+    ) -> tuple[PostedReceive, SimulatedMessage] | int:
+        """One of all that are possible; a test may end before, as what follows can change them."""
         found = [(receive, one) for receive, messages in matches for one in messages]
+        early = sorted(rank for rank in polling if self._early[rank] < _EARLY_TESTS)
         actions: list[Action] = [
             (
                 receive.rank,
@@ -83,11 +87,16 @@ class ChosenSchedule(SeededSchedule):
             )
             for receive, one in found
         ]
-        receive, message = found[self._choose(actions)]
+        chosen = self._choose(actions + [(rank, _GOES_ON) for rank in early])
+        if chosen >= len(found):
+            rank = early[chosen - len(found)]
+            self._early[rank] += 1
+            return rank
+        receive, message = found[chosen]
         self._matched[receive.rank] += 1
         return receive, message
 
-    def choose_message(self, receive: Receive, found: Sequence[Message]) -> int:
+    def choose_message(self, receive: PostedReceive, found: Sequence[SimulatedMessage]) -> int:
         """One of all."""
         return self._choose([(receive.rank, ("probe", one.source)) for one in found])
 
@@ -103,11 +112,14 @@ class ChosenSchedule(SeededSchedule):
         self._early[rank] += late
         return not late
 
-    def is_buffered(self, message: Message) -> bool:
+    def is_buffered(self, message: SimulatedMessage) -> bool:
         """All messages, or none."""
         self.has_sent = True
         return self._start.mode == EAGER
 
 
 def _independent(actions: frozenset[Action], chosen: Action) -> frozenset[Any]:
-    return frozenset(one for one in actions if one[0] != chosen[0])
+    # What a test finds depends on every other rank.
+    if chosen[1] == _GOES_ON:
+        return frozenset()
+    return frozenset(one for one in actions if one[0] != chosen[0] and one[1] != _GOES_ON)

@@ -13,7 +13,7 @@ ANY = -1
 
 
 @dataclass(eq=False, slots=True)
-class Message:
+class SimulatedMessage:
     """A message on its way. Ranks are those of the world; ``group`` is the communicator."""
 
     number: int
@@ -29,11 +29,11 @@ class Message:
     site: Site
     title: str
     arrives: float = 0.0
-    receive: Receive | None = None
+    receive: PostedReceive | None = None
 
 
 @dataclass(eq=False, slots=True)
-class Receive:
+class PostedReceive:
     """A receive that was posted, and the message that it got."""
 
     rank: int
@@ -43,9 +43,9 @@ class Receive:
     began: float
     site: Site
     title: str
-    message: Message | None = None
+    message: SimulatedMessage | None = None
 
-    def takes(self, message: Message) -> bool:
+    def takes(self, message: SimulatedMessage) -> bool:
         return (
             self.group.agreement.key == message.group.agreement.key  # type: ignore[attr-defined]
             and self.source in (ANY, message.source)
@@ -53,7 +53,7 @@ class Receive:
         )
 
 
-class Event(NamedTuple):
+class RankEvent(NamedTuple):
     """A part of a rank's simulated time: ``begin`` to ``end``, in seconds since the cell began.
 
     ``kind`` is ``send``, ``receive`` or ``collective``; between its events a rank computes.

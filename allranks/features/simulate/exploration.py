@@ -11,7 +11,7 @@ from allranks.collectives.world.world import FIRST_MADE
 from allranks.engine.exceptions import is_a
 from allranks.features.simulate.cell import SimulatedCell
 from allranks.features.simulate.choices import ChosenSchedule
-from allranks.features.simulate.findings import Findings, Run
+from allranks.features.simulate.findings import Findings, TriedSchedule
 from allranks.features.simulate.sandbox import Ranks
 from allranks.features.simulate.tokens import EAGER, MOST_SECONDS, RENDEZVOUS, Start
 from allranks.records.wire import Record
@@ -56,7 +56,9 @@ class ExploredCell(SimulatedCell):
                     break
                 assert self.scheduler is not None
                 found.add(
-                    Run(schedule.done, self.scheduler, self._outcomes, self._outputs, endless)
+                    TriedSchedule(
+                        schedule.done, self.scheduler, self._outcomes, self._outputs, endless
+                    )
                 )
             if any(waiting) and not found.stopped:
                 found.stopped = "stopped"

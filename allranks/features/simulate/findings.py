@@ -11,7 +11,7 @@ from typing import Any
 from allranks.collectives.calls.guard import of_traceback
 from allranks.engine.exceptions import text_of, traceback_of
 from allranks.errors import CollectiveMismatch, RankLeft
-from allranks.features.simulate.events import ANY, Message, Receive
+from allranks.features.simulate.events import ANY, PostedReceive, SimulatedMessage
 from allranks.features.simulate.output import RankOutput
 from allranks.features.simulate.scheduler import Scheduler
 from allranks.features.simulate.sketches import sketch
@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 _PICTURES = 8
 
 
-class Run:
+class TriedSchedule:
     """One schedule, and how it ended."""
 
     def __init__(
@@ -76,11 +76,11 @@ class Run:
 
 
 @dataclass
-class Finding:
+class ScheduleFinding:
     """The same problem in some schedules, of which ``shortest`` is the shortest."""
 
     text: str
-    shortest: Run
+    shortest: TriedSchedule
     count: int = 1
 
 
@@ -94,12 +94,12 @@ class Findings:
     runs: int = 0
     stopped: str = ""
     """Why not all schedules were tried: ``stopped`` by a limit, or ``interrupted``."""
-    _problems: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
-    _results: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
-    _first: Run | None = None
+    _problems: dict[tuple[Any, ...], ScheduleFinding] = field(default_factory=dict)
+    _results: dict[tuple[Any, ...], ScheduleFinding] = field(default_factory=dict)
+    _first: TriedSchedule | None = None
     _began: float = field(default_factory=monotonic)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: TriedSchedule) -> None:
         self.runs += 1
         self._first = self._first or run
         if not run.is_complete:
@@ -110,12 +110,12 @@ class Findings:
             _count(self._problems, *run.left(), run)
 
     @property
-    def found(self) -> list[Finding]:
+    def found(self) -> list[ScheduleFinding]:
         """All findings but the results that differ."""
         return list(self._problems.values())
 
     @property
-    def shown(self) -> Run | None:
+    def shown(self) -> TriedSchedule | None:
         """The schedule whose output is the cell's."""
         found = self.found
         return found[0].shortest if found else self._first
@@ -124,12 +124,12 @@ class Findings:
     def tokens(self) -> tuple[str, ...]:
         return tuple(run.start.token(self.source) for run in self._named())
 
-    def _named(self) -> Iterable[Run]:
+    def _named(self) -> Iterable[TriedSchedule]:
         yield from (one.shortest for one in self.found)
         if len(self._results) > 1:
             yield from (one.shortest for one in self._variants())
 
-    def _variants(self) -> list[Finding]:
+    def _variants(self) -> list[ScheduleFinding]:
         """The results that differ, those of the shortest schedules first."""
         return sorted(self._results.values(), key=lambda one: one.shortest.length)[:_LINES]
 
@@ -155,7 +155,7 @@ class Findings:
             lines += self._differences(count)
         return "\n".join(lines)
 
-    def _replay(self, one: Finding) -> str:
+    def _replay(self, one: ScheduleFinding) -> str:
         token = one.shortest.start.token(self.source)
         return (
             f"in {one.count:,} of {self.runs:,}, the shortest: "
@@ -183,10 +183,12 @@ class Findings:
         return [(run.start.token(self.source), sketch(run.scheduler)) for run in named]
 
 
-def _count(found: dict[tuple[Any, ...], Finding], key: Any, text: str, run: Run) -> None:
+def _count(
+    found: dict[tuple[Any, ...], ScheduleFinding], key: Any, text: str, run: TriedSchedule
+) -> None:
     known = found.get(key)
     if known is None:
-        found[key] = Finding(text, run)
+        found[key] = ScheduleFinding(text, run)
         return
     known.count += 1
     if run.length < known.shortest.length:
@@ -224,13 +226,13 @@ def _short(texts: tuple[str, ...]) -> str:
     return (text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…") or "no output"
 
 
-def _of_message(message: Message) -> str:
+def _of_message(message: SimulatedMessage) -> str:
     return (
         f"the message of rank {message.source} to rank {message.dest} (tag {message.tag}), "
         f"{message.title} at {message.site}, was never received"
     )
 
 
-def _of_receive(receive: Receive) -> str:
+def _of_receive(receive: PostedReceive) -> str:
     whom = "any rank" if receive.source == ANY else f"rank {receive.source}"
     return f"rank {receive.rank}'s {receive.title} at {receive.site} from {whom} got no message"

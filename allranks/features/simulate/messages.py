@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from allranks.collectives.calls.guard import Site
 from allranks.collectives.world.world import Group
-from allranks.features.simulate.events import ANY, Event, Message, Receive
+from allranks.features.simulate.events import ANY, PostedReceive, RankEvent, SimulatedMessage
 from allranks.features.simulate.scheduler import Scheduler
 
 
@@ -23,8 +23,8 @@ class Mail:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         ranks = range(len(scheduler.tasks))
-        self._messages: list[list[Message]] = [[] for _ in ranks]
-        self._receives: list[list[Receive]] = [[] for _ in ranks]
+        self._messages: list[list[SimulatedMessage]] = [[] for _ in ranks]
+        self._receives: list[list[PostedReceive]] = [[] for _ in ranks]
         self._open: set[int] = set()
         """Ranks with receives from any source."""
         self._count = 0
@@ -40,11 +40,11 @@ class Mail:
         title: str,
         *,
         buffered: bool | None,
-    ) -> Message:
+    ) -> SimulatedMessage:
         """Sends a message of the running rank; with ``buffered`` None the schedule decides."""
         scheduler, task = self._scheduler, self._scheduler.task
         self._count += 1
-        message = Message(
+        message = SimulatedMessage(
             self._count, group, task.rank, dest, tag, data, nbytes, task.clock, True, site, title
         )
         message.buffered = scheduler.schedule.is_buffered(message) if buffered is None else buffered
@@ -61,17 +61,17 @@ class Mail:
         self._messages[dest].append(message)
         return message
 
-    def receive(self, group: Group, source: int, tag: int, site: Site, title: str) -> Receive:
+    def receive(self, group: Group, source: int, tag: int, site: Site, title: str) -> PostedReceive:
         """Posts a receive of the running rank."""
         task = self._scheduler.task
-        receive = Receive(task.rank, group, source, tag, task.clock, site, title)
+        receive = PostedReceive(task.rank, group, source, tag, task.clock, site, title)
         if source == ANY or not self._find(receive):
             self._receives[task.rank].append(receive)
             if source == ANY:
                 self._open.add(task.rank)
         return receive
 
-    def _find(self, receive: Receive) -> bool:
+    def _find(self, receive: PostedReceive) -> bool:
         """Matches a receive from one source with a message that no earlier receive may get."""
         for message in self._messages[receive.rank]:
             if receive.takes(message):
@@ -85,36 +85,50 @@ class Mail:
                 return True
         return False
 
-    def candidates(self, receive: Receive) -> list[Message]:
+    def candidates(self, receive: PostedReceive) -> list[SimulatedMessage]:
         """The first message of each source that a receive takes, by source."""
-        found: dict[int, Message] = {}
+        found: dict[int, SimulatedMessage] = {}
         for message in self._messages[receive.rank]:
             if message.source not in found and receive.takes(message):
                 found[message.source] = message
         return [message for _, message in sorted(found.items())]
 
-    def match_any_source(self) -> bool:
-        """Matches one receive from any source; False if none can be."""
+    def match_any_source(self, polling: Sequence[int]) -> bool:
+        """Matches one receive from any source, or lets one of the ranks that poll go on.
+
+        Returns False if nothing can be matched.
+        """
         matches = self._possible_matches()
         first = next(matches, None)
         if first is None:
             return False
-        receive, message = self._scheduler.schedule.choose_match(chain((first,), matches))
+        chosen = self._scheduler.schedule.choose_match(chain((first,), matches), polling)
+        if isinstance(chosen, int):
+            self._scheduler.end_poll(chosen)
+            return True
+        receive, message = chosen
         self._messages[receive.rank].remove(message)
         self._receives[receive.rank].remove(receive)
         self._match(receive, message)
         self._match_later(receive.rank)
         return True
 
-    def _possible_matches(self) -> Iterator[tuple[Receive, list[Message]]]:
-        """Of each rank, the first receive from any source that can get a message."""
+    def _possible_matches(self) -> Iterator[tuple[PostedReceive, list[SimulatedMessage]]]:
+        """The receives from any source, each with the messages that no earlier one takes."""
         for rank in sorted(self._open):
-            for receive in self._receives[rank]:
-                if receive.source == ANY and (found := self.candidates(receive)):
+            receives = self._receives[rank]
+            for at, receive in enumerate(receives):
+                if receive.source != ANY:
+                    continue
+                found = [
+                    message
+                    for message in self.candidates(receive)
+                    if not any(earlier.takes(message) for earlier in receives[:at])
+                ]
+                if found:
                     yield receive, found
-                    break
 
-    def unmatched(self) -> tuple[list[Message], list[Receive]]:
+    def unmatched(self) -> tuple[list[SimulatedMessage], list[PostedReceive]]:
         """The messages without a receive, and the receives without a message."""
         return list(chain(*self._messages)), list(chain(*self._receives))
 
@@ -132,25 +146,25 @@ class Mail:
         if not any(receive.source == ANY for receive in receives):
             self._open.discard(rank)
 
-    def cancel(self, receive: Receive) -> None:
+    def cancel(self, receive: PostedReceive) -> None:
         if receive in self._receives[receive.rank]:
             self._receives[receive.rank].remove(receive)
             self._match_later(receive.rank)
 
-    def take(self, message: Message) -> None:
+    def take(self, message: SimulatedMessage) -> None:
         """Takes a message that a probe has found away from later receives."""
         self._messages[message.dest].remove(message)
 
-    def put_back(self, message: Message) -> None:
+    def put_back(self, message: SimulatedMessage) -> None:
         """Puts a message first again, which a probe has waited for."""
         message.receive = None
         self._messages[message.dest].insert(0, message)
 
-    def match(self, receive: Receive, message: Message) -> None:
+    def match(self, receive: PostedReceive, message: SimulatedMessage) -> None:
         """Gives a receive a message that `take` has taken."""
         self._match(receive, message)
 
-    def _match(self, receive: Receive, message: Message) -> None:
+    def _match(self, receive: PostedReceive, message: SimulatedMessage) -> None:
         scheduler = self._scheduler
         receive.message, message.receive = message, receive
         if not message.buffered:
@@ -161,7 +175,7 @@ class Mail:
         scheduler.wake(receive.rank)
         scheduler.wake(message.source)
 
-    def sent(self, message: Message) -> None:
+    def sent(self, message: SimulatedMessage) -> None:
         """Records the end of a send on the running rank."""
         task = self._scheduler.task
         begin, ready = message.began, message.began
@@ -169,11 +183,11 @@ class Mail:
             ready = min(message.arrives, max(begin, message.receive.began))
             task.clock = max(task.clock, message.arrives)
         self._scheduler.record(
-            Event(task.rank, "send", message.title, begin, ready, task.clock, message.dest,
+            RankEvent(task.rank, "send", message.title, begin, ready, task.clock, message.dest,
                   message.nbytes, message.tag, message.number, message.group.number, message.site)
         )  # fmt: skip
 
-    def received(self, receive: Receive) -> None:
+    def received(self, receive: PostedReceive) -> None:
         """Records the end of a receive on the running rank."""
         task, message = self._scheduler.task, receive.message
         assert message is not None
@@ -181,7 +195,7 @@ class Mail:
         task.clock = max(task.clock, message.arrives)
         sent = message.began if message.buffered else max(message.began, receive.began)
         self._scheduler.record(
-            Event(task.rank, "receive", receive.title, begin, min(max(begin, sent), task.clock),
+            RankEvent(task.rank, "receive", receive.title, begin, min(max(begin, sent), task.clock),
                   task.clock, message.source, message.nbytes, message.tag, message.number,
                   message.group.number, receive.site)
         )  # fmt: skip

@@ -8,20 +8,41 @@ from dataclasses import dataclass, field, replace
 from math import ceil, log2
 from typing import Any
 
+import numpy as np
+
 from allranks.errors import UsageError
 
 _US, _GB = 1e-6, 1e9
 
 
 @dataclass(frozen=True)
-class Link:
-    """The cost of a message: ``latency`` seconds, and its bytes at ``bandwidth`` bytes a second."""
+class NetworkLink:
+    """A message takes ``latency`` seconds, and its bytes at ``bandwidth`` bytes a second."""
 
     latency: float
     bandwidth: float
 
     def seconds(self, nbytes: float) -> float:
         return self.latency + nbytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """As `NetworkLink`, from measured times of some sizes: others lie on lines between them."""
+
+    curve: tuple[tuple[float, float], ...]
+
+    @property
+    def latency(self) -> float:
+        return self.curve[0][1]
+
+    def seconds(self, nbytes: float) -> float:
+        sizes, times = zip(*self.curve, strict=True)
+        if nbytes <= sizes[-1]:
+            return float(np.interp(nbytes, sizes, times))
+        return float(
+            times[-1] + (nbytes - sizes[-1]) * (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        )
 
 
 @dataclass
@@ -34,8 +55,8 @@ class Network:
     """
 
     name: str
-    inside: Link
-    between: Link | None = None
+    inside: NetworkLink | MeasuredLink
+    between: NetworkLink | MeasuredLink | None = None
     ranks_each: int = 0
     """The number of ranks on each host; 0 for one host."""
     hosts_each: int = 16
@@ -43,10 +64,12 @@ class Network:
     oversubscribed: float = 1.0
     eager_nbytes: int = 4096
     """Messages up to this size are buffered: a send of them ends at once."""
-    cores: int = 0
-    """The cores of a host, which its ranks share; 0 for one core a rank."""
-    terms: tuple[float, ...] = ()
-    """A measured allreduce of S bytes on n ranks, in seconds: ``1, n, S, n S``; or nothing."""
+    slowdown: float = 1.0
+    """The time of computing on all ranks at once, for one second of it on one rank alone."""
+    allreduce: MeasuredLink | None = None
+    """The time of an allreduce, if it was measured."""
+    skew: float = 0.0
+    """How much earlier than the others the rank that came last leaves a collective."""
     _free_at: dict[object, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     """When each shared link has carried its last message."""
 
@@ -56,16 +79,12 @@ class Network:
     def hosts(self, size: int) -> tuple[int, ...]:
         return tuple(map(self.host, range(size)))
 
-    def compute_scale(self, size: int) -> float:
-        """The computing time of each of so many ranks, for one second of this process."""
-        return max(1.0, min(size, self.ranks_each or size) / self.cores) if self.cores else 1.0
-
     def arrival(self, source: int, dest: int, nbytes: int, began: float) -> float:
         """Returns when a message that is sent at ``began`` has arrived."""
         here, there = self.host(source), self.host(dest)
         if here == there or self.between is None:
             return began + self.inside.seconds(nbytes)
-        taken = nbytes / self.between.bandwidth
+        taken = self.between.seconds(nbytes) - self.between.latency
         shared: list[tuple[object, float]] = [(("out", here), taken), (("in", there), taken)]
         up, down = here // self.hosts_each, there // self.hosts_each
         if up != down:
@@ -79,22 +98,21 @@ class Network:
     def collective_seconds(self, op: str, nbytes: int, ranks: tuple[int, ...]) -> float:
         """Returns the time from the last arrival to the end of a collective.
 
-        If allreduces were measured, their terms; other collectives move half as much. Otherwise
+        If allreduces were measured, their time; other collectives move half as much. Otherwise
         a message for each round of a tree, and the bytes of a reduce-scatter and an allgather.
         """
         size, reduces = len(ranks), "allreduce" in op.lower()
         if size == 1:
             return 0.0
-        if self.terms:
-            base, each, moved, moved_each = self.terms
-            share = 1.0 if reduces else 0.5
-            return base + each * size + share * (moved + moved_each * size) * nbytes
+        if self.allreduce is not None:
+            moved = self.allreduce.seconds(nbytes) - self.allreduce.latency
+            return self.allreduce.latency + (moved if reduces else moved / 2)
         hosts = {self.host(ranks[0]), self.host(ranks[-1])}
         link = self.between if len(hosts) > 1 and self.between is not None else self.inside
         total = nbytes * (2.0 if reduces else 1.0) * (size - 1) / size
         if link is self.between and "all" in op.lower():
             total *= min(size, self.ranks_each)  # the ranks of a host share its link
-        return ceil(log2(size)) * link.latency + total / link.bandwidth
+        return ceil(log2(size)) * link.latency + link.seconds(total) - link.latency
 
 
 HERE = "here"
@@ -104,21 +122,21 @@ DEFAULT = "laptop"
 NETWORKS = {
     network.name: network
     for network in (
-        Network(DEFAULT, Link(1 * _US, 5 * _GB)),
-        Network("ethernet", Link(1 * _US, 5 * _GB), Link(25 * _US, 1.25 * _GB), 8),
+        Network(DEFAULT, NetworkLink(1 * _US, 5 * _GB)),
+        Network("ethernet", NetworkLink(1 * _US, 5 * _GB), NetworkLink(25 * _US, 1.25 * _GB), 8),
         # The links of lessons.model: hosts of 8 H100 with 8 x 400 Gb/s, and of 4 P100 with 25 Gb/s.
         Network(
             "h100",
-            Link(0.6 * _US, 18 * 20.6 * _GB),
-            Link(2.7 * _US, 8 * 400 / 8 * _GB),
+            NetworkLink(0.6 * _US, 18 * 20.6 * _GB),
+            NetworkLink(2.7 * _US, 8 * 400 / 8 * _GB),
             8,
             eager_nbytes=8192,
         ),
-        Network("p100", Link(5.7 * _US, 12 * _GB), Link(14 * _US, 25 / 8 * _GB), 4),
+        Network("p100", NetworkLink(5.7 * _US, 12 * _GB), NetworkLink(14 * _US, 25 / 8 * _GB), 4),
         Network(
             "fat-tree",
-            Link(1 * _US, 10 * _GB),
-            Link(2 * _US, 25 * _GB),
+            NetworkLink(1 * _US, 10 * _GB),
+            NetworkLink(2 * _US, 25 * _GB),
             8,
             oversubscribed=4.0,
         ),
@@ -136,10 +154,17 @@ def network_of(options: Mapping[str, Any]) -> Network:
     """Returns the network of a cell's options, with nothing on its way."""
     measured = options.get("measured")
     if measured:
+
+        def curve(name: str) -> MeasuredLink:
+            return MeasuredLink(tuple(map(tuple, measured[name])))
+
         return Network(
             HERE,
-            Link(measured["latency"], measured["bandwidth"]),
-            cores=measured["cores"],
-            terms=tuple(measured["terms"]),
+            curve("inside"),
+            curve("between") if measured["ranks_each"] else None,
+            measured["ranks_each"],
+            slowdown=measured["slowdown"],
+            allreduce=curve("allreduce"),
+            skew=measured["skew"],
         )
     return replace(NETWORKS[options.get("network") or DEFAULT], _free_at=defaultdict(float))

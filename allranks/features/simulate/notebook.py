@@ -16,9 +16,9 @@ from allranks.cluster.connection import Connection
 from allranks.cluster.features import CellRequest, NotebookFeature
 from allranks.cluster.options import CellOption
 from allranks.errors import ClusterLost, MissingDependency, UsageError
-from allranks.features.simulate.calibration import here
+from allranks.features.simulate.calibration import at_size, here
 from allranks.features.simulate.network import HERE, check_name
-from allranks.features.simulate.picture import draw
+from allranks.features.simulate.picture import draw, explorable
 from allranks.features.simulate.records import RunSimulated, SimulatedReport, SimulatedTime
 from allranks.features.simulate.tokens import MOST_SCHEDULES, MOST_SECONDS, check_token
 from allranks.records.telemetry import Pulse, Telemetry
@@ -83,7 +83,9 @@ class SimulatedRanks(Cluster):
     """The process of the simulated ranks."""
 
     def __init__(self) -> None:
-        super().__init__(1, gpus="none", launcher="local")
+        # A rank of several has one thread for numeric libraries as well, see `share_cores`.
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        super().__init__(1, gpus="none", launcher="local", settings=threads)
         self.heal_when("off")
 
     def begin_simulated(self, request: CellRequest, size: int, options: dict[str, Any]) -> CellRun:
@@ -184,7 +186,7 @@ class Simulate(NotebookFeature):
     def __init__(self) -> None:
         self._reported: tuple[SimulatedReport, list[bytes]] | None = None
         self._ranks: SimulatedRanks | None = None
-        self._measured: dict[str, Any] = {}
+        self._measured: dict[str | None, dict[int, dict[str, Any]]] = {}
         self._size = _DEFAULT_RANKS
 
     def command(self, name: str, *arguments: Any) -> Any:
@@ -230,8 +232,10 @@ class Simulate(NotebookFeature):
             check_name(options["network"])
         ranks = self._started()
         if options.get("network") == HERE:
-            self._measured = self._measured or here()
-            options["measured"] = self._measured
+            where = request.cluster.launcher
+            if where not in self._measured:
+                self._measured[where] = here(where)
+            options["measured"] = at_size(self._measured[where], size)
         self._size = size
         # The process's cluster has features of its own, which get its records.
         for feature in ranks.hooks.features:
@@ -255,6 +259,7 @@ class Simulate(NotebookFeature):
     def ended(self) -> str:
         """Ends the process; returns a line about it."""
         ranks, self._ranks = self._ranks, None
+        self._measured = {}
         if ranks is None or ranks.state != "running":
             return ""
         ranks.stop()
@@ -267,7 +272,8 @@ def show_report(report: SimulatedReport, sketches: Sequence[bytes]) -> None:
     lines = [report.text] if report.text else []
     for name, data in zip(report.names, sketches, strict=True):
         heading, svg = draw(data)
-        shown += f"<div><div>{escape(f'{name}: {heading}' if name else heading)}</div>{svg}</div>"
+        shown += f"<div><div>{escape(f'{name}: {heading}' if name else heading)}</div>"
+        shown += f"{explorable(svg)}</div>"
         if not name:
             lines.append(f"a picture: {heading}")
     publish_display_data(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from math import hypot
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from allranks.widgets.dashboard.svg import (
     INK,
@@ -23,6 +24,17 @@ from allranks.widgets.dashboard.tables import labels
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 64, 16, 34, 24
 _WAITING = "#b0b0b0"
 _MAP = 384
+_ZOOMS = (2, 4, 8)
+# What is pointed at or chosen stands out, with its text in the picture.
+_STYLE = (
+    ".allranks-picture>div{overflow:auto;max-height:80vh}"
+    ".allranks-picture svg{height:auto}"
+    ".allranks-picture .about{display:none}"
+    ".allranks-picture .part{cursor:pointer;outline:none}"
+    ".allranks-picture .part:is(:hover,:focus) .about{display:inline}"
+    ".allranks-picture .part:is(:hover,:focus) path{stroke-width:2.5}"
+    ".allranks-picture svg:has(.part:focus) .part:not(:focus,:hover){opacity:.2}"
+)
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -36,6 +48,24 @@ def draw(sketch: bytes) -> tuple[str, str]:
     return "messages over simulated time", diagram.draw(
         [_Event(*one) for one in found["events"]], found["lost"]
     )
+
+
+def explorable(svg: str) -> str:
+    """Returns HTML in which a reader enlarges a picture, and points at or chooses a part of it.
+
+    Without scripts, which a notebook that is not trusted would lose.
+    """
+    zooms = "".join(
+        f'<label><input type="radio" name="zoom-{crc32(svg.encode()):x}" value="{by}"'
+        f"{' checked' if by == 1 else ''}/>{by}×</label> "
+        for by in (1, *_ZOOMS)
+    )
+    wider = "".join(
+        f'.allranks-picture:has([value="{by}"]:checked) svg{{width:{by * _WIDTH}px}}'
+        for by in _ZOOMS
+    )
+    style = f"<style>{_STYLE}{wider}</style>"
+    return f'<div class="allranks-picture">{style}{zooms}<div>{svg}</div></div>'
 
 
 class _Event(NamedTuple):
@@ -99,7 +129,7 @@ class _Diagram:
         body = draw_box(x, y, ready - x, height, _WAITING) if ready - x > 0.3 else ""
         if event.kind == "collective":
             body += draw_box(ready, y, max(2.0, end - ready), height, TRANSFER)
-        return f"<g><title>{escape(event.about)}</title>{body}</g>" if body else ""
+        return _part(event.about, body) if body else ""
 
     def _endless_waits(self) -> str:
         body = ""
@@ -125,10 +155,14 @@ class _Diagram:
         left, right = (
             f"{x1 - 7 * dx + side * dy:.1f},{y1 - 7 * dy - side * dx:.1f}" for side in (3, -3)
         )
-        return (
-            f"<g><title>{escape(about)}</title>"
-            f'<path d="M{x:.1f} {y:.1f}L{x1:.1f} {y1:.1f}" stroke="{colour}"{dash}/>'
-            f'<polygon points="{x1:.1f},{y1:.1f} {left} {right}" fill="{colour}"/></g>'
+        line = f"M{x:.1f} {y:.1f}L{x1:.1f} {y1:.1f}"
+        # The second line is wider, for the pointer.
+        return _part(
+            f"rank {source} to rank {dest}: {about}",
+            f'<path d="{line}" stroke="{colour}"{dash}/>'
+            f'<polygon points="{x1:.1f},{y1:.1f} {left} {right}" fill="{colour}"/>'
+            f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" '
+            'stroke="transparent" stroke-width="9"/>',
         )
 
     def _axis(self) -> str:
@@ -138,6 +172,11 @@ class _Diagram:
             x = self._x(value * scale)
             body += draw_words(x, self._height - 6, f"{words} {unit}", "middle" if value else "")
         return body
+
+
+def _part(about: str, body: str) -> str:
+    words = f'<text class="about" display="none" x="{_LEFT}" y="30">{escape(about)}</text>'
+    return f'<g class="part" tabindex="0"><title>{escape(about)}</title>{body}{words}</g>'
 
 
 def _map(size: int, each: int, sent: Sequence[Any]) -> str:
@@ -152,16 +191,16 @@ def _map(size: int, each: int, sent: Sequence[Any]) -> str:
         colour = WRONG if is_lost else TRANSFER
         x, y = _LEFT + column * side, _TOP + row * side
         about = f"{_ranks(row, each, size)} to {_ranks(column, each, size)}: {nbytes:,} B"
-        body += (
+        body += _part(
+            about,
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}" '
-            f'fill="{colour}" fill-opacity="{0.25 + 0.75 * nbytes / most:.2f}">'
-            f"<title>{about}</title></rect>"
+            f'fill="{colour}" fill-opacity="{0.25 + 0.75 * nbytes / most:.2f}"/>',
         )
     last = size - 1
     body += draw_words(_LEFT - 6, _TOP + 10, "rank 0", "end")
     body += draw_words(_LEFT - 6, _TOP + _MAP, f"rank {last}", "end")
-    body += draw_words(_LEFT, _TOP - 6, "rank 0")
-    body += draw_words(_LEFT + _MAP, _TOP - 6, f"rank {last}", "end")
+    body += draw_words(_LEFT, 16, "rank 0")
+    body += draw_words(_LEFT + _MAP, 16, f"rank {last}", "end")
     body += draw_swatch(_LEFT, _TOP + _MAP + 8, TRANSFER, f"up to {most:,} bytes")
     if lost:
         body += draw_swatch(_LEFT + 160, _TOP + _MAP + 8, WRONG, "with messages never received")

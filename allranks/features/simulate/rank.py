@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import traceback
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from allranks.engine.exceptions import report
 from allranks.engine.features import RankContext, RankFeature, Replies
 from allranks.features.simulate.records import RunSimulated
-from allranks.records.wire import Record, RunCell
+from allranks.records.wire import Record, Reply, RunCell
 
 _NEWS_SECONDS = 1.0
 """Output of a cell that takes longer is sent so often, so that equal lines meet in one message."""
@@ -52,10 +55,21 @@ class RankSimulation(RankFeature):
     async def _run(self, record: RunSimulated, cell: RunCell) -> Replies:
         # Not at the top of the file: this import starts MPI, and the file is loaded before ranks
         # are forked.
-        from allranks.features.simulate.cell import SimulatedCell
-        from allranks.features.simulate.exploration import ExploredCell
-
         global _running
+        try:
+            from allranks.features.simulate.cell import SimulatedCell
+            from allranks.features.simulate.exploration import ExploredCell
+        except Exception as error:  # such as a greenlet for another Python
+            lines = traceback.format_exception(error)
+            said = report(error, lines, 0, "simulated", "")
+            return tuple(
+                (
+                    Reply(rank=rank, cell=record.cell, status="error", seconds=0.0, dirty=False,
+                          has_value=False, value_problem="", report=replace(said, rank=rank)),
+                    [],
+                )
+                for rank in range(record.size)
+            )  # fmt: skip
         self._news_at = monotonic() + _NEWS_SECONDS
         kind = ExploredCell if "explore" in record.options else SimulatedCell
         _running = running = kind(self._context, record, self._ranks)

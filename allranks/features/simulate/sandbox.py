@@ -15,6 +15,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import ModuleSpec
 from threading import get_ident
 from typing import Any, NoReturn
@@ -28,7 +29,8 @@ from allranks.collectives.world import process_sets, set_thread
 from allranks.engine import namespace
 from allranks.engine.telemetry import Metrics
 from allranks.errors import UsageError
-from allranks.features.simulate import comm, world
+from allranks.features.simulate import mpi_module, requests, world
+from allranks.features.simulate.comm import WORLD
 from allranks.features.simulate.network import Network
 from allranks.features.simulate.scheduler import Scheduler, Task
 from allranks.features.simulate.world import SharedState, Silent, SimulatedWorld
@@ -61,12 +63,12 @@ class SimulateCommands:
                 f"simulate.compute expected seconds from 0 on, found {seconds!r:.60}. "
                 "Type for example: simulate.compute(0.01)"
             )
-        comm.running().computed(float(seconds))
+        requests.running().computed(float(seconds))
 
     @property
     def time(self) -> float:
         """The simulated seconds since this rank began the cell."""
-        return comm.wtime()
+        return mpi_module.wtime()
 
     def __repr__(self) -> str:
         return "<simulate: compute(seconds), time>"
@@ -78,7 +80,7 @@ class Space:
     def __init__(self, size: int, rank: int, hosts: tuple[int, ...], shared: SharedState) -> None:
         self.world = SimulatedWorld(rank, hosts, shared)
         self.world.journal = Silent()  # type: ignore[assignment]
-        self.world.mpi = types.SimpleNamespace(user=comm.WORLD, lost_by=lambda error: None)  # type: ignore[assignment]
+        self.world.mpi = types.SimpleNamespace(user=WORLD, lost_by=lambda error: None)  # type: ignore[assignment]
         self.module = types.ModuleType("__main__")
         self.metrics = Metrics()
         # A seed of its own: real ranks draw different numbers as well.
@@ -185,9 +187,6 @@ class Sandbox:
         found |= {
             "log": space.metrics.log,
             "simulate": SimulateCommands(),
-            "join": world.join,
-            "send": comm.send,
-            "recv": comm.recv,
             "keep": _refusing("keep()", "keep variables, which are kept anyway"),
         }
         space.names.update(found, __builtins__=builtins)
@@ -196,7 +195,7 @@ class Sandbox:
     def active(self, fakes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
         """Within, the process is that of simulated ranks; ``fakes`` are further replacements."""
         clock = _Clock(lambda: self.scheduler)
-        module = comm.SimulatedMPI()
+        module = mpi_module.SimulatedMPI()
         replaced: list[tuple[Any, str, Any]] = [
             (mpi4py, "MPI", module),
             (builtins, "input", _refusing("input()", "type the value into the cell")),
@@ -204,16 +203,18 @@ class Sandbox:
             *((time, name, clock.reading(name)) for name in ("time", "perf_counter", "monotonic")),
             (process_sets, "open_group", world.open_group),
             (process_sets, "deferred", _not_deferred),
-            (collectives, "join", world.join),
-            (collectives, "send", comm.send),
-            (collectives, "recv", comm.recv),
+            *((collectives, name, function) for name, function in _calls().items()),
             *fakes,
         ]
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
         state, bits = random.getstate(), _mtrand.get_bit_generator()
         refused = _RefusedImports()
-        torch = PostImportHook({"torch.distributed"}, _refuse_torch)
-        torch.install()
+        hooks = [
+            PostImportHook({"torch.distributed"}, _refuse_torch),
+            PostImportHook({"allranks.grading"}, _refuse_expect),
+        ]
+        for hook in hooks:
+            hook.install()
         sys.meta_path.insert(0, refused)
         sys.modules["mpi4py.MPI"] = module
         for owner, name, value in replaced:
@@ -225,10 +226,23 @@ class Sandbox:
                 setattr(owner, name, value)
             sys.modules["mpi4py.MPI"] = MPI
             sys.modules["__main__"] = self._main
-            sys.meta_path[:] = [one for one in sys.meta_path if one not in (refused, torch)]
+            sys.meta_path[:] = [one for one in sys.meta_path if one not in (refused, *hooks)]
             random.setstate(state)
             _mtrand.set_bit_generator(bits)
             set_thread(None)
+
+
+@cache
+def _calls() -> dict[str, Callable[..., Any]]:
+    """The functions of `collectives` that communicate, as simulated ranks call them."""
+    found: dict[str, Callable[..., Any]] = {
+        name: function
+        for name in collectives.__all__
+        if isinstance(function := getattr(collectives, name), types.FunctionType)
+        and function.__module__.startswith(("allranks.collectives.ops", process_sets.__name__))
+    }
+    found |= {"join": world.join, "send": mpi_module.send, "recv": mpi_module.recv}
+    return {name: requests.timed_by_network(function) for name, function in found.items()}
 
 
 @contextmanager
@@ -249,6 +263,11 @@ def _refuse_torch(module: types.ModuleType) -> None:
         "process groups of torch", "use allreduce, broadcast and the other functions"
     )
     setattr(module, "init_process_group", refuse)  # noqa: B010  unknown to mypy
+
+
+def _refuse_expect(module: types.ModuleType) -> None:
+    refuse = _refusing("expect()", "its record is that of a process's own calls")
+    setattr(module, "expect", refuse)  # noqa: B010  unknown to mypy
 
 
 class _RefusedImports(importlib.abc.MetaPathFinder):
@@ -291,7 +310,7 @@ class _Clock:
         began = real()
 
         def read() -> float:
-            now: float = began + comm.wtime() if self._runs else real()
+            now: float = began + mpi_module.wtime() if self._runs else real()
             return now
 
         return read

@@ -22,7 +22,7 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 from allranks.collectives.calls.call import Call
 from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft
-from allranks.features.simulate.events import Event, Message, Receive
+from allranks.features.simulate.events import PostedReceive, RankEvent, SimulatedMessage
 from allranks.features.simulate.network import Network
 from allranks.records.ranks import label
 
@@ -40,15 +40,17 @@ class Schedule(Protocol):
     """Whether a rank that waits for one of several requests first lets all others run."""
 
     def choose_match(
-        self, matches: Iterator[tuple[Receive, list[Message]]]
-    ) -> tuple[Receive, Message]:
-        """Returns which receive from any source gets which message next.
+        self,
+        matches: Iterator[tuple[PostedReceive, list[SimulatedMessage]]],
+        polling: Sequence[int],
+    ) -> tuple[PostedReceive, SimulatedMessage] | int:
+        """Returns which receive from any source gets which message, or which rank's test ends.
 
-        It is asked when no rank can run. ``matches`` are the receives, one at least, each with the
-        first message of each source.
+        It is asked when no rank can run, except those that poll. ``matches`` are the receives, one
+        at least, each with the first message of each source.
         """
 
-    def choose_message(self, receive: Receive, found: Sequence[Message]) -> int:
+    def choose_message(self, receive: PostedReceive, found: Sequence[SimulatedMessage]) -> int:
         """Returns which message a probe of any source finds, as an index of ``found``."""
 
     def choose_completed(self, rank: int, count: int) -> int:
@@ -57,7 +59,7 @@ class Schedule(Protocol):
     def has_completed(self, rank: int, title: str) -> bool:
         """Whether a test or a probe of a rank finds what has happened already."""
 
-    def is_buffered(self, message: Message) -> bool:
+    def is_buffered(self, message: SimulatedMessage) -> bool:
         """Whether a standard send ends at once (eager), or when it is received (rendezvous)."""
 
 
@@ -75,8 +77,10 @@ class SeededSchedule:
         return int(self._random.random() * len(ready))
 
     def choose_match(
-        self, matches: Iterator[tuple[Receive, list[Message]]]
-    ) -> tuple[Receive, Message]:
+        self,
+        matches: Iterator[tuple[PostedReceive, list[SimulatedMessage]]],
+        polling: Sequence[int],
+    ) -> tuple[PostedReceive, SimulatedMessage] | int:
         """A random message of the first receive."""
         receive, found = next(matches)
         return receive, found[self.choose_message(receive, found) if len(found) > 1 else 0]
@@ -85,7 +89,7 @@ class SeededSchedule:
         """The first one."""
         return 0
 
-    def choose_message(self, receive: Receive, found: Sequence[Message]) -> int:
+    def choose_message(self, receive: PostedReceive, found: Sequence[SimulatedMessage]) -> int:
         """A random one."""
         return int(self._random.random() * len(found))
 
@@ -93,7 +97,7 @@ class SeededSchedule:
         """Always."""
         return True
 
-    def is_buffered(self, message: Message) -> bool:
+    def is_buffered(self, message: SimulatedMessage) -> bool:
         """By its size."""
         return message.nbytes <= self._eager_nbytes
 
@@ -119,6 +123,8 @@ class Task:
         self.error: BaseException | None = None
         """Raised where the task waits, once it runs again."""
         self.began_computing = 0.0
+        self.in_call = False
+        """Whether it is in a call, whose time is that of the network, not of the processor."""
 
 
 EVENTS = 1_000_000
@@ -141,14 +147,13 @@ class Scheduler:
         self.tasks, self.schedule, self.network = tasks, schedule, network
         self.mail: Any = None
         """The `Mail` of the cell."""
-        self.events: list[Event] = []
+        self.events: list[RankEvent] = []
         self.current: Task | None = None
         self.measures = True
         """Whether the CPU time of a rank between two calls counts as simulated time."""
         self.interrupted = False
         self.stalled: dict[int, tuple[float, tuple[int, ...]]] = {}
         """The ranks that could not go on: since when, and the ranks that they waited for."""
-        self._compute_scale = network.compute_scale(len(tasks))
         self._switched = switched
         self._ready: list[int] = []
         self._polling: list[int] = []
@@ -199,7 +204,7 @@ class Scheduler:
 
     def _next(self) -> int:
         while not self._ready:
-            if self.mail.match_any_source():
+            if self.mail.match_any_source(self._polling):
                 continue
             if self._polling:
                 self._ready, self._polling = self._polling, []
@@ -227,6 +232,11 @@ class Scheduler:
         self._polling.append(task.rank)
         self._leave(task)
 
+    def end_poll(self, rank: int) -> None:
+        """Lets a rank that polls go on before the others."""
+        self._polling.remove(rank)
+        self._ready.append(rank)
+
     def _check(self) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
@@ -248,19 +258,24 @@ class Scheduler:
     def computed(self, seconds: float = 0.0) -> None:
         """Advances the running rank's clock by the time that it has computed since this call."""
         task, now = self.task, thread_time()
-        if self.measures:
-            seconds += (now - task.began_computing) * self._compute_scale
+        if self.measures and not task.in_call:
+            seconds += (now - task.began_computing) * self.network.slowdown
         task.began_computing = now
         task.clock += seconds
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Within, the running rank does work of the simulator, which takes no simulated time."""
+        task = self.task
         self.computed()
-        yield
-        self.task.began_computing = thread_time()
+        outer, task.in_call = task.in_call, True
+        try:
+            yield
+        finally:
+            task.in_call = outer
+            task.began_computing = thread_time()
 
-    def record(self, event: Event) -> None:
+    def record(self, event: RankEvent) -> None:
         if len(self.events) < EVENTS:
             self.events.append(event)
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from allranks.features.simulate.events import Event
+from allranks.features.simulate.events import RankEvent
 from allranks.features.simulate.scheduler import Scheduler
 
 _MOST_RANKS, _MOST_EVENTS = 64, 4000
@@ -42,6 +42,6 @@ def sketch(scheduler: Scheduler) -> bytes:
     return json.dumps(found).encode()
 
 
-def _about(event: Event) -> str:
+def _about(event: RankEvent) -> str:
     what = f"{event.title} at {event.site}" if event.site else event.title
     return what if event.kind == "collective" else f"{what}, tag {event.tag}, {event.nbytes:,} B"

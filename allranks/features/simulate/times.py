@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from allranks.collectives.calls.journal import named
 from allranks.collectives.timings import Spans
-from allranks.features.simulate.events import Event
+from allranks.features.simulate.events import RankEvent
 from allranks.features.simulate.records import SimulatedTime
 from allranks.records.telemetry import CallTotals, Strip, Timings
 from allranks.records.wire import Record
@@ -46,11 +46,11 @@ class Sums:
 
 
 def time_records(
-    cell: int, network: str, size: int, clocks: Sequence[float], events: Sequence[Event]
+    cell: int, network: str, size: int, clocks: Sequence[float], events: Sequence[RankEvent]
 ) -> list[tuple[Record, list[bytes]]]:
     """The totals and the strip of each rank, and the sums over all, in simulated time."""
     found: list[tuple[Record, list[bytes]]] = []
-    by_rank: dict[int, list[Event]] = defaultdict(list)
+    by_rank: dict[int, list[RankEvent]] = defaultdict(list)
     for event in events:
         by_rank[event.rank].append(event)
     waits = transfers = 0.0
@@ -68,7 +68,7 @@ def _rank_records(
     size: int,
     clock: float,
     rank: int,
-    events: Sequence[Event],
+    events: Sequence[RankEvent],
     found: list[tuple[Record, list[bytes]]],
 ) -> tuple[float, float]:
     spans, sums = Spans(0.0), dict[tuple[str, str, int], Sums]()

@@ -33,7 +33,7 @@ from allranks.collectives.ops.inputs import run
 from allranks.collectives.world import current
 from allranks.collectives.world.world import ALONE, Group, World
 from allranks.errors import CollectiveMismatch
-from allranks.features.simulate.events import Event
+from allranks.features.simulate.events import RankEvent
 from allranks.features.simulate.scheduler import Scheduler, Wait
 
 
@@ -57,7 +57,7 @@ class TaskBoard:
 
 
 @dataclass
-class Slot:
+class Arrival:
     """One arrival of the members of a group: what each contributes, and what is made of it."""
 
     size: int
@@ -84,7 +84,7 @@ class SharedState:
     """What the members of all groups share: the slots of their arrivals, and the boards."""
 
     def __init__(self) -> None:
-        self.slots: dict[tuple[int, int], Slot] = {}
+        self.slots: dict[tuple[int, int], Arrival] = {}
         self._keys: dict[tuple[int, tuple[int, ...]], int] = {}
         self.words: dict[tuple[int, int], int] = {}
         self.texts: dict[Any, Any] = {}
@@ -105,12 +105,12 @@ class TaskAgreement:
     def renew(self) -> None:
         self.count = self.number = self.own.epoch << EPOCH_SHIFT
 
-    def upcoming(self) -> Slot:
+    def upcoming(self) -> Arrival:
         """The slot of this rank's next arrival."""
         slots, at = self.own.shared.slots, (self.key, self.count + 1)
         found = slots.get(at)
         if found is None:
-            found = slots[at] = Slot(self.members.size)
+            found = slots[at] = Arrival(self.members.size)
         return found
 
     def arrive(self, call: Call, offer: Offer) -> bool:
@@ -134,7 +134,7 @@ class TaskAgreement:
             self._complete(slot, call)
         return self._agreed(call)
 
-    def _complete(self, slot: Slot, call: Call) -> None:
+    def _complete(self, slot: Arrival, call: Call) -> None:
         scheduler, members = self.own.scheduler, self.members
         slot.complete = True
         del self.own.shared.slots[self.key, self.count]
@@ -159,9 +159,11 @@ class TaskAgreement:
         slot, scheduler = call.carry, self.own.scheduler
         task = scheduler.tasks[self.own.rank]
         begin = min(call.started, task.clock)
-        task.clock = max(task.clock, slot.ends)
+        # The last one to arrive leaves first.
+        early = scheduler.network.skew if task.rank == slot.last_rank and slot.size > 1 else 0.0
+        task.clock = max(task.clock, slot.ends - early)
         scheduler.record(
-            Event(task.rank, "collective", call.spec.title, begin, max(begin, slot.last),
+            RankEvent(task.rank, "collective", call.spec.title, begin, max(begin, slot.last),
                   task.clock, slot.last_rank, call.nbytes, 0, call.number, self.members.number,
                   call.site)
         )  # fmt: skip
@@ -219,7 +221,7 @@ class TaskTransport:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return np.empty(shape, dtype)
 
-    def _bring(self, part: Array | None, make: Callable[[list[Any]], Any]) -> Slot:
+    def _bring(self, part: Array | None, make: Callable[[list[Any]], Any]) -> Arrival:
         slot, own = self.agreement.upcoming(), self.agreement.own
         if part is not None and own.pending:
             # The caller may change the array before the others have arrived.
