@@ -180,6 +180,7 @@ def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
     check_at_work(notebook)
 
 
+@pytest.mark.replaces
 def test_a_start_just_after_the_kernel_was_killed_removes_no_kept_variables(notebook):
     notebook.on_ranks("weights = 7 * rank\nkeep('weights', 'kept')")
     agent = int(notebook.on_ranks("import os\nos.getppid()", "-r 0").text.split()[-1])
