@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -74,7 +75,9 @@ class Classroom(AskingFeature):
             return f"{board.as_text(students)}\nStudents type: %distributed join {teacher}"
         self._view = _ClassView(self._board)
         self._view.show()
-        return f"Students type: %distributed join {teacher}\n{board.as_text(students)}"
+        # For front ends without widgets; below the tiles it would soon be wrong without its time.
+        now = f"At {time.strftime('%H:%M')}:\n{board.as_text(students)}"
+        return f"Students type: %distributed join {teacher}\n{now}"
 
     def _join(self, words: list[str]) -> str:
         if not words or words[1:] not in ([], ["panel"]):
