@@ -21,6 +21,7 @@ PAGES = [
     "collectives.md",
     "mpi.md",
     "errors.md",
+    "simulate.md",
     "ensemble.md",
     "keras.md",
     "tensorflow.md",
