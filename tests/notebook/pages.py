@@ -36,6 +36,8 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
             time.sleep(_PRESSED_AFTER_SECONDS)
             kernel.interrupt()
         said = cell.wait(_PATIENT_SECONDS).text.rstrip("\n")
+        if found["shown"] is None:
+            cell.ok()
         if found["cut"]:
             lines = said.splitlines()
             hidden = [line for line in lines if "are not shown" in line]

@@ -22,6 +22,8 @@ PAGES = [
     "mpi.md",
     "errors.md",
     "simulate.md",
+    "algorithms.md",
+    "model.md",
     "ensemble.md",
     "keras.md",
     "tensorflow.md",
