@@ -29,8 +29,9 @@ CELLS = {
     "print('all of us:', allreduce(np.arange(3), op=Sum))\nrank ** 2",
     "figures": "%matplotlib inline\nimport matplotlib.pyplot as plt\n"
     "plt.figure(figsize=(4, 2.4))\nplt.plot(np.sin(np.linspace(0, 6 + rank, 100)))\nplt.show()",
-    "variables": "steps, rates = 100, {'lr': 0.1}\nseed = 7 + rank\nweights = np.ones(3) * rank\n"
-    "batch = np.ones((4 + rank, 2))\nif rank == 2: extra = 'only here'",
+    "variables": "import numpy as np\nsteps, rates = 100, {'lr': 0.1}\nseed = 7 + rank\n"
+    "weights = np.ones(3) * rank\nbatch = np.ones((4 + rank, 2))\n"
+    "if rank == 2: extra = 'only here'",
     "runs": "import os, time\nif rank == 2:\n    while not os.path.exists('go'): time.sleep(0.1)\n"
     "barrier()",
     "error": "data = [1, 2, 3]\nif rank == 1:\n    data[7]\nallreduce(np.ones(3))",
@@ -129,10 +130,9 @@ class Gallery:
         self.shoot(lambda: ask("Shift+Tab", ".jp-Tooltip"), "_tooltip")
 
     def debugger(self) -> None:
-        bug = self.page.locator(".jp-DebuggerBugButton")
-        bug.click()
-        pressed = self.page.locator(".jp-DebuggerBugButton[aria-pressed=true]")
-        expect(pressed).to_be_visible(timeout=180_000)
+        self.page.locator(".jp-DebuggerBugButton").click()
+        gutter = self.page.locator(".cm-breakpoint-gutter").first
+        expect(gutter).to_be_attached(timeout=180_000)
         cell = self.cell("debug")
         cell.scroll_into_view_if_needed()
         cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(3).click()
@@ -140,6 +140,7 @@ class Gallery:
         listed = self.page.locator(f"{SIDEBAR} .jp-allranks-list li")
         expect(listed).to_have_count(4, timeout=60_000)
         listed.nth(2).get_by_role("button").click()
+        self.lab.command("debugger:show-panel")
         self.shoot(lambda: self.look_at("debug"))
         cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(3).click()
         self.page.locator('[data-command="debugger:continue"]').first.click()
