@@ -201,7 +201,8 @@ class Cluster(Calls):
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks keep running when this notebook ends; 0 for not at all.
 
-        ``memo`` is for the next notebook. Raises UsageError if the ranks are on several hosts.
+        ``memo`` is for the next notebook. Raises UsageError if the launcher's job would end with
+        this one.
         """
         self._catch_up()
         self._ranks.stay(seconds, memo)

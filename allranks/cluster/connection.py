@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
-from allranks.cluster.folders import ConnectionFiles
+from allranks.cluster.folders import ConnectionFiles, name_session_folder
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.launchers.launcher import ANY_PORTS, MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
@@ -51,6 +51,7 @@ _CLIENT_TRY_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 _ATTACH_SECONDS = 20.0
 _REACH_SECONDS = 0.02
+_REPEAT_SECONDS = 0.5
 
 TakeRecord = Callable[[CellRecord, list[bytes]], None]
 #: The answers to a request that have come, by rank, and their payloads.
@@ -105,8 +106,17 @@ class Connection:
         # reference.
         inbox = self.inbox = EventQueue()
         if taken is not None:
-            self._config, home = taken.config, taken.config.session_dir
-            self._wire = RankSockets(inbox, self.hooks, "", ANY_PORTS, home=home)
+            self._config = taken.config
+            home = "" if taken.listening is not None else taken.config.session_dir
+            self._wire = RankSockets(
+                inbox,
+                self.hooks,
+                "",
+                ANY_PORTS,
+                home,
+                taken.lease_seconds,
+                taken.listening,
+            )
         else:
             self._wire, self._config = open_sockets(
                 launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}
@@ -121,7 +131,12 @@ class Connection:
         #: Whether ranks of a lost host can be started on the other ones.
         self.can_relocate = self.can_heal and getattr(launcher, "outlives_hosts", False)
         self.log_dir = self._config.log_dir
+        #: By which other notebooks find the ranks; on several hosts it is their caretaker's.
         self.session_dir = self._config.session_dir
+        if taken is not None:
+            self.session_dir = taken.folder
+        elif isinstance(launcher, MultiHostLauncher):
+            self.session_dir = name_session_folder()
         #: None or one; a list, because the finalizer must not refer to the connection.
         self._agents: list[AnyAgent] = []
         # Runs when the connection is garbage, and when the kernel exits.
@@ -156,12 +171,15 @@ class Connection:
         except BaseException:
             self.close()
             raise
+        self._look_at_devices()
+        self.all_up()
+        self.state = "running"
+
+    def _look_at_devices(self) -> None:
         if isinstance(self._launcher, MultiHostLauncher):
             # Only the hosts know whether they have GPUs: ranks heal only where none has one.
             self.can_heal &= all(hello.device == "cpu" for hello in self.roster.hellos.values())
             self.can_relocate &= self.can_heal
-        self.all_up()
-        self.state = "running"
 
     def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
         inbox, files, agents = self.inbox, self._files, self._agents
@@ -270,10 +288,17 @@ class Connection:
 
         Raises UsageError if a rank does not answer, or all have just ended; they stay detached.
         """
-        assert self._taken is not None
+        taken, deliver = self._taken, self._agent_listener()
+        assert taken is not None
         self.state = "attaching"
-        self._agents.append(self._taken)
-        self._taken.listen(self._agent_listener())
+        taken.listen(deliver)
+        if taken.hosts is None:
+            self._agents.append(taken)
+        else:
+            assert isinstance(self._launcher, MultiHostLauncher)
+            self._agents.append(
+                MultiHostAgents(self._launcher, self._config, self._wire, deliver, taken.hosts)
+            )
         try:
             with self._asking(requests.ATTACH, {}) as (ask, got):
                 self._reach(ask, got)
@@ -282,7 +307,7 @@ class Connection:
             raise
         self.state = "running"
         # The host agent decides whether ranks end that other notebooks have had.
-        self._finalizer.atexit = not self._taken.stays and not self._taken.shared
+        self._finalizer.atexit = not taken.stays and not taken.shared
         told = {rank: answer.content for rank, (answer, _) in got.items()}
         # Ranks that died while no notebook was attached have sent no Hello to this one.
         one = self.roster.hellos[min(told)]
@@ -291,14 +316,19 @@ class Connection:
             gone = replace(one, rank=end.rank, local_rank=end.rank, pid=end.pid, log=log)
             self.roster.hellos.setdefault(end.rank, gone)
             self._handle_exit(end)
+        self._look_at_devices()
         return told
 
     def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         deadline = time.monotonic() + _ATTACH_SECONDS
         reached: set[int] = set()
+        next_try = time.monotonic() + _REPEAT_SECONDS
         while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early_exits}:
-            # Ranks look for this notebook twice a second.
+            # Ranks look for this notebook twice a second, also at the relays of several hosts.
+            if time.monotonic() > next_try:
+                reached.clear()
+                next_try = time.monotonic() + _REPEAT_SECONDS
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
             if any(end.rank < 0 for end in self._early_exits):
@@ -317,11 +347,8 @@ class Connection:
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay when this notebook ends; 0 for not at all."""
         (agent,) = self._agents
-        if not isinstance(agent, HostAgentProcess):
-            raise UsageError(
-                "expected ranks on this machine, found them on several hosts, where they end with "
-                "the notebook. Start them without --on"
-            )
+        if seconds and isinstance(agent, MultiHostAgents):
+            agent.take_care(self.session_dir)
         if seconds and visit(self.session_dir) is None:
             raise UsageError(
                 f"expected {self.session_dir}, by which another notebook finds the ranks, found "
@@ -337,8 +364,7 @@ class Connection:
 
     def lend(self, seconds: float, memo: dict[str, Any]) -> None:
         (agent,) = self._agents
-        assert isinstance(agent, HostAgentProcess)  # only those can be watched
-        self.ask(requests.STAY, {"home": self.session_dir}, ranks=self.roster.alive)
+        self.ask(requests.STAY, {"home": self._config.session_dir}, ranks=self.roster.alive)
         agent.stay(seconds, memo)
         visit(self.session_dir, "share")
         self.let_go()
@@ -353,8 +379,7 @@ class Connection:
         # First, because the next notebook listens at the same address.
         self._wire.close()
         for agent in self._agents:
-            if isinstance(agent, HostAgentProcess):
-                agent.let_go()
+            agent.let_go()
         self._files.close()
 
     def step(self, seconds: float) -> list[InterruptRequested]:

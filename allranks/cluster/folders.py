@@ -24,6 +24,8 @@ from weakref import WeakSet
 
 import psutil
 
+from allranks.records.config import NOTEBOOKS_DOOR
+
 _waiting: WeakSet[CleanupProcess] = WeakSet()
 
 
@@ -138,7 +140,8 @@ def name_session_folder(where: str = "") -> str:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
             gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
             # Containers may share this folder but not their process ids: check the socket too.
-            if old and gone and not answers(folder / "host-agent"):
+            doors = folder / "host-agent", folder / NOTEBOOKS_DOOR
+            if old and gone and not any(map(answers, doors)):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # another process has swept it, or it is another user's

@@ -26,10 +26,17 @@ from allranks.cluster.launchers.mpiexec import (
     LASTING_SETTINGS_ALONE,
 )
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.sockets import LATE_SECONDS, EventQueue, Interceptors, RankSockets
-from allranks.errors import StartFailed
+from allranks.cluster.sockets import (
+    LATE_SECONDS,
+    EventQueue,
+    Interceptors,
+    ListeningSockets,
+    RankSockets,
+)
+from allranks.errors import StartFailed, UsageError
 from allranks.records.config import (
     SPARES,
+    CaretakerConfig,
     HostAgentConfig,
     Invitation,
     lease_seconds,
@@ -51,7 +58,7 @@ def open_sockets(
 ) -> tuple[RankSockets, HostAgentConfig]:
     """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
-    address, allowed, place = LOOPBACK, ANY_PORTS, ""
+    address, allowed, place, listening = LOOPBACK, ANY_PORTS, "", None
     environment = {**launcher.environment(), **settings}
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
@@ -75,7 +82,10 @@ def open_sockets(
         ) from error
     log_dir = folders.make_log_folder()
     session_dir = folders.name_session_folder(place)
-    wire = RankSockets(inbox, hooks, address, allowed, lease_seconds=lease_seconds())
+    seconds = lease_seconds()
+    if isinstance(launcher, MultiHostLauncher):
+        listening = ListeningSockets.open(address, allowed)
+    wire = RankSockets(inbox, hooks, address, allowed, lease_seconds=seconds, listening=listening)
     config = HostAgentConfig(
         size=size,
         launch=tuple(command),
@@ -117,18 +127,30 @@ class HostAgentProcess:
 
     def __init__(self, config: HostAgentConfig, deliver: DeliverEvent) -> None:
         self.config = config
-        log = os.path.join(config.log_dir, "host-agent.log")
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._start("allranks.agent", "host-agent.log", config.environment)
+        self.say(config.to_json())
+        self.listen(deliver)
+
+    def _start(
+        self,
+        module: str,
+        log: str,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        path = os.path.join(self.config.log_dir, log)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = subprocess.Popen(
                 # -P: files in the notebook's folder must not shadow the standard library.
-                [sys.executable, "-P", "-m", "allranks.agent"],
+                [sys.executable, "-P", "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=descriptor,
-                env={**os.environ, **config.environment},
+                env={**os.environ, **environment},
                 # A session of its own: an interrupt goes to the kernel's whole process group.
                 start_new_session=True,
+                pass_fds=descriptors,
             )
         finally:
             os.close(descriptor)
@@ -136,8 +158,6 @@ class HostAgentProcess:
         assert self._process.stdout is not None
         self._input, self._lines = self._process.stdin, self._process.stdout
         self.pid = self._process.pid
-        self.say(config.to_json())
-        self.listen(deliver)
 
     def listen(self, deliver: DeliverEvent) -> None:
         """Delivers the agent's events from now on, in a thread."""
@@ -189,6 +209,22 @@ class HostAgentProcess:
     def _exit_code(self, stopped: bool) -> int | None:
         # None if it is still running; ``stopped`` is whether it has reported its end.
         return self._process.wait()
+
+
+class CaretakerProcess(HostAgentProcess):
+    """The process on this machine that has the ranks of several hosts while no notebook has them;
+    see `allranks.engine.host.caretaker`. Its end does not end them.
+    """
+
+    def __init__(self, config: HostAgentConfig, care: CaretakerConfig, deliver: DeliverEvent):
+        self.config = config
+        self._start("allranks.engine.host.caretaker", "caretaker.log", {}, care.listening)
+        self.say(care.to_json())
+        self.listen(deliver)
+
+    def _exit_code(self, stopped: bool) -> int | None:
+        self._process.wait()
+        return None
 
 
 def end_session(leader: int, session_dir: str) -> None:
@@ -305,6 +341,9 @@ class HeldEnds:
 #: Ranks come sooner. The test disturbs nothing if they are only slow.
 _TEST_AFTER_SECONDS = 8.0
 _SHOWN_PAIRS = 4
+_READY_SECONDS = 10.0
+#: For the host agents; the caretaker decides how long the ranks stay.
+_STAY = json.dumps({"seconds": 1, "memo": {}})
 
 
 class NetworkTest:
@@ -352,6 +391,31 @@ class NetworkTest:
         ]
 
 
+#: Events that change what the next notebook has to know.
+_STATE = (
+    "admitted",
+    "connection",
+    "exit",
+    "host_down",
+    "host_refused",
+    "host_silent",
+    "registered",
+    "replaces",
+    "spare_exit",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TakenHosts:
+    """Hosts of another notebook: what it knew of them, and the events since it has ended, each with
+    its host.
+    """
+
+    caretaker: HostAgentProcess
+    state: dict[str, Any]
+    news: Sequence[tuple[str, dict[str, Any]]]
+
+
 class MultiHostAgents:
     """The host agents of several hosts, started by one job of the launcher.
 
@@ -365,6 +429,7 @@ class MultiHostAgents:
         config: HostAgentConfig,
         wire: RankSockets,
         deliver: DeliverEvent,
+        taken: TakenHosts | None = None,
     ) -> None:
         self._launcher = launcher
         self._config = config
@@ -390,7 +455,14 @@ class MultiHostAgents:
         self._moving: set[str] = set()
         self._began = 0.0
         self._test: NetworkTest | None = None
+        #: For a notebook that attaches: the ranks that have died, and where its clients connect.
+        self._dead: dict[int, dict[str, Any]] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._caretaker: HostAgentProcess | None = None
         wire.deliver_host = self._handle
+        if taken is not None:
+            self._take_over(taken)
+            return
         # The job is started last: its hosts may connect at once.
         invitation = Invitation(
             wire.commands_url, wire.events_url, wire.key, lease_seconds=wire.lease_seconds
@@ -468,6 +540,100 @@ class MultiHostAgents:
         self._test, self._began = None, time.monotonic()
         for each in self._hosts:
             self._wire.command(each.name, "again", self._config_of(each).to_json())
+
+    def take_care(self, folder: str) -> None:
+        """Starts the caretaker, with which the ranks can stay when this notebook ends.
+
+        Raises UsageError if the launcher's job would end with the notebook.
+        """
+        if self._caretaker is not None:
+            return
+        if not self.job.outlives():
+            raise UsageError(
+                "expected ranks on this machine, or on hosts that are reached by a command as ssh, "
+                f"found --on {self._launcher.typed}: these ranks end with the notebook"
+            )
+        listening, ready = self._wire.listening, threading.Event()
+        assert listening is not None
+        care = CaretakerConfig(
+            folder=folder,
+            ranks=dataclasses.asdict(self._config),
+            key=listening.key,
+            secret_key=listening.secret_key,
+            lease_seconds=self._wire.lease_seconds,
+            listening=(listening.commands, listening.events),
+        )
+
+        def deliver(name: str, fields: dict[str, Any]) -> None:
+            if name == "ready":
+                ready.set()
+            else:
+                self._deliver(name, fields)
+
+        self._caretaker = CaretakerProcess(self._config, care, deliver)
+        self._save()
+        ready.wait(_READY_SECONDS)
+        for host in self._hosts:
+            self._wire.command(host.name, "stay", _STAY)
+
+    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
+        """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
+        if self._caretaker is not None:
+            self._caretaker.stay(seconds, memo)
+
+    def let_go(self) -> None:
+        """Leaves the ranks, which stay, to another notebook."""
+        self._stopping = True
+        assert self._caretaker is not None
+        for host in self._hosts:
+            self._note_running(host.name, 0)
+        self._caretaker.let_go()
+
+    def _save(self) -> None:
+        """Sends the caretaker what another notebook has to know."""
+        if self._caretaker is None:
+            return
+        with self._changed:
+            state = {
+                "hosts": [dataclasses.astuple(host) for host in self._hosts],
+                "host_of": list(self._host_of.items()),
+                "addresses": self.addresses,
+                "ended": list(self._ended_hosts),
+                "spares": self._spares,
+                "seats": self._seats,
+                "spares_on": self._spares_on,
+                "seated": list(self._seated.items()),
+                "dead": list(self._dead.values()),
+                "told": self._told,
+                "job": self.job.outlives(),
+            }
+            self._caretaker.say(f"state {json.dumps(state)}")
+
+    def _note_running(self, host: str, cell: int) -> None:
+        if self._caretaker is not None:
+            self._caretaker.say(f"running {json.dumps({'host': host, 'cell': cell})}")
+
+    def _take_over(self, taken: TakenHosts) -> None:
+        """Continues with what the last notebook knew, and the events since then."""
+        state = taken.state
+        self._hosts = self._expected = [Host(*each) for each in state["hosts"]]
+        self._host_of = dict(state["host_of"])
+        self.addresses, self._ended_hosts = state["addresses"], set(state["ended"])
+        self._spares, self._seats = state["spares"], state["seats"]
+        self._spares_on, self._told = state["spares_on"], state["told"]
+        self._seated = {rank: (host, place) for rank, (host, place) in state["seated"]}
+        self.job = self._launcher.take_over(self._hosts, state["job"])
+        self._caretaker = taken.caretaker
+        self._wire.host_of = self._host_of
+        for name, fields in self._told.items():
+            self._deliver(name, fields)
+        for fields in state["dead"]:
+            self._dead[fields["rank"]] = fields
+            self._deliver("exit", fields)
+        for host, told in taken.news:
+            self._handle(host, json.dumps(told).encode())
+        self._wire.attach(set(self.addresses) - self._ended_hosts)
+        self._save()
 
     def test_network(self) -> NetworkTest:
         """Tests the connections between all hosts, which must have come; the result comes later."""
@@ -554,6 +720,7 @@ class MultiHostAgents:
         for host, seats in taken.items():
             asked = json.dumps({"dead": list(dead), "seats": seats})
             self._wire.command(host, "say", f"seat {asked}")
+        self._save()
         return ""
 
     def stop(self) -> None:
@@ -568,12 +735,22 @@ class MultiHostAgents:
         with self._changed:
             self._changed.wait_for(lambda: self._ended_hosts >= set(self.addresses), _STOP_SECONDS)
         self.job.close()
+        if self._caretaker is not None:
+            self._caretaker.stop()
 
     def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
         name, fields = event_of(line)
         if host in self._moving and not name.startswith("host_"):
             return  # of the ranks that end there
+        if name == "running":
+            self._note_running(host, fields["cell"])
+            return
+        self._handle_event(host, name, fields)
+        if name in _STATE:
+            self._save()
+
+    def _handle_event(self, host: str, name: str, fields: dict[str, Any]) -> None:
         if name == "host_again":
             self._moving.discard(host)
         elif name == "host_up":
@@ -613,6 +790,7 @@ class MultiHostAgents:
             self._wire.command(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
         elif name in ("admitted", "replaces"):
             self._host_of[fields["rank"]] = host
+            self._dead.pop(fields["rank"], None)
             self._deliver(name, fields)
         elif name == "spare_exit":
             with suppress(ValueError):  # it was about to become a rank
@@ -625,6 +803,9 @@ class MultiHostAgents:
             fields["host"] = host
             if name == "exit":
                 self._seated.pop(fields["rank"], None)
+                self._dead[fields["rank"]] = dict(fields)
+            elif name in ("connection", "registered"):
+                self._told[name] = dict(fields)
             if name in ("exit", "launcher_exit"):
                 others = {other.name for other in self._hosts} - self._ended_hosts - {host}
                 self._held.take(name, fields, others)

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from allranks.cluster import folders
-from allranks.cluster.host_agent import HostAgentProcess, event_of
+from allranks.cluster.host_agent import HostAgentProcess, TakenHosts, event_of
 from allranks.cluster.sharing import unpack
+from allranks.cluster.sockets import ListeningSockets
 from allranks.errors import UsageError
 from allranks.records.config import (
+    LEASE_SECONDS,
     NOTEBOOKS_DOOR,
     WATCHERS_DOOR,
     HostAgentConfig,
@@ -258,7 +260,8 @@ def _asked(path: str, request: dict[str, Any], seconds: float) -> socket.socket:
 
 
 class AttachedHostAgent(HostAgentProcess):
-    """The host agent of ranks that another notebook has started.
+    """The host agent of ranks that another notebook has started, or their caretaker if they are on
+    several hosts: then there are also ``hosts``, and sockets to listen for them.
 
     Raises UsageError if it has ended, another notebook was faster, or its allranks differs.
     """
@@ -273,7 +276,9 @@ class AttachedHostAgent(HostAgentProcess):
         try:
             self._socket = _visit(session.folder, "attach")
             self._input, self._lines = (self._socket.makefile(mode) for mode in ("wb", "rb"))
-            name, told = event_of(self._lines.readline())
+            # A caretaker's sockets come with the first byte.
+            first, descriptors, *_ = socket.recv_fds(self._socket, 1, 2)
+            name, told = event_of(first + self._lines.readline())
         except OSError as error:
             raise UsageError(gone) from error
         if name != "attached":
@@ -282,6 +287,15 @@ class AttachedHostAgent(HostAgentProcess):
             raise UsageError(held(replace(session, holder=holder)) if holder else gone)
         self._socket.settimeout(None)  # from now on it waits for events
         self.config = HostAgentConfig.from_fields(told["config"])
+        self.folder = session.folder
+        self.hosts: TakenHosts | None = None
+        self.listening: ListeningSockets | None = None
+        self.lease_seconds = LEASE_SECONDS
+        if care := told.get("caretaker"):
+            keys = care["key"], care["secret_key"]
+            self.listening = ListeningSockets.taken(descriptors, keys)
+            self.lease_seconds = care["lease_seconds"]
+            self.hosts = TakenHosts(self, told["state"], told["news"])
         self.memo: dict[str, Any] = told["memo"]
         self.stays = float(told["stays"])
         #: Whether other notebooks watch the ranks, or have had them.
@@ -298,7 +312,7 @@ class AttachedHostAgent(HostAgentProcess):
         self._socket.close()
 
     def _exit_code(self, stopped: bool) -> int | None:
-        if not self._holds:
+        if not self._holds or self.hosts is not None:
             return None
         # Another process's child: its exit code is unknown, but it sends an event before it stops.
         return 0 if stopped else -signal.SIGKILL

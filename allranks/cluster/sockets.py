@@ -10,13 +10,18 @@ session's folder, which only this user may enter.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
+import os
 import queue
+import random
+import secrets
 import signal
+import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -33,7 +38,7 @@ from allranks.records.config import (
     LEASE_SECONDS,
 )
 from allranks.records.deferred import deferred
-from allranks.records.numbered import Frames, ReceivedMessages, SentMessages
+from allranks.records.numbered import BEGIN, Frames, HostMessages
 from allranks.records.wire import Answer, Record, decode_all, encode
 
 
@@ -152,6 +157,7 @@ class Interceptors(Protocol):
 
 
 _POLL_SECONDS = BEAT_SECONDS / 2
+_TRIED_PORTS = 100
 _SILENT = json.dumps({"event": "host_silent"}).encode()
 _KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,
@@ -166,15 +172,35 @@ _BEAT = json.dumps({"event": "host_beat"}).encode()
 LATE_SECONDS = 4.0
 
 
-class HostMessages:
-    """The numbered messages between the notebook and one host's relay."""
+class ListeningSockets:
+    """The sockets on which a notebook listens for other hosts, and the keys of the connections.
 
-    def __init__(self) -> None:
-        self.sent = SentMessages()
-        self.received = ReceivedMessages()
-        #: The number of the poll at which the host last sent something; None once it has ended.
-        self.last_sign: int | None = None
-        self.ended = False
+    The descriptors belong to this object; its ranks' next notebook, which gets them from the
+    caretaker with the ``keys``, has an ``owner``, a name for its numbers.
+    """
+
+    def __init__(self, descriptors: Sequence[int], keys: tuple[str, str], owner: str = "") -> None:
+        self.key, self.secret_key = keys
+        self.owner = owner.encode()
+        self.commands, self.events = descriptors
+
+    @classmethod
+    def open(cls, address: str, ports: tuple[int, int]) -> ListeningSockets:
+        public, secret = zmq.curve_keypair()
+        descriptors = [_listening(address, *ports).detach() for _ in range(2)]
+        return cls(descriptors, (public.decode(), secret.decode()))
+
+    @classmethod
+    def taken(cls, descriptors: Sequence[int], keys: tuple[str, str]) -> ListeningSockets:
+        return cls(descriptors, keys, secrets.token_hex(8))
+
+    def urls(self) -> tuple[str, str]:
+        commands, events = map(_url_of, (self.commands, self.events))
+        return commands, events
+
+    def close(self) -> None:
+        for descriptor in (self.commands, self.events):
+            os.close(descriptor)
 
 
 class RankSockets:
@@ -182,7 +208,8 @@ class RankSockets:
 
     They go to ``inbox``; features get some of them first, through ``hooks``. ``ports`` are the
     lowest and the highest port to listen on; ``home`` is the session's folder of another notebook's
-    ranks. A host that sends nothing for ``lease_seconds`` counts as lost.
+    ranks. ``listening`` is for several hosts. A host that sends nothing for ``lease_seconds``
+    counts as lost.
     """
 
     def __init__(
@@ -193,6 +220,7 @@ class RankSockets:
         ports: tuple[int, int],
         home: str = "",
         lease_seconds: float = LEASE_SECONDS,
+        listening: ListeningSockets | None = None,
     ) -> None:
         self._inbox = inbox
         self._hooks = hooks
@@ -201,7 +229,12 @@ class RankSockets:
         #: The host whose relay passes messages to a rank on; empty on this machine alone.
         self.host_of: Mapping[int, str] = {}
         self.lease_seconds = lease_seconds
+        self.listening = listening
         self._hosts: dict[str, HostMessages] = {}
+        #: The number of the poll at which each host last sent something; None once it has ended.
+        self._last_signs: dict[str, int | None] = {}
+        #: Hosts whose records are for the last notebook.
+        self._unattached: set[str] = set()
         self._polls, self._next_poll = 0, 0.0
         #: Sends messages to the notebooks that watch this one.
         self.sharing = WatcherFeed()
@@ -209,7 +242,10 @@ class RankSockets:
         #: Messages of widgets' views come in any thread.
         self._lock = threading.RLock()
         self._closed = False
-        public, secret = zmq.curve_keypair()
+        if listening is not None:
+            public, secret = listening.key.encode(), listening.secret_key.encode()
+        else:
+            public, secret = zmq.curve_keypair()
         self.key = "" if home else public.decode()
         self._commands = self._context.socket(zmq.ROUTER)
         self._events = self._context.socket(zmq.PULL)
@@ -217,33 +253,38 @@ class RankSockets:
         self._stop_reader.bind("inproc://stop")
         self._stop_writer = self._context.socket(zmq.PAIR)
         self._stop_writer.connect("inproc://stop")
-        for socket in (self._commands, self._events):
+        for one in (self._commands, self._events):
             # Messages to ranks that have ended must not keep the kernel from exiting.
-            socket.setsockopt(zmq.LINGER, 0)
+            one.setsockopt(zmq.LINGER, 0)
             # No limits: above one, a socket drops messages or blocks the sender.
-            socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.IPV6, ":" in address)
+            one.setsockopt(zmq.SNDHWM, 0)
+            one.setsockopt(zmq.RCVHWM, 0)
+            one.setsockopt(zmq.IPV6, ":" in address)
             # A relay that makes a new connection leaves the old one, on which nothing is sent.
             for option, value in _KEEPALIVE.items():
-                socket.setsockopt(option, value)
+                one.setsockopt(option, value)
             if self.key:
-                socket.curve_server = True
-                socket.curve_publickey = public
-                socket.curve_secretkey = secret
+                one.curve_server = True
+                one.curve_publickey = public
+                one.curve_secretkey = secret
         # A message to a rank that has ended raises instead of being dropped.
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A replacement has the name of the dead rank.
         self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        if home:
+        if listening is not None:
+            self.commands_url, self.events_url = listening.urls()
+            own = (self.commands_url, listening.commands), (self.events_url, listening.events)
+            for one, (url, descriptor) in zip((self._commands, self._events), own, strict=True):
+                one.setsockopt(zmq.USE_FD, os.dup(descriptor))
+                one.bind(url)
+        elif home:
             self.commands_url = COMMANDS_AT_HOME.format(home)
             self.events_url = EVENTS_AT_HOME.format(home)
             self._commands.bind(self.commands_url)
             self._events.bind(self.events_url)
         else:
             self.commands_url, self.events_url = (
-                _listen(socket, f"tcp://{address}", *ports)
-                for socket in (self._commands, self._events)
+                _listen(one, f"tcp://{address}", *ports) for one in (self._commands, self._events)
             )
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
         self._thread.start()
@@ -273,7 +314,18 @@ class RankSockets:
         with deferred(), self._lock:
             if messages := self._hosts.get(host):
                 self._send_to_host(host, [b"stop", b""])
-                messages.last_sign, messages.ended = None, True
+                self._last_signs[host] = None
+
+    def attach(self, hosts: Sequence[str]) -> None:
+        """Takes over the hosts of another notebook, whose relays connect by themselves."""
+        assert self.listening is not None
+        with self._lock:
+            for host in hosts:
+                self._hosts[host] = HostMessages(self.listening.owner)
+                self._last_signs[host] = self._polls
+                self._unattached.add(host)
+        for host in hosts:
+            self.command(host, "attach", "")
 
     def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:
         groups: dict[str, list[int]] = {}
@@ -284,8 +336,8 @@ class RankSockets:
 
     def _send_to_host(self, host: str, frames: Frames) -> None:
         messages = self._hosts.get(host)
-        if messages is not None and messages.last_sign is not None:
-            self._send([host.encode(), *messages.sent.add(frames)])
+        if messages is not None and self._last_signs[host] is not None:
+            self._send([host.encode(), *messages.add(frames)])
 
     def _send(self, frames: Frames) -> bool:
         if self._closed:
@@ -320,11 +372,13 @@ class RankSockets:
 
     def _take(self, frames: list[bytes]) -> None:
         if frames[0] == b"beat":
-            self._confirm(frames[1].decode(), int(frames[2]))
+            self._confirm(frames[1].decode(), int(frames[2]), frames[3])
+        elif frames[0] == BEGIN:
+            self._messages_of(frames[1].decode()).begin(frames[2], int(frames[3]))
         elif frames[0] == b"host":
             host, number = frames[1].decode(), int(frames[2])
             messages = self._messages_of(host)
-            if messages.received.accept(number) and not messages.ended:
+            if messages.accept(number) and self._last_signs[host] is not None:
                 self._take_of_host(host, frames[3:])
         else:
             self._take_records(frames)
@@ -332,7 +386,9 @@ class RankSockets:
     def _take_of_host(self, host: str, frames: list[bytes]) -> None:
         if frames[0] == b"agent":
             self.deliver_host(host, frames[1])
-        else:
+        elif frames[0] == b"attached":
+            self._unattached.discard(host)
+        elif host not in self._unattached:
             self._take_records(frames)
 
     def _take_records(self, frames: list[bytes]) -> None:
@@ -352,26 +408,28 @@ class RankSockets:
 
     def _messages_of(self, host: str) -> HostMessages:
         messages = self._hosts.setdefault(host, HostMessages())
-        if not messages.ended:
-            messages.last_sign = self._polls
+        if self._last_signs.get(host, 0) is not None:
+            self._last_signs[host] = self._polls
         return messages
 
-    def _confirm(self, host: str, number: int) -> None:
-        """Confirms a host's messages; ``number`` is the last one that it has received."""
+    def _confirm(self, host: str, number: int, owner: bytes) -> None:
+        """Confirms a host's messages; ``number`` is the last one of ``owner`` that it has
+        received.
+        """
         messages = self._messages_of(host)
         with self._lock:
             if self._closed:
                 return
-            messages.sent.confirm(number)
-            self._send([host.encode(), b"", b"%d" % messages.received.last])
+            messages.confirm(number, owner)
+            if confirmation := messages.confirmation:
+                self._send([host.encode(), *confirmation])
             # A relay announces itself on each new connection.
             while self._commands.poll(0):
-                name, last = self._commands.recv_multipart()
+                name, last, owner = self._commands.recv_multipart()
                 again = self._messages_of(name.decode())
-                again.sent.confirm(int(last))
-                for frames in again.sent.unconfirmed():
+                for frames in again.on_connection(int(last), owner):
                     self._send([name, *frames])
-        if not messages.ended:
+        if self._last_signs[host] is not None:
             self.deliver_host(host, _BEAT)
 
     def _find_silent_hosts(self) -> None:
@@ -381,10 +439,10 @@ class RankSockets:
         # meanwhile are read before the next poll.
         most = self.lease_seconds / _POLL_SECONDS
         late = round(LATE_SECONDS / _POLL_SECONDS)
-        for host, messages in list(self._hosts.items()):  # another thread may forget one meanwhile
-            if messages.last_sign is None:
+        for host, last in list(self._last_signs.items()):  # another thread may forget one meanwhile
+            if last is None:
                 continue
-            missed = self._polls - messages.last_sign
+            missed = self._polls - last
             if missed >= late:
                 self.deliver_host(host, _LATE)
             if missed > most:
@@ -397,16 +455,44 @@ class RankSockets:
             self._closed = True
         self._stop_writer.send(b"")
         self._thread.join()
-        for socket in (self._commands, self._events, self._stop_reader, self._stop_writer):
-            socket.close(0)
+        for one in (self._commands, self._events, self._stop_reader, self._stop_writer):
+            one.close(0)
         self._context.term()
+        if self.listening is not None:
+            self.listening.close()
+
+
+def _listening(address: str, lowest: int, highest: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    problem = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    ports = list(range(lowest, highest + 1))
+    for port in random.sample(ports, min(_TRIED_PORTS, len(ports))):
+        try:
+            found = socket.create_server((address, port), family=family)
+        except OSError as error:
+            problem = error
+        else:
+            # ZeroMQ's thread must not wait for a connection that is gone again.
+            found.setblocking(False)
+            return found
+    raise _no_port(address, lowest, highest, problem)
+
+
+def _url_of(descriptor: int) -> str:
+    with socket.socket(fileno=os.dup(descriptor)) as found:
+        host, port, *_ = found.getsockname()
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _listen(socket: zmq.Socket[bytes], address: str, lowest: int, highest: int) -> str:
     try:
         return f"{address}:{socket.bind_to_random_port(address, lowest, highest + 1)}"
     except zmq.error.ZMQBaseError as error:
-        raise StartFailed(
-            f"expected a free port between {lowest} and {highest} at {address}, found {error}. "
-            "Set ALLRANKS_PORTS to others, and ALLRANKS_ADDRESS to an address of this machine"
-        ) from error
+        raise _no_port(address, lowest, highest, error) from error
+
+
+def _no_port(address: str, lowest: int, highest: int, error: Exception) -> StartFailed:
+    return StartFailed(
+        f"expected a free port between {lowest} and {highest} at {address}, found {error}. "
+        "Set ALLRANKS_PORTS to others, and ALLRANKS_ADDRESS to an address of this machine"
+    )

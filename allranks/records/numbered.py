@@ -3,6 +3,9 @@
 ZeroMQ connects again by itself, but messages that were on the way are lost. Therefore each side
 keeps what it has sent until the other side has confirmed it, and sends it again on a new
 connection.
+
+A notebook that attaches to the ranks of another one counts from 1 again. Its messages begin with a
+name, its own, which the host repeats: what came before concerned another notebook.
 """
 
 from __future__ import annotations
@@ -37,6 +40,11 @@ class SentMessages:
     def unconfirmed(self) -> list[Frames]:
         return [message for _, message in self._kept]
 
+    @property
+    def first_unconfirmed(self) -> int:
+        """The number of the first of them, or of the next message."""
+        return self._last + 1 - len(self._kept)
+
 
 class ReceivedMessages:
     """Accepts each message of one direction once, and all in order."""
@@ -49,3 +57,47 @@ class ReceivedMessages:
             return False
         self.last = number
         return True
+
+
+#: Begins the numbers of another notebook, whose name follows.
+BEGIN = b"begin"
+
+
+class HostMessages:
+    """The notebook's end of the numbered messages with one host.
+
+    ``owner`` names a notebook, or its caretaker, that has taken over the ranks; empty for the one
+    that has started them.
+    """
+
+    def __init__(self, owner: bytes = b"") -> None:
+        self._owner = owner
+        self._sent, self._received = SentMessages(), ReceivedMessages()
+        #: Whether the host has named its first message to this owner.
+        self._begun = not owner
+
+    def add(self, frames: Frames) -> Frames:
+        return self._sent.add(frames)
+
+    def accept(self, number: int) -> bool:
+        return self._begun and self._received.accept(number)
+
+    def begin(self, owner: bytes, first: int) -> None:
+        """Takes a host's answer to `BEGIN`: ``first`` is the number of its next message."""
+        if owner == self._owner and not self._begun:
+            self._received.last, self._begun = first - 1, True
+
+    def on_connection(self, last: int, owner: bytes) -> list[Frames]:
+        """Returns what a host gets on a new connection; ``last`` is the last that it has got."""
+        self.confirm(last, owner)
+        begin = [] if owner == self._owner else [[BEGIN, self._owner]]
+        return [*begin, *self._sent.unconfirmed()]
+
+    def confirm(self, last: int, owner: bytes) -> None:
+        if owner == self._owner:
+            self._sent.confirm(last)
+
+    @property
+    def confirmation(self) -> Frames | None:
+        """What confirms the host's messages; None before the first."""
+        return [b"", b"%d" % self._received.last] if self._begun else None

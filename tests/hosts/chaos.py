@@ -245,9 +245,7 @@ FAULTS = (
     Fault(
         "kernel killed",
         lambda chaos, _: chaos.kill_kernel(),
-        # Ranks on several hosts end with the kernel: the next cell starts others.
-        shows="expected a cluster to attach to",
-        spares=False,
+        shows="Attached to ranks",
     ),
 )
 
@@ -301,7 +299,8 @@ class Chaos:
         with suppress(ProcessLookupError):
             os.kill(self.notebook.pid, signal.SIGKILL)
         self._reopen()
-        self.training.cells.append(self.notebook.start("%distributed attach"))
+        # It shows the cell again from its beginning.
+        self.training.cells[-1] = self.notebook.start("%distributed attach")
 
     def _reopen(self) -> None:
         self.notebook.restart()

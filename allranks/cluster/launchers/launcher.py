@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import psutil
 
 from allranks import port_filter
 from allranks.cluster.launchers.mpiexec import (
@@ -177,6 +179,12 @@ class Job:
         """Returns what ended it, where its launcher can find out: ``reached its time limit``."""
         return ""
 
+    def outlives(self) -> dict[str, Any]:
+        """Returns how another process can end it, for `MultiHostLauncher.take_over`, if it goes on
+        when this process is killed; empty if it does not.
+        """
+        return {}
+
     def close(self) -> None:
         """Ends it on all hosts."""
         raise NotImplementedError
@@ -240,6 +248,10 @@ class MultiHostLauncher(Launcher):
         on a host. Raises StartFailed if the hosts cannot be had, MissingDependency if the
         launcher's program is not installed.
         """
+        raise NotImplementedError
+
+    def take_over(self, hosts: Sequence[Host], job: Mapping[str, Any]) -> Job:
+        """Returns the job of another notebook, from what its `Job.outlives` has returned."""
         raise NotImplementedError
 
     def why_not_replaced(self) -> str:
@@ -320,6 +332,9 @@ class CommandJob(Job):
     def give_up(self, host: str) -> None:
         self._running[host].kill()
 
+    def outlives(self) -> dict[str, Any]:
+        return {host: _mark_of(started.pid) for host, started in self._running.items()}
+
     def close(self) -> None:
         """Ends every command; a relay that still runs then ends its host's ranks."""
         for started in self._running.values():
@@ -334,6 +349,49 @@ class CommandJob(Job):
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()
+
+
+class TakenCommandJob(Job):
+    """Commands that another notebook has started, by the process ids and start times of each host.
+    They have no standard input any more, and end when the relay does.
+    """
+
+    def __init__(self, hosts: Sequence[Host], marks: Mapping[str, Sequence[float]]) -> None:
+        self._hosts = hosts
+        self._marks = dict(marks)
+        self._running = {
+            host: found for host, mark in marks.items() if (found := _process_of(mark))
+        }
+
+    def give_up(self, host: str) -> None:
+        if host in self._running:
+            with suppress(psutil.NoSuchProcess):
+                self._running[host].kill()
+
+    def outlives(self) -> dict[str, Any]:
+        return self._marks
+
+    def close(self) -> None:
+        _, left = psutil.wait_procs(self._running.values(), _CLOSE_SECONDS)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _mark_of(pid: int) -> tuple[int, float]:
+    try:
+        return pid, psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0, 0.0
+
+
+def _process_of(mark: Sequence[float]) -> psutil.Process | None:
+    # A later process may have the same number.
+    try:
+        found = psutil.Process(int(mark[0])) if mark[0] else None
+    except psutil.NoSuchProcess:
+        return None
+    return found if found is not None and found.create_time() == mark[1] else None
 
 
 def watch_command(
@@ -400,6 +458,9 @@ class CommandLauncher(MultiHostLauncher):
         self.check()
         commands = {host: self._words(host.login, invitation) for host in self.hosts}
         return CommandJob(shlex.split(self.reach)[0], commands, invitation, tell)
+
+    def take_over(self, hosts: Sequence[Host], job: Mapping[str, Any]) -> Job:
+        return TakenCommandJob(hosts, job)
 
     def _words(self, host: str, invitation: Invitation) -> list[str]:
         words = [word.replace("{host}", host) for word in shlex.split(self.reach)]

@@ -34,14 +34,17 @@ _VISIT_SECONDS = 1.0
 class Attachment:
     """The notebook that has the ranks, the socket for other ones, and the time without any.
 
-    Ranks on several hosts end with their notebook: their agents do not `listen`.
+    If ranks are on several hosts, their notebook's caretaker has the socket
+    (`allranks.engine.host.caretaker`), and the agents do not `listen`.
     """
 
     def __init__(self, config: HostAgentConfig) -> None:
         self._config = config
         self.began = time.time()
+        #: Spare processes read it, which are forked earlier than the user types that ranks stay.
+        memory = memoryview(mmap.mmap(-1, 4 * (config.size + 1))).cast("i")
         #: For each rank, the number of the cell that it runs. The ranks write it.
-        self.running = memoryview(mmap.mmap(-1, 4 * config.size)).cast("i")
+        self.running, self._stays = memory[:-1], memory[-1:]
         self._seconds = 0.0
         self._memo: dict[str, Any] = {}
         self._until: float | None = None
@@ -63,7 +66,7 @@ class Attachment:
 
     @property
     def stays(self) -> bool:
-        return self._seconds > 0 or bool(self._sharing())
+        return bool(self._stays[0]) or bool(self._sharing())
 
     @property
     def open(self) -> bool:
@@ -100,7 +103,7 @@ class Attachment:
         self._had.discard(pid)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        self._seconds, self._memo = seconds, memo
+        self._seconds, self._memo, self._stays[0] = seconds, memo, seconds > 0
         # Already now: a kernel that is killed leaves no time to lock them.
         self._hold_kept(self.stays)
 

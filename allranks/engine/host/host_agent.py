@@ -98,6 +98,8 @@ class HostAgent:
         #: The client's connection information, the secret key, and sockets that reserve the ports.
         self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
         self.attachment = Attachment(config)
+        #: The cell that ranks here run, as the notebook knows it.
+        self.cell = 0
         #: Events to send again to a notebook that attaches.
         self.told: dict[str, dict[str, Any]] = {}
         #: The events of ranks that have died and were not replaced.
@@ -234,15 +236,24 @@ class HostAgent:
             self.exits.look()
             if self.attachment.left:
                 self._lose_notebook()
+            if self.config.several_hosts and self.attachment.stays:
+                self._tell_running()
             if self.attachment.open:
                 running = self.launcher is not None and self.launcher.returncode is None
                 if self.attachment.over or not self.ranks or not running:
                     self.stopping = self.abandoned = True
 
+    def _tell_running(self) -> None:
+        # For the list of clusters on the notebook's machine.
+        if max(self.attachment.running) != self.cell:
+            self.cell = max(self.attachment.running)
+            self._tell("running", cell=self.cell)
+
     def _lose_notebook(self) -> None:
         if self.stopping:
             return
-        if not self.attachment.stays:
+        # On several hosts it is the relay that is gone, and no other one comes.
+        if self.config.several_hosts or not self.attachment.stays:
             self.stopping = self.abandoned = True
         elif not self.attachment.open:
             self.selector.unregister(0)

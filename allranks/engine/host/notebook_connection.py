@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.records.config import BEAT_SECONDS, Invitation
-from allranks.records.numbered import Frames, ReceivedMessages, SentMessages
+from allranks.records.numbered import BEGIN, Frames, ReceivedMessages, SentMessages
 
 _LINGER_MS = 1000
 #: A connection is made again if nothing is acknowledged for this long.
@@ -32,16 +32,19 @@ class NotebookConnection:
     """Sends numbered messages to the notebook, and receives its commands.
 
     ``is_up`` is whether the notebook can be reached. Once the connection is interrupted for the
-    lease, or the notebook has ended, ``is_over`` is true.
+    lease, or the notebook has ended, ``is_over`` is true. If the ranks stay when the notebook ends,
+    ``stays``, its caretaker connects in its place.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], invitation: Invitation, host: str
     ) -> None:
-        self.is_up = self.is_over = False
+        self.is_up = self.is_over = self.stays = False
         self._url = invitation.commands_url
         self._host = host.encode()
         self._sent, self._received = SentMessages(), ReceivedMessages()
+        #: The name of the notebook whose numbers these are; see `allranks.records.numbered`.
+        self._owner = b""
         self._interrupted = min(_INTERRUPTED_SECONDS, invitation.lease_seconds / 3)
         self._lease_seconds = invitation.lease_seconds
         self._give_up_at = time.monotonic() + self._lease_seconds
@@ -86,7 +89,9 @@ class NotebookConnection:
         """Handles a source that has something; yields a command of the notebook."""
         if source is self._commands:
             number, *frames = self._commands.recv_multipart()
-            if not number:
+            if number == BEGIN:
+                self._begin(frames[0])
+            elif not number:
                 self._sent.confirm(int(frames[0]))
             elif self._received.accept(int(number)):
                 yield frames
@@ -96,13 +101,23 @@ class NotebookConnection:
             self.is_up = False
             self._give_up_at = time.monotonic() + self._lease_seconds - self._interrupted
 
+    def _begin(self, owner: bytes) -> None:
+        if owner != self._owner:
+            self._owner, self._received = owner, ReceivedMessages()
+        first = b"%d" % self._sent.first_unconfirmed
+        self._events.send_multipart([BEGIN, self._host, owner, first])
+        self._post_again()
+
     def _resume(self, source: Any) -> None:
         if source is self._monitors[0]:
             self.is_up = True
-            self._commands.send_multipart([b"%d" % self._received.last])
+            self._commands.send_multipart([b"%d" % self._received.last, self._owner])
         else:
-            for frames in self._sent.unconfirmed():
-                self._post(frames)
+            self._post_again()
+
+    def _post_again(self) -> None:
+        for frames in self._sent.unconfirmed():
+            self._post(frames)
 
     def _post(self, frames: Frames) -> None:
         self._events.send_multipart([b"host", self._host, *frames], copy=False)
@@ -112,12 +127,13 @@ class NotebookConnection:
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
-            self._events.send_multipart([b"beat", self._host, b"%d" % self._received.last])
+            last = b"%d" % self._received.last
+            self._events.send_multipart([b"beat", self._host, last, self._owner])
         if not self.is_up and not self.is_over:
             self.is_over = now >= self._give_up_at
             if now >= self._next_probe:
                 self._next_probe = now + BEAT_SECONDS
-                self.is_over = self.is_over or self._is_refused()
+                self.is_over = self.is_over or (not self.stays and self._is_refused())
 
     def _is_refused(self) -> bool:
         # The notebook has ended, or its kernel was killed.

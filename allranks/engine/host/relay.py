@@ -8,7 +8,8 @@ Both sides hold a lease of each other. The relay sends the notebook a beat every
 notebook's connection answers pings even while its Python is busy: if it does not for the lease, or
 the notebook has ended, the relay closes the host agent's standard input, and all processes of the
 cluster on this host end. A shorter interruption of the network costs no message
-(`allranks.engine.host.notebook_connection`).
+(`allranks.engine.host.notebook_connection`). If the ranks stay when the notebook ends, its
+caretaker takes its place, and the relay disconnects the ranks until another notebook attaches.
 
     python -m allranks.engine.host.relay                    an invitation on standard input
     python -m allranks.engine.host.relay --join FILE NAME   one in a file; NAME holds the host's
@@ -37,6 +38,8 @@ from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
 from allranks.records.config import (
     BEAT_SECONDS,
+    COMMANDS_AT_HOME,
+    EVENTS_AT_HOME,
     FIRST_SECONDS,
     HostAgentConfig,
     Invitation,
@@ -106,7 +109,10 @@ class Batching:
     def send(self) -> None:
         if self._waiting:
             self._send(join_messages(self._waiting))
-            self._waiting, self._nbytes, self._since = [], 0, time.monotonic()
+            self.forget()
+
+    def forget(self) -> None:
+        self._waiting, self._nbytes, self._since = [], 0, time.monotonic()
 
 
 class Relay:
@@ -127,15 +133,9 @@ class Relay:
         processes.adopt_orphans()
         self._why = ""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        #: For the ranks, once there is a folder for these sockets.
-        self._commands = self._context.socket(zmq.ROUTER)
-        # A new rank has the name of the dead one, whose connection may not be closed yet.
-        self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._told = self._context.socket(zmq.PULL)
-        for one in (self._commands, self._told):
-            one.setsockopt(zmq.SNDHWM, 0)
-            one.setsockopt(zmq.RCVHWM, 0)
-            one.setsockopt(zmq.LINGER, _LINGER_MS)
+        #: For the ranks, once there is a folder for these sockets, and while a notebook has them.
+        self._commands: zmq.Socket[bytes] | None = None
+        self._told: zmq.Socket[bytes] | None = None
         self._notebook = NotebookConnection(self._context, invitation, host)
         self._batching = Batching(self._notebook.send)
         self._url = invitation.commands_url
@@ -190,13 +190,15 @@ class Relay:
         if source in self._notebook.sources():
             for frames in self._notebook.serve(source):
                 self._obey(frames)
-        elif source is self._told:
+        elif source is self._told and self._told is not None:
             self._batching.drain(self._told)
         elif source == self._wake:
             os.read(self._wake, 4096)  # a signal: its handler has run
         elif source == self._lifeline:
             if not os.read(self._lifeline, 4096):
-                self._end("was left by the launcher")
+                self._poller.unregister(self._lifeline)
+                if not self._notebook.stays:
+                    self._end("was left by the launcher")
         elif not self._pass_on(source):
             self._poller.unregister(source)
             if self._next is not None:
@@ -208,10 +210,11 @@ class Relay:
         """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``.
 
         ``again`` starts the ranks of this host again, with another configuration. ``listen`` and
-        ``connect`` test the network between the hosts.
+        ``connect`` test the network between the hosts. After ``stay``, the ranks stay when the
+        notebook ends; ``detach`` and ``attach`` are its end, and the next one.
         """
         word, first, *rest = frames
-        if word == b"ranks":
+        if word == b"ranks" and self._commands is not None:
             for rank in json.loads(first):
                 self._commands.send_multipart([f"rank-{rank}".encode(), *rest])
         elif word == b"stop":
@@ -226,6 +229,16 @@ class Relay:
             self._next = HostAgentConfig.from_json(first.decode())
             if begins:
                 self._say(b"stop")
+        elif word == b"stay":
+            self._notebook.stays = True
+            self._say(b"stay " + first)
+        elif word in (b"detach", b"attach"):
+            self._detach()
+            if word == b"attach":
+                folder = self._folders[0]
+                self._listen(COMMANDS_AT_HOME.format(folder), EVENTS_AT_HOME.format(folder))
+                # What the ranks send from now on is for this notebook.
+                self._notebook.send([b"attached"])
         elif word == b"listen":
             self._tested = port_test.listen(_own_address(self._url))
             self._tell(event="host_listens", port=self._tested.getsockname()[1])
@@ -238,6 +251,28 @@ class Relay:
             except (OSError, zmq.ZMQError) as error:
                 self._tell(event="host_refused", problem=str(error))
                 self._end("could not begin")
+
+    def _listen(self, commands_url: str, events_url: str) -> None:
+        """Opens the sockets for the ranks."""
+        self._commands = self._context.socket(zmq.ROUTER)
+        # A new rank has the name of the dead one, whose connection may not be closed yet.
+        self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._told = self._context.socket(zmq.PULL)
+        for one, url in ((self._commands, commands_url), (self._told, events_url)):
+            one.setsockopt(zmq.SNDHWM, 0)
+            one.setsockopt(zmq.RCVHWM, 0)
+            one.setsockopt(zmq.LINGER, _LINGER_MS)
+            one.bind(url)
+        self._poller.register(self._told, zmq.POLLIN)
+
+    def _detach(self) -> None:
+        """Disconnects the ranks, which keep what they would send."""
+        if self._commands is not None and self._told is not None:
+            self._poller.unregister(self._told)
+            self._commands.close(0)
+            self._told.close(0)
+        self._commands = self._told = None
+        self._batching.forget()
 
     def _say(self, line: bytes) -> None:
         assert self._agent is not None
@@ -253,12 +288,10 @@ class Relay:
         code, self._next, self._heard = self._agent.wait(), None, b""
         if code < 0:
             self._tidy_up()
-        while self._told.poll(0):
+        while self._told is not None and self._told.poll(0):
             self._batching.drain(self._told)
         self._batching.send()
-        self._poller.unregister(self._told)
-        self._commands.unbind(config.commands_url)
-        self._told.unbind(config.events_url)
+        self._detach()
         shutil.rmtree(config.session_dir, ignore_errors=True)
         self._tell(event="host_again")
         try:
@@ -287,8 +320,7 @@ class Relay:
         with open(name, "w") as text:
             text.write(self.host)
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
-        self._commands.bind(config.commands_url)
-        self._told.bind(config.events_url)
+        self._listen(config.commands_url, config.events_url)
         log = os.path.join(config.log_dir, f"host-agent-{self.host}.log")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
             self._agent = subprocess.Popen(
@@ -301,7 +333,6 @@ class Relay:
             )
         assert self._agent.stdout is not None
         self._poller.register(self._agent.stdout.fileno(), zmq.POLLIN)
-        self._poller.register(self._told, zmq.POLLIN)
         self._say(config.to_json().encode())
 
     def _pass_on(self, descriptor: int) -> bool:
@@ -342,7 +373,7 @@ class Relay:
                     pass
             except BlockingIOError:
                 pass  # a process that a cell has started may hold it
-        while self._told.poll(0):
+        while self._told is not None and self._told.poll(0):
             self._batching.drain(self._told)
         self._batching.send()
         for folder in self._folders:

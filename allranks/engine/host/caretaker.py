@@ -1,0 +1,270 @@
+"""Takes the place of a notebook whose ranks on several hosts stay, until another one attaches.
+
+The notebook starts it on its own machine, when the ranks are to stay for the first time. It
+inherits the sockets on which the notebook listens for the hosts, so no other process can have their
+ports, and a host that connects meanwhile waits. Keys and news pass through pipes and a socket in a
+folder that only this user may enter; they are in no file.
+
+While a notebook has the ranks, the caretaker only answers others
+(`allranks.engine.host.attachment`). When the notebook ends, it connects to the hosts' relays, makes
+them disconnect the ranks, and stores their events. A notebook that attaches gets the sockets, what
+the last one knew (``state``), and these events. If none comes in time, the caretaker ends all.
+
+Standard output carries one JSON event a line, standard input one command a line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from allranks.engine import processes
+from allranks.engine.host.attachment import Attachment
+from allranks.records.config import BEAT_SECONDS, CaretakerConfig, HostAgentConfig
+from allranks.records.numbered import BEGIN, Frames, HostMessages
+
+_TICK_MS = 500
+_STOP_SECONDS = 10.0
+_SILENT = {"event": "host_silent"}
+#: Events that the next notebook need not know.
+_NO_NEWS = ("running", "launcher", "host_beat")
+
+
+class Host:
+    """A host while no notebook has its ranks; ``is_up`` until its relay ends, or is silent."""
+
+    def __init__(self, owner: bytes) -> None:
+        self.messages = HostMessages(owner)
+        self.last_sign = time.monotonic()
+        self.is_up = True
+
+
+class Caretaker:
+    """Serves the notebooks of one cluster until the ranks have ended."""
+
+    def __init__(self, config: CaretakerConfig, heard: bytes = b"") -> None:
+        self._config = config
+        ranks = HostAgentConfig.from_fields(dict(config.ranks))
+        self._attachment = Attachment(dataclasses.replace(ranks, session_dir=config.folder))
+        self._size = ranks.size
+        #: What the notebook knew, and the events since then, with their hosts.
+        self._state: dict[str, Any] = {}
+        self._news: list[tuple[str, dict[str, Any]]] = []
+        self._dead: set[int] = set()
+        self._running: dict[str, int] = {}
+        self._hosts: dict[str, Host] = {}
+        self._heard = heard
+        self._is_over = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._commands: zmq.Socket[bytes] | None = None
+        self._events: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_is_over", True))
+        os.mkdir(self._config.folder, 0o700)
+        try:
+            self._attachment.listen()
+            assert self._attachment.door is not None
+            self._poller.register(self._attachment.door.fileno(), zmq.POLLIN)
+            self._poller.register(0, zmq.POLLIN)
+            self._tell("ready")
+            while not self._is_over:
+                for source, _ in self._poller.poll(_TICK_MS):
+                    self._serve(source)
+                if self._attachment.open:
+                    self._find_silent_hosts()
+                    if self._attachment.over:
+                        self._is_over = True
+                elif self._attachment.left:
+                    self._take_over()
+            if self._attachment.open:
+                self._stop()
+        finally:
+            shutil.rmtree(self._config.folder, ignore_errors=True)
+
+    def _serve(self, source: Any) -> None:
+        if source == 0:
+            self._hear()
+        elif source is self._events:
+            self._take(self._events.recv_multipart())
+        elif source is self._commands:
+            self._greet(*self._commands.recv_multipart())
+        else:
+            self._visited()
+
+    def _hear(self) -> None:
+        """Runs commands of the notebook: ``stay``, ``state``, ``running`` and ``stop``."""
+        try:
+            said = os.read(0, 65536)
+        except ConnectionError:
+            said = b""
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode().partition(" ")
+            if word == "stop":
+                self._is_over = True
+            elif word == "stay":
+                self._attachment.stay(**json.loads(rest))
+            elif word == "state":
+                self._state, self._news = json.loads(rest), []
+                self._dead = {end["rank"] for end in self._state["dead"]}
+            elif word == "running":
+                self._note_running(**json.loads(rest))
+        if not said and not self._is_over:
+            self._take_over()
+
+    def _note_running(self, host: str, cell: int) -> None:
+        self._running[host] = cell
+        self._attachment.running[0] = max(self._running.values())
+
+    def _tell(self, event: str, *sockets: int, **fields: Any) -> None:
+        line = json.dumps({"event": event, **fields}).encode() + b"\n"
+        with suppress(OSError):  # the end of the notebook is noticed elsewhere
+            if sockets:
+                with socket.socket(fileno=os.dup(1)) as notebook:
+                    socket.send_fds(notebook, [line[:1]], sockets)
+                    notebook.sendall(line[1:])
+            else:
+                os.write(1, line)
+
+    def _take_over(self) -> None:
+        """Takes the place of the notebook, which has ended or detached."""
+        self._poller.unregister(0)
+        self._heard = b""
+        # A notebook that is to take its ranks with it leaves that to its caretaker as well.
+        self._is_over = not self._attachment.stays
+        self._attachment.begin()
+        owner = secrets.token_hex(8).encode()
+        hosts = [name for name, *_ in self._state["hosts"] if name not in self._state["ended"]]
+        self._hosts = {name: Host(owner) for name in hosts}
+        # The other end of a connection that breaks connects again: no port can be lost.
+        self._commands = self._open(zmq.ROUTER, self._config.listening[0])
+        self._events = self._open(zmq.PULL, self._config.listening[1])
+        self._send_to(hosts, b"detach")
+
+    def _open(self, kind: int, listening: int) -> zmq.Socket[bytes]:
+        made = self._context.socket(kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDHWM, 0)
+        made.setsockopt(zmq.RCVHWM, 0)
+        if kind == zmq.ROUTER:
+            made.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        made.curve_server = True
+        made.curve_publickey = self._config.key.encode()
+        made.curve_secretkey = self._config.secret_key.encode()
+        made.setsockopt(zmq.USE_FD, os.dup(listening))
+        made.bind("tcp://127.0.0.1:*")  # not used: the socket listens already
+        self._poller.register(made, zmq.POLLIN)
+        return made
+
+    def _close(self) -> None:
+        for made in (self._commands, self._events):
+            if made is not None:
+                self._poller.unregister(made)
+                made.close(0)
+        self._commands = self._events = None
+
+    def _visited(self) -> None:
+        about = self._attachment.visited(lambda: self._tell("watched"))
+        if about is None:
+            return
+        # The notebook listens from now on; connections that come first wait.
+        self._close()
+        self._hosts.clear()
+        self._poller.register(0, zmq.POLLIN)
+        more = {
+            "state": self._state,
+            "news": self._news,
+            "caretaker": dataclasses.asdict(self._config),
+        }
+        self._tell("attached", *self._config.listening, config=self._config.ranks, **about, **more)
+        if about["watchers"]:
+            self._tell("watched")
+
+    def _greet(self, name: bytes, last: bytes, owner: bytes) -> None:
+        # A relay announces itself on each new connection.
+        if host := self._hosts.get(name.decode()):
+            for frames in host.messages.on_connection(int(last), owner):
+                self._send(name, frames)
+
+    def _send(self, name: bytes, frames: Frames) -> None:
+        assert self._commands is not None
+        self._commands.send_multipart([name, *frames])
+
+    def _send_to(self, names: Iterable[str], word: bytes) -> None:
+        for name in names:
+            self._send(name.encode(), self._hosts[name].messages.add([word, b""]))
+
+    def _take(self, frames: list[bytes]) -> None:
+        kind, name, *rest = frames
+        host = self._hosts.get(name.decode())
+        if host is None:
+            return
+        host.last_sign = time.monotonic()
+        if kind == BEGIN:
+            host.messages.begin(rest[0], int(rest[1]))
+        elif kind == b"beat":
+            host.messages.confirm(int(rest[0]), rest[1])
+            if confirmation := host.messages.confirmation:
+                self._send(name, confirmation)
+        elif kind == b"host" and host.messages.accept(int(rest[0])) and rest[1] == b"agent":
+            # Records of ranks were for the last notebook: the ranks keep them.
+            self._take_event(name.decode(), json.loads(rest[2]))
+
+    def _take_event(self, name: str, told: dict[str, Any]) -> None:
+        event = told["event"]
+        if event == "running":
+            self._note_running(name, told["cell"])
+        if event not in _NO_NEWS:
+            self._news.append((name, told))
+        if event == "exit":
+            self._dead.add(told["rank"])
+            if len(self._dead) == self._size:
+                self._is_over = True
+        elif event == "launcher_exit" and name == self._state["hosts"][0][0]:
+            self._is_over = True
+        elif event == "host_down":
+            self._hosts[name].is_up = False
+            self._is_over = not any(host.is_up for host in self._hosts.values())
+
+    def _find_silent_hosts(self) -> None:
+        now = time.monotonic()
+        for name, host in self._hosts.items():
+            if host.is_up and now - host.last_sign > self._config.lease_seconds + BEAT_SECONDS:
+                host.is_up = False
+                self._news.append((name, _SILENT))
+                self._is_over = not any(host.is_up for host in self._hosts.values())
+
+    def _stop(self) -> None:
+        """Ends the ranks on all hosts that can be reached; the others end by themselves."""
+        self._send_to([name for name, host in self._hosts.items() if host.is_up], b"stop")
+        deadline = time.monotonic() + _STOP_SECONDS
+        while any(host.is_up for host in self._hosts.values()) and time.monotonic() < deadline:
+            for source, _ in self._poller.poll(_TICK_MS):
+                if source in (self._events, self._commands):
+                    self._serve(source)
+        self._close()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    found = processes.first_line(0)
+    if found is not None:
+        line, rest = found
+        Caretaker(CaretakerConfig.from_json(line.decode()), rest).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Ranks on several hosts that stay when their notebook ends, and the notebook that attaches."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.hosts.conftest import SSH, folder_in
+from tests.hosts.notebook import NotebookOnAHost
+
+KEPT = "".join(f"rank {rank} → {10 * rank}\n" for rank in range(4))
+STAYS = "keep running for 2 min."
+LONG = (
+    "import os, time\nprint('begun')\n"
+    "while not os.path.exists('go'):\n    time.sleep(0.02)\n    allreduce(1)\n"
+    "print('ended')\nkept"
+)
+
+
+@pytest.fixture(scope="module")
+def notebook(hosts):
+    with NotebookOnAHost(hosts, folder_in(hosts.shared)) as opened:
+        opened.run("%distributed detach-on-exit 120s").says("keep running for 2 min")
+        started = opened.on_ranks("import os\nkept = 10 * rank\nkeep('kept')", SSH)
+        assert started.status == "ok", started.text
+        opened.run("from allranks.cluster import cluster as held")
+        yield opened
+        opened.shutdown()
+
+
+def kill(notebook):
+    os.kill(notebook.pid, signal.SIGKILL)
+
+
+def again(notebook):
+    notebook.restart()
+    loaded = notebook.run("%load_ext allranks\nfrom allranks.cluster import cluster as held")
+    assert loaded.status == "ok", loaded.text
+
+
+def check_at_work(notebook):
+    assert notebook.on_ranks("kept").text == KEPT
+    assert notebook.on_ranks("allreduce(1, op=Sum)").text == "ranks 0–3 → 4\n"
+
+
+def test_a_kernel_that_was_killed_has_its_ranks_back_and_they_are_replaced_as_before(
+    hosts, notebook
+):
+    key = notebook.value("held.session.running._connection._wire.key").strip("'")
+    kill(notebook)
+    again(notebook)
+    listed = notebook.run("%distributed clusters").text
+    assert re.search(r"ranks 0–3 of .*, idle; detached, \d+ s left: %distributed attach", listed)
+    for path in hosts.on("h0", "find", "/tmp", "-name", "allranks-session-*").split():
+        assert hosts.on("h0", "stat", "-c", "%a %F", path) == "700 directory\n"
+    for host in hosts.names:  # a file that has it would be named
+        assert hosts.on(host, "sh", "-c", f"grep -rlF {key} /tmp {notebook.cwd} || :") == ""
+    attached = notebook.run("%distributed attach")
+    assert re.match(r"Attached to ranks 0–3 of \w{8}, running since \d\d:\d\d\. ", attached.text)
+    assert STAYS in attached.text
+    check_at_work(notebook)
+    died = notebook.on_ranks("if rank == 3: os.kill(os.getpid(), 9)\nbarrier()")
+    assert "rank 3 was replaced, with kept kept" in died.text, died.text
+    assert notebook.on_ranks("import os").status == "ok"
+    check_at_work(notebook)
+
+
+def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(notebook):
+    notebook.start_on_ranks(LONG).wait_for("begun")
+    for _ in range(2):  # also one that has just attached
+        kill(notebook)
+        again(notebook)
+        attached = notebook.start("%distributed attach").wait_for("begun")
+    (notebook.cwd / "go").touch()
+    attached.wait().ok().says("ranks 0–3 are still running In[", "ended", "rank 3    → 30")
+    assert attached.text.count("begun") == 1
+    check_at_work(notebook)
+
+
+def test_a_rank_that_died_meanwhile_is_replaced_at_the_next_attach(hosts, notebook):
+    pid = notebook.value("held.session.running.hellos[3].pid")
+    kill(notebook)
+    hosts.on("h2", "kill", "-9", pid)
+    again(notebook)
+    attached = notebook.run("%distributed attach")
+    cell = notebook.on_ranks("import os")
+    assert "rank 3 was replaced, with kept kept" in attached.text + cell.text, attached.text
+    check_at_work(notebook)
+
+
+def test_ranks_that_nobody_attaches_to_end_on_all_hosts(hosts, notebook):
+    said = notebook.run("%distributed detach 2s")
+    assert "keep running for 2 s. Type in another notebook" in said.text
+    assert hosts.left() == []
