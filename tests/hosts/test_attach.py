@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 
 import pytest
@@ -26,7 +27,6 @@ def notebook(hosts):
         assert started.status == "ok", started.text
         opened.run("from allranks.cluster import cluster as held")
         yield opened
-        opened.shutdown()
 
 
 def kill(notebook):
@@ -54,8 +54,9 @@ def test_a_kernel_that_was_killed_has_its_ranks_back_and_they_are_replaced_as_be
     assert re.search(r"ranks 0–3 of .*, idle; detached, \d+ s left: %distributed attach", listed)
     for path in hosts.on("h0", "find", "/tmp", "-name", "allranks-session-*").split():
         assert hosts.on("h0", "stat", "-c", "%a %F", path) == "700 directory\n"
-    for host in hosts.names:  # a file that has it would be named
-        assert hosts.on(host, "sh", "-c", f"grep -rlF {key} /tmp {notebook.cwd} || :") == ""
+    find = f"grep -rlF -D skip --exclude-dir='hosts-*' -e {shlex.quote(key)} /tmp || :"
+    for host in hosts.names:
+        assert hosts.on(host, "sh", "-c", find) == ""
     attached = notebook.run("%distributed attach")
     assert re.match(r"Attached to ranks 0–3 of \w{8}, running since \d\d:\d\d\. ", attached.text)
     assert STAYS in attached.text
@@ -75,6 +76,7 @@ def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(no
     (notebook.cwd / "go").touch()
     attached.wait().ok().says("ranks 0–3 are still running In[", "ended", "rank 3    → 30")
     assert attached.text.count("begun") == 1
+    (notebook.cwd / "go").unlink()
     check_at_work(notebook)
 
 
@@ -92,4 +94,5 @@ def test_a_rank_that_died_meanwhile_is_replaced_at_the_next_attach(hosts, notebo
 def test_ranks_that_nobody_attaches_to_end_on_all_hosts(hosts, notebook):
     said = notebook.run("%distributed detach 2s")
     assert "keep running for 2 s. Type in another notebook" in said.text
-    assert hosts.left() == []
+    notebook.shutdown()
+    notebook.check_nothing_left()

@@ -130,6 +130,8 @@ class Relay:
         self._next: HostAgentConfig | None = None
         self._for_next: list[bytes] = []
         self._folders: tuple[str, ...] = ()
+        #: Those of the sockets for the ranks of the first notebook.
+        self._urls = "", ""
         processes.adopt_orphans()
         self._why = ""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -236,7 +238,9 @@ class Relay:
             self._detach()
             if word == b"attach":
                 folder = self._folders[0]
+                # Ranks that were there look for a notebook here; spare processes do not know that.
                 self._listen(COMMANDS_AT_HOME.format(folder), EVENTS_AT_HOME.format(folder))
+                self._bind(*self._urls)
                 # What the ranks send from now on is for this notebook.
                 self._notebook.send([b"attached"])
         elif word == b"listen":
@@ -253,17 +257,23 @@ class Relay:
                 self._end("could not begin")
 
     def _listen(self, commands_url: str, events_url: str) -> None:
-        """Opens the sockets for the ranks."""
+        """Opens the sockets for the ranks of a notebook."""
         self._commands = self._context.socket(zmq.ROUTER)
         # A new rank has the name of the dead one, whose connection may not be closed yet.
         self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._told = self._context.socket(zmq.PULL)
-        for one, url in ((self._commands, commands_url), (self._told, events_url)):
+        for one in (self._commands, self._told):
             one.setsockopt(zmq.SNDHWM, 0)
             one.setsockopt(zmq.RCVHWM, 0)
             one.setsockopt(zmq.LINGER, _LINGER_MS)
-            one.bind(url)
+        self._bind(commands_url, events_url)
         self._poller.register(self._told, zmq.POLLIN)
+
+    def _bind(self, commands_url: str, events_url: str) -> None:
+        assert self._commands is not None
+        assert self._told is not None
+        self._commands.bind(commands_url)
+        self._told.bind(events_url)
 
     def _detach(self) -> None:
         """Disconnects the ranks, which keep what they would send."""
@@ -320,7 +330,8 @@ class Relay:
         with open(name, "w") as text:
             text.write(self.host)
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
-        self._listen(config.commands_url, config.events_url)
+        self._urls = config.commands_url, config.events_url
+        self._listen(*self._urls)
         log = os.path.join(config.log_dir, f"host-agent-{self.host}.log")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
             self._agent = subprocess.Popen(
