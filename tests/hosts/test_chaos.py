@@ -10,6 +10,7 @@ from tests.hosts.conftest import folder_in
 def chaos(hosts):
     with Chaos(hosts, folder_in(hosts.shared), ranks_each=4, seed=1, every_seconds=8) as chaos:
         yield chaos
+        chaos.notebook.run("%distributed stop")  # else they would stay
         chaos.notebook.shutdown()
         chaos.notebook.check_nothing_left()
 
