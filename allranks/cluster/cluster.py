@@ -258,6 +258,8 @@ class Cluster(Calls):
     def follow(self, left: DetachedCell, view: View) -> CellRun:
         """Returns the ranks' unfinished cell, in flight and shown from its beginning."""
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
+        if self._ranks.roster.lost_hosts:
+            view.notice(self._ranks.roster.deaths_text())
         self._ranks.sharing.follow(left)
         self._running, self._caller = run, threading.get_ident()
         self._ranks.resume()

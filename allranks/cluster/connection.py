@@ -52,6 +52,7 @@ _POLL_SECONDS = 0.1
 _ATTACH_SECONDS = 20.0
 _REACH_SECONDS = 0.02
 _REPEAT_SECONDS = 0.5
+_JUST_ENDED = "the ranks have just ended. Type: %distributed start"
 
 TakeRecord = Callable[[CellRecord, list[bytes]], None]
 #: The answers to a request that have come, by rank, and their payloads.
@@ -302,37 +303,52 @@ class Connection:
         try:
             with self._asking(requests.ATTACH, {}) as (ask, got):
                 self._reach(ask, got)
+            gone = {end.rank: end for end in self._early_ends()}
+            told = {rank: answer.content for rank, (answer, _) in got.items() if rank not in gone}
+            if not told:
+                raise UsageError(_JUST_ENDED)
         except BaseException:
             self.let_go()
             raise
         self.state = "running"
         # The host agent decides whether ranks end that other notebooks have had.
         self._finalizer.atexit = not taken.stays and not taken.shared
-        told = {rank: answer.content for rank, (answer, _) in got.items()}
+        self._look_at_devices()
         # Ranks that died while no notebook was attached have sent no Hello to this one.
         one = self.roster.hellos[min(told)]
+        for rank, end in gone.items():
+            log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
+            hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
+            self.roster.hellos.setdefault(rank, hello)
         for end in self._early_exits:
-            log = os.path.join(self.log_dir, f"rank-{end.rank}.log")
-            gone = replace(one, rank=end.rank, local_rank=end.rank, pid=end.pid, log=log)
-            self.roster.hellos.setdefault(end.rank, gone)
-            self._handle_exit(end)
-        self._look_at_devices()
+            (self._handle_lost_host if end.why else self._handle_exit)(end)
         return told
+
+    def _early_ends(self) -> list[failures.ProcessExit]:
+        """Returns the ends of ranks before this notebook had them, also those of lost hosts."""
+        (agent,) = self._agents
+        ends: list[failures.ProcessExit] = []
+        for end in self._early_exits:
+            there = [end.rank]
+            if end.why and isinstance(agent, MultiHostAgents):
+                there = agent.ranks_of(end.host)
+            ends += [replace(end, rank=rank) for rank in there]
+        return ends
 
     def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         deadline = time.monotonic() + _ATTACH_SECONDS
         reached: set[int] = set()
         next_try = time.monotonic() + _REPEAT_SECONDS
-        while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early_exits}:
+        while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early_ends()}:
             # Ranks look for this notebook twice a second, also at the relays of several hosts.
             if time.monotonic() > next_try:
                 reached.clear()
                 next_try = time.monotonic() + _REPEAT_SECONDS
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
-            if any(end.rank < 0 for end in self._early_exits):
-                raise UsageError("the ranks have just ended. Type: %distributed start")
+            if any(end.rank < 0 for end in self._early_ends()):
+                raise UsageError(_JUST_ENDED)
             if time.monotonic() > deadline:
                 raise UsageError(
                     f"expected an answer of every rank, found that {label(silent)} did not answer "
@@ -577,7 +593,8 @@ class Connection:
         if roster.is_outdated(end) or (end.rank == -1 and roster.lost_hosts):
             return  # without one of its hosts, MPI's job ends, and another one follows
         if self.state == "attaching":  # the other ranks' answers are still to come
-            self._early_exits.append(end)
+            if end.rank != -1 or not any(other.why for other in self._early_exits):
+                self._early_exits.append(end)
             return
         spared = self.can_heal and self._spares_others()
         replaceable = spared and end.rank >= 0 and (not end.by_launcher or bool(roster.lost_hosts))

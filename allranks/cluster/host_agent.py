@@ -441,7 +441,8 @@ class MultiHostAgents:
         #: The hosts that have connected, and their addresses.
         self.addresses: dict[str, str] = {}
         self._ended_hosts: set[str] = set()
-        self._reported: set[str] = set()
+        #: Why hosts are lost.
+        self._reported: dict[str, str] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._held = HeldEnds(deliver, config.heals)
@@ -453,6 +454,8 @@ class MultiHostAgents:
         self._seated: dict[int, tuple[str, int]] = {}
         #: Hosts that start their ranks again, and have not ended the old ones.
         self._moving: set[str] = set()
+        #: Whether ranks are started again, and do not have their variables yet.
+        self._starts_again = False
         self._began = 0.0
         self._test: NetworkTest | None = None
         #: For a notebook that attaches: the ranks that have died, and where its clients connect.
@@ -531,11 +534,15 @@ class MultiHostAgents:
             places[host].append(rank)
         with self._changed:
             # Their relays may still run: nothing of them is to be taken for news of the new ranks.
-            for host in self._reported - self._ended_hosts:
+            for host in self._reported.keys() - self._ended_hosts:
                 self._wire.forget(host)
                 self._ended_hosts.add(host)
+        for each in self._hosts:
+            self._note_running(each.name, 0)
         self._place(places)
-        self._moving = set(places)
+        self._moving, self._starts_again = set(places), True
+        self._dead, self._told = {}, {}
+        self._save()
         self._held = HeldEnds(self._deliver, self._config.heals)
         self._test, self._began = None, time.monotonic()
         for each in self._hosts:
@@ -599,6 +606,8 @@ class MultiHostAgents:
                 "host_of": list(self._host_of.items()),
                 "addresses": self.addresses,
                 "ended": list(self._ended_hosts),
+                "lost": self._reported,
+                "starts_again": self._starts_again,
                 "spares": self._spares,
                 "seats": self._seats,
                 "spares_on": self._spares_on,
@@ -623,8 +632,11 @@ class MultiHostAgents:
         self._spares_on, self._told = state["spares_on"], state["told"]
         self._seated = {rank: (host, place) for rank, (host, place) in state["seated"]}
         self.job = self._launcher.take_over(self._hosts, state["job"])
-        self._caretaker = taken.caretaker
         self._wire.host_of = self._host_of
+        self._reported = state["lost"]
+        for host, why in self._reported.items():
+            if self.ranks_of(host):  # they have not been started on other hosts yet
+                self._deliver("host_left", {"host": host, "why": why})
         for name, fields in self._told.items():
             self._deliver(name, fields)
         for fields in state["dead"]:
@@ -632,7 +644,10 @@ class MultiHostAgents:
             self._deliver("exit", fields)
         for host, told in taken.news:
             self._handle(host, json.dumps(told).encode())
-        self._wire.attach(set(self.addresses) - self._ended_hosts)
+        self._caretaker = taken.caretaker
+        self._wire.attach(self.addresses)
+        for host in self._ended_hosts:
+            self._wire.forget(host)
         self._save()
 
     def test_network(self) -> NetworkTest:
@@ -695,6 +710,9 @@ class MultiHostAgents:
         """Sends a command to the agents of all hosts, or the first one's for ``clients``."""
         for host in self._hosts[:1] if text == "clients" else self._hosts:
             self._wire.command(host.name, "say", text)
+        if text == "up":
+            self._starts_again = False
+            self._save()
 
     def seat_spares(self, dead: Sequence[int]) -> str:
         """Has spare processes take the places of dead ranks, if possible on the same host. All
@@ -826,5 +844,6 @@ class MultiHostAgents:
     def _report(self, host: str, why: str) -> None:
         """Reports why a host is lost; only the first reason counts."""
         if not self._stopping and host not in self._reported:
-            self._reported.add(host)
+            self._reported[host] = why
+            self._save()
             self._held.release(("host_left", {"host": host, "why": why}))

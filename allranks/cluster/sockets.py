@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -312,11 +312,11 @@ class RankSockets:
         be reached again.
         """
         with deferred(), self._lock:
-            if messages := self._hosts.get(host):
+            if host in self._hosts:
                 self._send_to_host(host, [b"stop", b""])
                 self._last_signs[host] = None
 
-    def attach(self, hosts: Sequence[str]) -> None:
+    def attach(self, hosts: Collection[str]) -> None:
         """Takes over the hosts of another notebook, whose relays connect by themselves."""
         assert self.listening is not None
         with self._lock:

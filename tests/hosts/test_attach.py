@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import time
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.hosts.conftest import SSH, folder_in
 from tests.hosts.notebook import NotebookOnAHost
 
 KEPT = "".join(f"rank {rank} → {10 * rank}\n" for rank in range(4))
+#: The lease of ten seconds, and some more.
+LOST_SECONDS = 14
 STAYS = "keep running for 2 min."
 LONG = (
     "import os, time\nprint('begun')\n"
@@ -89,6 +92,32 @@ def test_a_rank_that_died_meanwhile_is_replaced_at_the_next_attach(hosts, notebo
     cell = notebook.on_ranks("import os")
     assert "rank 3 was replaced, with kept kept" in attached.text + cell.text, attached.text
     check_at_work(notebook)
+
+
+def test_a_host_that_is_lost_meanwhile_is_named_and_the_ranks_start_on_the_other(hosts, notebook):
+    notebook.run("%distributed restart").ok()
+    defined = notebook.on_ranks("mine, kept = rank, 10 * rank\nkeep('kept')")
+    assert defined.status == "ok", defined.text
+    kill(notebook)
+    hosts.crash("h2")
+    try:
+        time.sleep(LOST_SECONDS)  # until its loss is known, and MPI's job has ended
+        again(notebook)
+        attached = notebook.run("%distributed attach")
+        assert "Host h2 is cut off or has crashed" in attached.text, attached.text
+        assert "ranks 2–3 started again with kept kept" in attached.text, attached.text
+        # The next notebook knows where they are now, and they stay as before.
+        kill(notebook)
+        again(notebook)
+        notebook.run("%distributed attach").says("Attached to ranks 0–3", STAYS)
+        assert notebook.on_ranks("kept, globals().get('mine')").text == (
+            "rank 0 → (0, 0)\nrank 1 → (10, 1)\nrank 2 → (20, None)\nrank 3 → (30, None)\n"
+        )
+        check_at_work(notebook)
+        died = notebook.on_ranks("import os\nif rank == 3: os.kill(os.getpid(), 9)\nbarrier()")
+        assert "rank 3 was replaced, with kept kept" in died.text, died.text
+    finally:
+        hosts.boot("h2")
 
 
 def test_ranks_that_nobody_attaches_to_end_on_all_hosts(hosts, notebook):

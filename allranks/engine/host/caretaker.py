@@ -8,7 +8,8 @@ folder that only this user may enter; they are in no file.
 While a notebook has the ranks, the caretaker only answers others
 (`allranks.engine.host.attachment`). When the notebook ends, it connects to the hosts' relays, makes
 them disconnect the ranks, and stores their events. A notebook that attaches gets the sockets, what
-the last one knew (``state``), and these events. If none comes in time, the caretaker ends all.
+the last one knew (``state``), and these events. If none comes in time, the caretaker ends all; also
+if the notebook has ended while it started ranks again, because only it knew their variables.
 
 Standard output carries one JSON event a line, standard input one command a line.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import secrets
 import shutil
@@ -42,12 +44,18 @@ _NO_NEWS = ("running", "launcher", "host_beat")
 
 
 class Host:
-    """A host while no notebook has its ranks; ``is_up`` until its relay ends, or is silent."""
+    """A host while no notebook has its ranks; ``is_up`` until its relay ends, or is silent. Then it
+    is stopped once it can be reached again.
+    """
 
     def __init__(self, owner: bytes) -> None:
         self.messages = HostMessages(owner)
         self.last_sign = time.monotonic()
         self.is_up = True
+
+    def lose(self) -> None:
+        self.is_up = False
+        self.messages.add([b"stop", b""])
 
 
 class Caretaker:
@@ -66,6 +74,8 @@ class Caretaker:
         self._hosts: dict[str, Host] = {}
         self._heard = heard
         self._is_over = False
+        #: When all end because MPI's job has ended, if no host is found to be lost.
+        self._over_at = math.inf
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._commands: zmq.Socket[bytes] | None = None
         self._events: zmq.Socket[bytes] | None = None
@@ -101,7 +111,7 @@ class Caretaker:
             self._take(self._events.recv_multipart())
         elif source is self._commands:
             self._greet(*self._commands.recv_multipart())
-        else:
+        elif not isinstance(source, zmq.Socket):  # else it has just been closed
             self._visited()
 
     def _hear(self) -> None:
@@ -120,6 +130,8 @@ class Caretaker:
             elif word == "state":
                 self._state, self._news = json.loads(rest), []
                 self._dead = {end["rank"] for end in self._state["dead"]}
+                if self._state["starts_again"]:
+                    self._over_at = math.inf
             elif word == "running":
                 self._note_running(**json.loads(rest))
         if not said and not self._is_over:
@@ -144,15 +156,19 @@ class Caretaker:
         self._poller.unregister(0)
         self._heard = b""
         # A notebook that is to take its ranks with it leaves that to its caretaker as well.
-        self._is_over = not self._attachment.stays
+        self._is_over = not self._attachment.stays or self._state["starts_again"]
         self._attachment.begin()
-        owner = secrets.token_hex(8).encode()
-        hosts = [name for name, *_ in self._state["hosts"] if name not in self._state["ended"]]
-        self._hosts = {name: Host(owner) for name in hosts}
+        owner, ended = secrets.token_hex(8).encode(), set(self._state["ended"])
+        self._hosts = {name: Host(owner) for name in ended.union(self._used())}
+        for name in ended:
+            self._hosts[name].lose()
         # The other end of a connection that breaks connects again: no port can be lost.
         self._commands = self._open(zmq.ROUTER, self._config.listening[0])
         self._events = self._open(zmq.PULL, self._config.listening[1])
-        self._send_to(hosts, b"detach")
+        self._send_to(self._hosts.keys() - ended, b"detach")
+
+    def _used(self) -> list[str]:
+        return [name for name, *_ in self._state["hosts"]]
 
     def _open(self, kind: int, listening: int) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
@@ -225,6 +241,8 @@ class Caretaker:
 
     def _take_event(self, name: str, told: dict[str, Any]) -> None:
         event = told["event"]
+        if not self._hosts[name].is_up:
+            return
         if event == "running":
             self._note_running(name, told["cell"])
         if event not in _NO_NEWS:
@@ -233,19 +251,31 @@ class Caretaker:
             self._dead.add(told["rank"])
             if len(self._dead) == self._size:
                 self._is_over = True
-        elif event == "launcher_exit" and name == self._state["hosts"][0][0]:
-            self._is_over = True
+        elif event == "launcher_exit" and name == self._used()[0]:
+            # It ends without one of its hosts; then ranks can be started on the others.
+            patience = self._lease_seconds + BEAT_SECONDS if self._config.ranks["heals"] else 0.0
+            self._over_at = time.monotonic() + patience
         elif event == "host_down":
-            self._hosts[name].is_up = False
-            self._is_over = not any(host.is_up for host in self._hosts.values())
+            self._lose(name)
+
+    def _lose(self, name: str) -> None:
+        self._hosts[name].lose()
+        self._note_running(name, 0)
+        if not any(host.is_up for host in self._hosts.values()):
+            self._is_over = True
+
+    @property
+    def _lease_seconds(self) -> float:
+        return self._config.lease_seconds + BEAT_SECONDS
 
     def _find_silent_hosts(self) -> None:
         now = time.monotonic()
         for name, host in self._hosts.items():
-            if host.is_up and now - host.last_sign > self._config.lease_seconds + BEAT_SECONDS:
-                host.is_up = False
+            if host.is_up and now - host.last_sign > self._lease_seconds:
                 self._news.append((name, _SILENT))
-                self._is_over = not any(host.is_up for host in self._hosts.values())
+                self._lose(name)
+        if now > self._over_at and all(self._hosts[name].is_up for name in self._used()):
+            self._is_over = True
 
     def _stop(self) -> None:
         """Ends the ranks on all hosts that can be reached; the others end by themselves."""

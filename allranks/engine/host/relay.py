@@ -129,6 +129,8 @@ class Relay:
         #: The host agent's next configuration, while the agent ends for it, and commands for then.
         self._next: HostAgentConfig | None = None
         self._for_next: list[bytes] = []
+        #: What each host agent is told if the ranks are to stay.
+        self._stay = b""
         self._folders: tuple[str, ...] = ()
         #: Those of the sockets for the ranks of the first notebook.
         self._urls = "", ""
@@ -192,8 +194,9 @@ class Relay:
         if source in self._notebook.sources():
             for frames in self._notebook.serve(source):
                 self._obey(frames)
-        elif source is self._told and self._told is not None:
-            self._batching.drain(self._told)
+        elif isinstance(source, zmq.Socket):
+            if source is self._told:  # else it has just been closed
+                self._batching.drain(source)
         elif source == self._wake:
             os.read(self._wake, 4096)  # a signal: its handler has run
         elif source == self._lifeline:
@@ -232,8 +235,9 @@ class Relay:
             if begins:
                 self._say(b"stop")
         elif word == b"stay":
-            self._notebook.stays = True
-            self._say(b"stay " + first)
+            self._notebook.stays, self._stay = True, b"stay " + first
+            if self._next is None:
+                self._say(self._stay)
         elif word in (b"detach", b"attach"):
             self._detach()
             if word == b"attach":
@@ -309,7 +313,7 @@ class Relay:
         except (OSError, zmq.ZMQError) as error:
             self._tell(event="host_refused", problem=str(error))
             self._end("could not begin again")
-        for line in self._for_next:
+        for line in (*([self._stay] if self._stay else []), *self._for_next):
             self._say(line)
         self._for_next.clear()
 
