@@ -329,7 +329,7 @@ class Connection:
         (agent,) = self._agents
         ends: list[failures.ProcessExit] = []
         for end in self._early_exits:
-            there = [end.rank]
+            there = [] if self.roster.is_outdated(end) else [end.rank]
             if end.why and isinstance(agent, MultiHostAgents):
                 there = agent.ranks_of(end.host)
             ends += [replace(end, rank=rank) for rank in there]

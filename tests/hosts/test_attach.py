@@ -17,7 +17,7 @@ LOST_SECONDS = 14
 STAYS = "keep running for 2 min."
 LONG = (
     "import os, time\nprint('begun')\n"
-    "while not os.path.exists('go'):\n    time.sleep(0.02)\n    allreduce(1)\n"
+    "while allreduce(int(os.path.exists('go')), op=Sum) < size:\n    time.sleep(0.02)\n"
     "print('ended')\nkept"
 )
 
