@@ -250,10 +250,3 @@ def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
         nowhere.start(lambda waits: None, lambda up, started, module: None)
     assert "ranks 0–3 did not come up on h1, h2; no connection from h1, h2." in str(failed.value)
     assert "that host from reaching tcp://127.0.0.1:" in str(failed.value)
-
-
-def test_ranks_of_several_hosts_do_not_stay_when_their_notebook_goes(nowhere):
-    nowhere._start_agent()
-    with pytest.raises(UsageError, match="found them on several hosts"):
-        nowhere.stay(60.0, {})
-    nowhere.close()

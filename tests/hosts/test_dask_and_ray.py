@@ -119,6 +119,8 @@ def test_ranks_run_on_its_nodes_and_an_interrupt_keeps_their_variables(notebook,
     notebook.interrupt()
     assert cell.wait().error_name == "CellInterrupted", cell.text
     assert notebook.on_ranks("kept", "-r 3").text == "rank 3 → 30\n"
+    cell = notebook.run("%distributed detach-on-exit 60s")
+    cell.fails("UsageError", f"found {system.on}: these ranks end with the notebook")
 
 
 def test_a_kernel_killed_with_9_leaves_nothing_on_its_nodes(notebook, system):

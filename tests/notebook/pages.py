@@ -1,7 +1,8 @@
 """The cells on a page of the docs, run in one kernel from top to bottom.
 
 ``python -m tests.notebook.pages docs/cells.md`` writes below each cell what it says now.
-What stands below ``<!-- in a script -->`` is no cell.
+What stands below ``<!-- in a script -->`` is no cell. Above a cell whose error is not shown stands
+``<!-- it raises NAME -->``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.notebook.steady import COLOURS, steady
 CELL = re.compile(
     r"(?<!<!-- in a script -->\n)"
     r"(?:<!-- stop is (?P<press>pressed(?: twice)?) -->\n)?"
+    r"(?:<!-- it raises (?P<raises>\w+) -->\n)?"
     r"```python\n(?P<source>.*?)```\n"
     r"(?:\n(?P<cut><!-- not shown whole -->\n)?```text\n(?P<shown>.*?)```\n)?",
     re.DOTALL,
@@ -36,7 +38,9 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
             time.sleep(_PRESSED_AFTER_SECONDS)
             kernel.interrupt()
         said = cell.wait(_PATIENT_SECONDS).text.rstrip("\n")
-        if found["shown"] is None:
+        if found["raises"]:
+            cell.fails(found["raises"])
+        elif found["shown"] is None:
             cell.ok()
         if found["cut"]:
             lines = said.splitlines()
