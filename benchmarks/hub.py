@@ -19,7 +19,7 @@ from benchmarks import report, results
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "jupyterhub.md"
 STUDENTS = 10
-_ROUNDS = 12
+_ROUNDS = 24
 _SETTLE_SECONDS = 3.0
 _PAUSE_SECONDS = 0.02
 FORKS = """
@@ -63,6 +63,7 @@ def main() -> None:
         others = [open_one(f"s{number}") for number in range(1, STUDENTS)]
         for what, source in HOSTILE.items():
             hostile = open_one("s0")
+            time.sleep(_SETTLE_SECONDS)  # to start a server and ranks is work, too
             before = _seconds(others)
             hostile.begin(f"%%distributed\n{source}")
             time.sleep(_SETTLE_SECONDS)
