@@ -158,12 +158,11 @@ class Connection:
                 # An interrupt waits until the job, for example, is known and can be cancelled.
                 agent = self._start_agent()
                 while self.roster.missing:
-                    if isinstance(agent, MultiHostAgents):
-                        if waits := agent.begin():
-                            deadline = time.monotonic() + patience
-                            tell(waits)
-                        elif blocked := agent.blocked():
-                            raise StartFailed(blocked)
+                    if waits := agent.begin():
+                        deadline = time.monotonic() + patience
+                        tell(waits)
+                    elif blocked := agent.blocked():
+                        raise StartFailed(blocked)
                     if InterruptRequested() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
                     progress(len(self.roster.hellos), len(self._started), self._preloading)
@@ -230,9 +229,7 @@ class Connection:
         while time.monotonic() < settle:
             self.step(_POLL_SECONDS / 4)
         missing, ends = self.roster.missing, self.roster.ends
-        on = "".join(
-            each.where(missing) for each in self._agents if isinstance(each, MultiHostAgents)
-        )
+        on = "".join(each.where(missing) for each in self._agents)
         told = failures.last_lines(self.log_dir, ends, self.launcher_text)
         if not ends:
             told = "\n".join(filter(None, [failures.startup_places(self.log_dir, missing), told]))
@@ -254,8 +251,8 @@ class Connection:
         """On several hosts, has spare processes take the places of dead ranks, while these are
         asked to join with them. Returns why they cannot, or "".
         """
-        agents = (agent for agent in self._agents if isinstance(agent, MultiHostAgents))
-        return next((agent.seat_spares(dead) for agent in agents), "")
+        (agents,) = self._agents
+        return agents.seat_spares(dead)
 
     def relocate(self) -> dict[str, list[int]]:
         """Starts all ranks again on the hosts that are left; returns the ranks of each. They are up
@@ -278,8 +275,7 @@ class Connection:
         self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
             # A launcher's job is asked before it is ended from here.
-            if isinstance(agent, MultiHostAgents):
-                self._cause = self._cause or agent.job.why_ended()
+            self._cause = self._cause or agent.why_ended()
         with self.inbox.hearing_interrupts():  # an interrupt must not stop this; it ends soon
             self._finalizer()
             self.step(0)
@@ -330,7 +326,7 @@ class Connection:
         ends: list[failures.ProcessExit] = []
         for end in self._early_exits:
             there = [] if self.roster.is_outdated(end) else [end.rank]
-            if end.why and isinstance(agent, MultiHostAgents):
+            if end.why:
                 there = agent.ranks_of(end.host)
             ends += [replace(end, rank=rank) for rank in there]
         return ends
@@ -363,7 +359,7 @@ class Connection:
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay when this notebook ends; 0 for not at all."""
         (agent,) = self._agents
-        if seconds and isinstance(agent, MultiHostAgents):
+        if seconds:
             agent.take_care(self.session_dir)
         if seconds and visit(self.session_dir) is None:
             raise UsageError(
@@ -577,7 +573,6 @@ class Connection:
         if roster.missing:  # the ranks are being started, and will be again
             return
         (agents,) = self._agents
-        assert isinstance(agents, MultiHostAgents)
         there = set(agents.ranks_of(end.host)) - roster.dead.keys()
         ends = [replace(end, rank=rank) for rank in sorted(there)]
         for each in ends:

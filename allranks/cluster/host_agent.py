@@ -159,6 +159,29 @@ class HostAgentProcess:
         self._input, self._lines = self._process.stdin, self._process.stdout
         self.pid = self._process.pid
 
+    # What is asked of several hosts only: this one is there.
+
+    def begin(self) -> str:
+        return ""
+
+    def blocked(self) -> str:
+        return ""
+
+    def where(self, missing: Iterable[int]) -> str:
+        return ""
+
+    def why_ended(self) -> str:
+        return ""
+
+    def ranks_of(self, host: str) -> list[int]:
+        return []
+
+    def seat_spares(self, dead: Sequence[int]) -> str:
+        return ""
+
+    def take_care(self, folder: str) -> None:
+        pass
+
     def listen(self, deliver: DeliverEvent) -> None:
         """Delivers the agent's events from now on, in a thread."""
         self._thread = threading.Thread(
@@ -516,6 +539,10 @@ class MultiHostAgents:
     def hosts(self) -> dict[str, list[int]]:
         """Returns the ranks of each host."""
         return {host.name: self.ranks_of(host.name) for host in self._hosts}
+
+    def why_ended(self) -> str:
+        """Returns why the launcher's job has ended, or ""."""
+        return self.job.why_ended()
 
     def relocate(self) -> None:
         """Makes the hosts that are left start all ranks again, also those of lost hosts: each on
