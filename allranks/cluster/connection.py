@@ -243,7 +243,7 @@ class Connection:
                 f"or end other programs first. Type: %distributed start -n {fewer}\n{told}"
             )
         return (
-            f"expected {self.size} ranks, found {found}: {label(missing)} did not come up{on}. "
+            f"expected {self.size} ranks, found {found}: {label(missing)} did not start{on}. "
             f"{failures.describe_exits(ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
 

@@ -829,7 +829,7 @@ class MultiHostAgents:
         elif name == "host_down":
             self._host_ended(host, fields["why"])
         elif name == "reach" and fields["host"] == host:
-            why = "does not know itself by that name, so mpiexec would look for it elsewhere"
+            why = "has another host name, so mpiexec would look for it elsewhere"
             self._report(host, f"{why}: use the name that its command hostname prints")
         elif name == "reach":
             self._wire.command(fields["host"], "say", f"serve {json.dumps(fields['command'])}")

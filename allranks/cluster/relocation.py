@@ -106,7 +106,7 @@ class Relocation:
         return (
             "you have interrupted it twice"
             if self.presses > 1
-            else f"{label(roster.missing)} did not come up within {seconds:g} s"
+            else f"{label(roster.missing)} did not start within {seconds:g} s"
         )
 
     def _step(self, done: Callable[[], bool], seconds: float) -> None:

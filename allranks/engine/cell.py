@@ -37,6 +37,7 @@ from allranks.engine.exceptions import (
     fail_captured,
     has_succeeded,
     is_a,
+    is_outside_of_cell,
     report,
     text_of,
     traceback_of,
@@ -50,11 +51,19 @@ from allranks.engine.interrupts import (
 )
 from allranks.engine.telemetry import CELL_FILE
 from allranks.engine.transcript import Transcript
-from allranks.errors import RankLeft, Report, UsageError
+from allranks.errors import AllranksError, RankLeft, Report, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, RunCell
 
-_AFTERWARDS = "This failed when the cell had ended: its variables are there, its value is lost."
+_AFTERWARDS = "This failed after the cell's last line: its variables are kept, its value is lost."
+_NOT_THE_CELL = (
+    "This error was not raised by a line of the cell. If an earlier cell has changed Python itself "
+    "on this rank, as sys.modules.clear() does, type: %distributed restart"
+)
+_LOW_LIMIT = "A cell has set the recursion limit of this rank to {}. Type: %distributed restart"
+_RECURSION_LIMIT = sys.getrecursionlimit()
+#: Raised without a line of the cell, too, but with a reason of their own.
+_EXPLAINED = (AllranksError, KeyboardInterrupt, asyncio.CancelledError, SyntaxError, SystemExit)
 #: A rank keeps this many results of cells, as ``_``, ``__``, ``___`` and in ``Out``.
 _KEPT_RESULTS = 3
 # A longer exception is described to the notebook, and not sent.
@@ -332,6 +341,11 @@ class CellRunner:
     def _report(self, error: BaseException, text: str | None) -> Report:
         shown = self._exceptions
         lines, more = shown.lines_of(error), self.features.error_details(error)
+        limit = sys.getrecursionlimit()
+        if is_a(error, RecursionError) and limit < _RECURSION_LIMIT:
+            more = f"{more}\n{_LOW_LIMIT.format(limit)}".lstrip()
+        elif not is_a(error, _EXPLAINED) and is_outside_of_cell(error, shown.cell_file):
+            more = f"{more}\n{_NOT_THE_CELL}".lstrip()
         return report(error, lines, self.rank, self.device, shown.cell_file, more, text)
 
     def _pickled(self, value: object) -> tuple[list[bytes], str]:

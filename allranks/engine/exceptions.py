@@ -196,6 +196,14 @@ def has_succeeded(error: BaseException) -> bool:
     return is_a(error, SystemExit) and vars(SystemExit)["code"].__get__(error) in (None, 0)
 
 
+def is_outside_of_cell(error: BaseException, cell_file: str) -> bool:
+    """Whether no line of a cell's source has led to an error; false for a function's call."""
+    frames = traceback.walk_tb(traceback_of(error))
+    return cell_file.startswith(CELL_FILE) and not any(
+        frame.f_code.co_filename == cell_file for frame, _ in frames
+    )
+
+
 def traceback_of(error: BaseException) -> TracebackType | None:
     # A class may redefine ``__traceback__``.
     found: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)

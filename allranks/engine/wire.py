@@ -219,7 +219,7 @@ class RankWire:
         self._transcript.streams.reopen_err()
         give_up(
             self.rank,
-            f"cannot go on without its own descriptors ({', '.join(map(str, lost))}), "
+            f"needs its own file descriptors ({', '.join(map(str, lost))}), "
             "which a cell has closed",
             "Close what the cell itself has opened, instead of all that is open.\n",
         )

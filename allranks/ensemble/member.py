@@ -213,8 +213,7 @@ class Member:
                 return self.place.load() if self.place is not None else None
         except OSError as error:
             raise UsageError(
-                f"the result of member {self.number} is not there any longer: {error}. "
-                "Run the cell again."
+                f"the result of member {self.number} no longer exists: {error}. Run the cell again."
             ) from error
 
     def log(self, name: str, steps: array[float], values: array[float]) -> None:

@@ -324,14 +324,14 @@ class Session:
         if has_gone(visitor):
             visitor.close()
         elif cluster is None:
-            answer(visitor, "they are not up. Type there: %distributed status")
+            answer(visitor, "they have not started. Type there: %distributed status")
         elif cluster.busy:
             answer(visitor, "it runs a cell. Wait for its end there")
         else:
             try:
                 self._lend(cluster)
             except AllranksError as error:
-                answer(visitor, f"it cannot let them go: {error}. Wait a moment")
+                answer(visitor, f"it cannot pass them on: {error}. Wait a moment")
             else:
                 answer(visitor)
 
@@ -361,7 +361,7 @@ class Session:
         if found.running:
             raise UsageError(
                 f"expected idle ranks, found that {joined.ranks} still run In[{found.running}] of "
-                "a notebook that is gone. Type, to see its end: %distributed attach"
+                "a notebook whose kernel has ended. To see its end, type: %distributed attach"
             )
         cluster, left = self._attach_to(found)
         if left.unseen or left.members:
@@ -369,8 +369,9 @@ class Session:
             cluster.let_go()
             self._cluster = None
             raise UsageError(
-                f"expected ranks whose last cell was seen, found {left.name.removeprefix('cell ')} "
-                "of a notebook that is gone. Type, to see it: %distributed attach"
+                "expected ranks whose last cell was shown, found "
+                f"{left.name.removeprefix('cell ')} of a notebook whose kernel has ended. "
+                "To see it, type: %distributed attach"
             )
         cluster.news[:0] = joined.news
         joined.news = []

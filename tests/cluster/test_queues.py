@@ -248,5 +248,5 @@ def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
     monkeypatch.setattr(connection, "_START_SECONDS", -4.0)
     with pytest.raises(StartFailed) as failed:
         nowhere.start(lambda waits: None, lambda up, started, module: None)
-    assert "ranks 0–3 did not come up on h1, h2; no connection from h1, h2." in str(failed.value)
+    assert "ranks 0–3 did not start on h1, h2; no connection from h1, h2." in str(failed.value)
     assert "that host from reaching tcp://127.0.0.1:" in str(failed.value)

@@ -106,6 +106,20 @@ def test_an_exception_that_something_else_shows_is_told_too(notebook):
     cell.fails("CellFailed").says("line 5, in <module>", "ZeroDivisionError: division by zero")
 
 
+def test_an_error_outside_of_the_cell_says_how_to_go_on(notebook):
+    notebook.on_ranks("get_ipython().run_cell = None", "-r 1")
+    cell = notebook.on_ranks("rank").fails("CellFailed")
+    cell.says("rank 1 (", "not raised by a line of the cell", "type: %distributed restart")
+    # IPython runs a cell that awaits by another method.
+    notebook.on_ranks("import asyncio\nawait asyncio.sleep(0)\ndel get_ipython().run_cell", "-r 1")
+    notebook.on_ranks("1 / 0").fails("CellFailed").lacks("%distributed restart")
+    low = (
+        "import sys\nlimit = sys.getrecursionlimit()\nsys.setrecursionlimit(60)\ndef f(): f()\nf()"
+    )
+    notebook.on_ranks(low).says("limit of this rank to 60. Type: %distributed restart")
+    notebook.on_ranks("sys.setrecursionlimit(limit)").ok()
+
+
 def test_what_is_shown_of_an_error_is_bounded_and_stops_run_all(notebook):
     cell = notebook.on_ranks("def again(n):\n    return again(n + 1)\nagain(0)")
     assert "RecursionError" in cell.error_value

@@ -159,7 +159,7 @@ LOST = {
         "    time.sleep(600)",
         [
             "rank 1 of 4: ended with exit code 70",
-            "without its own descriptors (",
+            "needs its own file descriptors (",
             "which a cell has closed, so it ends",
             "instead of all that is open",
         ],

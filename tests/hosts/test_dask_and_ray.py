@@ -162,6 +162,6 @@ def test_ranks_wait_until_their_nodes_are_free_or_an_interrupt(notebook, system,
 def test_ranks_end_with_the_nodes_of_their_system(notebook, system):
     cell = notebook.start_on_ranks(SLEEP, system.on).wait_for("here", START_SECONDS)
     system.end(system.names[1])
-    cell.wait().fails("ClusterLost", f"Host {system.names[1]} was left by the launcher")
+    cell.wait().fails("ClusterLost", f"Host {system.names[1]} was lost: its launcher has ended")
     notebook.shutdown()
     system.check_nothing_left()

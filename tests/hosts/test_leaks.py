@@ -59,7 +59,7 @@ def test_a_host_of_another_version_or_that_cannot_be_reached_is_named(new_notebo
     notebook.run("allranks.__version__ = ours")
     cell = notebook.run("%distributed start --on ssh:h1:2,nowhere:2")
     assert cell.error_name == "StartFailed"
-    assert "Host nowhere was left by ssh, which ended with exit code 255" in cell.error_value
+    assert "Host nowhere was lost: ssh ended with exit code 255" in cell.error_value
     assert "Could not resolve hostname" in cell.error_value
     notebook.shutdown()
     notebook.check_nothing_left()

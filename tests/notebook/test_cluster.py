@@ -174,7 +174,7 @@ else:
 def test_a_rank_that_fails_when_its_cell_has_ended_replies_all_the_same(cluster, error):
     with pytest.raises(CellFailed, match=rf"^rank 1 of 2: {error}: afterwards") as raised:
         cluster.run(AFTERWARDS.format(error))
-    assert "its variables are there, its value is lost" in raised.value.text
+    assert "its variables are kept, its value is lost" in raised.value.text
     assert "rank 0 was waiting" in raised.value.text
     assert cluster.run("kept") == [0, 10]
 
@@ -271,7 +271,7 @@ def test_a_start_that_takes_too_long_says_where_its_ranks_are(tmp_path, monkeypa
     monkeypatch.setattr("allranks.cluster.connection._PRELOAD_SECONDS", 0.0)
     with pytest.raises(StartFailed) as failed:
         allranks.Cluster(2, preload=["slow"]).start()
-    assert "ranks 0–1 did not come up. No process has ended" in str(failed.value)
+    assert "ranks 0–1 did not start. No process has ended" in str(failed.value)
     for rank in range(2):
         assert f'Rank {rank} is at File "{tmp_path}/slow.py", line 5 in never_up' in str(
             failed.value

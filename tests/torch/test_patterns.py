@@ -432,7 +432,7 @@ def test_a_limit_of_time_is_worded_as_in_torch(ranks):
         "    import time\n    time.sleep(3)"
     )
     assert "Timed out waiting 1000ms for all_reduce(SUM) to complete at In[" in cell.text
-    assert "rank 0 did not come" in cell.text
+    assert "rank 0 did not arrive" in cell.text
     assert ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)").text == "ranks 0–2 → 3\n"
 
 

@@ -405,7 +405,7 @@ def watch_command(
             text = written.read().decode("utf-8", "replace")
         code = started.wait()
         lines = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
-        what = f"was left by {program}, which ended with exit code {code}"
+        what = f"was lost: {program} ended with exit code {code}"
         for host in hosts:
             tell(host.name, f"{what}: {lines}" if lines else what)
 

@@ -245,12 +245,12 @@ class ActorJob(Job):
             if hosts := fields.get("hosts"):
                 self._hosts = [Host(name, ranks) for name, ranks in hosts]
             elif ended := fields.get("ended"):
-                self._tell(ended[0], f"was left by {self._system}: {ended[1]}")
+                self._tell(ended[0], f"was lost by {self._system}: {ended[1]}")
             self._waits = fields.get("waits", "")
             self._problem = fields.get("failed", self._problem)
         self._problem = self._problem or self._connection.last_lines() or "no answer"
         for host in self._hosts:
-            self._tell(host.name, f"was left by {self._system}: {self._problem}")
+            self._tell(host.name, f"was lost by {self._system}: {self._problem}")
 
     def hosts(self) -> Sequence[Host]:
         if self._problem and not self._hosts:

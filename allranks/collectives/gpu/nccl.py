@@ -141,8 +141,8 @@ def _failing() -> Iterator[None]:
     except RuntimeError as error:
         more = last_error()
         raise TransportFailed(
-            f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks hear of it, "
-            f"and the next cell starts a fresh communicator. {_ADVICE}"
+            f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks end their "
+            f"calls, and the next cell starts a fresh communicator. {_ADVICE}"
         ) from error
 
 

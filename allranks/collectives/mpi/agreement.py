@@ -274,7 +274,7 @@ class RemoteSite(Site):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return self.filename or "a line that it has not told yet"
+        return self.filename or "a line that is not known yet"
 
 
 class MultiHostAgreement:

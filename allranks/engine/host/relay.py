@@ -149,7 +149,7 @@ class Relay:
         self._wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: self._end("was told to end (SIGTERM)"))
+        signal.signal(signal.SIGTERM, lambda *_: self._end("was ended by SIGTERM"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._poller = zmq.Poller()
         for source in (*self._notebook.sources(), self._wake):
@@ -203,13 +203,13 @@ class Relay:
             if not os.read(self._lifeline, 4096):
                 self._poller.unregister(self._lifeline)
                 if not self._notebook.stays:
-                    self._end("was left by the launcher")
+                    self._end("was lost: its launcher has ended")
         elif not self._pass_on(source):
             self._poller.unregister(source)
             if self._next is not None:
                 self._begin_again(self._next)
             else:
-                self._end("has no host agent any longer")
+                self._end("was lost: its host agent has ended")
 
     def _obey(self, frames: list[bytes]) -> None:
         """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``.

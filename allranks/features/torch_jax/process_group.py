@@ -386,7 +386,7 @@ class AllranksGroup(BaseGroup):
             if group.me != 0:
                 return RuntimeError(
                     f"Rank {group.me} timed out in monitoredBarrier after {seconds * 1000:.0f} ms: "
-                    "rank 0 did not come."
+                    "rank 0 did not arrive."
                 )
             several = wait_all_ranks and len(late) > 1
             whom = ", ".join(map(str, late if wait_all_ranks else late[:1]))

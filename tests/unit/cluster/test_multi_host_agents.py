@@ -116,8 +116,8 @@ def test_only_the_host_at_fault_is_named_if_the_others_have_not_connected_yet():
     notebook = Notebook()
     notebook.agents.begin()
     assert "no connection from h1, h2, h3." in notebook.agents.where(range(6))
-    notebook.say("h2", {"event": "host_down", "why": "was left by ssh"})
-    assert notebook.cause == "Host h2 was left by ssh."
+    notebook.say("h2", {"event": "host_down", "why": "was lost: ssh ended"})
+    assert notebook.cause == "Host h2 was lost: ssh ended."
     assert "no connection" not in notebook.agents.where(range(6))
 
 

@@ -207,7 +207,7 @@ def test_a_result_that_is_gone_or_damaged_says_so(tmp_path):
     with pytest.raises(UsageError, match="the notebook can read, found in member 0: "):
         member.result  # noqa: B018
     path.unlink()
-    with pytest.raises(UsageError, match=r"result of member 0 is not there any longer.*Run the"):
+    with pytest.raises(UsageError, match=r"result of member 0 no longer exists.*Run the"):
         member.result  # noqa: B018
 
 
