@@ -1,5 +1,6 @@
 """`expect` judges sixty solutions of students rightly, and tells each what was seen."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,16 @@ def failure(cluster, source, **options):
     with pytest.raises(CellFailed) as failed:
         cluster.run(source, **options)
     return failed.value
+
+
+def test_the_page_shows_the_message_of_its_example(four):
+    page = (Path(__file__).parents[2] / "docs" / "teaching.md").read_text()
+    cell = r"test_expect.py -->\n```python\n%%[^\n]*\n(.*?)```"
+    ((example, shown),) = re.findall(
+        rf"{cell}.*?```text\nExpectationFailed: (.*?)```", page, re.DOTALL
+    )
+    four.run(FAKE_RING.partition("with expect")[0])
+    assert failure(four, example).reports[0].message == shown.rstrip()
 
 
 def test_the_message_compares_what_was_seen_with_a_ring(four):

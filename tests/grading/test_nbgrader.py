@@ -4,8 +4,10 @@ ALLRANKS_TEST_SUBMISSIONS=all grades all thirty, as ``make grade`` does.
 """
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import psutil
@@ -37,6 +39,12 @@ def scores(course):
         course.submit(student, released, answers)
     course.grade(timeout=1200)
     return course.scores()
+
+
+def test_the_page_has_the_configuration_of_a_course():
+    page = (Path(__file__).parents[2] / "docs" / "teaching.md").read_text()
+    (lines,) = re.findall(r"test_nbgrader.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert {*lines.split("\n")} <= {*assignments.CONFIG.split("\n")}
 
 
 def test_there_are_thirty_submissions():

@@ -1,8 +1,9 @@
 """The cells on a page of the docs, run in one kernel from top to bottom.
 
 ``python -m tests.notebook.pages docs/cells.md`` writes below each cell what it says now.
-What stands below ``<!-- in a script -->`` is no cell. Above a cell whose error is not shown stands
-``<!-- it raises NAME -->``.
+Markers above a cell: ``<!-- run by FILE.py -->`` names the test that runs it in another way;
+``<!-- in a new kernel -->`` restarts the kernel first; ``<!-- it raises NAME -->`` names an error
+that is not shown.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tests.kernel import Kernel
 from tests.notebook.steady import COLOURS, steady
 
 CELL = re.compile(
-    r"(?<!<!-- in a script -->\n)"
+    r"(?<!\.py -->\n)"
+    r"(?P<fresh><!-- in a new kernel -->\n)?"
     r"(?:<!-- stop is (?P<press>pressed(?: twice)?) -->\n)?"
     r"(?:<!-- it raises (?P<raises>\w+) -->\n)?"
     r"```python\n(?P<source>.*?)```\n"
@@ -33,6 +35,8 @@ _PATIENT_SECONDS = 150
 
 def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
     for found in CELL.finditer(page):
+        if found["fresh"]:
+            kernel.restart()
         cell = kernel.start(found["source"])
         for _ in (found["press"] or "").split():
             time.sleep(_PRESSED_AFTER_SECONDS)
@@ -62,5 +66,7 @@ def with_outputs(page: str, kernel: Kernel) -> str:
 
 if __name__ == "__main__":
     for path in map(Path, sys.argv[1:]):
-        with tempfile.TemporaryDirectory() as cwd, Kernel(Path(cwd), {"XDG_STATE_HOME": None}) as k:
-            path.write_text(with_outputs(path.read_text(), k))
+        with tempfile.TemporaryDirectory() as cwd:
+            env = {"XDG_STATE_HOME": None, "TMPDIR": cwd}
+            with Kernel(Path(cwd), env) as k:
+                path.write_text(with_outputs(path.read_text(), k))

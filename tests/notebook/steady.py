@@ -11,6 +11,9 @@ CHANGES = (
     (r"(ranks? [\d–, ]+) \([^(),]+, (pid \d+, )?(?=cpu|cuda|simulated)", r"\1 (HOST, "),
     (r"└── \S+$", "└── HOST"),
     (r"\b(pid|process) \d+", r"\1 PID"),
+    (r"^[0-9a-f]{8}(?=  rank)|(?<= of |ach )[0-9a-f]{8}\b", "CLUSTER"),
+    (r"^(CLUSTER  ranks [\d–]+ of )\S+(?=,)", r"\1NOTEBOOK"),
+    (r"\bsince \d\d:\d\d", "since TIME"),
     (r"Open MPI v[\d.]+", "MPI"),
     (r"\b\d+ MB\b", "MB"),
     (r"… [\d,]+ lines", "… LINES"),
@@ -28,8 +31,10 @@ CHANGES = (
 )
 """What differs: logs, hosts, processes, versions, memory, time, and the cells' numbers."""
 
-LATE = re.compile(r"^[^\n]* · [^\n]*(has waited|waits in|is at)[^\n]*\n?", re.MULTILINE)
-"""A busy machine may say that a rank is late."""
+LATE = re.compile(
+    r"^[^\n]* · [^\n]*(has waited|waits in|is at|still being replaced)[^\n]*\n?", re.MULTILINE
+)
+"""A busy machine may say that a rank is late, or that its replacement is."""
 
 
 def steady(text: str) -> str:

@@ -1,23 +1,32 @@
 """The cells on the pages say what the pages show."""
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from allranks.engine.namespace import OPERATIONS, PLACE
+from tests.mpi import launch
 from tests.notebook.pages import CELL, run
 from tests.notebook.steady import steady
 from tests.torch.conftest import MISSING, python_with_torch
 
 PAGES = [
     "../README.md",
+    pytest.param("tutorial.md", marks=pytest.mark.replaces),
+    "install.md",
     "cells.md",
     "output.md",
     "dashboard.md",
     "slow.md",
     pytest.param("failures.md", marks=pytest.mark.replaces),
+    "attach.md",
     "collectives.md",
     "mpi.md",
     "errors.md",
@@ -32,6 +41,7 @@ PAGES = [
 ]
 NEED_TORCH = ("keras.md", "torch_jax.md")
 NEED_TENSORFLOW = ("tensorflow.md", "horovod.md")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -42,9 +52,18 @@ def fresh(own_kernel, tmp_path):
     return own_kernel
 
 
+@pytest.fixture
+def temporary():
+    """A temporary folder with a short path, in which there are no other clusters."""
+    with tempfile.TemporaryDirectory(prefix="pages-") as folder:
+        yield folder
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_the_cells_say_what_the_page_shows(name, fresh, new_kernel, repository):
+def test_the_cells_say_what_the_page_shows(name, fresh, new_kernel, repository, temporary):
     kernel = fresh
+    if name == "attach.md":
+        kernel = new_kernel({"TMPDIR": temporary})
     if name in NEED_TENSORFLOW and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("no TensorFlow: pip install 'allranks[tensorflow]'")
     if name in NEED_TORCH:
@@ -57,7 +76,7 @@ def test_the_cells_say_what_the_page_shows(name, fresh, new_kernel, repository):
     assert cells
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text()
+PAGE = (DOCS / "collectives.md").read_text()
 SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
 TYPES = {"Compression", "ProcessSet", "ReduceOp"}
 CHOICES = """
@@ -65,6 +84,50 @@ CHOICES = """
 """
 NOTHING_TO_RUN = {"init", "shutdown"}
 """They do nothing in a cell; the page says so."""
+
+
+HERE = r"<!-- run by tests/notebook/test_pages.py -->\n```python\n(.*?)```"
+
+
+def test_the_commands_of_the_page_on_batch_run(tmp_path):
+    page = (DOCS / "batch.md").read_text()
+    (script,) = re.findall(HERE, page, re.DOTALL)
+    # The script's cells are the notebook's, without what the export adds to them.
+    sources = ["%load_ext allranks"]
+    added = r"^# (?=%%)|^(allranks.batch.cell|if allranks.batch.rank).*\n|^    "
+    for cell in re.split(r"# %% cell \d+\n", script)[1:]:
+        sources.append(re.sub(added, "", cell, flags=re.MULTILINE).strip())
+    made = [{"cell_type": "code", "source": source, "metadata": {}} for source in sources]
+    (tmp_path / "train.ipynb").write_text(json.dumps({"nbformat": 4, "cells": made}))
+    for name in ("sbatch", "kubectl"):  # neither is here
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    said = []
+    for commands in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+        done = subprocess.run(
+            ["bash", "-e"],
+            input=commands,
+            cwd=tmp_path,
+            env=launch.environment(PATH=path),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert done.returncode == 0, done.stdout
+        said.append(done.stdout)
+    batch, slurm, kubernetes, here = said
+    assert "mean [0.75]" in batch
+    assert "sbatch train.sbatch" in slurm
+    assert "kubectl apply -f train.yaml" in kubernetes
+    assert "rank 0 │ mean [0.75]" in here
+    assert (tmp_path / "train.py").read_text().endswith(script)
+
+
+def test_the_lines_at_the_top_of_a_script_run():
+    (script,) = re.findall(HERE, PAGE, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def cells_of(section: str) -> str:

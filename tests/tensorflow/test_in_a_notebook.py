@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -174,19 +175,18 @@ def test_a_death_in_fit_leaves_the_others_their_model_and_the_new_rank_what_was_
 
 COMMITTED = 10
 STEPS = 20
-TRAINING = """
-import os, numpy as np, keras
+PAGE = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+(SOURCE,) = re.findall(r"test_in_a_notebook.py -->\n```python\n%%[^\n]*\n(.*?)```", PAGE, re.DOTALL)
+#: The example of the page with 20 batches, and what a test needs before and after.
+MADE, _, LOOP = SOURCE.replace("(1000, 8,", "(20, 8,").replace("% 100", "% 5").partition("\n@")
+TRAINING = f"""
+import os, keras
 import allranks.tensorflow as hvd
-from allranks.tensorflow.keras import elastic
 hvd.init()
 last = hvd.add_process_set([1])
 keras.utils.set_random_seed(1)
-model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
-model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
-numbers = np.random.default_rng(rank)
-x = numbers.normal(size=(20, 8, 4)).astype(np.float32)
+{MADE}
 y = x.sum(axis=2, keepdims=True)
-state = elastic.KerasState(model, batch=0)
 done = []
 def die_at(step):
     done.append(step)
@@ -194,16 +194,8 @@ def die_at(step):
         open(marker, "w").close()
         os._exit(6)
 """
-LOOP = """
-@elastic.run
-def train(state):
-    while state.batch < 20:
-        die_at(state.batch)
-        model.train_on_batch(x[state.batch], y[state.batch])
-        state.batch += 1
-        if state.batch % 5 == 0:
-            state.commit()
-"""
+LOOP = "@" + LOOP.replace("model.train_on", "die_at(state.batch)\n        model.train_on")
+LOOP = LOOP.removesuffix("train(state)\n")
 IN_FIT = """
 class Dies(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
@@ -286,7 +278,7 @@ def test_a_commit_that_does_not_fit_is_said_and_left(two, tmp_path):
     assert train(two, LOOP, tmp_path / "died").error_name == "RankDied"
     assert "rank 1 was replaced" in two.run("%distributed heal").text
     two.run("%distributed heal on")
-    wider = TRAINING.replace("Dense(8)", "Dense(9)")
+    wider = TRAINING.replace("Dense(1)", "Dense(9), keras.layers.Dense(1)")
     cell = train(two, LOOP, tmp_path, wider)
     assert cell.status == "ok", cell.text
     assert (

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.faults.notebook import Notebook
 
 SETTLED_SECONDS = 30
+PAGE = (Path(__file__).parents[2] / "docs" / "torch_jax.md").read_text()
+FIRST, SHARDED = re.findall(r"test_jax.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 BEGIN = """
 import os
 import time
@@ -48,6 +51,9 @@ CELLS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _begun(ranks: Notebook) -> Iterator[None]:
+    told = ranks.on_ranks(FIRST)
+    assert told.status == "ok"
+    assert "2 of 3 with 3 devices" in told.text
     # The first collective connects the ranks; JAX itself gives one up after 30 s.
     assert ranks.on_ranks(f"{BEGIN}{KEPT}\nfloat(add(ones()))").status == "ok"
     yield
@@ -122,6 +128,11 @@ def test_an_array_is_shown_with_its_sharding_and_the_parts_of_each_rank(ranks):
     for rank in range(3):
         assert f"rank {rank}    → [{rank}:{rank + 1}, 0:4] on " in cell.text
     assert "[[2. 2. 2. 2.]]" in cell.text
+    # On the page there are two rows, for two ranks.
+    three = SHARDED.replace("arange(4.0).reshape(2, 2)", "arange(6.0).reshape(3, 2)")
+    shown = ranks.on_ranks(three)
+    assert "rank 2    → [2:3, 0:2] on " in shown.text
+    assert "[[4. 5.]]" in shown.text
     assert ranks.on_ranks("jnp.ones(2)").text == "ranks 0–2 → Array([1., 1.], dtype=float32)\n"
 
 

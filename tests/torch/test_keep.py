@@ -176,7 +176,7 @@ def test_a_training_continues_with_the_state_of_a_rank_that_has_survived(ranks, 
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch_jax.md").read_text()
-SAVE, LOAD = re.findall(r"```python\n(.*?)```", PAGE.partition("### A sharded model")[2], re.S)[:2]
+SAVE, LOAD = re.findall(r"test_keep.py -->\n```python\n(.*?)```", PAGE, re.S)
 SHARDED = f"""{BEGIN}
 from torch.distributed.fsdp import fully_shard
 from types import SimpleNamespace
