@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import ranks as output
 from benchmarks import results
@@ -34,23 +34,32 @@ def seconds(calls):
     for _ in range(calls):
         allreduce(one, Sum)
     return (time.perf_counter() - began) / calls
-seconds(3)
-seconds(30)
+seconds({})
 """
+_CALLS = 100
 _WAIT = "import time\nif rank == size - 1: time.sleep({})\nbarrier()"
-_BEFORE_SECONDS = 3
-_RAISE = f"import time\nif rank == size - 1: time.sleep({_BEFORE_SECONDS}); 1 / 0\nbarrier()"
+BEFORE_SECONDS = 3
+_RAISE = f"import time\nif rank == size - 1: time.sleep({BEFORE_SECONDS}); 1 / 0\nbarrier()"
 _DIE = _RAISE.replace("1 / 0", "import os; os.kill(os.getpid(), 9)")
 
 
-def traffic(prefix: str) -> dict[str, int]:
-    """The bytes that each host has sent and received, by the switch's counters."""
+class Traffic(NamedTuple):
+    """What a host has sent and received."""
+
+    nbytes: int
+    packets: int
+
+
+def traffic(prefix: str) -> dict[str, Traffic]:
+    """The traffic of each host, by the switch's counters."""
     found = {}
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.strip().partition(":")
         if name.startswith(prefix):
-            words = numbers.split()
-            found[f"h{name.removeprefix(prefix)}"] = int(words[0]) + int(words[8])
+            received, sent = numbers.split()[:8], numbers.split()[8:]
+            found[f"h{name.removeprefix(prefix)}"] = Traffic(
+                *(int(received[at]) + int(sent[at]) for at in (0, 1))
+            )
     return found
 
 
@@ -58,7 +67,8 @@ def mb_a_minute(prefix: str, seconds: float) -> float:
     before, began = traffic(prefix), time.monotonic()
     time.sleep(seconds)
     after, took = traffic(prefix), time.monotonic() - began
-    return max(after[host] - before[host] for host in before) / took * 60 / 1e6
+    most = max(after[host].nbytes - before[host].nbytes for host in before)
+    return most / took * 60 / 1e6
 
 
 def seconds_of(what: Callable[[], object]) -> tuple[float, str]:
@@ -81,20 +91,25 @@ def inside(place: str, prefix: str, seconds: float) -> None:
         cluster.run("pass")
         taken = [seconds_of(lambda: cluster.run("pass"))[0] for _ in range(9)]
         found["pass_ms"] = median(taken) * 1e3
-        found["allreduce_us"] = max(cluster.run(_REDUCE)) * 1e6
+        cluster.run(_REDUCE.format(3))
+        before = traffic(prefix)
+        found["allreduce_us"] = max(cluster.run(_REDUCE.format(_CALLS))) * 1e6
+        after = traffic(prefix)
+        most = max(after[host].packets - before[host].packets for host in before)
+        found["allreduce_packets"] = most / _CALLS
         time.sleep(5)
         found["idle_mb_min"] = mb_a_minute(prefix, seconds)
         waiting = cluster.submit(_WAIT.format(seconds + 10))
-        time.sleep(3)
+        time.sleep(BEFORE_SECONDS)
         found["waiting_mb_min"] = mb_a_minute(prefix, seconds)
         waiting.result()
         for name, cell, limit in (
             ("exception", _RAISE, None),
-            ("interrupt", _WAIT.format(999), _BEFORE_SECONDS),
+            ("interrupt", _WAIT.format(999), BEFORE_SECONDS),
             ("death", _DIE, None),
         ):
             took, why = seconds_of(lambda cell=cell, limit=limit: cluster.run(cell, timeout=limit))
-            found |= {f"{name}_s": took - _BEFORE_SECONDS, name: why}
+            found |= {f"{name}_s": took - BEFORE_SECONDS, name: why}
     output.write(0, found)
 
 
@@ -128,6 +143,7 @@ HEAD = {
     "start_s": ("start s", ".1f"),
     "pass_ms": ("`pass` ms", ".0f"),
     "allreduce_us": ("allreduce of 4 B µs", ",.0f"),
+    "allreduce_packets": ("its packets", ".1f"),
     "idle_mb_min": ("idle MB/min", ".2f"),
     "waiting_mb_min": ("waiting MB/min", ".2f"),
     "exception_s": ("exception s", ".2f"),

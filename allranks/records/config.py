@@ -30,7 +30,6 @@ BEAT_SECONDS = 1.0
 #: ranks. The variable sets the seconds.
 LEASE = "ALLRANKS_LEASE"
 LEASE_SECONDS = 30.0
-#: The kernel counts at most 127 probes of an idle connection, two seconds apart.
 _LEASES_SECONDS = 5.0, 250.0
 #: Time for a host to connect to the notebook at first.
 FIRST_SECONDS = 15.0

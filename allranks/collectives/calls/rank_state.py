@@ -45,6 +45,8 @@ GONE = 1 << 62
 """A scope number above all others: the rank has left for good."""
 
 _TEXTS, _TEXT = 512, 712
+BLOCK, PAGE_BYTES = 256, PAGE - 8 * (_PROGRESS - _DIRECTORY)
+"""Pages of other hosts are copied in blocks. No other host needs the directory."""
 _OTHERS = 8 * ASKED, 8 * ANSWERED
 _FIRST = 8 * EDGE
 
@@ -152,7 +154,12 @@ class Board:
             index = self.SEGMENTS + (index - self.SEGMENTS) % self.BORROWED
         return self._word[rank] + _DIRECTORY + 2 * index
 
+    def column(self, word: int) -> memoryview:
+        """A word of all ranks' pages, in the order of ``ranks``."""
+        return self.words[word : len(self.ranks) * PAGE // 8 : PAGE // 8]
+
     def page(self, rank: int) -> bytes:
+        """A rank's page without its directory, and without what other ranks wrote there."""
         start = self._page[rank]
         # The numbers are read first: a rank writes everything else before it publishes that it has
         # left.
@@ -162,27 +169,50 @@ class Board:
         texts = self.memory[start + _TEXTS : start + 8 * _DIRECTORY]
         return bytes(head) + texts + self.memory[start + 8 * _PROGRESS : start + PAGE]
 
-    def show(self, rank: int, page: bytes) -> None:
-        """Writes the page of a rank of another host, in the order in which that rank wrote it."""
-        start, texts = self._page[rank], 8 * _DIRECTORY
-        self.memory[start + 8 * _PROGRESS : start + PAGE] = page[texts:]
-        self.memory[start + _TEXTS : start + texts] = page[_TEXTS:texts]
-        for low, high in ((_FIRST, _TEXTS), (_OTHERS[1], _FIRST), (0, _OTHERS[0])):
-            self.memory[start + low : start + high] = page[low:high]
+    def block(self, rank: int, block: int) -> bytes:
+        """A block of a page as `page` returns it, but with what other ranks wrote in block 0."""
+        start = self._block_start(rank, block)
+        return self.memory[start : start + BLOCK]
+
+    def show(self, rank: int, block: int, data: bytes) -> None:
+        """Writes a block of the page of a rank of another host. Of a page block 0 is written last,
+        and its words in the order in which that rank wrote them.
+        """
+        start = self._block_start(rank, block)
+        if block:
+            self.memory[start : start + BLOCK] = data
+            return
+        for low, high in ((_FIRST, BLOCK), (_OTHERS[1], _FIRST), (0, _OTHERS[0])):
+            self.memory[start + low : start + high] = data[low:high]
+
+    def _block_start(self, rank: int, block: int) -> int:
+        at = block * BLOCK
+        return self._page[rank] + at + (8 * (_PROGRESS - _DIRECTORY) if at >= 8 * _DIRECTORY else 0)
 
 
-def beat_of(page: bytes) -> int:
-    return int.from_bytes(page[8 * BEAT : 8 * BEAT + 8], sys.byteorder)
+def ticket_of(head: bytes) -> int:
+    return int.from_bytes(head[8 * TICKET : 8 * TICKET + 8], sys.byteorder)
 
 
-def wait_of(page: bytes) -> bytes:
-    """What of a page matters to a deadlock: the cell, whether the rank has left, and its wait."""
-    return page[: 8 * ASKED] + page[8 * TICKET : 8 * BEAT]
+def urgent_of(head: bytes) -> bytes:
+    """What of a page's first block may end the wait of another rank: that this one has left, fails
+    or refuses a call, or has answered a question.
+    """
+    return head[8 * LEFT : 8 * ASKED] + head[8 * ANSWERED : 8 * TICKET]
 
 
-def without_beat(page: bytes, whole: bool) -> bytes:
-    """A page without its beat, and if it is not the whole also without its progress."""
-    return page[: 8 * BEAT] + page[8 * BEAT + 8 : None if whole else 8 * _DIRECTORY]
+def wait_of(head: bytes) -> bytes:
+    """What of a page's first block matters to a deadlock: the cell, whether the rank has left, its
+    wait, and whether that is for input.
+    """
+    return head[: 8 * ASKED] + head[8 * TICKET : 8 * BEAT] + head[8 * ASKING : 8 * IDLE]
+
+
+def lost_word(how: int, through: int) -> int:
+    """The word `LOST` of a rank: how the host was lost that it is on, or, if ``through`` is not 0,
+    that of rank ``through - 1``, through which its states came.
+    """
+    return how | through << 2
 
 
 FINISHED = "finished the cell"
@@ -199,8 +229,8 @@ class Scope:
 
 
 _LOST = {
-    SILENT: "its host {} does not answer",
-    ENDED: "the first rank of its host {} has ended",
+    SILENT: "{} host {} does not answer",
+    ENDED: "the first rank of {} host {} has ended",
 }
 PROCESS = Scope("the program", 0, None)
 
@@ -410,7 +440,11 @@ class RankState:
         if scope.number > 0 and board.get(rank, ENTERED) > here:
             return 1, f"has left {scope.name}"
         if lost := board.get(rank, LOST):
-            return 0, "cannot be reached: " + _LOST[lost].format(self.host_names[rank])
+            through = (lost >> 2) - 1
+            if through < 0:
+                return 0, "cannot be reached: " + _LOST[lost].format("its", self.host_names[rank])
+            between = _LOST[lost & 3].format("the", self.host_names[through])
+            return 2, f"cannot be reached: {between}, which reported its state"
         broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
         return (2, with_source(board.text(rank, BROKE))) if broken else None
 

@@ -26,6 +26,7 @@ from allranks.collectives.calls.guard import Site, with_source
 from allranks.collectives.calls.rank_state import WAITING, RankState
 from allranks.collectives.host.memory import fence, rounded
 from allranks.collectives.host.shared_memory import OFFER_AT, TEXT_BYTES, Channel
+from allranks.collectives.mpi.status_exchange import spread
 from allranks.collectives.mpi.transport import complete, have_ended
 from allranks.errors import CollectiveMismatch
 
@@ -34,6 +35,7 @@ _PIECE_BYTES = 60 << 10
 """MPI sends this much at once, and asks before it sends more. Between two hosts that send to each
 other all the time, question and answer would each wait behind the other host's data."""
 _LENGTH_BYTES = 8
+_ROW_LENGTH = struct.Struct("=q")
 _BYTE = np.dtype(np.uint8)
 
 
@@ -60,41 +62,63 @@ class HostLeaders:
         self._whole = whole
         self._lengths = [row[:_LENGTH_BYTES].cast("q") for row in whole]
         self._others = [index for index in range(len(self.ranks)) if index != self.me]
-        self._begins = [(index, [whole[index][:_PIECE_BYTES], MPI.BYTE]) for index in self._others]
-        self._exchange: list[Any] = []
+        most = _LENGTH_BYTES + self.row_bytes
+        # A single row is received in its place.
+        self._steps = [
+            (distance, rows, memoryview(bytearray(_LENGTH_BYTES + rows * most if rows > 1 else 0)))
+            for distance, rows in spread(len(whole))
+        ]
+        self._exchange: Iterator[None] = iter(())
+        self._exchanged = True
         # New in each epoch: MPI may still write to memory of a call that was left.
         self._scratch: dict[tuple[str, int], Array] = {}
 
     def begin_exchange(self, nbytes: int) -> None:
-        comm, coming, going = self.comm, list[MPI.Request](), list[MPI.Request]()
-        held = self._exchange = [coming, going, self._whole]
-        self.own.held_requests[id(held)] = held
-        length = self._lengths[self.me][0] = _LENGTH_BYTES + nbytes
-        for index, begin in self._begins:
-            # The first piece begins with the row's length: `exchanged` receives the rest.
-            coming.append(comm.Irecv(begin, index, _TAG))
-        for piece in _pieces(self._whole[self.me], 0, length):
-            for index in self._others:
-                going.append(comm.Isend(piece, index, _TAG))
+        self._lengths[self.me][0] = _LENGTH_BYTES + nbytes
+        self._exchanged, self._exchange = False, self._exchange_rows()
+        self.exchanged()
 
     def exchanged(self) -> bool:
         """Whether the exchange is complete: then `rows` are those of all leaders."""
-        held = self._exchange
-        if not held:
-            return True
-        coming, going, _ = held
-        if not have_ended(coming):
-            return False
-        if len(coming) == len(self._others):
-            # The length of each row is in its first bytes.
-            for index in self._others:
-                rest = _pieces(self._whole[index], _PIECE_BYTES, self._lengths[index][0])
-                coming.extend(self.comm.Irecv(piece, index, _TAG) for piece in rest)
-        if not (have_ended(coming) and have_ended(going)):
-            return False
-        self._exchange = []
+        next(self._exchange, None)
+        return self._exchanged  # an exchange that an interrupt has ended stays incomplete
+
+    def _exchange_rows(self) -> Iterator[None]:
+        """Yields until the rows of all leaders are here; each sends few messages (`spread`)."""
+        comm, whole, lengths = self.comm, self._whole, self._lengths
+        coming, going, sent = list[MPI.Request](), list[MPI.Request](), list[memoryview]()
+        held: list[Any] = [coming, going, whole, sent]
+        self.own.held_requests[id(held)] = held
+        for distance, rows, room in self._steps:
+            to, source = (self.me + distance) % len(whole), (self.me - distance) % len(whole)
+            mine = [(self.me - index) % len(whole) for index in range(rows)]
+            if rows == 1:
+                out, into = whole[self.me], whole[source]
+                nbytes = lengths[self.me][0]
+            else:
+                parts = [whole[index][: lengths[index][0]] for index in mine]
+                nbytes = _LENGTH_BYTES + sum(map(len, parts))
+                out, into = memoryview(b"".join([_ROW_LENGTH.pack(nbytes), *parts])), room
+            sent.append(out)
+            # The first piece begins with the length of all.
+            coming[:] = [comm.Irecv([into[:_PIECE_BYTES], MPI.BYTE], source, _TAG)]
+            going[:] = [comm.Isend(piece, to, _TAG) for piece in _pieces(out, 0, nbytes)]
+            # The other end may wait for the receipt of all its pieces: some networks ask before
+            # they send this much, too.
+            while not have_ended(coming):
+                yield
+            rest = _pieces(into, _PIECE_BYTES, _ROW_LENGTH.unpack_from(into)[0])
+            coming += [comm.Irecv(piece, source, _TAG) for piece in rest]
+            while not (have_ended(coming) and have_ended(going)):
+                yield
+            at = _LENGTH_BYTES
+            for index in mine if rows > 1 else ():
+                row = whole[(index - distance) % len(whole)]
+                (length,) = _ROW_LENGTH.unpack_from(into, at)
+                row[:length] = into[at : at + length]
+                at += length
         del self.own.held_requests[id(held)]
-        return True
+        self._exchanged = True
 
     def gather(self, call: Call, mine: Array, counts: Sequence[int], turn: int = 0) -> Steps[Array]:
         """The bytes of all leaders, in order. ``turn`` is 0 or 1 where two calls overlap."""

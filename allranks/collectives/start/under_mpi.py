@@ -37,7 +37,7 @@ from allranks.post_import import PostImportHook
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from allranks.collectives.mpi.status_exchange import HostLinks
+    from allranks.collectives.mpi.host_connections import HostLinks
 
 _PER_HOST = "ALLRANKS_RANKS_PER_HOST"
 """For tests: the ranks of each pretended host, as 2,1, where the last number holds for all others;
@@ -147,7 +147,7 @@ def _make_parts(base: MPI.Intracomm, node: MPI.Intracomm) -> WorldParts:
     if len(set(layout.hosts)) > 1:
         offset = clock_offset(base, node, layout.leaders)
     if any(layout.shares):
-        from allranks.collectives.mpi.status_exchange import connect_hosts
+        from allranks.collectives.mpi.host_connections import connect_hosts
 
         links = connect_hosts(base.Get_rank(), layout.shares, base)
     return WorldParts(layout, pristine, user, rendezvous, offset, links)

@@ -53,8 +53,11 @@ class NotebookConnection:
         self._commands.setsockopt(zmq.IDENTITY, self._host)
         self._events = context.socket(zmq.PUSH)
         public, secret = zmq.curve_keypair()
+        # Only here: the other connection carries the beats, and TCP notices if they do not arrive.
+        self._commands.setsockopt(zmq.HEARTBEAT_IVL, int(BEAT_SECONDS * 1000))
         # Counted from a ping; the first one comes up to a beat later.
         patience_ms = int((invitation.lease_seconds - BEAT_SECONDS) * 1000)
+        self._commands.setsockopt(zmq.HEARTBEAT_TIMEOUT, patience_ms)
         self._monitors = []
         for one, url in (
             (self._commands, invitation.commands_url),
@@ -68,8 +71,6 @@ class NotebookConnection:
             one.setsockopt(zmq.TCP_MAXRT, int(self._interrupted * 1000))
             one.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
             one.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-            one.setsockopt(zmq.HEARTBEAT_IVL, int(BEAT_SECONDS * 1000))
-            one.setsockopt(zmq.HEARTBEAT_TIMEOUT, patience_ms)
             one.curve_serverkey = invitation.wire_key.encode()
             one.curve_publickey = public
             one.curve_secretkey = secret
