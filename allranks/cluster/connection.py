@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import zmq
+
 from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
@@ -505,6 +507,8 @@ class Connection:
         # It closes with this connection.
         import ipyparallel
 
+        if "[" in self.ipyparallel["client"]["interface"]:
+            zmq.Context.instance().set(zmq.IPV6, 1)  # that of clients
         for agent in self._agents:
             agent.say("clients")
         # A caller may have closed the last one, for instance by ``with``.

@@ -41,6 +41,7 @@ from allranks.records.config import (
     Invitation,
     lease_seconds,
     spares_on_each,
+    tcp_url,
     version,
 )
 from allranks.records.ranks import copy_holders, label
@@ -710,7 +711,7 @@ class MultiHostAgents:
             seats=tuple(self._seats),
             local_size=host.ranks,
             head=host is first,
-            interface=f"tcp://{self.addresses[first.name]}",
+            interface=tcp_url(self.addresses[first.name]),
             # The relay's, which holds the key.
             commands_url=f"ipc://{folder}/relay-commands",
             events_url=f"ipc://{folder}/relay-events",

@@ -36,6 +36,7 @@ from allranks.records.config import (
     COMMANDS_AT_HOME,
     EVENTS_AT_HOME,
     LEASE_SECONDS,
+    tcp_url,
 )
 from allranks.records.deferred import deferred
 from allranks.records.numbered import BEGIN, Frames, HostMessages
@@ -284,7 +285,7 @@ class RankSockets:
             self._events.bind(self.events_url)
         else:
             self.commands_url, self.events_url = (
-                _listen(one, f"tcp://{address}", *ports) for one in (self._commands, self._events)
+                _listen(one, tcp_url(address), *ports) for one in (self._commands, self._events)
             )
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
         self._thread.start()
@@ -481,7 +482,7 @@ def _listening(address: str, lowest: int, highest: int) -> socket.socket:
 def _url_of(descriptor: int) -> str:
     with socket.socket(fileno=os.dup(descriptor)) as found:
         host, port, *_ = found.getsockname()
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"{tcp_url(host)}:{port}"
 
 
 def _listen(socket: zmq.Socket[bytes], address: str, lowest: int, highest: int) -> str:

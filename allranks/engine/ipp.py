@@ -82,6 +82,7 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         self._look_ms = _CONNECT_MS if size <= CLIENTS_RANKS else _SELDOM_MS
 
     def init_engine(self) -> None:
+        allow_ipv6(self._given_connection)
         # Without it, the engine waits for a file.
         self.connection_info_env = json.dumps(self._given_connection)
         super().init_engine()
@@ -148,7 +149,7 @@ def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.s
     returns the controller's CURVE secret key, which is empty on loopback, and sockets that reserve
     its ports, to be closed once it listens there.
     """
-    address = (interface or _LOOPBACK).removeprefix("tcp://")
+    address = (interface or _LOOPBACK).removeprefix("tcp://").strip("[]")
     held = [_hold(address) for _ in range(len(_SHARED_PORTS) + 2 * len(_PAIRED_PORTS) + 5)]
     public, secret = (key.decode() for key in zmq.curve_keypair()) if interface else ("", "")
     ports = (place.getsockname()[1] for place in held)
@@ -173,10 +174,27 @@ def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.s
 
 def _hold(address: str) -> socket.socket:
     # SO_REUSEADDR: the controller can listen on the port although this socket reserves it.
-    place = socket.socket()
+    place = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind((address, 0))
     return place
+
+
+def allow_ipv6(connection: Info) -> None:
+    """Lets the sockets of this process use IPv6, if the controller has an address of IPv6.
+    ipyparallel makes them in contexts of its own.
+    """
+    if "[" not in connection["interface"]:
+        return
+    contexts: Any = zmq.Context
+    make = contexts.socket
+
+    def make_for_ipv6(context: Any, *kind: Any, **options: Any) -> Any:
+        made = make(context, *kind, **options)
+        made.setsockopt(zmq.IPV6, 1)
+        return made
+
+    contexts.socket = make_for_ipv6
 
 
 def run(
@@ -188,6 +206,7 @@ def run(
     complete: Callable[[], object],
 ) -> None:
     """Runs the controller until the process ends; calls ``complete`` once all engines are there."""
+    allow_ipv6(engine)
     # The heart monitor is a process that ipyparallel starts.
     own = os.getpid()
     os.register_at_fork(after_in_child=lambda: processes.die_with_parent(own))

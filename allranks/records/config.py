@@ -169,6 +169,11 @@ class HostAgentConfig:
         return cls(**fields)
 
 
+def tcp_url(address: str) -> str:
+    """Returns ZeroMQ's name of an address, as ``tcp://10.1.0.12`` or ``tcp://[fd00::12]``."""
+    return f"tcp://[{address}]" if ":" in address else f"tcp://{address}"
+
+
 def version() -> str:
     """Returns the version of allranks that runs here, as ``0.1.0``."""
     # An import of allranks itself would be circular. It is loaded by now.

@@ -303,5 +303,7 @@ def test_the_address_is_the_one_on_the_way_to_a_host_that_not_only_ssh_knows(mon
     monkeypatch.setattr(launcher, "_address_towards", ways.get)
     assert launcher.address_towards("here", "there") == "10.0.0.5"
     assert launcher.address_towards("here") == "127.0.1.1"
+    ways["six"] = "fd77::5"  # a host without IPv4
+    assert launcher.address_towards("there", "six") == "fd77::5"
     monkeypatch.setenv(launcher.ADDRESS, "10.1.2.3")
     assert launcher.address_towards("localhost") == "10.1.2.3"

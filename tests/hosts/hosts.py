@@ -64,9 +64,10 @@ class Hosts:
     Args:
         count: how many.
         slurm: whether Slurm runs on them: ``h0`` logs in, the others compute.
+        ipv6: whether they have addresses of IPv6 only, but for the loopback.
     """
 
-    def __init__(self, count: int, slurm: bool = False) -> None:
+    def __init__(self, count: int, slurm: bool = False, ipv6: bool = False) -> None:
         self.names = tuple(f"h{number}" for number in range(count))
         self._folder = Path(tempfile.mkdtemp(prefix="hosts-"))
         self._folder.chmod(0o755)  # munge does not run as root
@@ -74,6 +75,7 @@ class Hosts:
         self.shared.mkdir()
         self._script = HERE / ("slurm.sh" if slurm else "hosts.sh")
         self.prefix = f"a{os.getpid() % 100_000}{'s' if slurm else ''}"
+        self._net = {"HOSTS_NET": "fd77::"} if ipv6 else {}
         self._crashed: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -99,6 +101,7 @@ class Hosts:
             "HOSTS_BASE": str(self._folder / "base"),
             "HOSTS_SHARE": f"{REPOSITORY}:{self.shared}",
             "HOSTS_PREFIX": self.prefix,
+            **self._net,
         }
 
     def beside(self, words: Sequence[str], folder: Path) -> list[str]:

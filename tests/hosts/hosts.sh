@@ -1,6 +1,6 @@
 #!/bin/bash
 # Several "hosts" on one machine: each is a network, mount, UTS, IPC and PID namespace with its own
-# hostname, address 10.77.0.N, /tmp, /dev/shm, /run and sshd; a bridge in a namespace of its own joins them.
+# hostname, address 10.77.0.N (or fd77::N), /tmp, /dev/shm, /run and sshd; a bridge in a namespace of its own joins them.
 # Nothing is added to the machine's own network. Needs: root with CAP_SYS_ADMIN and CAP_NET_ADMIN,
 # kernel: NET_NS PID_NS UTS_NS IPC_NS VETH BRIDGE; Debian: iproute2 util-linux openssh-server openssh-client procps
 #
@@ -16,8 +16,9 @@ set -euo pipefail
 BASE=${HOSTS_BASE:?}       # a folder that is made, and removed at the end
 SHARE=${HOSTS_SHARE:?}     # folders that all hosts see at the same path, with colons between
 P=${HOSTS_PREFIX:?}        # how the names of namespaces and links begin
-NET=${HOSTS_NET:-10.77.0}
+NET=${HOSTS_NET:-10.77.0}   # fd77:: for hosts that have IPv6 only
 
+address() { case $NET in *:) echo "$NET$(($1+10))" ;; *) echo "$NET.$(($1+10))" ;; esac; }
 names() { for f in "$BASE"/*/init.pid; do [ -e "$f" ] && basename "$(dirname "$f")"; done; }
 pid_of() { cat "$BASE/$1/init.pid"; }
 on() { local h=$1; shift; exec nsenter -t "$(pid_of "$h")" -n -m -u -i -p -- \
@@ -28,7 +29,11 @@ start_host() {  # name number
   ip netns add "$ns"
   ip link add "$P$i" netns "$P-sw" type veth peer name eth0 address "$(printf '02:00:00:00:00:%02x' "$i")" netns "$ns"
   ip -n "$P-sw" link set "$P$i" master br0 up
-  ip -n "$ns" addr add "$NET.$((i+10))/24" dev eth0
+  case $NET in
+    # At once: without duplicate address detection, which takes two seconds.
+    *:) ip -n "$ns" addr add "$(address "$i")/64" dev eth0 nodad ;;
+    *) ip -n "$ns" addr add "$(address "$i")/24" dev eth0 ;;
+  esac
   ip -n "$ns" link set eth0 up; ip -n "$ns" link set lo up
   HOST=$h DIR=$d SHARE=$SHARE BASE=$BASE setsid -f ip netns exec "$ns" \
     unshare --mount --uts --ipc --pid --fork --mount-proc --propagation private --kill-child=KILL \
@@ -67,8 +72,8 @@ up)
   mkdir -p "$BASE/ssh"; chmod 700 "$BASE" "$BASE/ssh"
   ssh-keygen -q -t ed25519 -N '' -f "$BASE/ssh/id_ed25519"; ssh-keygen -q -t ed25519 -N '' -f "$BASE/hostkey"
   cp "$BASE/ssh/id_ed25519.pub" "$BASE/ssh/authorized_keys"; chmod 600 "$BASE/ssh/authorized_keys"
-  { echo "127.0.0.1 localhost"; for i in $(seq 0 $((n-1))); do echo "$NET.$((i+10)) h$i"; done; } > "$BASE/etc-hosts"
-  for i in $(seq 0 $((n-1))); do echo "h$i,$NET.$((i+10)) $(cut -d' ' -f1,2 "$BASE/hostkey.pub")"; done > "$BASE/ssh/known_hosts"
+  { echo "127.0.0.1 localhost"; for i in $(seq 0 $((n-1))); do echo "$(address "$i") h$i"; done; } > "$BASE/etc-hosts"
+  for i in $(seq 0 $((n-1))); do echo "h$i,$(address "$i") $(cut -d' ' -f1,2 "$BASE/hostkey.pub")"; done > "$BASE/ssh/known_hosts"
   cat > "$BASE/sshd_config" <<S
 HostKey $BASE/hostkey
 PermitRootLogin prohibit-password

@@ -524,30 +524,32 @@ def address_towards(*hosts: str) -> str:
             found.append(_address_towards(host))
         except OSError as error:
             problems.append(error)
-    if not found and (only := [host for host in hosts if _has_ipv6(host)]):
-        raise StartFailed(
-            f"expected an IPv4 address of {', '.join(only)}, found only IPv6: MPI and ipyparallel "
-            f"connect by IPv4. Set {ADDRESS} to this machine's IPv4 address if the hosts have one "
-            "that is not in DNS"
-        )
     if not found:
         raise StartFailed(
             f"expected a route to {', '.join(hosts)}, found {problems[0]}. Check the name, or set "
             f"{ADDRESS} to the address at which the hosts reach this machine"
         )
+    # A host that has no IPv4 address cannot connect to one.
+    found = [one for one in found if ":" in one] or found
     # The route to this machine itself may be loopback, which no other host can reach.
-    return next((one for one in found if not one.startswith("127.")), found[0])
+    return next((one for one in found if not _is_loopback(one)), found[0])
 
 
-def _has_ipv6(host: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host, None, socket.AF_INET6))
-    except OSError:
-        return False
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def _address_towards(host: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+    try:
+        return _source_towards(host, socket.AF_INET)
+    except OSError:
+        with suppress(OSError):
+            return _source_towards(host, socket.AF_INET6)
+        raise
+
+
+def _source_towards(host: str, family: socket.AddressFamily) -> str:
+    with socket.socket(family, socket.SOCK_DGRAM) as route:
         route.connect((host, _PORT))
         return str(route.getsockname()[0])
 
@@ -558,10 +560,13 @@ def own_address() -> str:
     """
     name = socket.gethostname()
     try:
-        found = os.environ.get(ADDRESS) or socket.gethostbyname(name)
+        # IPv4 comes first.
+        known = sorted(socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM))
     except OSError:
-        found = LOOPBACK
-    if found.startswith("127."):
+        known = []
+    addresses = [os.environ.get(ADDRESS) or LOOPBACK, *(str(each[4][0]) for each in known)]
+    found = next((one for one in addresses if not _is_loopback(one)), addresses[0])
+    if _is_loopback(found):
         raise StartFailed(
             f"expected an address of {name} at which other hosts reach it, found {found}. "
             f"Set {ADDRESS} to it"

@@ -31,7 +31,7 @@ from allranks.collectives.mpi.status_exchange import (
     subtree,
 )
 from allranks.errors import ClusterError
-from allranks.records.config import lease_seconds
+from allranks.records.config import lease_seconds, tcp_url
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -172,6 +172,8 @@ def watch_over(connection: socket.socket) -> None:
 
 
 _SIOCGIFADDR = 0x8915
+_EVERYWHERE = 0
+"""The scope of an IPv6 address in Linux's list."""
 _ALL_SECONDS = 30
 
 
@@ -246,6 +248,7 @@ def connect_hosts(rank: int, shares: Sequence[int], base: MPI.Intracomm) -> Host
 def _channel(context: zmq.Context[zmq.Socket[bytes]], kind: int, key: Key) -> zmq.Socket[bytes]:
     channel = context.socket(kind)
     channel.setsockopt(zmq.LINGER, 0)
+    channel.setsockopt(zmq.IPV6, 1)
     channel.curve_publickey, channel.curve_secretkey = key
     _ends_of(channel)
     return channel
@@ -314,7 +317,7 @@ def join(
         channel.setsockopt(zmq.IDENTITY, str(rank).encode())
         channel.setsockopt(zmq.RECONNECT_IVL, -1)
         channel.curve_serverkey = server_key
-        channel.connect(f"tcp://{address}:{port}")
+        channel.connect(f"{tcp_url(address)}:{port}")
         channel.send(b"")
         poller.register(channel, zmq.POLLIN)
     answered = poller.poll(_ALL_SECONDS * 1000)
@@ -332,11 +335,16 @@ def join(
 
 
 def addresses() -> list[str]:
-    """This host's addresses, the loopback last."""
+    """This host's addresses, those of IPv6 after those of IPv4, and the loopback last."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(answer[20:24]))
+    with suppress(OSError), open("/proc/net/if_inet6") as listed:
+        for line in listed:
+            digits, _, _, scope, *_ = line.split()
+            if int(scope, 16) == _EVERYWHERE:  # else they are valid on one link only, or here
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
     return sorted(found, key=lambda address: address.startswith("127."))
