@@ -489,7 +489,8 @@ class Cluster(Calls):
         answers = self._ranks.ask(
             requests.STATUS, {}, ranks=range(self.size), seconds=1.0, strict=False
         )
-        return read_statuses(self.hellos, {rank: found for rank, (found, _) in answers.items()})
+        found = {rank: content for rank, (content, _) in answers.items()}
+        return read_statuses(self.hellos, found, self._ranks.roster.dead)
 
     def ask(
         self,

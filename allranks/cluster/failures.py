@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -505,7 +506,7 @@ class RankRegistry:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank now. ``state`` is idle, running, waiting, stopped or silent."""
+    """One rank now. ``state`` is idle, running, waiting, stopped, silent or dead."""
 
     rank: int
     host: str
@@ -535,10 +536,17 @@ def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
 
 
 def read_statuses(
-    hellos: Mapping[int, Hello], answers: Mapping[int, dict[str, Any]]
+    hellos: Mapping[int, Hello],
+    answers: Mapping[int, dict[str, Any]],
+    dead: Mapping[int, ProcessExit] = MappingProxyType({}),
 ) -> list[RankStatus]:
-    """Reads the status of all ranks; those without an answer are looked up."""
-    return [read_status(hello, answers.get(rank, {})) for rank, hello in hellos.items()]
+    """Reads the status of all ranks; those without an answer are looked up. ``dead`` has the ends
+    of ranks that can be replaced.
+    """
+    found = {rank: read_status(hello, answers.get(rank, {})) for rank, hello in hellos.items()}
+    for rank in dead.keys() & found.keys():
+        found[rank] = replace(found[rank], rss_nbytes=0, state="dead", line=dead[rank].how())
+    return list(found.values())
 
 
 def status_tree(statuses: Sequence[RankStatus], title: str) -> str:

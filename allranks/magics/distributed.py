@@ -437,6 +437,7 @@ class DistributedMagics(Magics):
             raise UsageError("no ranks are running. Type: %distributed start")
         chosen = rank_lists.parse(ranks or "all", cluster.size)
         if name == "status":
+            cluster.is_up(print)  # replaces ranks that have died since the last cell
             title = f"{cluster.size} ranks, logs in {cluster.log_dir}{watchers(cluster)}"
             print(status_tree([s for s in cluster.status() if s.rank in chosen], title))
         elif name == "interrupt":

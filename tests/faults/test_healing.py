@@ -96,7 +96,11 @@ def test_a_rank_that_died_between_cells_is_told_and_replaced_and_all_are_a_loss(
     notebook.on_ranks("globals().get('kept')").ok().says(
         "was killed by signal 9 (SIGKILL", "rank 3 was replaced and has no variables"
     )
-    check(notebook, [3])
+    notebook.kill_rank(2)
+    status = notebook.run("%distributed status").ok()
+    status.says("was killed by signal 9 (SIGKILL", "rank 2 was replaced and has no variables")
+    assert status.text.count("  idle") == SIZE
+    check(notebook, [2, 3])
     die(notebook, [0, 1, 2, 3], "os._exit(5)", "").fails("ClusterLost")
     assert "allranks started again" in notebook.on_ranks("rank").text
 
@@ -116,6 +120,7 @@ def test_ranks_that_wait_for_nobody_finish_the_cell(notebook, tmp_path):
 def test_where_it_is_to_ask_the_others_can_be_used_until_it_is_told_to(notebook):
     assert "when you type" in notebook.run("%distributed heal ask").text
     assert die(notebook, [1], "os._exit(5)", "barrier()").error_name == "RankDied"
+    assert "  dead  ended with exit code 5" in notebook.run("%distributed status").text
     for needs_all in ("%%distributed\nkept", "%distributed pull kept"):
         notebook.run(needs_all).fails("UsageError", "rank 1 (", "Type: %distributed heal")
     assert "rank 3 → 30" in notebook.on_ranks("kept", "-r 0,2,3").text
