@@ -3,55 +3,115 @@
     python -m benchmarks.simulated_ranks [--sizes 2 3 4] [--hosts] [--quick]
 
 The same programs run on real ranks and, with the network "here", on simulated ones. That network is
-measured with other sizes of messages and arrays. A time is that of the slowest rank; a figure is
-the lowest quintile of the repetitions, as other programs only add time. Other programs also make
-the machine slower for a while, so the network is measured, the real and the simulated ranks run by
-turns, several times, and the lowest figures are compared. With ``--hosts`` the ranks are on two
-hosts of namespaces (as root; tests/hosts lists other requirements) with links of 1 Gbit/s. Prints
-tables in Markdown and writes benchmarks/results/simulated_ranks.json.
+measured with other programs: loops of one call, or of computing and a barrier, with other sizes.
+A time is that of a step in a loop of steps, on the slowest rank: the median of some loops, and of
+some rounds. In each round the ranks start anew, and the network is measured anew. With ``--hosts``
+the ranks are also on two hosts of namespaces (as root; tests/hosts lists other requirements) with
+links of 1 Gbit/s. Prints tables in Markdown and writes benchmarks/results/simulated_ranks.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.features.simulate.notebook import as_time
 from benchmarks import results
 
 ROOT = Path(__file__).resolve().parents[1]
 _ON_HOST = "--on-host"
 _WHERE = "ssh:h0:2,h1:2"
-_PROGRAM = """
+_SOURCE = """
 import time
 import numpy as np
+right, left = (rank + 1) % size, (rank - 1) % size
 {prepare}
+def step():
+    {step}
 times = []
-for _ in range({repeats}):
+for _ in range({loops}):
     barrier()
     began = time.perf_counter()
-    {step}
-    times.append(time.perf_counter() - began)
+    for _ in range({steps}):
+        step()
+    times.append((time.perf_counter() - began) / {steps})
 times
 """
-#: What is measured: the preparation and the step.
+
+
+class Program(NamedTuple):
+    """What is measured: a preparation, a step, and the number of steps in a loop."""
+
+    prepare: str
+    step: str
+    steps: int
+
+    def source(self, loops: int) -> str:
+        return _SOURCE.format(prepare=self.prepare, step=self.step, steps=self.steps, loops=loops)
+
+
+def _allreduce(nbytes: int, steps: int) -> Program:
+    return Program(f"x = np.ones({nbytes // 8})", "allreduce(x, op=Sum)", steps)
+
+
+def _ring(nbytes: int, steps: int) -> Program:
+    prepare = f"x, y = np.ones({nbytes // 8}), np.empty({nbytes // 8})"
+    return Program(prepare, "comm.Sendrecv(x, right, 0, y, left, 0)", steps)
+
+
+_TRAINING = """
+draw = np.random.default_rng(rank)
+x, y = draw.random(({batch}, {inputs})), draw.random(({batch}, 10))
+shapes = [({inputs}, {width}), ({width}, {width}), ({width}, 10)]
+weights = [0.1 * draw.random(shape) for shape in shapes]
+def train():
+    layers = [x]
+    for w in weights[:-1]:
+        layers.append(np.tanh(layers[-1] @ w))
+    error = (layers[-1] @ weights[-1] - y) / len(x)
+    for at in reversed(range(len(weights))):
+        gradient = layers[at].T @ error
+        if at:
+            error = (error @ weights[at].T) * (1 - layers[at] ** 2)
+        weights[at] -= 1e-4 * allreduce(gradient, op=Average)
+"""
+_UNEQUAL = "[x.T @ np.tanh(x @ x) for _ in range(rank + 1)]; barrier()"
+_STENCIL = """x[1:-1] = (x[2:] + x[:-2]) / 2
+    comm.Sendrecv(x[1], left, 0, y, right, 0)
+    comm.Sendrecv(x[-2], right, 1, y, left, 1)"""
 PROGRAMS = {
-    "allreduce of 64 KB": ("x = np.ones(8192)", "allreduce(x, op=Sum)"),
-    "allreduce of 1 MB": ("x = np.ones(131072)", "allreduce(x, op=Sum)"),
-    "ring of 256 KB": (
-        "x, y = np.ones(32768), np.empty(32768)",
-        "for _ in range(size): comm.Sendrecv(x, (rank + 1) % size, 0, y, (rank - 1) % size, 0)",
+    "allreduce of 1 KB": _allreduce(1 << 10, 300),
+    "allreduce of 64 KB": _allreduce(64 << 10, 200),
+    "allreduce of 1 MB": _allreduce(1 << 20, 50),
+    "allreduce of 16 MB": _allreduce(16 << 20, 4),
+    "ring of 1 KB": _ring(1 << 10, 300),
+    "ring of 64 KB": _ring(64 << 10, 200),
+    "ring of 1 MB": _ring(1 << 20, 50),
+    "ring of 16 MB": _ring(16 << 20, 4),
+    "ring of a small object": Program(
+        "x = list(range(10))", "comm.send(x, right); comm.recv(source=left)", 200
     ),
-    "training step": (
-        "x, w = np.random.rand(384, 384), np.random.rand(384, 384)",
-        "g = x.T @ np.tanh(x @ w); w -= 1e-6 * allreduce(g)",
+    "training step, 2 MB of weights a layer": Program(
+        _TRAINING.format(batch=256, inputs=512, width=512), "train()", 3
+    ),
+    "training step, 64 KB of weights a layer": Program(
+        _TRAINING.format(batch=32, inputs=64, width=90), "train()", 60
+    ),
+    "matrix products, one more on each rank": Program("x = np.random.rand(320, 320)", _UNEQUAL, 4),
+    "stencil of 5 MB with two neighbours": Program(
+        "x, y = np.random.rand(800, 800), np.empty(800)", _STENCIL, 10
     ),
 }
 CELLS = {
@@ -62,6 +122,12 @@ CELLS = {
         "[comm.recv() for _ in range(size - 1)] if rank == 0 else comm.send(1, 0)"
     ),
 }
+_HEADING = (
+    "Simulated ranks with the network `here`: the time of a step on real ranks, the difference of "
+    "the predicted time, and in brackets by how much the medians of three starts of the real ranks "
+    "differed. The two hosts have two ranks each, are namespaces of one machine, and have links of "
+    "1 Gbit/s."
+)
 _MEMORY = "import psutil\nfound = psutil.Process().memory_info().rss"
 
 
@@ -77,33 +143,49 @@ class Cells:
 
     def run(self, options: str, source: str) -> list[Any]:
         """Returns the value of the last expression on each rank."""
-        self._shell.run_cell_magic("distributed", f"{options} --view plain -o found", f"{source}\n")
-        found: list[Any] = self._shell.user_ns["found"]
+        names = self._shell.user_ns
+        names.pop("found", None)
+        with redirect_stdout(StringIO()) as shown:
+            options = f"{options} --view plain -o found"
+            self._shell.run_cell_magic("distributed", options, f"{source}\n")
+        if "found" not in names:
+            raise RuntimeError(shown.getvalue())
+        found: list[Any] = names["found"]
         return found
 
 
-def figure(times: list[list[float]]) -> float:
-    return float(np.quantile(np.max(times, axis=0), 0.2))
+def slowest(times: list[list[float]]) -> float:
+    return float(np.median(np.max(times, axis=0)))
 
 
-def compare(cells: Cells, where: str, size: int, repeats: int, rounds: int) -> list[dict[str, Any]]:
-    real: dict[str, list[float]] = {name: [] for name in PROGRAMS}
-    predicted: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+def compare(cells: Cells, wheres: dict[str, int], loops: int, rounds: int) -> list[dict[str, Any]]:
+    """Compares on ranks at some places, each with its number of ranks."""
+    times: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[], []])
     for _ in range(rounds):
-        cells.command(f"restart {where} --gpus none")
-        for name, (prepare, step) in PROGRAMS.items():
-            source = _PROGRAM.format(prepare=prepare, step=step, repeats=repeats) + "\n"
-            real[name].append(figure(cells.run("--no-fold", source)))
+        for where in wheres:
+            cells.command(f"restart {where} --gpus none")
+            for name, program in PROGRAMS.items():
+                found = slowest(cells.run("--no-fold", program.source(loops)))
+                times[where, name][0].append(found)
+                print(f"{where}: {name} takes {as_time(found)}", file=sys.stderr)
         cells.command("stop")  # also forgets what was measured of the network
-        for name, (prepare, step) in PROGRAMS.items():
-            source = _PROGRAM.format(prepare=prepare, step=step, repeats=repeats)
+        for where, size in wheres.items():
             simulated = f"{where if 'ssh' in where else ''} -n {size} --simulate --network here"
-            predicted[name].append(figure(cells.run(simulated, source)))
+            for name, program in PROGRAMS.items():
+                found = slowest(cells.run(simulated, program.source(loops)))
+                times[where, name][1].append(found)
+                print(f"{where}: {name} is predicted to take {as_time(found)}", file=sys.stderr)
     return [
-        {"ranks": size, "where": where, "name": name, "measured": min(real[name]),
-         "predicted": min(predicted[name]), "all": [real[name], predicted[name]]}
-        for name in PROGRAMS
-    ]  # fmt: skip
+        {
+            "ranks": wheres[where],
+            "where": where,
+            "name": name,
+            "measured": statistics.median(real),
+            "predicted": statistics.median(predicted),
+            "all": [real, predicted],
+        }
+        for (where, name), (real, predicted) in times.items()
+    ]
 
 
 def cells_of_many(cells: Cells, size: int) -> list[dict[str, Any]]:
@@ -139,14 +221,22 @@ def on_hosts(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = []
-    for row in rows:
-        error = row["predicted"] / row["measured"] - 1
-        where = "two hosts" if "ssh" in row["where"] else "one host"
-        times = (f"{row[side] * 1e3:.3g} ms" for side in ("measured", "predicted"))
-        lines.append([str(row["ranks"]), where, row["name"], *times, f"{error:+.0%}"])
-    return results.markdown(["ranks", "on", "", "measured", "predicted", "difference"], lines)
+def table(result: dict[str, Any]) -> str:
+    """The predictions in Markdown, for docs/benchmarks.md."""
+    found: dict[str, dict[str, str]] = {}
+    for row in result["compared"]:
+        where = "two hosts" if "ssh" in row["where"] else f"{row['ranks']} ranks"
+        error, spread = (
+            row["predicted"] / row["measured"] - 1,
+            max(row["all"][0]) - min(row["all"][0]),
+        )
+        text = f"{as_time(row['measured'])}, {error:+.0%} ({spread / row['measured']:.0%})"
+        found.setdefault(row["name"], {})[where] = text.replace("-", "−").replace("%", " %")
+    places = list(next(iter(found.values())))
+    shown = results.markdown(
+        ["a step", *places], [[name, *row.values()] for name, row in found.items()]
+    )
+    return f"{_HEADING}\n\n{shown}"
 
 
 def main() -> None:
@@ -156,20 +246,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument(_ON_HOST, action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    repeats, rounds = (20, 1) if chosen.quick else (40, 3)
+    loops, rounds = (5, 1) if chosen.quick else (9, 3)
     about = results.machine()
     cells = Cells()
     if chosen.on_host:
-        print(json.dumps(compare(cells, f"--on {_WHERE}", 4, repeats, rounds)))
+        print(json.dumps(compare(cells, {f"--on {_WHERE}": 4}, loops, rounds)))
         return
-    compared = []
-    for size in chosen.sizes:
-        compared += compare(cells, f"-n {size}", size, repeats, rounds)
+    compared = compare(cells, {f"-n {size}": size for size in chosen.sizes}, loops, rounds)
     if chosen.hosts:
         compared += on_hosts(chosen.quick)
     many = cells_of_many(cells, 1024)
     cells.command("stop")
-    print(table(compared))
+    print(table({"compared": compared}))
     lines = [
         [row["name"], f"{row['seconds']:.2f} s", f"{row['rss_nbytes'] / 1e6:.0f} MB"]
         for row in many

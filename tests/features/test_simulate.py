@@ -125,6 +125,30 @@ def test_sleep_and_compute_take_simulated_time_only(simulate):
     assert found.splitlines()[-1] == "rank 3 │ 500 3.0"
 
 
+def test_ranks_that_compute_at_once_share_their_cores_on_the_network_here(notebook, simulate):
+    # Figures as if three ranks at once took 1.5 times as long, as on two cores.
+    notebook.run("""
+import allranks.features.simulate.notebook as there
+curves = dict.fromkeys(("inside", "objects", "between", "allreduce"), [[8.0, 1e-6], [16.0, 1e-6]])
+found = {3: curves | {"slowdown": [[1e-3, 1.5]], "computing": 3, "ranks_each": 0}}
+measured, there.here = there.here, lambda where: found
+""")
+    source = """
+    import time
+    simulate.compute(0.01 * (rank + 1))
+    mine = simulate.time
+    barrier()
+    alone = simulate.time
+    simulate.compute(0.01 * (rank == 0))
+    time.sleep(0.02)
+    [round(1000 * seconds, 1) for seconds in (mine, alone, simulate.time)]
+    """
+    shown = simulate(source, 3, "--network here --compute given").text
+    notebook.run("there.here = measured\n%distributed stop")
+    found = [line.partition("→ ")[2] for line in shown.splitlines()[:3]]
+    assert found == ["[15.0, 37.5, 67.5]", "[27.5, 37.5, 57.5]", "[37.5, 37.5, 57.5]"]
+
+
 def test_the_time_on_a_network_is_shown_and_given_by_the_program(simulate):
     source = """
     simulate.compute(0.010 * (rank + 1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from allranks.errors import UsageError
-from allranks.features.simulate.calibration import NBYTES, STEPS, at_size, summary
+from allranks.features.simulate.calibration import KINDS, NBYTES, PRODUCTS, at_size, summary
+from allranks.features.simulate.cores import SharedCores
 from allranks.features.simulate.events import RankEvent
 from allranks.features.simulate.network import HERE, NETWORKS, check_name, network_of
 from allranks.features.simulate.notebook import as_time, time_line
@@ -63,37 +64,59 @@ def test_an_allreduce_costs_more_on_more_ranks_and_between_hosts():
     assert seconds[3] > 8 * seconds[2]
 
 
-def times_of(cost, skew=7e-6):
-    """The times that a rank would measure, if a step of so many bytes costs so much."""
-    found = {
-        (kind, nbytes, steps): [skew + steps * cost(nbytes)] * 5
-        for kind in ("inside", "between", "allreduce")
-        for nbytes in NBYTES
-        for steps in STEPS
-    }
-    more = {"hosts": [0.0, 0.0, 1.0, 1.0], "alone": [1e-3] * 5, "compute": [2e-3] * 5}
-    return found | {(name, 0, 0): times for name, times in more.items()}
+def times_of(cost, hosts=(0.0, 0.0, 1.0, 1.0)):
+    """The times that a rank would measure, if a call of so many bytes costs so much, an object
+    twice as much, and computing takes three times as long on all ranks at once."""
+    found = {(kind, nbytes): [cost(nbytes)] * 5 for kind in KINDS for nbytes in NBYTES}
+    found |= {("objects", nbytes): [2 * cost(nbytes)] * 5 for nbytes in NBYTES}
+    found |= {("compute", count): [1e-6 + 3 * count * 1e-3] * 5 for count in PRODUCTS}
+    return found | {("alone", 0): [1e-3] * 5, ("barrier", 0): [1e-6] * 5, ("hosts", 0): hosts}
+
+
+def network_here(found, size):
+    return network_of({"network": HERE, "measured": at_size(found, size)})
 
 
 def test_measured_times_are_those_of_the_network_here():
     def cost(nbytes):
         return 2e-6 + nbytes / 4e9
 
-    measured = at_size({4: summary([times_of(cost)] * 4)}, 4)
-    network = network_of({"network": HERE, "measured": measured})
+    network = network_here({4: summary([times_of(cost)] * 4)}, 4)
     assert network.hosts(4) == (0, 0, 1, 1)
     assert network.inside.seconds(MB) == pytest.approx(cost(MB))
+    assert network.arrival(0, 1, MB, 1.0, pickled=True) == pytest.approx(1.0 + 2 * cost(MB))
     assert network.arrival(1, 2, 64 * MB, 1.0) == pytest.approx(1.0 + cost(64 * MB))
     assert network.collective_seconds("allreduce", MB, (0, 1, 2, 3)) == pytest.approx(cost(MB))
-    # What comes once after a barrier is the time by which the last rank leaves it earlier.
-    assert (network.skew, network.slowdown) == pytest.approx((7e-6, 2.0))
+    # Two ranks of each host computed at once. A third one would share the same cores.
+    assert [network.slowdown(k, 0.01) for k in (1, 2, 3)] == pytest.approx([1.0, 3.0, 4.5])
 
 
 def test_figures_of_other_numbers_of_ranks_lie_on_a_line_between_the_measured_ones():
-    found = {n: summary([times_of(lambda nbytes, n=n: n * 1e-6)] * 4) for n in (2, 4)}
+    found = {
+        n: summary([times_of(lambda nbytes, n=n: n * 1e-6, hosts=[0.0] * n)] * n) for n in (2, 4)
+    }
     assert at_size(found, 3)["allreduce"][0][1] == pytest.approx(3e-6)
     assert at_size(found, 8)["allreduce"][0][1] == pytest.approx(8e-6)
-    assert at_size(found, 1) == found[2]
+    assert at_size(found, 1)["inside"] == found[2]["inside"]
+    assert [number for number, _ in at_size(found, 3)["slowdowns"]] == [2, 4]
+
+
+def shared(hosts, *works):
+    """When each of some works ends, given as its beginning and its seconds on one rank alone. Ranks
+    of a host that compute at once slow each other down as on one core."""
+    cores = SharedCores(hosts, lambda ranks, seconds: float(ranks))
+    for rank, work in enumerate(works):
+        cores.add(rank, *work)
+    ends = dict(cores.next_end() for _ in works)
+    assert not cores
+    return [ends[rank] for rank in range(len(works))]
+
+
+def test_ranks_that_compute_at_once_share_the_cores_of_their_host():
+    assert shared([0, 0], (0.0, 1.0), (0.0, 1.0)) == pytest.approx([2.0, 2.0])
+    assert shared([0, 1], (0.0, 1.0), (0.0, 1.0)) == pytest.approx([1.0, 1.0])
+    # Both are on the core from 1 to 3; a rank that begins after all have ended is alone.
+    assert shared([0, 0, 0], (0.0, 2.0), (1.0, 2.0), (9.0, 1.0)) == pytest.approx([3.0, 4.0, 10.0])
 
 
 def test_an_unknown_network_is_refused_with_the_known_ones():
@@ -117,3 +140,12 @@ def test_times_of_events_are_summed_for_each_rank():
     )
     assert time_line(total) == line
     assert [as_time(one) for one in (2.5, 0.0125, 3e-6)] == ["2.5 s", "12.5 ms", "3 µs"]
+
+
+def test_messages_that_are_on_their_way_at_once_are_not_counted_twice():
+    events = [
+        RankEvent(0, kind, "comm.Sendrecv", 1.0, 2.0, 4.0, peer=1, nbytes=8)
+        for kind in ("receive", "send")
+    ]
+    *_, (total, _) = time_records(7, "laptop", 1, [5.0], events)
+    assert (total.wait_seconds, total.transfer_seconds) == (1.0, 2.0)

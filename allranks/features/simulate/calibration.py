@@ -1,126 +1,133 @@
 """Measures the network "here": messages, allreduces and computing of real ranks.
 
-The functions that are sent to the ranks import what they need there.
+A time is that of a step in a loop of steps, as programs make them: a single step after a barrier
+takes longer or shorter, because the ranks do not leave the barrier at the same time. How ranks wait
+and share cores is in all times, so they are measured for each number of ranks.
+
+The function that is sent to the ranks imports what it needs there.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-NBYTES = (8, 1024, 4096, 16_384, 131_072, 524_288, 2 << 20, 8 << 20)
-STEPS = (1, 5)
-"""A time after a barrier has a part that comes once: the ranks do not leave it at the same time."""
-_REPEATS, _LONG_REPEATS = 25, 8
-_LONG_NBYTES = 2 << 20
+NBYTES = (8, 2048, 6144, *(1024 * 3 * 2**power for power in range(3, 14)))
+"""To 24 MB. Programs rarely send these sizes: predictions of other sizes can be checked."""
+PRODUCTS = (1, 4, 16, 64)
+"""Lengths of computing, in products of small matrices: 0.4 ms to 25 ms on a usual core."""
+KINDS = ("inside", "objects", "between", "allreduce")
+_PASSES, _LOOP_SECONDS = 7, 0.02
 
 Curve = list[list[float]]
-"""Pairs of a number of bytes and seconds."""
+"""Pairs of a number of bytes, or of seconds of computing, and what was measured for it."""
+Key = tuple[str, int]
 
 
-def measure(nbytes: Sequence[int], steps: Sequence[int], repeats: Sequence[int]) -> dict[Any, Any]:
+def measure(
+    nbytes: Sequence[int], products: Sequence[int], passes: int, loop_seconds: float
+) -> dict[Key, list[float]]:
     """Returns all times of this rank; all ranks call it.
 
     Returns:
-        Lists of seconds by kind, number of bytes and number of steps: ``inside`` are messages in a
-        ring of each host's ranks, ``between`` those of one rank of each of the first two hosts.
+        Seconds of a step, one for each pass, by kind and by bytes or products: ``inside`` are
+        messages in a ring of each host's ranks, ``objects`` the same as pickled objects, and
+        ``between`` those of one rank of each of the first two hosts. A step of ``compute`` ends
+        with a barrier; ``alone`` is CPU time of rank 0 while the others wait.
     """
     import time
+    from functools import partial
 
     import numpy as np
 
     from allranks import collectives
 
-    comm, rank, host = collectives.comm, collectives.rank(), collectives.cross_rank()
-    hosts = comm.allgather(host)
-    here = [other for other, one in enumerate(hosts) if one == host]
+    comm, rank = collectives.comm, collectives.rank()
+    hosts = comm.allgather(collectives.cross_rank())
+    here = [other for other, one in enumerate(hosts) if one == hosts[rank]]
     there = [hosts.index(one) for one in sorted(set(hosts))[:2]]
-    found: dict[Any, list[float]] = {}
+    found: dict[Key, list[float]] = {}
+    steps: dict[Key, int] = {}
+    x = np.random.default_rng(0).random((160, 160))
 
-    def neighbours(ranks: list[int]) -> tuple[int, int] | None:
-        if rank not in ranks or len(ranks) == 1:
-            return None
-        at = ranks.index(rank)
-        return ranks[at - 1], ranks[(at + 1) % len(ranks)]
-
-    for repeat in range(repeats[0]):
-        for size in nbytes:
-            if repeat >= repeats[1] and size >= repeats[2]:
-                continue
-            data, received = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-            values = np.zeros(max(1, size // 8))
-            for kind in ("inside", "between", "allreduce"):
-                pair = neighbours(here if kind == "inside" else there)
-                for count in steps:
-                    collectives.barrier()
-                    began = time.perf_counter()
-                    for _ in range(count):
-                        if kind == "allreduce":
-                            collectives.allreduce(values, collectives.Sum)
-                        elif pair is not None:
-                            left, right = pair
-                            comm.Sendrecv(data, right, 0, received, left, 0)
-                    found.setdefault((kind, size, count), []).append(time.perf_counter() - began)
-    x = np.random.default_rng(0).random((320, 320))
-    for alone in (True, False):
-        # The others sleep meanwhile, as ranks that wait poll.
-        collectives.barrier()
-        if alone and rank:
-            time.sleep(0.3)
-            continue
-        for _ in range(repeats[0]):
-            if not alone:
-                collectives.barrier()
-            began, cpu = time.perf_counter(), time.thread_time()
+    def compute(count: int) -> None:
+        for _ in range(count):
             x.T @ np.tanh(x @ x)
-            found.setdefault(("compute", 0, 0), [])
-            found.setdefault(("alone", 0, 0), [])
-            if alone:
-                found["alone", 0, 0].append(time.thread_time() - cpu)
-            else:
-                found["compute", 0, 0].append(time.perf_counter() - began)
-    collectives.barrier()
-    found["hosts", 0, 0] = list(map(float, hosts))
+
+    def compute_and_meet(count: int) -> None:
+        compute(count)
+        collectives.barrier()
+
+    def send(ranks: Sequence[int], data: Any, received: Any) -> None:
+        at = ranks.index(rank)
+        right, left = ranks[(at + 1) % len(ranks)], ranks[at - 1]
+        comm.Sendrecv(data, right, 0, received, left, 0)
+
+    def send_object(ranks: Sequence[int], data: Any) -> None:
+        at = ranks.index(rank)
+        comm.sendrecv(data, ranks[(at + 1) % len(ranks)], 0, None, ranks[at - 1], 0)
+
+    def nothing() -> None: ...
+
+    def loop(key: Key, step: Any) -> float:
+        collectives.barrier()
+        began = time.perf_counter()
+        for _ in range(steps.get(key, 3)):
+            step()
+        return (time.perf_counter() - began) / steps.get(key, 3)
+
+    def keep(key: Key, step: Any) -> None:
+        if key in steps:
+            found.setdefault(key, []).append(loop(key, step))
+        else:  # it warms up, and all ranks agree on the number of steps
+            longest = max(comm.allgather(loop(key, step)))
+            steps[key] = int(min(300, max(2, loop_seconds / longest)))
+
+    for _ in range(passes + 1):
+        for size in nbytes:
+            data, received = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+            values = np.zeros(size // 8)
+            for kind, ranks in (("inside", here), ("between", there)):
+                moves = rank in ranks and len(ranks) > 1
+                keep((kind, size), partial(send, ranks, data, received) if moves else nothing)
+            keep(("objects", size), partial(send_object, here, bytes(size)))
+            keep(("allreduce", size), partial(collectives.allreduce, values, collectives.Sum))
+        keep(("barrier", 0), collectives.barrier)
+        for count in products:
+            keep(("compute", count), partial(compute_and_meet, count))
+        collectives.barrier()
+        if rank == 0:
+            began = time.thread_time()
+            compute(products[-1])
+            found.setdefault(("alone", 0), []).append((time.thread_time() - began) / products[-1])
+        collectives.barrier()
+    found["hosts", 0] = list(map(float, hosts))
     return found
 
 
-def typical(times: Sequence[Sequence[float]]) -> float:
-    """The lowest quintile of the slowest rank's times: other programs only add time."""
-    return float(np.quantile(np.max(times, axis=0), 0.2))
-
-
-def summary(ranks: Sequence[Mapping[Any, list[float]]]) -> dict[str, Any]:
-    """Returns the curves of ranks that have run `measure`, what comes once, and the hosts."""
-    few, many = STEPS
-    times: dict[Any, float] = {}
-    for key in ranks[0]:
-        if key[0] in ("inside", "between", "allreduce"):
-            times[key] = typical([one[key] for one in ranks])
-    curves: dict[str, Curve] = {}
-    for kind in ("inside", "between", "allreduce"):
-        curves[kind] = _rising(
-            [
-                [float(size), max(1e-7, (times[kind, size, many] - once) / (many - few))]
-                for size in NBYTES
-                for once in [times[kind, size, few]]
-            ]
-        )
-    first = NBYTES[:3]
-    skew = float(
-        np.median([times["allreduce", size, few] - curves["allreduce"][at][1]
-                   for at, size in enumerate(first)])
-    )  # fmt: skip
-    hosts = [int(one) for one in ranks[0]["hosts", 0, 0]]
-    alone = float(np.quantile(ranks[0]["alone", 0, 0], 0.2))
-    slowdown = typical([one["compute", 0, 0] for one in ranks]) / alone
+def summary(ranks: Sequence[Mapping[Key, list[float]]]) -> dict[str, Any]:
+    """Returns the curves of ranks that have run `measure`, and their hosts."""
+    hosts = [int(one) for one in ranks[0]["hosts", 0]]
+    alone = float(np.median(ranks[0]["alone", 0]))
+    times = {
+        key: float(np.median(np.max([one[key] for one in ranks], axis=0)))
+        for key in ranks[0]
+        if key[0] not in ("alone", "hosts")
+    }
+    curves = {
+        kind: _rising([[float(size), times[kind, size]] for size in NBYTES]) for kind in KINDS
+    }
+    slowdown = [
+        [count * alone, max(1.0, (times["compute", count] - times["barrier", 0]) / (count * alone))]
+        for count in PRODUCTS
+    ]
     return {
         **curves,
-        "skew": max(0.0, skew),
-        "slowdown": max(1.0, slowdown),
+        "slowdown": slowdown,
+        "computing": hosts.count(hosts[0]),
         "ranks_each": hosts.count(hosts[0]) if len(set(hosts)) > 1 else 0,
     }
 
@@ -139,7 +146,7 @@ def here(launcher: str | None = None) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for size in [None] if launcher else _sizes():
         with Cluster(size, gpus="none", launcher=launcher or "local", show_output=False) as ranks:
-            times = ranks.run(measure, NBYTES, STEPS, (_REPEATS, _LONG_REPEATS, _LONG_NBYTES))
+            times = ranks.run(measure, NBYTES, PRODUCTS, _PASSES, _LOOP_SECONDS)
             found[ranks.size] = summary(times)
     return found
 
@@ -154,19 +161,15 @@ def _sizes() -> list[int]:
 def at_size(found: Mapping[int, Mapping[str, Any]], size: int) -> dict[str, Any]:
     """The measured figures for so many ranks: on a line between the nearest numbers of ranks."""
     known = sorted(found)
-    if len(known) == 1 or size <= known[0]:
-        return dict(found[known[0]])
-    upper = next((at for at, one in enumerate(known) if one >= size), len(known) - 1)
-    upper = max(1, upper)
+    upper = min(max(1, sum(one < size for one in known)), len(known) - 1)
     low, high = known[upper - 1], known[upper]
-    share = (size - low) / (high - low)
+    share = max(0.0, (size - low) / (high - low)) if low < high else 0.0
 
-    def between(a: Any, b: Any) -> Any:
-        if isinstance(a, list):
-            return [[x, max(y, y + share * (z - y))] for (x, y), (_, z) in zip(a, b, strict=True)]
-        return a + share * (b - a) if isinstance(a, float) else a
+    def between(a: Curve, b: Curve) -> Curve:
+        return [[x, max(y, y + share * (z - y))] for (x, y), (_, z) in zip(a, b, strict=True)]
 
-    figures: dict[str, Any] = defaultdict(float)
-    for name, value in found[low].items():
-        figures[name] = between(value, found[high][name])
-    return dict(figures)
+    return {
+        **{kind: between(found[low][kind], found[high][kind]) for kind in KINDS},
+        "slowdowns": [[found[one]["computing"], found[one]["slowdown"]] for one in known],
+        "ranks_each": found[low]["ranks_each"],
+    }

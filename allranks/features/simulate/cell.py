@@ -254,7 +254,10 @@ class SimulatedCell:
             if is_a(error, KeyboardInterrupt):
                 reason = INTERRUPTED
         if self.scheduler is not None and self.scheduler.current is task:
-            self.scheduler.computed()
+            try:
+                self.scheduler.computed()
+            except KeyboardInterrupt:  # while others computed
+                self.scheduler.interrupted = True
         self._spaces[task.rank].world.leave(reason, error is not None, where)
         outcome.seconds, outcome.left = task.clock, True
 

@@ -31,6 +31,11 @@ class SimulatedMessage:
     arrives: float = 0.0
     receive: PostedReceive | None = None
 
+    @property
+    def pickled(self) -> bool:
+        """Whether it is an object: as in mpi4py, the methods of buffers begin with a capital."""
+        return self.title.removeprefix("comm.")[:1].islower()
+
 
 @dataclass(eq=False, slots=True)
 class PostedReceive:

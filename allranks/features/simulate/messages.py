@@ -49,7 +49,7 @@ class Mail:
         )
         message.buffered = scheduler.schedule.is_buffered(message) if buffered is None else buffered
         if message.buffered:
-            message.arrives = scheduler.network.arrival(task.rank, dest, nbytes, task.clock)
+            message.arrives = self._arrival(message, task.clock)
             task.clock += scheduler.network.inside.latency / 2
         for receive in self._receives[dest]:
             if receive.takes(message):
@@ -168,12 +168,14 @@ class Mail:
         scheduler = self._scheduler
         receive.message, message.receive = message, receive
         if not message.buffered:
-            start = max(message.began, receive.began)
-            message.arrives = scheduler.network.arrival(
-                message.source, message.dest, message.nbytes, start
-            )
+            message.arrives = self._arrival(message, max(message.began, receive.began))
         scheduler.wake(receive.rank)
         scheduler.wake(message.source)
+
+    def _arrival(self, message: SimulatedMessage, began: float) -> float:
+        return self._scheduler.network.arrival(
+            message.source, message.dest, message.nbytes, began, pickled=message.pickled
+        )
 
     def sent(self, message: SimulatedMessage) -> None:
         """Records the end of a send on the running rank."""

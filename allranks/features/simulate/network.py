@@ -26,11 +26,15 @@ class NetworkLink:
         return self.latency + nbytes / self.bandwidth
 
 
+Curve = tuple[tuple[float, float], ...]
+"""Pairs of a size and what was measured for it."""
+
+
 @dataclass(frozen=True)
 class MeasuredLink:
     """As `NetworkLink`, from measured times of some sizes: others lie on lines between them."""
 
-    curve: tuple[tuple[float, float], ...]
+    curve: Curve
 
     @property
     def latency(self) -> float:
@@ -64,12 +68,13 @@ class Network:
     oversubscribed: float = 1.0
     eager_nbytes: int = 4096
     """Messages up to this size are buffered: a send of them ends at once."""
-    slowdown: float = 1.0
-    """The time of computing on all ranks at once, for one second of it on one rank alone."""
+    slowdowns: tuple[tuple[int, Curve], ...] = ()
+    """By numbers of ranks of a host that compute at once, how much longer that takes than on one
+    rank alone, for some lengths of it in seconds. Empty if ranks do not slow each other down."""
     allreduce: MeasuredLink | None = None
     """The time of an allreduce, if it was measured."""
-    skew: float = 0.0
-    """How much earlier than the others the rank that came last leaves a collective."""
+    objects: MeasuredLink | None = None
+    """As ``inside``, of a message that is a pickled object."""
     _free_at: dict[object, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     """When each shared link has carried its last message."""
 
@@ -79,8 +84,12 @@ class Network:
     def hosts(self, size: int) -> tuple[int, ...]:
         return tuple(map(self.host, range(size)))
 
-    def arrival(self, source: int, dest: int, nbytes: int, began: float) -> float:
+    def arrival(
+        self, source: int, dest: int, nbytes: int, began: float, *, pickled: bool = False
+    ) -> float:
         """Returns when a message that is sent at ``began`` has arrived."""
+        if pickled and self.objects is not None:
+            began += self.objects.seconds(nbytes) - self.inside.seconds(nbytes)
         here, there = self.host(source), self.host(dest)
         if here == there or self.between is None:
             return began + self.inside.seconds(nbytes)
@@ -94,6 +103,18 @@ class Network:
         for link, seconds in shared:
             self._free_at[link] = start + seconds
         return start + self.between.latency + max(seconds for _, seconds in shared)
+
+    def slowdown(self, ranks: int, seconds: float) -> float:
+        """Returns by how much computing takes longer if so many ranks of a host compute at once."""
+        if ranks == 1 or not self.slowdowns:
+            return 1.0
+        known, factors = [1], [1.0]
+        for number, curve in self.slowdowns:
+            lengths, found = zip(*curve, strict=True)
+            known.append(number)
+            factors.append(float(np.interp(np.log(seconds), np.log(lengths), found)))
+        # More ranks than were measured share the same cores.
+        return float(np.interp(ranks, known, factors)) * max(1.0, ranks / known[-1])
 
     def collective_seconds(self, op: str, nbytes: int, ranks: tuple[int, ...]) -> float:
         """Returns the time from the last arrival to the end of a collective.
@@ -158,13 +179,15 @@ def network_of(options: Mapping[str, Any]) -> Network:
         def curve(name: str) -> MeasuredLink:
             return MeasuredLink(tuple(map(tuple, measured[name])))
 
+        slowdowns = tuple((k, tuple(map(tuple, found))) for k, found in measured["slowdowns"])
+
         return Network(
             HERE,
             curve("inside"),
             curve("between") if measured["ranks_each"] else None,
             measured["ranks_each"],
-            slowdown=measured["slowdown"],
+            slowdowns=slowdowns,
             allreduce=curve("allreduce"),
-            skew=measured["skew"],
+            objects=curve("objects"),
         )
     return replace(NETWORKS[options.get("network") or DEFAULT], _free_at=defaultdict(float))

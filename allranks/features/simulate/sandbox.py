@@ -57,7 +57,7 @@ class SimulateCommands:
     """``simulate`` in a cell: the simulated time of this rank."""
 
     def compute(self, seconds: float) -> None:
-        """Takes so much simulated time, and no real time."""
+        """Takes so much simulated time, and no real time; on shared cores more of it."""
         if not seconds >= 0:
             raise UsageError(
                 f"simulate.compute expected seconds from 0 on, found {seconds!r:.60}. "
@@ -299,7 +299,7 @@ class _Clock:
         def sleep(seconds: float) -> None:
             """Takes simulated time only."""
             if self._runs and seconds >= 0:
-                self._scheduler().computed(float(seconds))
+                self._scheduler().slept(float(seconds))
             else:
                 real(seconds)
 

@@ -72,11 +72,17 @@ def _rank_records(
     found: list[tuple[Record, list[bytes]]],
 ) -> tuple[float, float]:
     spans, sums = Spans(0.0), dict[tuple[str, str, int], Sums]()
+    waited_seconds = moving_seconds = until = 0.0
     for event in events:
-        wait, transfer = event.ready - event.begin, event.end - event.ready
-        spans.call(event.end, wait, transfer, event.peer)
         key = event.title, named(event.site) if event.site else "", event.nbytes
-        sums.setdefault(key, Sums()).add(wait, transfer, event.peer)
+        whole = event.ready - event.begin, event.end - event.ready
+        sums.setdefault(key, Sums()).add(*whole, event.peer)
+        # The messages of a sendrecv, or posted ones, are on their way at once.
+        ready, end = max(event.ready, until), max(event.end, until)
+        wait, transfer = ready - max(event.begin, until), end - ready
+        spans.call(end, wait, transfer, event.peer)
+        waited_seconds, moving_seconds = waited_seconds + wait, moving_seconds + transfer
+        until = end
     rows = tuple(list(astuple(one.totals(*key, size))) for key, one in sums.items())
     found.append((Timings(rank, cell, rows), []))
     bins = spans.used(clock)
@@ -84,5 +90,4 @@ def _rank_records(
     longest, moving = tuple(waited[: -_WAITS - 1 : -1]), sum(spans.transfer)
     strip = Strip(rank, cell, clock, spans.width, (), longest, moving, ())
     found.append((strip, [spans.shares(bins), spans.waited_for(bins)]))
-    wait_seconds = sum(event.ready - event.begin for event in events)
-    return wait_seconds, sum(event.end - event.ready for event in events)
+    return waited_seconds, moving_seconds

@@ -159,9 +159,7 @@ class TaskAgreement:
         slot, scheduler = call.carry, self.own.scheduler
         task = scheduler.tasks[self.own.rank]
         begin = min(call.started, task.clock)
-        # The last one to arrive leaves first.
-        early = scheduler.network.skew if task.rank == slot.last_rank and slot.size > 1 else 0.0
-        task.clock = max(task.clock, slot.ends - early)
+        task.clock = max(task.clock, slot.ends)
         scheduler.record(
             RankEvent(task.rank, "collective", call.spec.title, begin, max(begin, slot.last),
                   task.clock, slot.last_rank, call.nbytes, 0, call.number, self.members.number,
