@@ -127,7 +127,7 @@ def _whole(group: Sequence[Report]) -> str:
     places = {(report.host, report.device) for report in group}
     where = f"{first.host}, {first.device}" if len(places) == 1 else f"{len(places)} devices"
     what = "died" if first.etype == DEATH else f"raised {first.etype}"
-    title = f"\x1b[1;31m{label(r.rank for r in group)}\x1b[0m ({where}) {what}{_place(first)}"
+    title = f"\x1b[1m{label(r.rank for r in group)}\x1b[0m ({where}) {what}{_place(first)}"
     return "\n".join([title, *first.traceback])
 
 

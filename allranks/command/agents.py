@@ -1,19 +1,21 @@
 """``allranks mcp``: tools with which an agent runs cells on ranks, over standard input and output.
 
-Every tool returns a text within two seconds, also while ranks hang, and of at most about 2,000
-tokens; the rest of a longer one is read from an offset. The Model Context Protocol itself is the
-package mcp's.
+Every tool returns a text within two seconds (`in_time`), also while ranks hang, and of at most
+about 2,000 tokens; the rest of a longer one is read from an offset. The Model Context Protocol
+itself is the package mcp's.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +41,8 @@ from allranks.widgets.dashboard.view import TerminalDashboard
 
 #: A token is about four characters of English, and fewer of code.
 _LONGEST = 6000
+#: The longest time until a tool replies. Its own waits are shorter: usually its own reply comes.
+REPLY_SECONDS = 1.8
 _WAIT_SECONDS, _STATUS_SECONDS = 1.5, 0.8
 _LEAST_SECONDS = 1.0
 _KEPT_CELLS = 50
@@ -112,8 +116,9 @@ class AgentTools:
         self._lock = threading.Lock()
 
     def tools(self) -> list[Callable[..., str]]:
-        return [self.run, self.state, self.output, self.error, self.values, self.timings,
-                self.interrupt, self.restart]  # fmt: skip
+        own = (self.run, self.state, self.output, self.error, self.values, self.timings,
+               self.interrupt, self.restart)  # fmt: skip
+        return [in_time(tool) for tool in own]
 
     def run(self, source: str, ranks: str = "all", timeout: float = 0.0) -> str:
         """Runs a cell on ranks, as "all" or "0,2-3". Returns its report, or after 1.5 s that it
@@ -313,6 +318,32 @@ class AgentTools:
             longest = _LONGEST - sum(map(len, parts))
             parts.insert(1, _part("output", cell, output, longest=longest))
         return "\n".join(parts)
+
+
+def in_time(tool: Callable[..., str]) -> Callable[..., str]:
+    """Returns the tool with a deadline: what takes longer goes on in a thread without it."""
+
+    @functools.wraps(tool)
+    def reply(*arguments: Any, **named: Any) -> str:
+        replied: Future[str] = Future()
+
+        def work() -> None:
+            try:
+                replied.set_result(tool(*arguments, **named))
+            except Exception as error:
+                replied.set_exception(error)
+
+        # Not in a pool, whose threads could all be waiting.
+        threading.Thread(target=work, name=f"allranks-{tool.__name__}", daemon=True).start()
+        wait_for([replied], REPLY_SECONDS)
+        if replied.done():
+            return replied.result()
+        return (
+            f"expected {tool.__name__} to end within {REPLY_SECONDS:g} s, found that it goes on. "
+            "Call state; if that does not end either, call restart."
+        )
+
+    return reply
 
 
 def _by_text(texts: Iterable[tuple[int, str]]) -> dict[str, list[int]]:

@@ -11,6 +11,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from nbformat.v4 import new_code_cell, new_notebook
@@ -108,7 +109,8 @@ class Gallery:
         summary = self.page.locator(f"{SIDEBAR} summary")
         summary.click()
         expect(self.page.locator(f"{SIDEBAR} details tbody tr").first).to_be_visible()
-        self.shoot(summary.scroll_into_view_if_needed)
+        # At once: the sidebar may be drawn again meanwhile.
+        self.shoot(lambda: summary.evaluate("one => one.scrollIntoView()"))
         summary.click()
 
     def error(self) -> None:
@@ -120,11 +122,16 @@ class Gallery:
 
         def ask(key: str, popup: str) -> None:
             self.look_at("asks")
-            self.cell("asks").locator(".cm-content").click()
-            self.page.keyboard.press("Control+End")
-            self.page.keyboard.press(key)
-            expect(self.page.locator(popup)).to_be_visible()
+            for _ in range(5):
+                self.cell("asks").locator(".cm-content").click()
+                self.page.keyboard.press("Control+End")
+                self.page.keyboard.press(key)
+                # On a busy machine JupyterLab does not wait for the answer.
+                with suppress(AssertionError):
+                    return expect(self.page.locator(popup)).to_be_visible()
+            raise TimeoutError(popup)
 
+        self.run("variables")
         self.shoot(lambda: ask("Tab", ".jp-Completer"), "_tab")
         self.lab.write(list(CELLS).index("asks"), "weights")
         self.shoot(lambda: ask("Shift+Tab", ".jp-Tooltip"), "_tooltip")

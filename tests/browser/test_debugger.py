@@ -1,4 +1,4 @@
-"""JupyterLab's debugger on eight ranks of two hosts: a click sets the breakpoint."""
+"""The debugger of JupyterLab and Notebook 7 on eight ranks of two hosts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ for step in range(10):
     x = allreduce(float(step + rank), op=Sum)
     total += x
     y = total
-    z = y
+    z = 1000 + rank
 print(total)"""
 FRAMES = ".jp-DebuggerCallstack-body .jp-DebuggerCallstackFrame"
-STEPS = 50
+#: In a multiple of five lines. With STEPS in both applications the test takes half a minute more.
+STEPS, STEPS_NOTEBOOK_7 = 50, 10
 
 
 @pytest.fixture
@@ -50,42 +51,58 @@ def lab(browser: Browser) -> Iterator[Lab]:
 
 
 def test_a_clicked_breakpoint_and_fifty_steps_of_eight_ranks_on_two_hosts(lab: Lab) -> None:
-    page = lab.page
     start = "%load_ext allranks\n%distributed start --on ssh:h1:4,h2:4"
     alive = "%%distributed\nint(allreduce(1, op=Sum))"
     cells = [new_code_cell(source) for source in (start, SOURCE, alive)]
     metadata = {"kernelspec": {"name": "h0", "display_name": "h0", "language": "python"}}
-    lab.open(lab.server.add(new_notebook(cells=cells, metadata=metadata)))
+    path = lab.server.add(new_notebook(cells=cells, metadata=metadata))
+    lab.open(path)
     lab.run_cell(0)
     lab.wait_for(0, "started ranks 0–7")
     lab.wait_idle()
+    step_through(lab, STEPS, shown=0, chosen=5)
+    lab.screenshot(PICTURES / "debugger_steps.png")
+    # The other application, with the same kernel and ranks: the chosen rank is shown first.
+    lab.command("notebook:clear-all-cell-outputs")
+    lab.save()
+    lab.open(path, tree="notebooks")
+    step_through(lab, STEPS_NOTEBOOK_7, shown=5, chosen=2)
+
+
+def step_through(lab: Lab, steps: int, shown: int, chosen: int) -> None:
+    """Debugs the second cell with the rank that is shown first, and then with the chosen one."""
+    page = lab.page
+    panel = page.locator(".jp-NotebookPanel")
     page.locator(".jp-DebuggerBugButton").click()
-    expect(page.locator(".jp-DebuggerBugButton[aria-pressed=true]")).to_be_visible(timeout=180_000)
+    expect(panel).to_have_attribute("data-jp-debugger", "true", timeout=180_000)
+    lab.command("debugger:show-panel")
+    lab.command("allranks:show")
 
     cell = page.locator(".jp-Notebook .jp-Cell").nth(1)
     cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(2).click()
     expect(cell.locator(".cm-breakpoint-icon")).to_have_count(1)
     lab.run_cell(1)
     frame = page.locator(FRAMES).first
-    expect(frame).to_contain_text(re.compile("rank 0: <module>"), timeout=60_000)
+    expect(frame).to_contain_text(f"rank {shown}: <module>", timeout=60_000)
     step = page.locator('[data-command="debugger:next"]').first
     line = page.locator(".jp-DebuggerEditor-highlight")
     expect(line).to_have_text("total = 0.0")
     expected = ["for step in range(10):", "    x = allreduce(float(step + rank), op=Sum)"]
-    expected += ["    total += x", "    y = total", "    z = y"]
-    for number in range(STEPS):
+    expected += ["    total += x", "    y = total", "    z = 1000 + rank"]
+    for number in range(steps):
         step.click()
         expect(line).to_have_text(expected[number % len(expected)])
-    variables = page.locator(".jp-DebuggerVariables-body:not(.lm-mod-hidden)")
-    expect(variables).to_contain_text("step")
-    expect(variables).to_contain_text("9")
-    lab.screenshot(PICTURES / "debugger_steps.png")
-    lab.command("allranks:show")
+    last = f"step: {steps // 5 - 1}"
+    expect(page.get_by_role("treeitem", name=last, exact=True)).to_be_attached()
+    expect(page.get_by_role("treeitem", name=f"z: {1000 + shown}", exact=True)).to_be_attached()
     ranks = page.locator(".jp-allranks-sidebar .jp-allranks-list li")
-    expect(ranks).to_have_text([f"rank {rank}In[2]:7" for rank in range(8)])
-    ranks.nth(5).get_by_role("button").click()
-    expect(frame).to_contain_text("rank 5: <module>")
+    expect(ranks).to_have_text([re.compile(rf"^rank {rank}In\[\d+\]:7$") for rank in range(8)])
+    ranks.nth(chosen).get_by_role("button").click()
+    expect(frame).to_contain_text(f"rank {chosen}: <module>")
+    expect(page.get_by_role("treeitem", name=f"z: {1000 + chosen}", exact=True)).to_be_attached()
     page.locator('[data-command="debugger:continue"]').first.click()
     lab.wait_for(1, "ranks 0–7 │ 640.0")
     lab.run_cell(2)
     lab.wait_for(2, "ranks 0–7 → 8")
+    page.locator(".jp-DebuggerBugButton").click()
+    expect(panel).not_to_have_attribute("data-jp-debugger", "true")

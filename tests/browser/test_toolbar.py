@@ -113,6 +113,7 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.wait_for(3, "False")
     expect(ranks).to_have_count(4)
     sidebar.get_by_role("button", name="Stop").click()
+    page.locator(".jp-Dialog .jp-mod-accept").click()
     expect(page.locator(FIELD)).to_have_text("no ranks")
     expect(sidebar).to_contain_text("The ranks are stopped.")
     assert lab.complaints == []
@@ -126,6 +127,12 @@ def test_what_cannot_start_is_said_and_a_restarted_kernel_has_no_ranks(opened):
     expect(page.locator(".Toastify__toast")).to_contain_text("nowhere", timeout=60_000)
     choose(lab, "Start 2 ranks")
     expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    # In place of ranks whose cell would not end.
+    (lab.server.root / "go").touch()
+    lab.run_cell(1)
+    choose(lab, "Restart with 4 ranks")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    expect(page.locator(FIELD)).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
     expect(page.locator(FIELD)).to_have_text("no ranks")
     # A page that is loaded again finds the ranks of its kernel.
@@ -182,7 +189,6 @@ def test_in_notebook_7_a_click_chooses_the_rank_that_the_debugger_shows(lab):
     lab.run_cell(0)
     lab.wait_idle()
     page.locator(".jp-DebuggerBugButton").click()
-    # The button is pressed before the debugger has started.
     expect(page.locator(".cm-breakpoint-gutter").first).to_be_attached(timeout=180_000)
     lab.run_cell(1)
     ranks = page.locator(f"{SIDEBAR} .jp-allranks-list li")
@@ -194,7 +200,15 @@ def test_in_notebook_7_a_click_chooses_the_rank_that_the_debugger_shows(lab):
     ranks.nth(1).get_by_role("button").click()
     expect(frame).to_contain_text("rank 1: forward")
     expect(ranks.locator("[aria-pressed=true]")).to_contain_text("rank 1")
+    expect(page.get_by_role("treeitem", name="y: 106", exact=True)).to_be_attached()
     lab.screenshot(PICTURES / "debugger_notebook_7.png")
+    page.locator('[data-command="debugger:next"]').first.click()
+    expect(ranks.nth(0)).to_contain_text("In[1]:3")
+    expect(ranks.nth(1)).to_contain_text("In[1]:3")
+    expect(page.get_by_role("treeitem", name="x: 106", exact=True)).to_be_attached()
+    page.locator('[data-command="debugger:continue"]').first.click()
+    lab.wait_for(1, "rank 1 → 128")
+    expect(ranks).to_have_count(0)
 
 
 def test_a_view_of_an_untrusted_notebook_runs_no_script(lab):

@@ -6,6 +6,7 @@ const TARGET = "allranks.ranks";
 const SIZES = [2, 4, 8];
 const LOOK_MS = 1000;
 const MOST_QUIET_MS = 20_000;
+const MOST_ENDING_MS = 5_000;
 const NO_PAUSES = { pauses: [], shown: null, only: false };
 const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" width="16" height="16">
   <g class="jp-icon3" fill="#616161"><circle cx="3.5" cy="3.5" r="2"/><circle cx="12.5" cy="3.5" r="2"/>
@@ -21,6 +22,8 @@ const element = (tag, properties = {}, ...children) => {
 // A kernel colours what it prints.
 const plain = (text) => text.replace(/\x1b\[[0-9;]*m/g, "");
 
+const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
 const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
 
 /** The ranks of one notebook. `state` is null until the kernel has loaded allranks. */
@@ -32,6 +35,7 @@ class Ranks {
     this.doing = "";
     this.text = "";
     this.ran = false;
+    this.notification = "";
     this.variables = [];
     this.missing = "";
     this.compares = false;
@@ -139,18 +143,30 @@ class Ranks {
     return content.body;
   }
 
+  /** Ends the running cell: the second interrupt ends ranks that do not react to the first. */
+  async endCell() {
+    for (let interrupts = 0; this.runs && interrupts < 2; interrupts++) {
+      await this.kernel?.interrupt();
+      for (let waited = 0; this.runs && waited < MOST_ENDING_MS; waited += LOOK_MS / 4) await after(LOOK_MS / 4);
+    }
+  }
+
   /** Runs commands one after the other, and shows what they print; true if none has failed. */
-  async type(doing, commands) {
+  async type(doing, commands, { endsCell = false } = {}) {
     const kernel = this.kernel;
     if (!kernel || this.doing) return false;
     Object.assign(this, { doing, text: "" });
     this.changed();
+    if (endsCell) await this.endCell();
     let failed = false;
     for (const code of commands) {
       const future = kernel.requestExecute({ code, store_history: false, allow_stdin: false });
       future.onIOPub = ({ header, content }) => {
         if (header.msg_type === "stream" && !code.startsWith("%load_ext")) this.text += plain(content.text);
-        if (header.msg_type === "error") this.text += `${plain(content.evalue) || content.ename}\n`;
+        if (header.msg_type === "error") {
+          const interrupted = content.ename === "KeyboardInterrupt";
+          this.text += `${interrupted ? "The command was interrupted." : plain(content.evalue) || content.ename}\n`;
+        }
         this.changed();
       };
       failed = !(await this.answer(kernel, future));
@@ -172,7 +188,7 @@ class Ranks {
     );
     // An interrupt of a kernel that starts may stop it half-way: it runs, and answers nothing.
     for (let quiet = 0; ok === null && quiet < MOST_QUIET_MS; ) {
-      await Promise.race([done, new Promise((resolve) => setTimeout(resolve, LOOK_MS))]);
+      await Promise.race([done, after(LOOK_MS)]);
       quiet = kernel.status === "busy" ? 0 : quiet + LOOK_MS;
     }
     if (ok === null) {
@@ -186,6 +202,14 @@ class Ranks {
     // In one cell: the page may be loaded again in between.
     return this.type("starting …", [...load, `%distributed start ${options}\n%distributed on`]);
   }
+
+  restart(options) {
+    return this.type("restarting …", [`%distributed restart ${options}`], { endsCell: true });
+  }
+
+  stop() {
+    return this.type("stopping …", ["%distributed off\n%distributed stop"], { endsCell: true });
+  }
 }
 
 export const plugins = (packages) => {
@@ -195,10 +219,13 @@ export const plugins = (packages) => {
   const icon = new LabIcon({ name: "allranks:ranks", svgstr: ICON });
 
   const report = async (ranks, done) => {
-    if (await done) return;
+    const ok = await done;
+    if (ranks.notification) Notification.dismiss(ranks.notification);
+    ranks.notification = "";
+    if (ok) return;
     const missing = ranks.text.includes("No module named 'allranks'");
     const advice = missing ? "allranks is not installed for this kernel. Type in a cell: %pip install allranks" : "";
-    Notification.error(advice || ranks.text.trim() || "The command has not run.", { autoClose: false });
+    ranks.notification = Notification.error(advice || ranks.text.trim() || "The command has not run.", { autoClose: false });
   };
 
   /** What the toolbar's menu, the sidebar and the palette have in common. */
@@ -206,39 +233,52 @@ export const plugins = (packages) => {
     const add = (name, label, execute, more = {}) =>
       app.commands.addCommand(`allranks:${name}`, { label, execute, isEnabled: () => current() !== null, ...more });
     const running = { isEnabled: () => Boolean(current()?.size) && !current().doing };
-    const idle = { isEnabled: () => Boolean(current()?.python) && !current().size && !current().doing };
+    // Also in place of ranks that run, but not as many again: that is "restart".
+    const startable = {
+      isEnabled: ({ n }) => Boolean(current()?.python) && !current().doing && (!n || n !== current().size),
+    };
 
-    add("start", ({ n }) => (n ? `Start ${n} ranks` : "Start ranks …"), async ({ n }) => {
+    const confirm = async (ranks, title, label) => {
+      const cell = ranks.runs ? " The running cell is interrupted." : "";
+      const asked = await showDialog({
+        title,
+        body: `This deletes all variables on the ranks. Those of the notebook stay.${cell}`,
+        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })],
+      });
+      return asked.button.accept;
+    };
+
+    const startLabel = ({ n }) => `${current()?.size ? "Restart with" : "Start"} ${n ? `${n} ranks` : "ranks …"}`;
+    add("start", startLabel, async ({ n }) => {
       const ranks = current();
+      const runs = ranks.size > 0;
       let options = n ? `-n ${n}` : "";
       if (!n) {
         const asked = await InputDialog.getText({
-          title: "Start ranks",
+          title: runs ? "Restart with other ranks? This deletes all variables on the ranks." : "Start ranks",
           label: "Options of %distributed start, for example: -n 4 --on ssh:h1:2,h2:2",
-          text: "-n 4",
+          text: `-n ${ranks.size || 4}`,
         });
         if (!asked.button.accept) return;
-        options = asked.value ?? "";
-      }
-      await report(ranks, ranks.start(options.replace(/\s+/g, " ")));
-    }, idle);
+        options = (asked.value ?? "").replace(/\s+/g, " ");
+      } else if (runs && !(await confirm(ranks, `Restart with ${n} ranks?`, "Restart"))) return;
+      await report(ranks, runs ? ranks.restart(options) : ranks.start(options));
+    }, startable);
     add("every-cell", "Every cell runs on the ranks", async () => {
       const ranks = current();
       await report(ranks, ranks.type("…", [`%distributed ${ranks.state.every_cell ? "off" : "on"}`]));
     }, { ...running, isToggled: () => Boolean(current()?.state?.every_cell) });
-    add("interrupt", "Interrupt the cell", () => current().kernel.interrupt(), running);
+    // Also a command, which may wait for a cell or for hosts.
+    add("interrupt", "Interrupt the cell", () => current().kernel.interrupt(), {
+      isEnabled: () => Boolean(current()?.size || current()?.doing),
+    });
     add("restart", "Restart the ranks", async () => {
       const ranks = current();
-      const asked = await showDialog({
-        title: "Restart the ranks?",
-        body: "This deletes all variables on the ranks. Those of the notebook stay.",
-        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: "Restart" })],
-      });
-      if (asked.button.accept) await report(ranks, ranks.type("restarting …", ["%distributed restart"]));
+      if (await confirm(ranks, "Restart the ranks?", "Restart")) await report(ranks, ranks.restart(""));
     }, running);
     add("stop", "Stop the ranks", async () => {
       const ranks = current();
-      await report(ranks, ranks.type("stopping …", ["%distributed off\n%distributed stop"]));
+      if (await confirm(ranks, "Stop the ranks?", "Stop")) await report(ranks, ranks.stop());
     }, running);
     add("show", "Show the ranks", () => app.shell.activateById("allranks-ranks"), { isEnabled: () => true });
   };
@@ -310,7 +350,10 @@ export const plugins = (packages) => {
         parts.push(element("p", { textContent: ranks.python ? ranks.title : "Ranks need a Python kernel." }), this.buttons(ranks));
         if (ranks.debugger.pauses.length) parts.push(this.pauses(ranks));
         if (ranks.size) parts.push(...this.table(ranks), this.variables(ranks));
-        if (ranks.text) parts.push(element("pre", { textContent: ranks.text.trim() }));
+        if (ranks.text) {
+          const title = element("h3", { textContent: "Last command" });
+          parts.push(title, element("pre", { textContent: ranks.text.trim() }));
+        }
       }
       const others = this.others();
       if (others.length) parts.push(this.clusters(others));
@@ -331,9 +374,9 @@ export const plugins = (packages) => {
           row.append(element("button", { textContent: label, onclick: () => void commands.execute(id, args) }));
         }
       };
-      for (const n of SIZES) add(`Start ${n}`, "start", { n });
-      add("Start …", "start");
-      if (ranks.runs) add("Interrupt", "interrupt");
+      if (!ranks.size) for (const n of SIZES) add(`Start ${n}`, "start", { n });
+      add(ranks.size ? "Restart with …" : "Start …", "start");
+      if (ranks.runs || ranks.doing) add("Interrupt", "interrupt");
       add(ranks.state?.every_cell ? "Run cells in the notebook" : "Run every cell on the ranks", "every-cell");
       add("Restart", "restart");
       add("Stop", "stop");
@@ -447,7 +490,10 @@ export const plugins = (packages) => {
         const other = [...known.values()].find((ranks) => ranks.context === panel.context);
         const ranks = other ?? new Ranks(panel.context);
         known.set(panel, ranks);
-        ranks.listeners.add(() => changed(ranks));
+        ranks.listeners.add(() => {
+          panel.toggleClass("jp-allranks-notebook", ranks.size > 0);
+          changed(ranks);
+        });
         panel.disposed.connect(() => known.delete(panel));
         panel.toolbar.insertBefore("spacer", "allranks", new Field(ranks, (button) => {
           if (tracker.currentWidget !== panel) app.shell.activateById(panel.id);
