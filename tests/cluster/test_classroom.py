@@ -94,18 +94,27 @@ def test_a_panel_is_shown_only_with_consent_and_runs_no_script(teacher, student)
         "hooks = get_ipython().magics_manager.registry['DistributedMagics'].session.hooks\n"
         "view = next(f for f in hooks.features if type(f).__name__ == 'Classroom')._view\n"
     )
-    student.run("%%distributed --view full\nlog(step=1, loss=rank)")
+    student.run("%%distributed --view full\nlog(step=1, loss=rank)").ok()
+    # The cells after it have no panel; HTML that a cell displays is output, which is not sent.
+    html = "from IPython.display import HTML\nHTML('<b>a secret</b>')"
+    student.run(f"%%distributed\n{html}").says("HTML")
+    student.run("%%distributed\npass").ok()
     student.run(f"%distributed join {TEACHER}")
     seen(teacher, "idle")
-    teacher.run(find + "view._choice.value = view._choice.options[1][1]")
+    teacher.run(find + "view._choice.value = view._choice.options[1]").ok()
     shown = waited(teacher, "view._panel.value", "zoe")
     assert "shows no panel" in shown
     assert "<iframe" not in shown
+    # A student who joins again stays open.
     student.run(f"%distributed join {TEACHER} panel")
-    seen(teacher, "idle")
-    teacher.run(find + "view._choice.value = view._choice.options[1][1]")
     shown = waited(teacher, "view._panel.value", "loss")
     assert '<iframe sandbox=""' in shown
+    assert "secret" not in shown
+    student.run("1 / 0")
+    seen(teacher, "ZeroDivisionError")
+    student.run("%distributed leave")
+    assert "ZeroDivisionError" not in seen(teacher, "left")
+    assert "loss" not in waited(teacher, "view._panel.value", "has left")
 
 
 def waited(kernel: Kernel, expression: str, text: str) -> str:
@@ -115,7 +124,7 @@ def waited(kernel: Kernel, expression: str, text: str) -> str:
         if text in said:
             return said
         time.sleep(0.2)
-    raise AssertionError(f"expected {text} in {said}")
+    raise AssertionError(f"expected {text} in {said:.500}")
 
 
 def test_the_class_ends_with_its_teacher_and_can_be_opened_again(teacher, student, folder):

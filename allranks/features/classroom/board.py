@@ -8,6 +8,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -49,11 +50,14 @@ class Student:
     waits: str = ""
     seconds: float = 0.0
     ranks: str = ""
-    panel: str = ""
+    #: None until it has come; empty if no cell has shown a panel.
+    panel: str | None = None
     shows_panel: bool = False
     gone: bool = False
+    has_sent: bool = False
 
     def take(self, message: dict[str, Any]) -> None:
+        self.has_sent = True
         said = _text(message.get("user"), 60)
         if said and said != self.account:
             self.name = f"{said} ({self.account})"
@@ -70,6 +74,11 @@ class Student:
         if "panel" in message:
             self.panel = _text(message["panel"], door.MAX_NBYTES)
         self.taken = time.monotonic()
+
+    def leave(self) -> None:
+        """Forgets all but the name: nothing of a student is visible after leaving."""
+        self.notebook = self.exercise = self.error = self.waits = self.ranks = ""
+        self.panel, self.shows_panel, self.gone = None, False, True
 
     @property
     def idle_seconds(self) -> float:
@@ -108,7 +117,7 @@ class ClassBoard:
         self._selector.register(self._door, selectors.EVENT_READ)
         self._students: dict[socket.socket, Student] = {}
         self._buffers: dict[socket.socket, bytearray] = {}
-        self._gone: list[Student] = []
+        self._gone: dict[tuple[int, str], Student] = {}
         self._lock = threading.Lock()
         self._over = False
         self.changed: Callable[[], None] = lambda: None
@@ -122,7 +131,10 @@ class ClassBoard:
     def students(self) -> list[Student]:
         """Returns all students, those who need help first."""
         with self._lock:
-            return by_need([*self._students.values(), *self._gone])
+            here = [one for one in self._students.values() if one.has_sent]
+            # A student who joins again takes the place of the notebook that left.
+            again = {(one.uid, one.name) for one in here}
+            return by_need([*here, *(one for key, one in self._gone.items() if key not in again)])
 
     def ask_panel(self, student: Student) -> None:
         """Asks for a student's panel, which comes only if the student has allowed it."""
@@ -162,8 +174,6 @@ class ClassBoard:
             uid = door.peer_uid(connection)
             self._buffers[connection] = bytearray()
             with self._lock:
-                # A student who comes again takes the place of the notebook that left.
-                self._gone = [one for one in self._gone if one.uid != uid]
                 self._students[connection] = Student(
                     door.full_name(uid), door.account_name(uid), uid
                 )
@@ -189,11 +199,22 @@ class ClassBoard:
             del self._buffers[connection]
             with self._lock:
                 del self._students[connection]
-                student.gone = True
-                if student.cell:  # a probe has sent nothing
-                    self._gone.append(student)
+                student.leave()
+                if student.has_sent:
+                    self._gone[student.uid, student.name] = student
+                for key in [*self._gone][:-_MAX_STUDENTS]:
+                    del self._gone[key]
             self._selector.unregister(connection)
             connection.close()
+
+
+def by_label(students: Sequence[Student]) -> dict[str, Student]:
+    """Returns the students by their names; those of several notebooks also by the notebook's."""
+    count = Counter(one.name for one in students)
+    return {
+        one.name if count[one.name] == 1 else f"{one.name}, {one.notebook}": one
+        for one in reversed(students)
+    }
 
 
 def age(seconds: float) -> str:
@@ -263,9 +284,16 @@ def ranks_html(student: Student) -> str:
 
 
 def panel_html(student: Student) -> str:
-    """Returns the last panel of a student, in a frame that runs no script."""
+    """Returns the last panel of a student, in a frame that runs no script, or why there is none."""
+    name = html.escape(student.name)
+    if student.gone:
+        return f"<p>{name} has left.</p>"
     if not student.shows_panel:
-        return f"<p>{html.escape(student.name)} shows no panel.</p>"
+        return f"<p>{name} shows no panel: the student has joined without the word panel.</p>"
+    if student.panel is None:
+        return f"<p>The panel of {name} is on its way.</p>"
+    if not student.panel:
+        return f"<p>No cell of {name} has shown a panel so far.</p>"
     page = html.escape(_NOTHING_FROM_OUTSIDE + student.panel, quote=True)
     return (
         '<iframe sandbox="" style="width: 100%; height: 480px; border: 1px solid #888; '

@@ -128,14 +128,15 @@ class HubBoard:
                     found["user"], found["user"]
                 )
                 state = dict(found["state"])
-                if key == self._opened and answer["panel"]:
+                if key == self._opened and answer["panel"] is not None:
                     state["panel"] = answer["panel"]
                 if not found["gone"]:
                     one.take(state)
                     one.taken -= found["seconds_ago"]
+                    one.gone = False
                 elif not one.gone:
                     one.take(state)
-                one.gone = found["gone"]
+                    one.leave()
 
 
 class HubMembership:
@@ -168,7 +169,9 @@ class HubMembership:
         wanted, failures = False, 0
         while not self._over.is_set():
             try:
-                answer = _ask("POST", self._path, self._described(wanted and self.shows_panel))
+                state = self._described(wanted and self.shows_panel)
+                state["shows_panel"] = self.shows_panel
+                answer = _ask("POST", self._path, state)
                 wanted, failures = answer.get("want") == "panel", 0
             except (OSError, ValueError, _Refused) as error:
                 wanted, failures = False, failures + 1  # the panel may be too large

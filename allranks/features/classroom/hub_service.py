@@ -50,7 +50,7 @@ class HubClass:
     asked: float
     members: dict[str, Member] = field(default_factory=dict)
     opened: str = ""
-    panel: str = ""
+    panel: str | None = None
 
 
 class Users:
@@ -119,7 +119,7 @@ class TeacherHandler(_Handler):
         found.asked = now
         opened = str(self.body().get("opened") or "")
         if opened != found.opened:
-            found.opened, found.panel = opened, ""
+            found.opened, found.panel = opened, None
         students = [
             {
                 "key": key,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from contextlib import suppress
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -17,6 +19,9 @@ from allranks.features.classroom.student import Membership, NotebookState
 from allranks.records import requests
 
 _ANSWER_SECONDS = 0.5
+#: How a panel begins in the output of a cell.
+_PANEL = re.compile('(<div data-allranks="[^"]*">)?<div class="allranks-still')
+_NONE = "–"
 
 
 class Classroom(AskingFeature):
@@ -73,7 +78,8 @@ class Classroom(AskingFeature):
         students = self._board.students()
         if getattr(get_ipython(), "kernel", None) is None:
             return f"{board.as_text(students)}\nStudents type: %distributed join {teacher}"
-        self._view = _ClassView(self._board)
+        # Shown again, not made again: earlier cells would keep tiles that no longer change.
+        self._view = self._view or _ClassView(self._board)
         self._view.show()
         # For front ends without widgets; below the tiles it would soon be wrong without its time.
         now = f"At {time.strftime('%H:%M')}:\n{board.as_text(students)}"
@@ -90,8 +96,12 @@ class Classroom(AskingFeature):
         if shell is None:
             raise UsageError("a notebook joins a class, and this is none")
         member = hub.HubMembership if hub.is_used() else Membership
-        self._membership = member(words[0], "panel" in words, self._described)
-        self._state = NotebookState(shell)
+        self._state = NotebookState(shell)  # first: the membership sends it at once
+        try:
+            self._membership = member(words[0], "panel" in words, self._described)
+        except BaseException:
+            self._leave()
+            raise
         shown = "the ranks' states and your last panel" if words[1:] else "and the ranks' states"
         return (
             f"{words[0]} sees the notebook's name, the cell's number, the first line of its error, "
@@ -110,13 +120,11 @@ class Classroom(AskingFeature):
 
     def _described(self, with_panel: bool) -> dict[str, Any]:
         # Runs in the membership's thread, which waits for the ranks' answers.
-        state, member = self._state, self._membership
+        state = self._state
         found: dict[str, Any] = state.described() if state is not None else {}
         running = cluster.running()
         if running is not None and self.context is not None:
             found |= self._ranks(running)
-        if member is not None:
-            found["shows_panel"] = member.shows_panel
         if with_panel:
             found["panel"] = _last_panel()
         return found
@@ -133,12 +141,17 @@ class Classroom(AskingFeature):
 
 
 def _last_panel() -> str:
-    past = getattr(cluster.session, "past", None)
-    try:
-        shown = past.shown(None) if past is not None else []
-    except UsageError:  # no cell yet
+    """Returns the panel of the last cell that has shown one, below the cell's number."""
+    shell, past = get_ipython(), getattr(cluster.session, "past", None)
+    if shell is None or past is None:
         return ""
-    return "\n".join(data["text/html"] for data, _ in shown if "text/html" in data)
+    for number in range(shell.execution_count, 0, -1):
+        with suppress(UsageError):  # a cell that did not run on ranks
+            shown = [data.get("text/html", "") for data, _ in past.shown(number)]
+            # Not other HTML: that is output, which is not sent.
+            if panels := [*filter(_PANEL.match, shown)]:
+                return "\n".join([f"<p>In[{number}]</p>", *panels])
+    return ""
 
 
 class _ClassView:
@@ -150,7 +163,7 @@ class _ClassView:
         self._board = shown
         # The panel apart from the ranks: its frame is loaded again only when it has changed.
         self._tiles, self._ranks, self._panel = (ipywidgets.HTML() for _ in range(3))
-        self._choice = ipywidgets.Dropdown(description="open", options=[("–", None)])
+        self._choice = ipywidgets.Dropdown(description="open", options=[_NONE])
         self._box = ipywidgets.VBox([self._tiles, self._choice, self._ranks, self._panel])
         self.update()
         shown.changed = self.update
@@ -164,15 +177,14 @@ class _ClassView:
         """Draws the students; called in the thread that receives from them."""
         students = self._board.students()
         self._tiles.value = board.as_html(students)
-        options = [
-            ("–", None),
-            *((one.name, id(one)) for one in sorted(students, key=lambda s: s.name)),
-        ]
-        if tuple(options) != self._choice.options:
+        # By name, so that a student stays open who joins again.
+        named = board.by_label(students)
+        options = (_NONE, *sorted(named))
+        if options != self._choice.options:
             chosen = self._choice.value
             self._choice.options = options
-            self._choice.value = chosen if chosen in [key for _, key in options] else None
-        opened = next((one for one in students if id(one) == self._choice.value), None)
+            self._choice.value = chosen if chosen in options else _NONE
+        opened = named.get(self._choice.value)
         if opened is not None:
             self._board.ask_panel(opened)
         self._ranks.value = board.ranks_html(opened) if opened is not None else ""

@@ -98,7 +98,8 @@ class Membership:
             while not self._over.is_set():
                 opened = self._wanted.is_set() and self.shows_panel
                 self._wanted.clear()
-                door.send(self._connection, self._described(opened))
+                state = {**self._described(opened), "shows_panel": self.shows_panel}
+                door.send(self._connection, state)
                 self._over.wait(_INTERVAL_SECONDS)
         except OSError:
             self.close()
