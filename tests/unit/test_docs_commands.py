@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import shlex
 import tomllib
@@ -10,7 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
+from allranks.cluster import launchers
 from allranks.command.main import main
 from tests.notebook.test_pages import PAGES as RUN
 
@@ -124,6 +127,25 @@ def test_commands_of_the_notebook_exist(path):
     known = {*listed.split(" | "), "stpo", "all"}  # the last is an answer to a prompt
     for command in re.findall(r"(?<!%)%distributed (\w[\w-]*)", path.read_text()):
         assert command in known, command
+
+
+@every_page
+def test_data_is_valid(path):
+    read = {"toml": tomllib.loads, "json": json.loads}
+    read["yaml"] = lambda text: [*yaml.safe_load_all(text)]
+    for _, language, text in BLOCK.findall(path.read_text()):
+        if language in read:
+            read[language](text)
+
+
+def test_places_and_launchers_of_the_page_on_hosts_can_be_made(tmp_path, monkeypatch):
+    file = tmp_path / "allranks.toml"
+    monkeypatch.setenv("ALLRANKS_SITES", str(file))
+    blocks = BLOCK.findall((DOCS / "hosts.md").read_text())
+    for text in (text for _, language, text in blocks if language == "toml"):
+        file.write_text(text)
+        for name, place in tomllib.loads(text).items():
+            launchers.named(name if "on" in place else f"{name}:h1:2,h2:2")
 
 
 SOURCES = [
