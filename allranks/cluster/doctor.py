@@ -226,8 +226,8 @@ _SHARED = "/dev/shm"
 _SHARED_NBYTES = 128 * 2**20
 #: The notebook's kernel and ipyparallel's controller open 100 descriptors, and 8 for each rank.
 _FILES = 256
-#: TensorFlow starts dozens of threads a rank, and each counts.
-_PROCESSES = 1024
+#: Threads count. A notebook server, a kernel and four ranks have 200, and with TensorFlow 230.
+_PROCESSES = 256
 _FABRIC = "/dev/infiniband"
 _PINNED_NBYTES = 2**30
 #: Two processes print the number of ranks that MPI has found, and the library.

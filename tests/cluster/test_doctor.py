@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -74,6 +75,19 @@ def test_a_system_that_refuses_packet_filters_does_not_replace_dead_ranks(monkey
     assert said.state == ABSENT
     assert said.found.startswith("not replaced")
     assert not dead_ranks(True)
+
+
+def test_the_limit_of_processes_in_the_page_on_jupyterhub_is_enough(monkeypatch, repository):
+    page = (repository / "docs" / "jupyterhub.md").read_text()
+    limit = int(re.search(r"MAX_PROCESSES = (\d+)", page)[1])
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    def state(most: int) -> str:
+        monkeypatch.setattr("resource.getrlimit", lambda which: (most, most))
+        return next(one.state for one in examine() if one.about == "processes")
+
+    monkeypatch.setenv("ALLRANKS_MPIEXEC", NO_MPI["ALLRANKS_MPIEXEC"])
+    assert (state(limit), state(100)) == (OK, WRONG)
 
 
 def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path):
