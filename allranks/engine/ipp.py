@@ -12,6 +12,8 @@ import logging
 import os
 import socket
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +82,8 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         self._ready = ready
         self._replaces = replaces
         self._look_ms = _CONNECT_MS if size <= CLIENTS_RANKS else _SELDOM_MS
+        # For each socket's monitor, how many of its connections are still missing.
+        self._missing: Counter[Any] = Counter()
 
     def init_engine(self) -> None:
         allow_ipv6(self._given_connection)
@@ -90,10 +94,15 @@ class RankEngine(IPEngine):  # type: ignore[misc]
     async def register(self) -> None:
         """Connects to the controller's ports and registers, without waiting for an answer."""
         connect_once, maybe_tunnel = self.init_connector()
+        monitors: dict[Any, Any] = {}
 
         def connect(place: Any, url: str, **options: Any) -> None:
             # Tries again and again: the controller may start later.
             place.setsockopt(zmq.RECONNECT_IVL_MAX, self._look_ms)
+            if place is not registrar:
+                if place not in monitors:
+                    monitors[place] = place.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                self._missing[monitors[place]] += 1
             connect_once(place, url, **options)
 
         registrar = self.registrar = self.context.socket(zmq.DEALER)
@@ -123,6 +132,19 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         heart = Heart(hb_ping, hb_pong, heart_id=identity, **keys)
         heart.device.setsockopt_in(zmq.RECONNECT_IVL_MAX, self._look_ms)
         heart.device.setsockopt_out(zmq.RECONNECT_IVL_MAX, self._look_ms)
+        threading.Thread(target=self._beat_once_connected, args=(heart,), daemon=True).start()
+
+    def _beat_once_connected(self, heart: Heart) -> None:
+        # The first beat completes the registration. Each socket connects when it tries again, and
+        # the controller drops a client's request for an engine whose socket has not yet connected:
+        # the client would wait forever. In a thread, because a cell may run for long.
+        poller = zmq.Poller()
+        for monitor in self._missing:
+            poller.register(monitor, zmq.POLLIN)
+        while self._missing.total() > 0:
+            for monitor, _ in poller.poll():
+                monitor.recv_multipart()
+                self._missing[monitor] -= 1
         heart.start()
 
     @property
