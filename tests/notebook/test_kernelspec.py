@@ -2,8 +2,10 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,14 +26,30 @@ def spec_in(prefix: Path, name: str = "allranks") -> KernelSpec:
     return KernelSpecManager(kernel_dirs=[folder]).get_kernel_spec(name)
 
 
+def complete(kernel: Kernel, source: str) -> list[str]:
+    """Presses Tab until something is offered: the first Tab of a user is not answered in time,
+    while jedi reads the names of Python.
+    """
+    deadline = time.monotonic() + 60
+    while not (found := kernel.complete(source)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory, cache):
     """The kernel of a prefix, with two ranks, for all tests of this file."""
     prefix = tmp_path_factory.mktemp("prefix")
     done = install(prefix, "-n", "2")
     assert done.returncode == 0, done.stderr
     assert f"Installed the kernel 'allranks' in {prefix}" in done.stdout
-    with Kernel(tmp_path_factory.mktemp("kernel"), spec=spec_in(prefix)) as kernel:
+    env = {"XDG_CACHE_HOME": str(cache)}
+    with Kernel(tmp_path_factory.mktemp("kernel"), env, spec=spec_in(prefix)) as kernel:
         first = kernel.run("print('rank', rank)")
         assert first.text.startswith("allranks started ranks 0–1 on ")
         assert lines_of_two(first.text.split("\n", 2)[2]) == {0: ["rank 0"], 1: ["rank 1"]}
@@ -69,12 +87,26 @@ def test_a_console_learns_whether_a_cell_is_complete(kernel, source, status):
 def test_tab_and_shift_tab_ask_a_rank_unless_the_cell_is_local(kernel):
     kernel.run("there = 7\nif rank: only_on_one = 1")
     kernel.run("%%local\nhere = 8")
-    assert kernel.complete("ther") == ["there"]
-    assert kernel.complete("%%local\nher") == ["here"]
-    assert kernel.complete("%%rank 1\nonly_") == ["only_on_one"]
+    assert complete(kernel, "ther") == ["there"]
+    assert complete(kernel, "%%local\nher") == ["here"]
+    assert complete(kernel, "%%rank 1\nonly_") == ["only_on_one"]
     assert "7" in kernel.inspect("there")
     assert kernel.inspect("%%rank 1\nonly_on_one").endswith("\nRank: 1")
     assert kernel.run("there?").text.startswith("rank 0 │ Type:        int\n")
+
+
+def test_a_tab_that_takes_too_long_leaves_no_part_of_a_file_in_the_users_cache(kernel, cache):
+    shutil.rmtree(cache)
+    kernel.run(
+        "import pickle\ntried, dump = [], pickle.dump\n"
+        "def cut_short(item, file, *_):\n"
+        "    tried.append(file.write(b'part'))\n    raise KeyboardInterrupt\n"
+        "pickle.dump = cut_short"
+    )
+    kernel.complete("%%rank 1\nimport asyncio\nasyncio.ru")
+    assert kernel.run("pickle.dump = dump\nlen(tried) > 0").text.count("True") == 1
+    files = [path for path in cache.rglob("*") if path.is_file()]  # those of the notebook
+    assert [path for path in files if path.read_bytes() == b"part"] == []
 
 
 def test_fresh_ranks_are_what_was_installed_again(kernel):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
+import pickle
 import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -50,6 +52,7 @@ class NamesOfRank(RankFeature):
     def _complete(self, code: str, cursor: int) -> dict[str, Any]:
         from IPython.core.completer import provisionalcompleter, rectify_completions
 
+        _save_whole_files()
         # IPython leaves out what a part of it has found that raises, and shows its traceback, which
         # an interrupt of a slow import of jedi would cause.
         before, sys.excepthook = sys.excepthook, lambda *_: None
@@ -142,6 +145,32 @@ def _static_names(value: Any) -> list[str]:
         except AttributeError:
             pass  # it has slots
     return list(names)
+
+
+def _save_whole_files() -> None:
+    """Makes jedi write a file of its cache under another name first.
+
+    All kernels of a user share this cache, and complete nothing where a file of it was cut short:
+    by `_interrupted_after`, by the end of the rank, or because it is still written.
+    """
+    try:
+        from parso import cache
+    except ImportError:
+        return  # IPython works without jedi
+
+    def save(hashed_grammar: str, path: Any, item: Any, cache_path: Any = None) -> None:
+        place = cache._get_hashed_path(hashed_grammar, path, cache_path=cache_path)  # type: ignore[no-untyped-call]
+        part = f"{place}.{os.getpid()}"
+        try:
+            with open(part, "wb") as file:
+                pickle.dump(item, file, pickle.HIGHEST_PROTOCOL)
+            os.replace(part, place)
+        except BaseException:
+            with suppress(OSError):
+                os.remove(part)
+            raise
+
+    cache._save_to_file_system = save
 
 
 @contextmanager
