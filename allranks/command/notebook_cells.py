@@ -17,6 +17,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from allranks.errors import UsageError
 from allranks.magics.options import CellOptions, parse_cell, parse_command
+from allranks.notebook import load_features
 
 _MAGIC, _COMMAND = "%%distributed", "%distributed"
 #: A cell that begins with one of these runs in the notebook, also after ``%distributed on``.
@@ -94,6 +95,7 @@ def _named(where: str) -> Iterator[None]:
 
 def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
     """Yields the cells in order; raises UsageError for a magic with wrong options."""
+    load_features()  # some options are theirs
     # The notebook's own kernel may be the one that sends every cell to the ranks.
     on = str(_under(notebook, "metadata", "kernelspec", "name")).startswith("allranks")
     number = 0
