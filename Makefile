@@ -193,7 +193,7 @@ $(VENV)/.lab: EXTRAS = lab,tensorflow
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
-	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): about 200 packages, one to five minutes the first time.'
+	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): more than 100 packages, one to five minutes the first time.'
 	@$(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@# A link instead of the copy, so that a change is seen when the page is loaded again.
 	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
