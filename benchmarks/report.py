@@ -17,7 +17,10 @@ PAGE = REPOSITORY / "docs" / "benchmarks.md"
 BEGIN = "<!-- figures -->"
 END = "<!-- /figures -->"
 # Other results are only for contributors.
-ORDER = ("start", "cells", "output", "ensemble", "panel", "keeping", "hosts")
+ORDER = (
+    *("start", "cells", "output", "ensemble"),
+    *("panel", "keeping", "hosts", "scale", "simulated_hosts"),
+)
 # The README has the comparisons with ipyparallel.
 AT_A_GLANCE = ORDER[:4]
 
