@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from allranks.collectives.calls.rank_state import RankState
 
 _NEWS_SECONDS = 1.0
+_ESTABLISHED = 1
 Key = tuple[bytes, bytes]
 """A public key and its secret key."""
 
@@ -75,9 +76,11 @@ class Connection(HostLink):
     def end(self) -> None:
         silent_ms = 0
         with suppress(OSError, AttributeError, struct.error):
-            # `tcpi_last_ack_recv` of linux/tcp.h. The other end's kernel acknowledges also while
-            # the rank there computes or is stopped.
+            # `tcpi_state` and `tcpi_last_ack_recv` of linux/tcp.h. The other end's kernel
+            # acknowledges also while the rank there computes or is stopped.
             info = self.tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+            if info[0] == _ESTABLISHED:
+                return  # an earlier connection, which has ended, had the same descriptor
             (silent_ms,) = struct.unpack_from("=I", info, 56)
         self.tcp.close()
         self._ended_at = time.monotonic()

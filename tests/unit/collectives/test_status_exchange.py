@@ -251,7 +251,7 @@ def test_only_ranks_with_a_known_key_are_accepted_and_after_them_none():
     assert link.behind == {1, 2}
     for key in (known, other):
         assert not is_accepted(listening.port, key, server[0])
-    link.end()
+    link.tcp.close()
     for one in (listening.channel, channel):
         one.context.destroy()
 
