@@ -232,6 +232,8 @@ def is_accepted(port: int, key: tuple[bytes, bytes], server_key: bytes) -> bool:
     with zmq.Context() as context, context.socket(zmq.DEALER) as tries:
         tries.curve_serverkey, tries.linger = server_key, 0
         tries.curve_publickey, tries.curve_secretkey = key
+        # Nothing answers if the connection comes while keys cease to be accepted.
+        tries.handshake_ivl = 2000
         with tries.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILED) as ends:
             tries.connect(f"tcp://127.0.0.1:{port}")
             assert ends.poll(20_000)
