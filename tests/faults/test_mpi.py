@@ -115,7 +115,7 @@ def test_an_exception_in_an_op_of_the_user_fails_the_cell_and_keeps_the_ranks(no
 
 
 def test_what_is_spawned_is_reached_once_the_ranks_have_tcp(notebook):
-    notebook.run("%env OMPI_MCA_btl=self,sm,tcp\n%distributed restart -n 1")
+    notebook.run("%env OMPI_MCA_btl=self,sm,tcp\n%distributed restart -n 1").ok()
     cell = notebook.on_ranks(
         f"import sys\n{START}"
         f"spawned = MPI.COMM_SELF.Spawn(sys.executable, ['-c', {CHILD!r}])\n"
