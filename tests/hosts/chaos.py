@@ -477,6 +477,7 @@ def main() -> int:
                 if options.only in fault.kind:
                     played.append(chaos.play(fault))
                     print(played[-1], flush=True)
+            chaos.notebook.run("%distributed stop")  # else they would stay
             chaos.notebook.shutdown()
             chaos.notebook.check_nothing_left()
     print(report(played))
