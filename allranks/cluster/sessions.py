@@ -168,7 +168,7 @@ def waiting() -> str:
     if not free:
         return ""
     whose = " and ".join(f"{label(range(one.size))} of {one.name}" for one in free)
-    return f"Starting new ranks. Earlier ones are detached: {whose}. To list them: {_LIST}"
+    return f"Earlier ones are detached: {whose}. To list them: {_LIST}"
 
 
 def chosen(name: str) -> SessionInfo:

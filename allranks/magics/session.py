@@ -87,7 +87,7 @@ class Session:
         # The options last until a stop, also after a failed start or a loss.
         self._asked = replace(wanted, n=cluster.size)
         if not lost and (waiting := sessions.waiting()):
-            print(waiting)
+            print(f"Starting new ranks. {waiting}")
         started = time.monotonic()
         cluster.heal_when(self._healing)
         cluster.keeping = self._keeping
@@ -296,7 +296,9 @@ class Session:
         if held is not None:
             held.stop()
         lines = ["The ranks are stopped."] if running is not None else []
-        return "\n".join([*lines, *self.hooks.ended()]) or "No ranks are running."
+        if lines := [*lines, *self.hooks.ended()]:
+            return "\n".join(lines)
+        return f"No ranks are running. {sessions.waiting()}".rstrip()
 
     def close(self) -> None:
         try:

@@ -303,7 +303,10 @@ def test_what_cannot_be_attached_to_is_said(notebook):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     notebook.run("%distributed detach")
     cell = notebook.on_ranks("rank", "-n 1")
-    assert f"Earlier ones are detached: ranks 0–3 of {name}. To list them" in cell.text
+    assert (
+        f"Starting new ranks. Earlier ones are detached: ranks 0–3 of {name}. To list them"
+        in cell.text
+    )
     assert "found ranks running for this one" in notebook.run("%distributed attach").error_value
     notebook.run("%distributed stop")
     assert "Attached to ranks 0–3" in notebook.run("%distributed attach").text
