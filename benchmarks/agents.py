@@ -67,7 +67,7 @@ def section(result: dict[str, Any]) -> str:
         f"{len(rounds)} rounds.\n\n"
         "A script that reads only these replies found the rank and the line of "
         f"{policy['found']} of {policy['bugs']} bugs: exceptions, deaths, calls that differ, "
-        "missing calls, ranks that do not come, messages. The slowest reply took "
+        "missing calls, ranks that do not arrive, messages. The slowest reply took "
         f"{max(policy['slowest'].values()):.2f} s, and the longest had {longest:,} characters.\n\n"
         f"Measured {result['date']} on {results.sentence(result['machine'])}. Load of the machine "
         f"before: {result['machine']['load_before'][0]:.1f}."
