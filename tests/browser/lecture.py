@@ -91,8 +91,9 @@ class ClassView:
         frame = self._shown.frame_locator("iframe")
         expect(frame.locator("img, svg").first).to_be_visible()
 
-    def expect_ranks(self, text: str) -> None:
-        expect(self._shown.locator("pre").filter(has_text=text)).to_be_visible()
+    def expect_ranks(self, name: str) -> None:
+        ranks = self._shown.locator(f"b:text-is('{name}') + pre")
+        expect(ranks.filter(has_text="rank 1")).to_be_visible()
 
 
 class Lecture:
@@ -217,7 +218,7 @@ def exercise(lecture: Lecture, shown: ClassView) -> None:
         lecture.labs[TEACHER].choose_theme(theme)
         lecture.picture(TEACHER, f"class-{theme.split()[1].lower()}")
     shown.open("ben")
-    shown.expect_ranks("rank 1")
+    shown.expect_ranks("ben")
     lecture.picture(TEACHER, "opened-ben")
 
 

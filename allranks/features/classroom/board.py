@@ -218,8 +218,9 @@ def by_label(students: Sequence[Student]) -> dict[str, Student]:
 
 
 def age(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes else "now"
+    if seconds < 10:
+        return "now"
+    return f"{int(seconds // 10)}0 s" if seconds < 60 else f"{int(seconds // 60)} min"
 
 
 def as_text(students: Sequence[Student]) -> str:
@@ -279,8 +280,9 @@ _NOTHING_FROM_OUTSIDE = (
 
 
 def ranks_html(student: Student) -> str:
-    """Returns the states of a student's ranks."""
-    return f"<pre>{html.escape(student.ranks)}</pre>" if student.ranks else ""
+    """Returns a student's name and the states of the ranks."""
+    ranks = f"<pre>{html.escape(student.ranks)}</pre>" if student.ranks else ": no ranks"
+    return f"<b>{html.escape(student.name)}</b>{ranks}"
 
 
 def panel_html(student: Student) -> str:
