@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from math import hypot
@@ -25,6 +26,8 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 64, 16, 34, 24
 _WAITING = "#b0b0b0"
 _MAP = 384
 _ZOOMS = (2, 4, 8)
+_HEAD, _HEADS = 24, 80
+"""The distance of arrows that end on one rank at the same time, and the most for all of them."""
 # What is pointed at or chosen stands out, with its text in the picture.
 _STYLE = (
     ".allranks-picture>div{overflow:auto;max-height:80vh}"
@@ -61,7 +64,7 @@ def explorable(svg: str) -> str:
         for by in (1, *_ZOOMS)
     )
     wider = "".join(
-        f'.allranks-picture:has([value="{by}"]:checked) svg{{width:{by * _WIDTH}px}}'
+        f'.allranks-picture:has([value="{by}"]:checked) svg{{width:{by * _WIDTH}px;max-width:none}}'
         for by in _ZOOMS
     )
     style = f"<style>{_STYLE}{wider}</style>"
@@ -97,22 +100,28 @@ class _Diagram:
         return _TOP + self._step * (rank + 0.5)
 
     def draw(self, events: Sequence[_Event], lost: Sequence[Any]) -> str:
-        body = self._legend(bool(lost))
-        for rank, clock in enumerate(self._clocks):
-            y = self._y(rank)
-            body += f'<path d="M{_LEFT} {y:.1f}H{self._x(clock):.1f}" stroke="{INK}"/>'
-            body += draw_words(_LEFT - 6, y + 4, f"rank {rank}", "end")
-        body += "".join(map(self._event, events)) + self._endless_waits()
+        received = Counter(one.rank for one in events if one.kind == "receive")
+        ends = [self._x(clock) for clock in self._clocks]
+        heads, arrows = [0.0] * len(ends), ""
         sent = {one.number: one for one in events if one.kind == "send"}
         for one in events:
             if one.kind == "receive":
                 start = sent.get(one.number)
                 # A send that nobody has waited for has no event of its own.
                 begin = start.begin if start is not None else one.ready
-                body += self._arrow(begin, one.peer, one.end, one.rank, INK, one.about)
+                # Side by side, so that their order is seen.
+                gap = min(_HEAD, _HEADS / received[one.rank])
+                x = heads[one.rank] = max(self._x(one.end), heads[one.rank] + gap)
+                arrows += self._arrow(begin, one.peer, x, one.rank, INK, one.about)
         for source, dest, began, about in lost:
-            end = began + 0.12 * self._end
-            body += self._arrow(began, source, end, dest, WRONG, f"{about}: never received")
+            x = self._x(began + 0.12 * self._end)
+            arrows += self._arrow(began, source, x, dest, WRONG, f"{about}: never received")
+        body = self._legend(bool(lost))
+        for rank, end in enumerate(map(max, ends, heads)):
+            y = self._y(rank)
+            body += f'<path d="M{_LEFT} {y:.1f}H{end:.1f}" stroke="{INK}"/>'
+            body += draw_words(_LEFT - 6, y + 4, f"rank {rank}", "end")
+        body += "".join(map(self._event, events)) + self._endless_waits() + arrows
         return svg_page(_WIDTH, self._height, "", body + self._axis(), titled=False)
 
     def _legend(self, lost: bool) -> str:
@@ -144,9 +153,9 @@ class _Diagram:
         return body
 
     def _arrow(
-        self, begin: float, source: int, end: float, dest: int, colour: str, about: str
+        self, begin: float, source: int, x1: float, dest: int, colour: str, about: str
     ) -> str:
-        x, y, x1, y1 = self._x(begin), self._y(source), self._x(end), self._y(dest)
+        x, y, y1 = self._x(begin), self._y(source), self._y(dest)
         if source == dest:
             y1 -= 10  # else it would lie on the rank's line
         length = hypot(x1 - x, y1 - y) or 1.0
@@ -196,12 +205,15 @@ def _map(size: int, each: int, sent: Sequence[Any]) -> str:
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}" '
             f'fill="{colour}" fill-opacity="{0.25 + 0.75 * nbytes / most:.2f}"/>',
         )
+    if not sent:
+        body += draw_words(_LEFT + _MAP / 2, _TOP + _MAP / 2, "no messages", "middle")
     last = size - 1
     body += draw_words(_LEFT - 6, _TOP + 10, "rank 0", "end")
     body += draw_words(_LEFT - 6, _TOP + _MAP, f"rank {last}", "end")
     body += draw_words(_LEFT, 16, "rank 0")
     body += draw_words(_LEFT + _MAP, 16, f"rank {last}", "end")
-    body += draw_swatch(_LEFT, _TOP + _MAP + 8, TRANSFER, f"up to {most:,} bytes")
+    if sent:
+        body += draw_swatch(_LEFT, _TOP + _MAP + 8, TRANSFER, f"up to {most:,} bytes")
     if lost:
         body += draw_swatch(_LEFT + 160, _TOP + _MAP + 8, WRONG, "with messages never received")
     return svg_page(_LEFT + _MAP + 24, _TOP + _MAP + 26, "", body, titled=False)
