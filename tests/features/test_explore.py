@@ -125,6 +125,15 @@ RIGHT = [
         "  print(a[1])\nelse: comm.send(7, 0)"),
     (3, "if rank == 0:\n  rs = [comm.irecv(source=s) for s in (1, 2)]\n"
         "  print(sum(MPI.Request.waitany(rs)[1] for _ in rs))\nelse: comm.send(rank, 0)"),
+    (3, "if rank == 0:\n  total, rs = 0, [comm.irecv(source=s) for s in (1, 2)]\n"
+        "  while (some := MPI.Request.waitsome(rs))[0]: total += sum(some[1])\n"
+        "  print(total, MPI.Request.testsome(rs), MPI.Request.Testany(rs)[1])\n"
+        "else: comm.send(rank, 0)"),
+    (3, "if rank == 0:\n  total, rs = 0, [comm.irecv(source=s) for s in (1, 2)]\n"
+        "  while (some := MPI.Request.testsome(rs))[0] is not None: total += sum(some[1])\n"
+        "  print(total)\nelse: comm.send(rank, 0)"),
+    (2, "import time\nbegan = time.time(); speed = 1 / (time.time() - began)\n"
+        "while time.time() < began + 0.001: pass"),
 ]  # fmt: skip
 
 

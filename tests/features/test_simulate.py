@@ -104,7 +104,10 @@ def test_an_endless_loop_is_interrupted_and_variables_stay(notebook, simulate):
         ("%cd /", "found %cd in line 2"),
         ("input()", "have no input()"),
         ("await x", "without await"),
+        ("get_ipython().run_line_magic", "have no get_ipython()"),
+        ("records()", "have no records()"),
         ("MPI.Win.Create(None)", "found MPI.Win"),
+        ("comm.neighbor_allgather(0)", "found comm.neighbor_allgather"),
         ("comm.Spawn('x')", "found comm.Spawn"),
     ],
 )
@@ -112,6 +115,21 @@ def test_what_needs_processes_is_refused(simulate, source, said):
     text = simulate(source).text
     assert said in text
     assert "%%distributed -n 4" in text
+
+
+def test_figures_of_matplotlib_are_inline_with_and_without_its_magic(simulate):
+    assert simulate("%matplotlib inline\nprint(rank)", 1).text == "rank 0 │ 0\n"
+
+
+def test_a_forked_process_ends_with_its_rank(simulate):
+    source = """
+    import os
+    child = os.fork() if rank == 0 else 0
+    if child: print("it ended with", os.waitpid(child, 0)[1])
+    elif rank == 0: mine = 1
+    else: print("once")
+    """
+    assert simulate(source, 2).text == "rank 0 │ it ended with 0\nrank 1 │ once\n"
 
 
 def test_sleep_and_compute_take_simulated_time_only(simulate):

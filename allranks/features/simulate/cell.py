@@ -18,6 +18,7 @@ import cloudpickle
 from allranks.collectives.calls.guard import of_traceback
 from allranks.collectives.calls.rank_state import FINISHED
 from allranks.collectives.calls.watch import INTERRUPTED
+from allranks.engine.cell import end_fork, in_rank
 from allranks.engine.exceptions import (
     from_cell,
     has_succeeded,
@@ -191,7 +192,7 @@ class SimulatedCell:
         return self._outputs[scheduler.current.rank]
 
     def _in_thread(self) -> bool:
-        return current_thread() is main_thread()
+        return current_thread() is main_thread() and in_rank()
 
     def _compiled(self, source: str) -> Code:
         shell: Any = self._context.shell
@@ -210,7 +211,7 @@ class SimulatedCell:
         if any(code is not None and code.co_flags & CO_COROUTINE for code in (body, last)):
             raise UsageError(
                 "expected a cell without await on simulated ranks, which one thread runs, found "
-                "one. Type: asyncio.run(...) in a cell on real ranks: %%distributed -n 4"
+                "one. Leave out --simulate to use real ranks: %%distributed -n 4"
             )
         return Code(file, body, last)
 
@@ -237,6 +238,10 @@ class SimulatedCell:
             if is_a(error, KeyboardInterrupt):
                 scheduler.interrupted = True
             outcome.error = None if has_succeeded(error) else error
+        if not in_rank():
+            # A process that the cell has forked ends with its rank; the others run in the parent.
+            raised = outcome.error
+            end_fork(raised, None if raised is None else traceback.format_exception(raised))
         self._leave(task, outcome)
 
     def _show_figures(self) -> None:

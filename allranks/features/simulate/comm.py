@@ -37,8 +37,10 @@ class SimulatedComm(Messaging):
 
     _numbered: ClassVar[dict[int, SimulatedComm]] = {}
 
-    def __init__(self, number: int, name: str = "", lasting: bool = False) -> None:
-        self._number, self.name, self._lasting = number, name, lasting
+    def __init__(self, number: int | SimulatedComm, name: str = "", lasting: bool = False) -> None:
+        # MPI.Intracomm(comm) is another name of it.
+        self._number: int = number._number if isinstance(number, SimulatedComm) else number
+        self.name, self._lasting = name, lasting
 
     # Its ranks.
 
@@ -117,7 +119,7 @@ class SimulatedComm(Messaging):
         return _lasting, (self._number == ALONE,)
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and hasattr(MPI.Intracomm, name):
+        if not name.startswith("_") and hasattr(MPI.Cartcomm, name):
             raise UsageError(
                 f"expected a call that simulated ranks have, found comm.{name}. {ON_REAL_RANKS}"
             )
@@ -183,6 +185,11 @@ class SimulatedComm(Messaging):
         return CollectiveRequest(self._world, self._exchange("Ibarrier", None, lambda parts: None))
 
     # Windows, files, processes.
+
+    @staticmethod
+    def Get_parent() -> Any:
+        """The null communicator: no process has started the ranks by MPI."""
+        return MPI.COMM_NULL
 
     def Abort(self, errorcode: int = 0) -> None:
         """Ends this rank's part in the cell."""

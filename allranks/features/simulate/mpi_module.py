@@ -29,6 +29,8 @@ from allranks.features.simulate.requests import (
 )
 
 _TAGS, _HEAD_BYTES = 1 << 14, 256
+_TICK_SECONDS = 1e-6
+"""What a reading of the clock takes if computing takes no time."""
 _REFUSED = ("Win", "File", "Intercomm", "Graphcomm", "Distgraphcomm", "Prequest", "Open_port")
 
 
@@ -44,7 +46,7 @@ class SimulatedMPI(types.ModuleType):
             SimulatedCartcomm,
         )
         self.Request, self.Group, self.Message = SimulatedRequest, RankGroup, MatchedMessage
-        self.Wtime = wtime
+        self.Wtime = read_clock
         self.Init = self.Finalize = lambda: None
 
     def __getattr__(self, name: str) -> Any:
@@ -59,6 +61,13 @@ def wtime() -> float:
     """The simulated time of this rank, in seconds since its cell began."""
     scheduler = running()
     scheduler.computed()
+    return scheduler.task.clock
+
+
+def read_clock() -> float:
+    """As `wtime`, but later than the reading before: programs divide by the difference."""
+    scheduler = running()
+    scheduler.computed(0.0 if scheduler.measures else _TICK_SECONDS)
     return scheduler.task.clock
 
 

@@ -32,9 +32,11 @@ class RankOutput:
         self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
         self._shown: list[str] = []
         """The text of the screen, for the log, as long as there is no log."""
-        self._tail = ""
+        self._tail: list[str] = []
+        self._tail_size = 0
         self._hidden_nbytes = self._hidden_lines = 0
         self._log: Any = None
+        self._log_size = 0
         self._displays, self._displays_nbytes = 0, 0
         self._notes: set[str] = set()
         self.log_nbytes = 0
@@ -51,26 +53,30 @@ class RankOutput:
                 return
             self._head_left = 0
             self._write_log(text)
-            self._tail += text
-            if len(self._tail) > 2 * self.limit_nbytes:
+            self._tail.append(text)
+            self._tail_size += len(text)
+            if self._tail_size > 2 * self.limit_nbytes:
                 self._cut_tail()
 
     def _write_log(self, text: str) -> None:
         if self._log is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._log = open(self._path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            self._log_size = self._log.tell()
             text = "".join(self._shown) + text
             self._shown.clear()
-        if self._log.tell() > _LOG_NBYTES:
+        if self._log_size > _LOG_NBYTES:
             self._log.seek(0)
             self._log.truncate()
             self._log.write("allranks: this log was full, and begins again here.\n")
+            self._log_size = 0
+        self._log_size += len(text)
         self._log.write(text)
 
     def _cut_tail(self) -> None:
-        keep = self.limit_nbytes // _TAIL_SHARE
-        cut = self._tail.find("\n", max(0, len(self._tail) - keep)) + 1 or len(self._tail) - keep
-        hidden, self._tail = self._tail[:cut], self._tail[cut:]
+        keep, tail = self.limit_nbytes // _TAIL_SHARE, "".join(self._tail)
+        cut = tail.find("\n", max(0, len(tail) - keep)) + 1 or len(tail) - keep
+        hidden, self._tail, self._tail_size = tail[:cut], [tail[cut:]], len(tail) - cut
         self._hidden_nbytes += len(hidden)
         self._hidden_lines += hidden.count("\n")
 
@@ -96,7 +102,7 @@ class RankOutput:
         """The output so far, without what `take` has taken."""
         with self._lock:
             # What follows is the number of a display.
-            return *((entry[0], entry[1]) for entry in self._entries), ("out", self._tail)
+            return *((entry[0], entry[1]) for entry in self._entries), ("out", "".join(self._tail))
 
     def take(self, final: bool = False) -> tuple[list[Entry], int, int]:
         """Returns the new entries, and the number of lines and bytes that are only in the log."""
@@ -104,12 +110,12 @@ class RankOutput:
             entries, self._entries = self._entries, []
             if final:
                 if self._tail:
-                    if len(self._tail) > self.limit_nbytes // _TAIL_SHARE:
+                    if self._tail_size > self.limit_nbytes // _TAIL_SHARE:
                         self._cut_tail()
                     if self._hidden_nbytes:
                         entries.append(["hidden", self._hidden_lines, self._hidden_nbytes])
-                    entries.append(["out", self._tail])
-                    self._tail = ""
+                    entries.append(["out", "".join(self._tail)])
+                    self._tail.clear()
                 if self._log is not None:
                     self._log.close()
                     self._log = None

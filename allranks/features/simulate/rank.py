@@ -25,6 +25,7 @@ class RankSimulation(RankFeature):
 
     def __init__(self) -> None:
         self._ranks: dict[int, Any] = {}
+        self._kinds: tuple[Any, Any] | None = None
         self._cell: Any = None
         self._news_at = 0.0
 
@@ -57,8 +58,12 @@ class RankSimulation(RankFeature):
         # are forked.
         global _running
         try:
-            from allranks.features.simulate.cell import SimulatedCell
-            from allranks.features.simulate.exploration import ExploredCell
+            # Once: a cell may empty sys.modules.
+            if self._kinds is None:
+                from allranks.features.simulate.cell import SimulatedCell
+                from allranks.features.simulate.exploration import ExploredCell
+
+                self._kinds = SimulatedCell, ExploredCell
         except Exception as error:  # such as a greenlet for another Python
             lines = traceback.format_exception(error)
             said = report(error, lines, 0, "simulated", "")
@@ -71,7 +76,7 @@ class RankSimulation(RankFeature):
                 for rank in range(record.size)
             )  # fmt: skip
         self._news_at = monotonic() + _NEWS_SECONDS
-        kind = ExploredCell if "explore" in record.options else SimulatedCell
+        kind = self._kinds["explore" in record.options]
         _running = running = kind(self._context, record, self._ranks)
         self._cell = running
         try:

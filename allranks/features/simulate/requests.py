@@ -165,6 +165,60 @@ class SimulatedRequest:
         return at, found
 
     @classmethod
+    def Waitsome(
+        cls, requests: Sequence[SimulatedRequest], statuses: Any = None
+    ) -> list[int] | None:
+        """Waits for one, as MPI allows; returns a list with its index, None if all have ended."""
+        return cls.waitsome(requests, statuses)[0]
+
+    @classmethod
+    def waitsome(
+        cls, requests: Sequence[SimulatedRequest], statuses: Any = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        """As `Waitsome`, with a list of the object that was received."""
+        at, found = cls.waitany(requests, statuses[0] if statuses else None)
+        return ([at], [found]) if at >= 0 else (None, None)
+
+    @classmethod
+    def Testany(
+        cls, requests: Sequence[SimulatedRequest], status: MPI.Status | None = None
+    ) -> tuple[int, bool]:
+        """The index of one that has completed, and whether there is one or all have ended."""
+        return cls.testany(requests, status)[:2]
+
+    @classmethod
+    def testany(
+        cls, requests: Sequence[SimulatedRequest], status: MPI.Status | None = None
+    ) -> tuple[int, bool, Any]:
+        """As `Testany`, with the object that was received."""
+        active = [at for at, one in enumerate(requests) if not one._ended]
+        schedule, rank = running().schedule, running_world().rank
+        if active and not any(requests[at]._is_complete() for at in active):
+            running().poll()
+        complete = [at for at in active if requests[at]._is_complete()]
+        if not complete or not schedule.has_completed(rank, "request, Testany"):
+            return int(MPI.UNDEFINED), not active, None
+        at = complete[schedule.choose_completed(rank, len(complete))]
+        return at, True, requests[at]._finish(status)
+
+    @classmethod
+    def Testsome(
+        cls, requests: Sequence[SimulatedRequest], statuses: Any = None
+    ) -> list[int] | None:
+        """A list with the index of one that has completed, or without; None if all have ended."""
+        return cls.testsome(requests, statuses)[0]
+
+    @classmethod
+    def testsome(
+        cls, requests: Sequence[SimulatedRequest], statuses: Any = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        """As `Testsome`, with a list of the object that was received."""
+        at, done, found = cls.testany(requests, statuses[0] if statuses else None)
+        if at < 0:
+            return (None, None) if done else ([], [])
+        return [at], [found]
+
+    @classmethod
     def Testall(cls, requests: Sequence[SimulatedRequest], statuses: Any = None) -> bool:
         """Whether all have completed."""
         return cls.testall(requests, statuses)[0]

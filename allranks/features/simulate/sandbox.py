@@ -45,6 +45,7 @@ _REFUSED = {
     **dict.fromkeys(("petsc4py", "h5py.h5p"), "MPI's own communicators"),
 }
 """Modules that cannot be imported, and what they need."""
+_INLINE = "%matplotlib inline"
 _MAGICS = {
     "run_line_magic",
     "run_cell_magic",
@@ -188,6 +189,7 @@ class Sandbox:
             "log": space.metrics.log,
             "simulate": SimulateCommands(),
             "keep": _refusing("keep()", "keep variables, which are kept anyway"),
+            "get_ipython": _refusing("get_ipython()", "magics belong to a process"),
         }
         space.names.update(found, __builtins__=builtins)
 
@@ -204,10 +206,15 @@ class Sandbox:
             (process_sets, "open_group", world.open_group),
             (process_sets, "deferred", _not_deferred),
             *((collectives, name, function) for name, function in _calls().items()),
+            *(
+                (collectives, name, _refusing(f"{name}()", "--view full shows the times of calls"))
+                for name in ("records", "timeline")
+            ),
             *fakes,
         ]
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
         state, bits = random.getstate(), _mtrand.get_bit_generator()
+        modules, finders = dict(sys.modules), [*sys.meta_path]
         refused = _RefusedImports()
         hooks = [
             PostImportHook({"torch.distributed"}, _refuse_torch),
@@ -224,9 +231,12 @@ class Sandbox:
         finally:
             for owner, name, value in before:
                 setattr(owner, name, value)
+            if sys.modules.get("sys") is not sys:  # a cell has emptied it: the process needs it
+                sys.modules.update(modules)
             sys.modules["mpi4py.MPI"] = MPI
             sys.modules["__main__"] = self._main
-            sys.meta_path[:] = [one for one in sys.meta_path if one not in (refused, *hooks)]
+            found = sys.meta_path or finders
+            sys.meta_path[:] = [one for one in found if one not in (refused, *hooks)]
             random.setstate(state)
             _mtrand.set_bit_generator(bits)
             set_thread(None)
@@ -310,29 +320,37 @@ class _Clock:
         began = real()
 
         def read() -> float:
-            now: float = began + mpi_module.wtime() if self._runs else real()
+            now: float = began + mpi_module.read_clock() if self._runs else real()
             return now
 
         return read
 
 
 def check_magics(tree: ast.Module) -> None:
-    """Raises UsageError for the magics and commands in a cell, except ``%matplotlib inline``."""
+    """Raises UsageError for the magics and commands in a cell; removes ``%matplotlib inline``."""
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in _MAGICS
-            and isinstance(node.func.value, ast.Call)
-            and getattr(node.func.value.func, "id", "") == "get_ipython"
-        ):
-            words = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
-            if words[:2] == ["matplotlib", "inline"]:
-                continue
-            magic = node.func.attr.startswith("run_")
-            text = f"%{words[0]}" if magic and words else f"!{words[0] if words else ''}"
+        if isinstance(node, ast.Expr) and _magic(node.value) == _INLINE:
+            node.value = ast.copy_location(ast.Constant(None), node.value)
+        elif isinstance(node, ast.Call) and (text := _magic(node)) and text != _INLINE:
             raise UsageError(
                 f"expected Python on simulated ranks, found {text:.60} in line {node.lineno}: "
                 f"magics and commands belong to a process. Type it in a cell of the notebook. "
                 f"{_REAL}"
             )
+
+
+def _magic(node: ast.AST) -> str:
+    """The magic or command that IPython has made this call of; empty if it is none."""
+    if not (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _MAGICS
+        and isinstance(node.func.value, ast.Call)
+        and getattr(node.func.value.func, "id", "") == "get_ipython"
+    ):
+        return ""
+    words = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+    if words[:2] == ["matplotlib", "inline"]:
+        return _INLINE
+    magic = node.func.attr.startswith("run_")
+    return f"%{words[0]}" if magic and words else f"!{words[0] if words else ''}"

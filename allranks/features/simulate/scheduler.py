@@ -22,7 +22,8 @@ from typing import Any, Protocol
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 from allranks.collectives.calls.call import Call
-from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft
+from allranks.engine.cell import in_rank
+from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft, UsageError
 from allranks.features.simulate.cores import SharedCores
 from allranks.features.simulate.events import PostedReceive, RankEvent, SimulatedMessage
 from allranks.features.simulate.network import Network
@@ -119,6 +120,8 @@ class Task:
     def __init__(self, rank: int, world: Any) -> None:
         self.rank, self.world = rank, world
         self.greenlet: greenlet | None = None
+        self.place: greenlet | None = None
+        """Where it goes on: its own greenlet, or one that the cell has made."""
         self.clock = 0.0
         """Seconds of simulated time since the cell began."""
         self.wait: Wait | None = None
@@ -193,7 +196,7 @@ class Scheduler:
         self._switched(task)
         task.began_computing = thread_time()
         try:
-            task.greenlet.switch()
+            (task.place or task.greenlet).switch()
         finally:
             self.current = None
             self._switched(None)
@@ -249,6 +252,11 @@ class Scheduler:
     def _check(self) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
+        if not in_rank():
+            raise UsageError(
+                "expected a call in the process of the simulated ranks, found one in a process "
+                "that a rank has forked. Return the value to the rank, and make the call there"
+            )
 
     def _leave(self, task: Task) -> None:
         self.computed()
@@ -256,7 +264,9 @@ class Scheduler:
         task.wait = None
 
     def _switch(self, task: Task) -> None:
+        task.place = getcurrent()
         self._hub.switch()
+        task.place = None
         error, task.error = task.error, None
         if error is not None:
             task.wait = None
@@ -304,6 +314,9 @@ class Scheduler:
     def _end_stall(self) -> None:
         """No rank can go on: those that wait for a rank that has left get an error, or else all."""
         waiting = [task for task in self.tasks if task.wait is not None]
+        if not waiting:  # a cell has switched to the scheduler's greenlet
+            self._ready = sorted(self._living)
+            return
         left: dict[int, tuple[int, str]] = {}
         for task in self.tasks:
             if task.greenlet is None and (why := waiting[0].world.departure(task.rank)):
@@ -341,6 +354,10 @@ def _left_text(task: Task, wait: Wait, rank: int, why: str) -> str:
     return text
 
 
+def _names(ranks: Iterable[int]) -> str:
+    return label(found) if (found := sorted(ranks)) else "no rank"
+
+
 def _deadlock_text(waiting: Sequence[Task]) -> str:
     ranks = [task.rank for task in waiting]
     found: dict[tuple[str, str], list[Task]] = {}
@@ -351,7 +368,7 @@ def _deadlock_text(waiting: Sequence[Task]) -> str:
     lines = []
     for (title, site), tasks in found.items():
         for_whom = [
-            f"rank {task.rank} for {label(sorted(task.wait.missing())) or 'no rank'}"
+            f"rank {task.rank} for {_names(task.wait.missing())}"
             for task in tasks[:_NAMED]
             if task.wait is not None
         ]

@@ -130,8 +130,13 @@ class TaskAgreement:
             slot.last, slot.last_rank = task.clock, task.rank
         if len(slot.calls) < slot.size:
             return False
-        with scheduler.uncounted():
-            self._complete(slot, call)
+        try:
+            with scheduler.uncounted():
+                self._complete(slot, call)
+        except BaseException:  # such as a RecursionError: the others see that this rank is missing
+            if not slot.complete:
+                del slot.calls[self.members.me]
+            raise
         return self._agreed(call)
 
     def _complete(self, slot: Arrival, call: Call) -> None:
