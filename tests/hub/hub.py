@@ -44,7 +44,6 @@ def cull_soon(spawner):
 c.Spawner.pre_spawn_hook = cull_soon
 c.Spawner.http_timeout = c.Spawner.start_timeout = {seconds}
 c.JupyterHub.authenticator_class = "dummy"
-c.Authenticator.allow_all = True
 c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
 c.JupyterHub.hub_port = {hub_port}
 c.ConfigurableHTTPProxy.command = {proxy}

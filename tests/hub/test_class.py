@@ -1,4 +1,4 @@
-"""A class on a real JupyterHub: limits of each student, and students who exceed them."""
+"""Ten students on a real JupyterHub: limits of each, and students who exceed them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.hub.hub import IDLER, Hub, Student, proxy
 from tests.kernel import wait_until
 from tests.missing import skip_missing
 
+NAMES = ("ada", "eve", IDLER, *(f"student-{number}" for number in range(4, 11)))
 GOOD = "%%distributed\nallreduce(rank + 1, op=Sum)"
 #: The first cells of a student, whose two ranks stay.
 START = ("%load_ext allranks", "%%distributed\nkept = 10 * rank")
@@ -40,27 +43,45 @@ def hub() -> Iterator[Hub]:
         pytest.skip("accounts of students need CAP_SYS_ADMIN: run as root")
     folder = Path(tempfile.mkdtemp(prefix="hub-"))
     folder.chmod(0o755)  # students have their homes there
-    with Hub(folder, ("ada", "eve", IDLER)) as running:
+    with Hub(folder, NAMES) as running:
         yield running
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def opened(hub: Hub, name: str) -> Student:
-    student = hub.student(name)
+def run_all(students: Iterable[Student], source: str) -> list[str]:
+    """Runs a cell in the notebooks of these students, at the same time."""
+    sent = [(student, student.begin(source)) for student in students]
+    return [student.end(number) for student, number in sent]
+
+
+@pytest.fixture(scope="module")
+def students(hub: Hub) -> dict[str, Student]:
+    hub.start(*NAMES)
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(NAMES, pool.map(partial(Student, hub), NAMES), strict=True))
     for source in START:
-        student.run(source)
-    assert student.run(GOOD).endswith("→ 3\n")
-    return student
+        run_all(found.values(), source)
+    return found
 
 
 @pytest.fixture(scope="module")
-def ada(hub: Hub) -> Student:
-    return opened(hub, "ada")
+def ada(students: dict[str, Student]) -> Student:
+    return students["ada"]
 
 
 @pytest.fixture(scope="module")
-def eve(hub: Hub) -> Student:
-    return opened(hub, "eve")
+def eve(students: dict[str, Student]) -> Student:
+    return students["eve"]
+
+
+def assert_all_right(students: Iterable[Student]) -> None:
+    found = run_all(students, GOOD)
+    assert all(text.endswith("→ 3\n") for text in found), found
+
+
+def test_ten_students_run_cells_on_two_ranks_each_at_the_same_time(students):
+    assert len(students) == 10
+    assert_all_right(students.values())
 
 
 def test_a_student_who_exceeds_a_limit_gets_an_error_and_keeps_the_variables(eve):
@@ -93,21 +114,26 @@ def test_a_class_through_the_hub_shows_who_joins_to_the_teacher_who_was_named(hu
 
 
 def test_others_cells_are_right_while_a_student_forks_and_floods_until_the_server_is_stopped(
-    hub, ada, eve
+    hub, students, eve
 ):
+    # Kernels of IDLER are culled when they are idle.
+    others = [one for name, one in students.items() if name not in ("eve", IDLER)]
     hostile = eve.begin(f"%%distributed\n{FORKS}")
     for _ in range(3):
-        assert ada.run(GOOD).endswith("→ 3\n")
+        assert_all_right(others)
     assert "BlockingIOError: [Errno 11] Resource temporarily unavailable" in eve.end(hostile)
     eve.begin("%%distributed\nwhile True: print('x' * 1000)")
     for _ in range(3):
-        assert ada.run(GOOD).endswith("→ 3\n")
+        assert_all_right(others)
     hub.stop("eve")
-    assert opened(hub, "eve").run("1 + 1") == "2\n"
+    again = hub.student("eve")
+    for source in START:
+        again.run(source)
+    assert_all_right([again])
 
 
-def test_a_kernel_is_culled_when_it_is_idle_and_never_while_a_cell_runs_on_its_ranks(hub):
-    ida = hub.student(IDLER)
+def test_a_kernel_is_culled_when_it_is_idle_and_never_while_a_cell_runs_on_its_ranks(hub, students):
+    ida = Student(hub, IDLER)  # earlier kernels have been idle for too long
     for source in START:
         ida.run(source)
     text = ida.run("%%distributed\nimport time\ntime.sleep(12)\nallreduce(kept, op=Sum)")
