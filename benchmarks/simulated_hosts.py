@@ -217,7 +217,8 @@ def table(result: dict[str, Any]) -> str:
         "sends until all agree on a collective, and the packets that a host sends and receives for "
         "an allreduce of 4 bytes. The simulated traffic is added to that of idle hosts: what was "
         f"captured there, or {result['idle_mb_min']:.2f} MB a minute, which are heartbeats with "
-        "the notebook. Up to 128 ranks, ipyparallel's heartbeats are added on the first host. The "
+        "the notebook. Up to 128 ranks, ipyparallel's heartbeats are added on the first host. What "
+        "the ranks of a running cell send to the notebook is captured, but not simulated. The "
         "figures are of the host with most traffic, except for the mean of all hosts. The last "
         "column is the processor time of a round at the host with most of it; the wait has "
         f"{each:.0f} rounds a minute then, and later 12.\n\n" + results.markdown(head, rows)
