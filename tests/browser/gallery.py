@@ -105,6 +105,7 @@ class Gallery:
             select.select_option("all")
 
     def variables(self) -> None:
+        self.lab.command("allranks:show")
         self.run("variables")
         summary = self.page.locator(f"{SIDEBAR} summary")
         summary.click()
@@ -137,6 +138,7 @@ class Gallery:
         self.shoot(lambda: ask("Shift+Tab", ".jp-Tooltip"), "_tooltip")
 
     def debugger(self) -> None:
+        self.lab.command("allranks:show")
         self.page.locator(".jp-DebuggerBugButton").click()
         gutter = self.page.locator(".cm-breakpoint-gutter").first
         expect(gutter).to_be_attached(timeout=180_000)
@@ -193,7 +195,7 @@ def main() -> None:
             lab.open(path, tree="lab/tree" if app == "lab" else "notebooks")
             shown = Gallery(lab, app)
             for name in SCENES:
-                # The others need what these two do.
+                # The others need what this one does.
                 if not typed.scenes or name in typed.scenes or name == "toolbar":
                     shown.scene = name
                     getattr(shown, name)()

@@ -82,6 +82,11 @@ def test_names_of_a_rank_are_completed_and_described_while_it_is_idle_or_runs_a_
     # A text that never ends is left out, and the rank goes on.
     assert "Its text never ends." in notebook.inspect("%%distributed\nstuck")
     assert "2.5" in notebook.inspect("%%distributed\nonly_there")
+    # jedi raises if its cache is damaged; IPython then completes no attributes.
+    damage = "import jedi, time; jedi.Interpreter.complete, whole = None, jedi.Interpreter.complete"
+    notebook.on_ranks(damage).ok()
+    assert notebook.complete("%%distributed\ntime.slee") == ["time.sleep"]
+    notebook.on_ranks("jedi.Interpreter.complete = whole").ok()
 
     sleeps = notebook.start("%%distributed\nimport time\nprint('begun')\ntime.sleep(1000)")
     sleeps.wait_for("begun")

@@ -13,8 +13,8 @@ from allranks.cluster.options import LineCommand
 from allranks.errors import UsageError
 from allranks.records import ranks as rank_lists
 
-#: How long the kernel waits. JupyterLab waits one second for completions.
-_SECONDS = {"complete": 0.8, "describe": 2.0}
+#: How long the kernel waits. JupyterLab waits one second for completions, also on a busy machine.
+_SECONDS = {"complete": 0.5, "describe": 2.0}
 #: What the ranks of a cell are named by, in its first line.
 _RANKS = re.compile(
     r"\s*%%(?:rank\s+|(?:distributed|px)\b.*?\s(?:-r|--ranks|-t|--targets)[\s=]*)"

@@ -62,6 +62,10 @@ class NamesOfRank(RankFeature):
                 found = list(rectify_completions(code, completions))
         finally:
             sys.excepthook = before
+        path = _PATH.search(code[:cursor])
+        if not found and path and "." in path[0]:
+            # jedi finds no attributes if a process was killed while it wrote to jedi's cache.
+            return self._complete_known(code[:cursor])
         return {"matches": [self._match(c.text, c.start, c.type or "") for c in found]}
 
     def _inspect(self, name: str, detail: int) -> dict[str, Any]:
