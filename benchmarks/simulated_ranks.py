@@ -1,6 +1,6 @@
 """Compares predicted times of simulated ranks with real ranks, and measures simulated cells.
 
-    python -m benchmarks.simulated_ranks [--sizes 2 3 4] [--hosts] [--quick]
+    python -m benchmarks.simulated_ranks [--sizes 2 3 4] [--hosts] [--rounds 3]
 
 The same programs run on real ranks and, with the network "here", on simulated ones. That network is
 measured with other programs: loops of one call, or of computing and a barrier, with other sizes.
@@ -31,6 +31,7 @@ from allranks.features.simulate.notebook import as_time
 from benchmarks import results
 
 ROOT = Path(__file__).resolve().parents[1]
+_LOOPS = 9
 _ON_HOST = "--on-host"
 _WHERE = "ssh:h0:2,h1:2"
 _SOURCE = """
@@ -58,8 +59,8 @@ class Program(NamedTuple):
     step: str
     steps: int
 
-    def source(self, loops: int) -> str:
-        return _SOURCE.format(prepare=self.prepare, step=self.step, steps=self.steps, loops=loops)
+    def source(self) -> str:
+        return _SOURCE.format(prepare=self.prepare, step=self.step, steps=self.steps, loops=_LOOPS)
 
 
 def _allreduce(nbytes: int, steps: int) -> Program:
@@ -158,21 +159,21 @@ def slowest(times: list[list[float]]) -> float:
     return float(np.median(np.max(times, axis=0)))
 
 
-def compare(cells: Cells, wheres: dict[str, int], loops: int, rounds: int) -> list[dict[str, Any]]:
+def compare(cells: Cells, wheres: dict[str, int], rounds: int) -> list[dict[str, Any]]:
     """Compares on ranks at some places, each with its number of ranks."""
     times: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[], []])
     for _ in range(rounds):
         for where in wheres:
             cells.command(f"restart {where} --gpus none")
             for name, program in PROGRAMS.items():
-                found = slowest(cells.run("--no-fold", program.source(loops)))
+                found = slowest(cells.run("--no-fold", program.source()))
                 times[where, name][0].append(found)
                 print(f"{where}: {name} takes {as_time(found)}", file=sys.stderr)
         cells.command("stop")  # also forgets what was measured of the network
         for where, size in wheres.items():
             simulated = f"{where if 'ssh' in where else ''} -n {size} --simulate --network here"
             for name, program in PROGRAMS.items():
-                found = slowest(cells.run(simulated, program.source(loops)))
+                found = slowest(cells.run(simulated, program.source()))
                 times[where, name][1].append(found)
                 print(f"{where}: {name} is predicted to take {as_time(found)}", file=sys.stderr)
     return [
@@ -201,7 +202,7 @@ def cells_of_many(cells: Cells, size: int) -> list[dict[str, Any]]:
     return rows
 
 
-def on_hosts(quick: bool) -> list[dict[str, Any]]:
+def on_hosts(rounds: int) -> list[dict[str, Any]]:
     """Compares on two hosts of namespaces with two ranks each."""
     from tests.hosts.hosts import Hosts, missing
 
@@ -213,7 +214,7 @@ def on_hosts(quick: bool) -> list[dict[str, Any]]:
             script = str(ROOT / "tests" / "hosts" / "hosts.sh")
             subprocess.run([script, "rate", name, "1gbit"], env=hosts.environment, check=True)
         words = [sys.executable, "-m", "benchmarks.simulated_ranks", _ON_HOST]
-        words += ["--quick"] if quick else []
+        words += ["--rounds", str(rounds)]
         done = subprocess.run(
             hosts.command("h0", words, ROOT), stdout=subprocess.PIPE, text=True, check=True
         )
@@ -243,18 +244,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="*", default=[2, 3, 4])
     parser.add_argument("--hosts", action="store_true")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(_ON_HOST, action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    loops, rounds = (5, 1) if chosen.quick else (9, 3)
     about = results.machine()
     cells = Cells()
     if chosen.on_host:
-        print(json.dumps(compare(cells, {f"--on {_WHERE}": 4}, loops, rounds)))
+        print(json.dumps(compare(cells, {f"--on {_WHERE}": 4}, chosen.rounds)))
         return
-    compared = compare(cells, {f"-n {size}": size for size in chosen.sizes}, loops, rounds)
+    compared = compare(cells, {f"-n {size}": size for size in chosen.sizes}, chosen.rounds)
     if chosen.hosts:
-        compared += on_hosts(chosen.quick)
+        compared += on_hosts(chosen.rounds)
     many = cells_of_many(cells, 1024)
     cells.command("stop")
     print(table({"compared": compared}))

@@ -147,8 +147,8 @@ def test_ranks_that_compute_at_once_share_their_cores_on_the_network_here(notebo
     # Figures as if three ranks at once took 1.5 times as long, as on two cores.
     notebook.run("""
 import allranks.features.simulate.notebook as there
-curves = dict.fromkeys(("inside", "objects", "between", "allreduce"), [[8.0, 1e-6], [16.0, 1e-6]])
-found = {3: curves | {"slowdown": [[1e-3, 1.5]], "computing": 3, "ranks_each": 0}}
+curves = dict.fromkeys(("inside", "allreduce"), [[8.0, 1e-6], [16.0, 1e-6]])
+found = {3: {"curves": curves, "slowdown": [[1e-3, 1.5]], "computing": 3, "ranks_each": 0}}
 measured, there.here = there.here, lambda where: found
 """)
     source = """

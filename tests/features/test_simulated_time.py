@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.errors import UsageError
-from allranks.features.simulate.calibration import KINDS, NBYTES, PRODUCTS, at_size, summary
+from allranks.features.simulate.calibration import NBYTES, PRODUCTS, at_size, summary
 from allranks.features.simulate.cores import SharedCores
 from allranks.features.simulate.events import RankEvent
 from allranks.features.simulate.network import HERE, NETWORKS, check_name, network_of
@@ -67,8 +67,12 @@ def test_an_allreduce_costs_more_on_more_ranks_and_between_hosts():
 def times_of(cost, hosts=(0.0, 0.0, 1.0, 1.0)):
     """The times that a rank would measure, if a call of so many bytes costs so much, an object
     twice as much, and computing takes three times as long on all ranks at once."""
-    found = {(kind, nbytes): [cost(nbytes)] * 5 for kind in KINDS for nbytes in NBYTES}
-    found |= {("objects", nbytes): [2 * cost(nbytes)] * 5 for nbytes in NBYTES}
+    found = {
+        (f"{kind}{of}", nbytes): [factor * cost(nbytes)] * 5
+        for kind in ("inside", "between", "allreduce")
+        for of, factor in (("", 1), (" objects", 2))
+        for nbytes in NBYTES
+    }
     found |= {("compute", count): [1e-6 + 3 * count * 1e-3] * 5 for count in PRODUCTS}
     return found | {("alone", 0): [1e-3] * 5, ("barrier", 0): [1e-6] * 5, ("hosts", 0): hosts}
 
@@ -85,6 +89,7 @@ def test_measured_times_are_those_of_the_network_here():
     assert network.hosts(4) == (0, 0, 1, 1)
     assert network.inside.seconds(MB) == pytest.approx(cost(MB))
     assert network.arrival(0, 1, MB, 1.0, pickled=True) == pytest.approx(1.0 + 2 * cost(MB))
+    assert network.arrival(2, 1, MB, 1.0, pickled=True) == pytest.approx(1.0 + 2 * cost(MB))
     assert network.arrival(1, 2, 64 * MB, 1.0) == pytest.approx(1.0 + cost(64 * MB))
     assert network.collective_seconds("allreduce", MB, (0, 1, 2, 3)) == pytest.approx(cost(MB))
     # Two ranks of each host computed at once. A third one would share the same cores.
@@ -95,9 +100,9 @@ def test_figures_of_other_numbers_of_ranks_lie_on_a_line_between_the_measured_on
     found = {
         n: summary([times_of(lambda nbytes, n=n: n * 1e-6, hosts=[0.0] * n)] * n) for n in (2, 4)
     }
-    assert at_size(found, 3)["allreduce"][0][1] == pytest.approx(3e-6)
-    assert at_size(found, 8)["allreduce"][0][1] == pytest.approx(8e-6)
-    assert at_size(found, 1)["inside"] == found[2]["inside"]
+    assert at_size(found, 3)["curves"]["allreduce"][0][1] == pytest.approx(3e-6)
+    assert at_size(found, 8)["curves"]["allreduce"][0][1] == pytest.approx(8e-6)
+    assert at_size(found, 1)["curves"] == found[2]["curves"]
     assert [number for number, _ in at_size(found, 3)["slowdowns"]] == [2, 4]
 
 

@@ -19,8 +19,9 @@ NBYTES = (8, 2048, 6144, *(1024 * 3 * 2**power for power in range(3, 14)))
 """To 24 MB. Programs rarely send these sizes: predictions of other sizes can be checked."""
 PRODUCTS = (1, 4, 16, 64)
 """Lengths of computing, in products of small matrices: 0.4 ms to 25 ms on a usual core."""
-KINDS = ("inside", "objects", "between", "allreduce")
-_PASSES, _LOOP_SECONDS = 7, 0.02
+LARGEST_OBJECT = 2 << 20
+"""Larger objects take very long."""
+_PASSES, _LOOP_SECONDS = 7, 0.01
 
 Curve = list[list[float]]
 """Pairs of a number of bytes, or of seconds of computing, and what was measured for it."""
@@ -34,9 +35,9 @@ def measure(
 
     Returns:
         Seconds of a step, one for each pass, by kind and by bytes or products: ``inside`` are
-        messages in a ring of each host's ranks, ``objects`` the same as pickled objects, and
-        ``between`` those of one rank of each of the first two hosts. A step of ``compute`` ends
-        with a barrier; ``alone`` is CPU time of rank 0 while the others wait.
+        messages in a ring of each host's ranks, ``between`` those of one rank of each of the first
+        two hosts, and ``objects`` the same as pickled objects. A step of ``compute`` ends with a
+        barrier; ``alone`` is CPU time of rank 0 while the others wait.
     """
     import time
     from functools import partial
@@ -61,44 +62,52 @@ def measure(
         compute(count)
         collectives.barrier()
 
-    def send(ranks: Sequence[int], data: Any, received: Any) -> None:
-        at = ranks.index(rank)
-        right, left = ranks[(at + 1) % len(ranks)], ranks[at - 1]
-        comm.Sendrecv(data, right, 0, received, left, 0)
-
-    def send_object(ranks: Sequence[int], data: Any) -> None:
-        at = ranks.index(rank)
-        comm.sendrecv(data, ranks[(at + 1) % len(ranks)], 0, None, ranks[at - 1], 0)
-
-    def nothing() -> None: ...
-
-    def loop(key: Key, step: Any) -> float:
+    def loop(step: Any, count: int) -> float:
         collectives.barrier()
         began = time.perf_counter()
-        for _ in range(steps.get(key, 3)):
+        for _ in range(count):
             step()
-        return (time.perf_counter() - began) / steps.get(key, 3)
+        return (time.perf_counter() - began) / count
 
-    def keep(key: Key, step: Any) -> None:
+    def keep(kind: str, size: int, step: Any) -> None:
+        key = kind, size
         if key in steps:
-            found.setdefault(key, []).append(loop(key, step))
-        else:  # it warms up, and all ranks agree on the number of steps
-            longest = max(comm.allgather(loop(key, step)))
-            steps[key] = int(min(300, max(2, loop_seconds / longest)))
+            found.setdefault(key, []).append(loop(step, steps[key]))
+            return
+        # The first pass warms up, and all ranks agree on the number of steps.
+        count = 2
+        while count < 300 and max(comm.allgather(loop(step, count))) * count < loop_seconds:
+            count *= 3
+        steps[key] = count
+
+    def keep_messages(kind: str, ranks: list[int], size: int) -> None:
+        data, received, text = np.zeros(size, np.uint8), np.zeros(size, np.uint8), bytes(size)
+        moves = rank in ranks and len(ranks) > 1
+        at = ranks.index(rank) if moves else 0
+        left, right = ranks[at - 1], ranks[(at + 1) % len(ranks)]
+
+        def send() -> None:
+            if moves:
+                comm.Sendrecv(data, right, 0, received, left, 0)
+
+        def send_object() -> None:
+            if moves:
+                comm.sendrecv(text, right, 0, None, left, 0)
+
+        keep(kind, size, send)
+        if size <= LARGEST_OBJECT:
+            keep(f"{kind} objects", size, send_object)
 
     for _ in range(passes + 1):
         for size in nbytes:
-            data, received = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+            keep_messages("inside", here, size)
+            if len(there) > 1:
+                keep_messages("between", there, size)
             values = np.zeros(size // 8)
-            for kind, ranks in (("inside", here), ("between", there)):
-                moves = rank in ranks and len(ranks) > 1
-                keep((kind, size), partial(send, ranks, data, received) if moves else nothing)
-            keep(("objects", size), partial(send_object, here, bytes(size)))
-            keep(("allreduce", size), partial(collectives.allreduce, values, collectives.Sum))
-        keep(("barrier", 0), collectives.barrier)
+            keep("allreduce", size, partial(collectives.allreduce, values, collectives.Sum))
+        keep("barrier", 0, collectives.barrier)
         for count in products:
-            keep(("compute", count), partial(compute_and_meet, count))
-        collectives.barrier()
+            keep("compute", count, partial(compute_and_meet, count))
         if rank == 0:
             began = time.thread_time()
             compute(products[-1])
@@ -117,15 +126,16 @@ def summary(ranks: Sequence[Mapping[Key, list[float]]]) -> dict[str, Any]:
         for key in ranks[0]
         if key[0] not in ("alone", "hosts")
     }
-    curves = {
-        kind: _rising([[float(size), times[kind, size]] for size in NBYTES]) for kind in KINDS
-    }
+    curves: dict[str, Curve] = {}
+    for (kind, size), seconds in sorted(times.items()):
+        if kind not in ("barrier", "compute"):
+            curves.setdefault(kind, []).append([float(size), seconds])
     slowdown = [
         [count * alone, max(1.0, (times["compute", count] - times["barrier", 0]) / (count * alone))]
         for count in PRODUCTS
     ]
     return {
-        **curves,
+        "curves": {kind: _rising(curve) for kind, curve in curves.items()},
         "slowdown": slowdown,
         "computing": hosts.count(hosts[0]),
         "ranks_each": hosts.count(hosts[0]) if len(set(hosts)) > 1 else 0,
@@ -168,8 +178,9 @@ def at_size(found: Mapping[int, Mapping[str, Any]], size: int) -> dict[str, Any]
     def between(a: Curve, b: Curve) -> Curve:
         return [[x, max(y, y + share * (z - y))] for (x, y), (_, z) in zip(a, b, strict=True)]
 
+    curves = found[low]["curves"]
     return {
-        **{kind: between(found[low][kind], found[high][kind]) for kind in KINDS},
+        "curves": {kind: between(curves[kind], found[high]["curves"][kind]) for kind in curves},
         "slowdowns": [[found[one]["computing"], found[one]["slowdown"]] for one in known],
         "ranks_each": found[low]["ranks_each"],
     }

@@ -74,7 +74,8 @@ class Network:
     allreduce: MeasuredLink | None = None
     """The time of an allreduce, if it was measured."""
     objects: MeasuredLink | None = None
-    """As ``inside``, of a message that is a pickled object."""
+    """As ``inside``, of a message that is a pickled object, if it was measured."""
+    objects_between: MeasuredLink | None = None
     _free_at: dict[object, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     """When each shared link has carried its last message."""
 
@@ -88,12 +89,13 @@ class Network:
         self, source: int, dest: int, nbytes: int, began: float, *, pickled: bool = False
     ) -> float:
         """Returns when a message that is sent at ``began`` has arrived."""
+        inside, between = self.inside, self.between
         if pickled and self.objects is not None:
-            began += self.objects.seconds(nbytes) - self.inside.seconds(nbytes)
+            inside, between = self.objects, self.objects_between
         here, there = self.host(source), self.host(dest)
-        if here == there or self.between is None:
-            return began + self.inside.seconds(nbytes)
-        taken = self.between.seconds(nbytes) - self.between.latency
+        if here == there or between is None:
+            return began + inside.seconds(nbytes)
+        taken = between.seconds(nbytes) - between.latency
         shared: list[tuple[object, float]] = [(("out", here), taken), (("in", there), taken)]
         up, down = here // self.hosts_each, there // self.hosts_each
         if up != down:
@@ -102,7 +104,7 @@ class Network:
         start = max(began, *(self._free_at[link] for link, _ in shared))
         for link, seconds in shared:
             self._free_at[link] = start + seconds
-        return start + self.between.latency + max(seconds for _, seconds in shared)
+        return start + between.latency + max(seconds for _, seconds in shared)
 
     def slowdown(self, ranks: int, seconds: float) -> float:
         """Returns by how much computing takes longer if so many ranks of a host compute at once."""
@@ -175,19 +177,18 @@ def network_of(options: Mapping[str, Any]) -> Network:
     """Returns the network of a cell's options, with nothing on its way."""
     measured = options.get("measured")
     if measured:
-
-        def curve(name: str) -> MeasuredLink:
-            return MeasuredLink(tuple(map(tuple, measured[name])))
-
-        slowdowns = tuple((k, tuple(map(tuple, found))) for k, found in measured["slowdowns"])
-
+        links = {
+            name: MeasuredLink(tuple(map(tuple, found)))
+            for name, found in measured["curves"].items()
+        }
         return Network(
             HERE,
-            curve("inside"),
-            curve("between") if measured["ranks_each"] else None,
+            links["inside"],
+            links.get("between"),
             measured["ranks_each"],
-            slowdowns=slowdowns,
-            allreduce=curve("allreduce"),
-            objects=curve("objects"),
+            slowdowns=tuple((k, tuple(map(tuple, found))) for k, found in measured["slowdowns"]),
+            allreduce=links["allreduce"],
+            objects=links.get("inside objects"),
+            objects_between=links.get("between objects"),
         )
     return replace(NETWORKS[options.get("network") or DEFAULT], _free_at=defaultdict(float))

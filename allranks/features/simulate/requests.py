@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from time import thread_time
 from typing import Any
 
 from mpi4py import MPI
@@ -39,8 +40,14 @@ def timed_by_network(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        with running().uncounted():
+        # First of all: a simulated call may take less time than this function.
+        now = thread_time()
+        scheduler = running()
+        outer = scheduler.begin_call(now)
+        try:
             return function(*arguments, **options)
+        finally:
+            scheduler.end_call(outer)
 
     return call
 

@@ -132,6 +132,8 @@ class Task:
         """Whether it is in a call, whose time is that of the network, not of the processor."""
 
 
+_READING_SECONDS = min(-(thread_time() - thread_time()) for _ in range(99))
+"""The CPU time that it takes to read the CPU time."""
 EVENTS = 1_000_000
 """The most events that are kept of a cell."""
 
@@ -278,11 +280,14 @@ class Scheduler:
             task.wait = None
             self._ready.append(rank)
 
-    def computed(self, seconds: float = 0.0) -> None:
-        """Advances the running rank's clock by the time that it has computed since this call."""
-        task, now = self.task, thread_time()
+    def computed(self, seconds: float = 0.0, until: float | None = None) -> None:
+        """Advances the running rank's clock by the time that it has computed since this call.
+
+        ``until`` is the CPU time at which it has ended computing: now, if None.
+        """
+        task, now = self.task, thread_time() if until is None else until
         if self.measures and not task.in_call:
-            seconds += now - task.began_computing
+            seconds += max(0.0, now - task.began_computing - _READING_SECONDS)
         task.began_computing = now
         if self.cores is None or not seconds or self.interrupted:
             task.clock += seconds
@@ -295,17 +300,28 @@ class Scheduler:
         self.computed()
         self.task.clock += seconds
 
+    def begin_call(self, now: float) -> bool:
+        """From this CPU time on, the running rank does work of the simulator, which takes no
+        simulated time. Returns what `end_call` needs: whether it did so before.
+        """
+        self.computed(until=now)
+        task = self.task
+        outer, task.in_call = task.in_call, True
+        return outer
+
+    def end_call(self, outer: bool) -> None:
+        task = self.task
+        task.in_call = outer
+        task.began_computing = thread_time()
+
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Within, the running rank does work of the simulator, which takes no simulated time."""
-        task = self.task
-        self.computed()
-        outer, task.in_call = task.in_call, True
+        """Within, as between `begin_call` and `end_call`."""
+        outer = self.begin_call(thread_time())
         try:
             yield
         finally:
-            task.in_call = outer
-            task.began_computing = thread_time()
+            self.end_call(outer)
 
     def record(self, event: RankEvent) -> None:
         if len(self.events) < EVENTS:
