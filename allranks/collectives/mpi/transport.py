@@ -30,6 +30,7 @@ from allranks.collectives.calls.call import (
     prepared,
 )
 from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.mpi.creation import Creation
 from allranks.errors import RankLost
 from allranks.records.deferred import deferred
 
@@ -328,6 +329,9 @@ class Epochs:
     # results later.
     _retired: list[MPI.Intracomm] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.creation = Creation(self.own)
+
     def renew(self, epoch: int) -> None:
         """Moves this rank to a fresh communicator. Collective over all ranks."""
         with deferred() as held:
@@ -354,6 +358,7 @@ class Epochs:
         """Replaces the communicators of all ranks, some of which are new; the old ones are kept."""
         self._retired += [self.pristine, MPI.Intracomm(self.user)]
         self._renewing = None
+        self.creation.through_tcp = True
         self.pristine = pristine
         fresh.Set_name(NAME)
         rebind(self.user, fresh)

@@ -13,7 +13,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import reduce, wraps
 from traceback import format_exception_only
 from typing import Any, NoReturn, TypeVar, cast
@@ -276,10 +276,23 @@ class Comm(PointToPoint):
             )
             # The same number on all members, and of no other group of any of them.
             world.made = max(every) + 1
-            made = make(self, *arguments, **options)
+            made = self._created(make, *arguments, **options)
             ranks = ranks_of(made, world)
             world.run(open_group(parent, Spec(f"comm.{op} group"), world, world.made, ranks))
         return cast("Made", guarded(made, world) if ranks else made)
+
+    def _created(self, make: Callable[..., Made], *arguments: Any, **options: Any) -> Made:
+        epochs = self._world.mpi
+        assert epochs is not None
+        try:
+            # In a script, no notebook reports a death.
+            shield = epochs.creation.of(self, self._group().ranks)
+            with shield if self._world.notebook else nullcontext():
+                return make(self, *arguments, **options)
+        except MPI.Exception as error:
+            if (lost := epochs.lost_by(error)) is not None:
+                raise lost from None
+            raise
 
     def Free(self) -> None:
         """MPI_Comm_free; a communicator of an earlier epoch is not freed."""

@@ -144,6 +144,8 @@ def join(dead: Sequence[int]) -> None:
 def _begin_as(rank: int, parts: WorldParts, info: ReplacementInfo, shared: SetMemory) -> World:
     """The world of a process that has become a rank, as `_take_over`."""
     this = new_world(rank, parts)
+    assert this.mpi is not None
+    this.mpi.creation.through_tcp = True
     this.joined_epoch = info.epoch
     this.checks, this.late_seconds = info.checks, info.late_seconds
     this.sets = info.sets

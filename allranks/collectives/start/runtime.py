@@ -277,7 +277,10 @@ def activity() -> str:
 
 def died(rank: int, how: str) -> None:
     """Records that a rank has died: waits for it raise `RankLost` with ``how``. For any thread."""
-    world.current().died[rank] = how
+    this = world.current()
+    this.died[rank] = how
+    if this.mpi is not None:
+        this.mpi.creation.end()
 
 
 def on_notice(callback: Callable[[str], None]) -> None:
