@@ -65,9 +65,11 @@ if rank == 0: open("over", "w").close()
     "stop": "%distributed stop",
     "watch": "",
     "mine": "%%distributed\nprint('mine', kept)",
+    "picture": "%%distributed -n 8 --simulate --picture\n"
+    "comm.sendrecv(rank, (rank + 1) % size, source=(rank - 1) % size)",
 }
 START, TEXT, ERROR, IMPORT, BAR, SLIDER, VALUE, BARS = range(8)
-PRESS, DEBUGGER, UNSEEN, FAILS, STOP, WATCH, MINE = range(8, len(CELLS))
+PRESS, DEBUGGER, UNSEEN, FAILS, STOP, WATCH, MINE, PICTURE = range(8, len(CELLS))
 #: A module that is imported until there is a file of that name.
 WAITS = "import os, time\nwhile not os.path.exists('{}'): time.sleep(0.1)\n"
 #: What stands around a word of an element that begins on one line and ends on another.
@@ -145,6 +147,16 @@ def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server)
     expect(bar).to_have_count(0)
     assert lab.outputs_text(IMPORT) == ""
     assert lab.complaints == []
+
+
+def test_a_picture_of_simulated_ranks_is_enlarged(lab):
+    lab.run_cell(PICTURE)
+    lab.wait_idle()
+    picture = lab.output(PICTURE).locator(".allranks-picture svg")
+    width = picture.bounding_box()["width"]
+    lab.output(PICTURE).get_by_text("4×").click()
+    lab.wait_painted()
+    assert picture.bounding_box()["width"] > 3 * width
 
 
 def moved_by(lab, rank, presses):
