@@ -309,7 +309,7 @@ def expired(call: Call, seconds: float) -> RuntimeError:
     """The error at the end of a time limit, in torch's words."""
     # gloo: "Timed out waiting 1000ms for recv operation to complete".
     missing = call.missing() if call.posted else ()
-    late = f"; {label(missing)} did not come" if missing else ""
+    late = f"; {label(missing)} did not arrive" if missing else ""
     return RuntimeError(
         f"allranks: Timed out waiting {seconds * 1000:.0f}ms for {call.spec.title} to complete at "
         f"{call.site}{late}"

@@ -368,7 +368,7 @@ class AllranksGroup(BaseGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier with a time limit, whose first member names the ranks that did not come."""
+        """A barrier with a time limit, whose first member names the ranks that did not arrive."""
         group = self.core()
         call = calls.barrier(group)
         seconds = self._seconds if timeout is None else timeout.total_seconds()
