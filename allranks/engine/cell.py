@@ -314,6 +314,7 @@ class CellRunner:
         """Calls a pickled ``(function, args, kwargs)``; its value is the cell's."""
         result = ExecutionResult(None)
         shell = self.shell
+        function: Any = None
         try:
             self.interrupts.hear()
             function, args, kwargs = pickle.loads(payload)

@@ -1,5 +1,6 @@
 """A cluster that a program leads, without magics."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -78,6 +79,18 @@ def test_one_rank_may_run_alone_and_what_cannot_be_sent_is_refused(cluster):
     cluster.run("class Odd:\n    def __reduce__(self):\n        raise SystemExit(4)")
     with pytest.raises(UsageError, match=r"expected a last expression that can be pickled.*Odd: 4"):
         cluster.run("Odd()")
+    assert cluster.run("kept") == [0, 10]
+
+
+def test_a_function_of_a_module_that_the_ranks_lack_is_refused_by_its_name(
+    cluster, tmp_path, monkeypatch
+):
+    (tmp_path / "only_here.py").write_text("def found():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("only_here").found
+    with pytest.raises(CellFailed) as failed:
+        cluster.call(function)
+    assert "No module named 'only_here'" in failed.value.text
     assert cluster.run("kept") == [0, 10]
 
 
