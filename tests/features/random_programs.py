@@ -141,8 +141,8 @@ def _messages(draw: random.Random) -> str:
             f"one = comm.Isend(some({n}), right, {tag}); status = MPI.Status(); "
             f"comm.Probe(left, {tag}, status); y = np.zeros(status.Get_count(MPI.DOUBLE)); "
             f"comm.Recv(y, left, {tag}); one.Wait(); keep(y)",
-            "if rank == 0: keep(sorted(comm.recv() for _ in range(size - 1)))\n"
-            "else: comm.send((rank, rank * 2), 0)\ncomm.Barrier()",
+            "if rank == 0: keep(sorted(comm.recv(tag=10) for _ in range(size - 1)))\n"
+            "else: comm.send((rank, rank * 2), 0, tag=10)\ncomm.Barrier()",
         ]
     )
 
