@@ -196,8 +196,10 @@ def test_ranks_whose_borrower_is_killed_in_its_cell_go_back(notebook, watcher, w
     watcher.kill9()
     wait_until_listed(notebook, "detached, and kept for this notebook")
     refused = notebook.on_ranks("kept")
-    assert re.search(r"0–3 of \w{8} still run In\[\d+\] of a notebook that is", refused.error_value)
-    assert "Type, to see its end: %distributed attach" in refused.error_value
+    assert re.search(
+        r"0–3 of \w{8} still run In\[\d+\] of a notebook whose kernel", refused.error_value
+    )
+    assert "To see its end, type: %distributed attach" in refused.error_value
     shown = notebook.start("%distributed attach").wait_for("begun")
     go.touch()
     assert shown.wait().status == "ok", shown.text

@@ -97,7 +97,7 @@ def test_a_limit_of_time_ends_a_call_with_the_ranks_that_did_not_come():
         loopback.worlds_of(2), lambda own: in_world(own, body), lambda own, error: None
     )
     assert "Timed out waiting 50ms for barrier" in told[0]
-    assert "rank 1 did not come" in told[0]
+    assert "rank 1 did not arrive" in told[0]
 
 
 def in_world(own, body):
