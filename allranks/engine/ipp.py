@@ -145,7 +145,9 @@ class RankEngine(IPEngine):  # type: ignore[misc]
             for monitor, _ in poller.poll():
                 monitor.recv_multipart()
                 self._missing[monitor] -= 1
-        heart.start()
+        # In this thread: one that started during a cell would be taken for the cell's, which may
+        # end the other ranks' waits, and no deadlock of this cell would be found.
+        heart.device.run()
 
     @property
     def is_shut_down(self) -> bool:
