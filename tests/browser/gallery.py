@@ -191,7 +191,8 @@ def main() -> None:
         for app in typed.app or ("lab", "notebook"):
             lab = Lab(browser.new_page(), server)
             cells = [new_code_cell(source) for source in CELLS.values()]
-            path = server.add(new_notebook(cells=cells), "example.ipynb")
+            # Each has a kernel of its own.
+            path = server.add(new_notebook(cells=cells), f"in_{app}.ipynb")
             lab.open(path, tree="lab/tree" if app == "lab" else "notebooks")
             shown = Gallery(lab, app)
             for name in SCENES:
