@@ -116,7 +116,8 @@ class CallRecorder:
         elif error is not None:
             text = str(error).partition("\n")[0]
             failed = f"{type(error).__name__}{': ' if text else ''}{text} at {where}"
-        unfinished = tuple(place for _, _, place in self._posted) if error is None else ()
+        # After a failure too: MPI would write the next program's messages into freed memory.
+        unfinished = () if stuck else tuple(place for _, _, place in self._posted)
         return RankRecord(tuple(self._events), failed, stuck, unfinished)
 
     def _note(self, event: RecordedCall) -> None:

@@ -112,6 +112,16 @@ def test_ranks_and_communicators_stay_usable_afterwards(four):
     assert four.run("allreduce(kept, op=Sum)") == [6] * 4
 
 
+def test_receives_that_a_failed_solution_left_take_no_message_of_the_next_one(four):
+    four.run("left, right = (rank - 1) % size, (rank + 1) % size; import numpy as np")
+    posts = "for _ in range(9): comm.Irecv(np.zeros(10), left)\n    raise ValueError('stops')"
+    assert "ValueError: stops" in str(failure(four, f"with expect():\n    {posts}"))
+    passes = "with expect(ring(1)): found = comm.sendrecv(rank, right, source=left)\nfound"
+    assert four.run(passes) == [3, 0, 1, 2]
+    moves = "comm.Sendrecv(np.full(10, rank), right, 0, found := np.zeros(10, int), left)"
+    assert four.run(f"with expect(ring(1)): {moves}\nint(found[0])") == [3, 0, 1, 2]
+
+
 def test_the_ranks_begin_the_same_epoch_after_a_cell_has_begun_one(four):
     four.run("from allranks.collectives import renew\nrenew()\nrenew()")
     failure(four, "recv(1) if rank == 0 else None")
