@@ -36,6 +36,7 @@ from allranks.records.config import (
     COMMANDS_AT_HOME,
     EVENTS_AT_HOME,
     LEASE_SECONDS,
+    family_of,
     tcp_url,
 )
 from allranks.records.deferred import deferred
@@ -464,12 +465,11 @@ class RankSockets:
 
 
 def _listening(address: str, lowest: int, highest: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     problem = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     ports = list(range(lowest, highest + 1))
     for port in random.sample(ports, min(_TRIED_PORTS, len(ports))):
         try:
-            found = socket.create_server((address, port), family=family)
+            found = socket.create_server((address, port), family=family_of(address))
         except OSError as error:
             problem = error
         else:

@@ -23,7 +23,7 @@ from ipyparallel.controller.heartmonitor import Heart, HeartMonitor
 from ipyparallel.engine.app import IPEngine
 
 from allranks.engine import processes
-from allranks.records.config import CLIENTS_RANKS
+from allranks.records.config import CLIENTS_RANKS, family_of
 
 # ipykernel imports debugpy for a debugger that no front end can reach on a rank, which takes half
 # the start of an engine. ipykernel works without it, and a cell can still import debugpy.
@@ -198,7 +198,7 @@ def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.s
 
 def _hold(address: str) -> socket.socket:
     # SO_REUSEADDR: the controller can listen on the port although this socket reserves it.
-    place = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    place = socket.socket(family_of(address))
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     place.bind((address, 0))
     return place

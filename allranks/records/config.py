@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,6 +168,11 @@ class HostAgentConfig:
             RankVariables(tuple(ranks), *others) for ranks, *others in fields["rank_variables"]
         )
         return cls(**fields)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Returns the kind of socket for an address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def tcp_url(address: str) -> str:

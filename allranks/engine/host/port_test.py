@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from allranks.records.config import family_of
+
 _SECONDS = 2.5
 _BACKLOG = 1024
 
@@ -24,8 +26,7 @@ class Target(NamedTuple):
 
 def listen(address: str) -> socket.socket:
     """Returns a socket that other hosts can connect to; the system accepts for it."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=_BACKLOG)
+    return socket.create_server(("", 0), family=family_of(address), backlog=_BACKLOG)
 
 
 def unreachable(targets: Iterable[Target], seconds: float = _SECONDS) -> Mapping[str, str]:
@@ -33,7 +34,7 @@ def unreachable(targets: Iterable[Target], seconds: float = _SECONDS) -> Mapping
     problems: dict[str, str] = {}
     with selectors.DefaultSelector() as selector:
         for target in targets:
-            tried = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET)
+            tried = socket.socket(family_of(target.address))
             tried.setblocking(False)
             code = tried.connect_ex((target.address, target.port))
             if code in (0, errno.EINPROGRESS):

@@ -43,6 +43,7 @@ from allranks.records.config import (
     FIRST_SECONDS,
     HostAgentConfig,
     Invitation,
+    family_of,
     version,
 )
 from allranks.records.numbered import Frames
@@ -420,8 +421,7 @@ def _first_line(path: str) -> str:
 def _own_address(url: str) -> str:
     """Returns the address of this host on the route to the notebook."""
     found = urlsplit(url)
-    family = socket.AF_INET6 if ":" in (found.hostname or "") else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
+    with socket.socket(family_of(found.hostname or ""), socket.SOCK_DGRAM) as way:
         # For UDP, this only chooses the route: no packet is sent.
         way.connect((found.hostname, found.port))
         return str(way.getsockname()[0])
