@@ -36,8 +36,6 @@ _NAMED_SECONDS, _HEALED_SECONDS, _SHARE = 2.0, 5.0, 0.95
 #: For a fault that is not healed; the next one is played on fresh ranks.
 _PATIENCE_SECONDS = 90.0
 _LOOK_SECONDS = 0.05
-#: Of each host, for deaths until all ranks are started again.
-_SPARES = 8
 
 # The columns of the file, which has a line for each rank, and one whose first word ends the cell.
 _DONE, _WRONG, _PID, _HOST, _AT_NS, _COLUMNS = range(6)
@@ -273,12 +271,9 @@ class Chaos:
         self._ranks_each, self._every_seconds = ranks_each, every_seconds
         self._rng = random.Random(seed)
         self._undo: Callable[[Chaos, str], None] | None = None
-        settings = {
-            "ALLRANKS_LEASE": str(_LEASE_SECONDS),
-            "ALLRANKS_LATE_SECONDS": "1",
-            "ALLRANKS_SPARES": str(_SPARES),
-        }
-        self.notebook = NotebookOnAHost(hosts, folder, dict(settings))
+        self.notebook = NotebookOnAHost(
+            hosts, folder, {"ALLRANKS_LEASE": str(_LEASE_SECONDS), "ALLRANKS_LATE_SECONDS": "1"}
+        )
 
     def __enter__(self) -> Self:
         self.notebook.__enter__()
