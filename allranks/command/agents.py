@@ -360,7 +360,7 @@ def _part(tool: str, cell: _CellRecord, text: str, offset: int = 0, longest: int
 
 
 def _cut(text: str, offset: int = 0, more: str = "", longest: int = _LONGEST) -> str:
-    """Returns a part of a text. If there is more, its last line says how to get that."""
+    """Returns a part of a text. If there is more, its last line has the call that returns it."""
     offset = max(0, offset)
     end = offset + longest
     if end >= len(text):

@@ -86,7 +86,7 @@ def load(parts: Iterable[Any], namespace: dict[str, Any]) -> None:
 def _packed(values: Mapping[str, Any], namespace: dict[str, Any]) -> list[memoryview | bytes]:
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    pickler = _Pickler(file, buffers.append, namespace)
+    pickler = _NamesPickler(file, buffers.append, namespace)
     pickler.dump((list(sys.path), os.getcwd()))
     pickler.dump(dict(values))
     pickler.dump_cells()
@@ -104,7 +104,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"[:_LONGEST_REASON]
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _NamesPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """Pickles functions of cells without their globals.
 
     The cells of closures come last, because a closure may contain its own function.

@@ -147,11 +147,11 @@ class _Reader:
 
     def _dumped(self, value: Any) -> bytes:
         file = io.BytesIO()
-        _Pickler(file, self).dump(value)
+        _SourcePickler(file, self).dump(value)
         return file.getvalue()
 
 
-class _Pickler(pickle.Pickler):
+class _SourcePickler(pickle.Pickler):
     # Functions and classes of the notebook are pickled by their content, not by their names.
     def __init__(self, file: io.BytesIO, reader: _Reader) -> None:
         super().__init__(file, protocol=5)

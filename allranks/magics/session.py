@@ -498,13 +498,13 @@ def watchers(cluster: Cluster) -> str:
 
 
 @contextmanager
-def short_interrupts(session: Session, said: str) -> Iterator[None]:
-    """Within, an interrupt is shown as one line: ``said``, and whether ranks run."""
+def short_interrupts(session: Session, line: str) -> Iterator[None]:
+    """Within, an interrupt is shown as one line: ``line``, and whether ranks run."""
     try:
         yield
     except KeyboardInterrupt as pressed:
         kept = "The ranks keep running." if session.running is not None else _NONE
-        text = f"KeyboardInterrupt: {said}. {kept}"
+        text = f"KeyboardInterrupt: {line}. {kept}"
         # IPython shows these lines in place of a traceback.
         setattr(pressed, "_render_traceback_", lambda: [text])  # noqa: B010  unknown to mypy
         raise

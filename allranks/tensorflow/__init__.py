@@ -81,7 +81,7 @@ from allranks.tensorflow.basics import (
     stop_timeline,
     vars_to_refs,
 )
-from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.compression import TensorCompression as Compression
 from allranks.tensorflow.gradients import DistributedGradientTape, PartialDistributedGradientTape
 from allranks.tensorflow.ops import (
     allgather,

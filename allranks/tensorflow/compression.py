@@ -10,7 +10,7 @@ import tensorflow as tf
 from allranks.tensorflow.graph_errors import UsageError
 
 
-class Compressor:
+class TensorCompressor:
     """Packs tensors before a reduction and unpacks them after it."""
 
     @staticmethod
@@ -24,7 +24,7 @@ class Compressor:
         raise NotImplementedError
 
 
-class NoneCompressor(Compressor):
+class NoneTensorCompressor(TensorCompressor):
     """Sends tensors unchanged."""
 
     @staticmethod
@@ -36,7 +36,7 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-class FP16Compressor(Compressor):
+class FP16TensorCompressor(TensorCompressor):
     """Sends floating-point tensors as float16; values beyond 65,504 become infinite."""
 
     @staticmethod
@@ -52,11 +52,11 @@ class FP16Compressor(Compressor):
         return tensor if ctx is None else tf.cast(tensor, ctx)
 
 
-class Compression:
-    """The compressions, by Horovod's names."""
+class TensorCompression:
+    """The compressions, by Horovod's names; the public name is `Compression`."""
 
-    none = NoneCompressor
-    fp16 = FP16Compressor
+    none = NoneTensorCompressor
+    fp16 = FP16TensorCompressor
 
 
 def check(compression: Any) -> None:

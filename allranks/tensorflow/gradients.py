@@ -13,7 +13,7 @@ from allranks.collectives.ops.reducing import op_of
 from allranks.collectives.world import process_sets
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
-from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.ops import check_slices, reduce_in_one_call
 from allranks.tensorflow.tf_bridge import ANYWHERE
 
@@ -26,7 +26,7 @@ class GradientReduction:
     """
 
     op: ReduceOp = Average
-    compression: Any = Compression.none
+    compression: Any = TensorCompression.none
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
     process_set: ProcessSet = global_process_set
@@ -179,7 +179,7 @@ def DistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,

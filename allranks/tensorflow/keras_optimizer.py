@@ -22,7 +22,7 @@ from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
 from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import build, inner, is_legacy
-from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.gradients import GradientReduction
 from allranks.tensorflow.tf_bridge import Array, call_on_arrays
 
@@ -34,7 +34,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = Average,

@@ -14,7 +14,7 @@ from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_proc
 from allranks.collectives.ops.reducing import op_of
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
-from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.tf_bridge import (
     ANYWHERE,
     HOST,
@@ -30,7 +30,7 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -85,7 +85,7 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -157,7 +157,7 @@ def _allreduce_dense(
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     op: ReduceOp = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -186,7 +186,7 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -264,7 +264,7 @@ def reduce_in_one_call(
     process_set: ProcessSet,
     name: str | None,
     *,
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     device_dense: str = ANYWHERE,
     device_sparse: str = ANYWHERE,
     labels: Sequence[str] = (),

@@ -9,7 +9,7 @@ import tensorflow as tf
 from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_set
 from allranks.errors import UsageError
 from allranks.tensorflow.basics import FOR_VERSION_1
-from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.gradients import GradientReduction, weights_of
 
 
@@ -19,7 +19,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,

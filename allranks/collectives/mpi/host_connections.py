@@ -45,7 +45,7 @@ Key = tuple[bytes, bytes]
 """A public key and its secret key."""
 
 
-class Connection(HostLink):
+class EncryptedLink(HostLink):
     """A link over ZeroMQ. ``frame`` is a message that was received from the other end. ``route`` is
     the other end's name on a `zmq.ROUTER`.
     """
@@ -95,7 +95,7 @@ class Connection(HostLink):
 class StatusThread(threading.Thread):
     """Runs a host's `StatusExchange` over its connections."""
 
-    def __init__(self, exchange: StatusExchange, connections: Sequence[Connection]) -> None:
+    def __init__(self, exchange: StatusExchange, connections: Sequence[EncryptedLink]) -> None:
         super().__init__(name="allranks-status", daemon=True)
         self.exchange, self.connections = exchange, list(connections)
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -184,8 +184,8 @@ class HostLinks(NamedTuple):
     """A host's connections to other hosts; none on a rank that is not its host's first."""
 
     host_names: tuple[str, ...]
-    above: Connection | None
-    below: list[Connection]
+    above: EncryptedLink | None
+    below: list[EncryptedLink]
 
     def end_before(self, own: RankState) -> None:
         """Ends the exchange on the connections before these, which writes to the same board."""
@@ -224,7 +224,7 @@ def connect_hosts(rank: int, shares: Sequence[int], base: MPI.Intracomm) -> Host
     below = {firsts[one]: one for one in children(host, hosts)} if rank in firsts else {}
     listening = Listening(key) if below else None
     offers = base.allgather((addresses(), listening.port) if listening is not None else None)
-    above, found, problem = None, list[Connection](), ""
+    above, found, problem = None, list[EncryptedLink](), ""
     first_above = firsts[(host - 1) // CHILDREN]
     where, port = offers[first_above] or ((), 0)
     try:
@@ -232,7 +232,7 @@ def connect_hosts(rank: int, shares: Sequence[int], base: MPI.Intracomm) -> Host
         if rank in firsts and host:
             channel, frame = join(where, port, key, keys[first_above], rank)
             far = sorted(set(range(len(shares))) - set(behind(host)))
-            above = Connection(channel, frame, ranks_of[firsts.index(first_above)], far)
+            above = EncryptedLink(channel, frame, ranks_of[firsts.index(first_above)], far)
         if listening is not None:
             of = {first: (ranks_of[one], behind(one)) for first, one in below.items()}
             found = listening.accept(keys, of)
@@ -279,11 +279,11 @@ class Listening:
 
     def accept(
         self, keys: Sequence[bytes], below: Mapping[int, tuple[Sequence[int], Sequence[int]]]
-    ) -> list[Connection]:
+    ) -> list[EncryptedLink]:
         """The connections to these ranks, once all have joined. ``keys`` are those of all ranks;
         ``below`` has for each the ranks of its host, and those behind it.
         """
-        known, links = {keys[first] for first in below}, dict[int, Connection]()
+        known, links = {keys[first] for first in below}, dict[int, EncryptedLink]()
         poller = zmq.Poller()
         poller.register(self._asks, zmq.POLLIN)
         poller.register(self.channel, zmq.POLLIN)
@@ -300,7 +300,7 @@ class Listening:
                 else:
                     name, frame = self.channel.recv_multipart(copy=False)
                     first, route = int(name.bytes), (name.bytes,)
-                    links[first] = Connection(self.channel, frame, *below[first], route)
+                    links[first] = EncryptedLink(self.channel, frame, *below[first], route)
                     self.channel.send_multipart([*route, b""])
         self._asks.close()
         return list(links.values())

@@ -32,7 +32,7 @@ _QUICK_ROUNDS, _SLOWER, _LONGEST_SECONDS = 8, 1.3, 5.0
 """After this many rounds without news, each begins later than the one before, by this factor. Two
 or three rounds without news confirm a deadlock."""
 _PAUSE, _LONGEST_PAUSE_SECONDS = 4, 0.5
-"""With many ranks a round takes long: the pause until the next one is so many times as long."""
+"""A round of many ranks takes long. The pause until the next one is this many times as long."""
 _HEAD = struct.Struct("=BIQI")
 _PAGE, _ASK, _ROUND, _DONE, _LOST = range(5)
 ROUNDS = _ROUND, _DONE
@@ -57,9 +57,9 @@ def subtree(host: int, hosts: int) -> list[int]:
 
 
 def spread(leaders: int) -> list[tuple[int, int]]:
-    """The messages by which each of so many leaders gets what all have: how far the leader is that
-    it sends to, as far as the one that it receives from is on the other side, and how many parts
-    each message has. They are as many as the logarithm of the leaders.
+    """Returns the messages by which each leader gets the parts of all leaders: of each message, the
+    distance to its receiver and its number of parts. A leader receives from the same distance on
+    the other side. There are as many messages as the logarithm of the number of leaders.
 
     Source: Bruck et al., Efficient Algorithms for All-to-All Communications, 1997 (allgather).
     """

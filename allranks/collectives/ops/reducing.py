@@ -351,7 +351,7 @@ def allreduce(
         transport: "shared" or "mpi", for arrays on a GPU also "nccl" or "staged"; the fastest
             where it is None. "shared" and "mpi" take arrays on a GPU through the host.
         device: "/cpu:0" moves the array through host memory, "/gpu:0" on the GPU; where it is
-            when "". ALLRANKS_ALLREDUCE=nccl|staged|mpi says so for every allreduce on a GPU.
+            when "". ALLRANKS_ALLREDUCE=nccl|staged|mpi sets it for every allreduce on a GPU.
 
     Returns:
         A new array of the kind, dtype, shape and device of the input.

@@ -43,7 +43,7 @@ _SILENT = {"event": "host_silent"}
 _NO_NEWS = ("running", "launcher", "host_beat")
 
 
-class Host:
+class KeptHost:
     """A host while no notebook has its ranks; ``is_up`` until its relay ends, or is silent. Then it
     is stopped once it can be reached again.
     """
@@ -71,7 +71,7 @@ class Caretaker:
         self._news: list[tuple[str, dict[str, Any]]] = []
         self._dead: set[int] = set()
         self._running: dict[str, int] = {}
-        self._hosts: dict[str, Host] = {}
+        self._hosts: dict[str, KeptHost] = {}
         self._heard = heard
         self._is_over = False
         #: When all end because MPI's job has ended, if no host is found to be lost.
@@ -159,7 +159,7 @@ class Caretaker:
         self._is_over = not self._attachment.stays or self._state["starts_again"]
         self._attachment.begin()
         owner, ended = secrets.token_hex(8).encode(), set(self._state["ended"])
-        self._hosts = {name: Host(owner) for name in ended.union(self._used())}
+        self._hosts = {name: KeptHost(owner) for name in ended.union(self._used())}
         for name in ended:
             self._hosts[name].lose()
         # The other end of a connection that breaks connects again: no port can be lost.

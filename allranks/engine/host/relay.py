@@ -130,7 +130,7 @@ class Relay:
         #: The host agent's next configuration, while the agent ends for it, and commands for then.
         self._next: HostAgentConfig | None = None
         self._for_next: list[bytes] = []
-        #: What each host agent is told if the ranks are to stay.
+        #: The message to each host agent if the ranks are to stay.
         self._stay = b""
         self._folders: tuple[str, ...] = ()
         #: Those of the sockets for the ranks of the first notebook.

@@ -1,8 +1,8 @@
-"""The socket between students and their teacher, and who is on its other end.
+"""The socket between students and their teacher, and the account on its other end.
 
 The teacher's notebook listens. A student's notebook connects only after ``%distributed join``, so
-nothing of a notebook is visible without that. The kernel of the system tells each side the account
-of the other one; a name in a message could be anybody's. A student sends lines of JSON, each with
+nothing of a notebook is visible without that. The kernel of the system gives each side the account
+of the other one; a name in a message could be false. A student sends lines of JSON, each with
 the whole state; the teacher sends lines with requests.
 """
 

@@ -23,7 +23,7 @@ CLASS_URL = "ALLRANKS_CLASS_URL"
 
 _INTERVAL_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
-#: After so many requests without an answer, a student has left.
+#: After this many requests without an answer, a student has left.
 _MAX_FAILURES = 30
 
 
@@ -56,7 +56,7 @@ def _ask(method: str, path: str, message: dict[str, Any] | None = None) -> dict[
 
 
 def _checked(method: str, path: str, message: dict[str, Any], teacher: str) -> dict[str, Any]:
-    """Asks, and says in an error what a user can do."""
+    """Asks. An error has the command that a user can type."""
     try:
         return _ask(method, path, message)
     except _Refused as refused:

@@ -3,7 +3,7 @@
 python -m allranks.features.classroom.hub_service      # see docs/jupyterhub.md
 
 A student's notebook sends its state once a second, with the token that the hub gave to its server.
-The hub says whose token it is, so no student can have the name of another. Only the teacher that
+The hub knows whose token it is, so no student can have the name of another. Only the teacher that
 the student has named in ``%distributed join`` can read the state. It is kept in memory only.
 """
 
@@ -22,11 +22,11 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from allranks.features.classroom import door
 
-#: A teacher's notebook asks once a second; without it for so long, the class is closed.
+#: A teacher's notebook asks once a second; without it for this long, the class is closed.
 _CLASS_SECONDS = 30.0
 #: The same of a student's notebook, which is then shown as one that has left.
 _STUDENT_SECONDS = 15.0
-#: For so long, a token that the hub has withdrawn is still accepted.
+#: For this long, a token that the hub has withdrawn is still accepted.
 _TOKEN_SECONDS = 60.0
 _MAX_STUDENTS, _MAX_NOTEBOOKS = 500, 4
 #: Of a state without its panel.
@@ -34,7 +34,7 @@ _STATE_NBYTES = 50_000
 
 
 @dataclass
-class Member:
+class StudentState:
     """A student's notebook: its last state, as it was sent."""
 
     user: str
@@ -48,7 +48,7 @@ class HubClass:
     """The class of one teacher; of all panels, only the one that the teacher has opened is kept."""
 
     asked: float
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, StudentState] = field(default_factory=dict)
     opened: str = ""
     panel: str | None = None
 
@@ -155,7 +155,7 @@ class StudentHandler(_Handler):
                     del found.members[name]
             if len(found.members) >= _MAX_STUDENTS or len(own) >= _MAX_NOTEBOOKS:
                 raise HTTPError(429)
-        found.members[key] = Member(self.user, state)
+        found.members[key] = StudentState(self.user, state)
         if key == found.opened and isinstance(panel, str):
             found.panel = panel
         self.write({"want": "panel" if key == found.opened else ""})

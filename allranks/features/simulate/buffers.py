@@ -56,7 +56,7 @@ class Buffer(NamedTuple):
     starts: list[int] | None
 
     def pieces(self, size: int) -> list[Array]:
-        """Its parts for, or of, so many ranks."""
+        """Its parts for, or of, a number of ranks."""
         counts = self.counts
         if counts is None:
             counts = [self.data.nbytes // self.itemsize // size] * size

@@ -169,7 +169,7 @@ def _sizes() -> list[int]:
 
 
 def at_size(found: Mapping[int, Mapping[str, Any]], size: int) -> dict[str, Any]:
-    """The measured figures for so many ranks: on a line between the nearest numbers of ranks."""
+    """The measured figures for a number of ranks: on a line between the nearest numbers."""
     known = sorted(found)
     upper = min(max(1, sum(one < size for one in known)), len(known) - 1)
     low, high = known[upper - 1], known[upper]

@@ -52,7 +52,7 @@ from allranks.records.wire import Output, Record, Reply
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _IDLE_SWITCHES = 5000
-"""After so many changes of the running rank without a message, all of them poll for ever."""
+"""After this many changes of the running rank without a message, all of them poll for ever."""
 _FORMATTED = 8
 """The most different tracebacks that IPython formats; Python formats further ones."""
 

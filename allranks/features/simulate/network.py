@@ -55,7 +55,7 @@ class Network:
 
     Two ranks of a host use ``inside``. All messages of a host to other hosts share its link, and
     so do those that come. With ``oversubscribed`` above 1, the hosts below a switch share links to
-    the other switches that have so many times less bandwidth than their own links together.
+    the other switches that have this many times less bandwidth than their own links together.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Network:
         return start + between.latency + max(seconds for _, seconds in shared)
 
     def slowdown(self, ranks: int, seconds: float) -> float:
-        """Returns by how much computing takes longer if so many ranks of a host compute at once."""
+        """Returns by how much computing takes longer if several ranks of a host compute at once."""
         if ranks == 1 or not self.slowdowns:
             return 1.0
         known, factors = [1], [1.0]

@@ -1,4 +1,4 @@
-"""Pictures of a simulated cell as SVG: its messages over time, or who sends how much to whom."""
+"""Pictures of a simulated cell as SVG: its messages over time, or the bytes of each two ranks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class _Diagram:
         for one in events:
             if one.kind == "receive":
                 start = sent.get(one.number)
-                # A send that nobody has waited for has no event of its own.
+                # A send without a wait has no event of its own.
                 begin = start.begin if start is not None else one.ready
                 # Side by side, so that their order is seen.
                 gap = min(_HEAD, _HEADS / received[one.rank])

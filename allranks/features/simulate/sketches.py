@@ -14,7 +14,7 @@ _CELLS = 64
 
 
 def sketch(scheduler: Scheduler) -> bytes:
-    """Returns the events of each rank; of many ranks or events, who has sent how much to whom."""
+    """Returns the events of each rank; of many ranks or events, the bytes of each two ranks."""
     size, events = len(scheduler.tasks), scheduler.events
     lost, _ = scheduler.mail.unmatched()
     found: dict[str, Any] = {"size": size}

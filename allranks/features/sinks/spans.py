@@ -218,7 +218,7 @@ def _ns(seconds: float) -> int:
 
 
 class _Reason(logging.Filter):
-    """Keeps what the exporter says in this thread, which would be shown below some cell."""
+    """Keeps the messages of the exporter in this thread, which would be shown below some cell."""
 
     def __init__(self) -> None:
         super().__init__()

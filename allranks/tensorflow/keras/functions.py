@@ -12,7 +12,7 @@ from allranks.errors import UsageError
 from allranks.keras.private_names import require
 from allranks.keras.versions import LEGACY, keras
 from allranks.tensorflow import ops
-from allranks.tensorflow.compression import Compression
+from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.keras_optimizer import DistributedOptimizer
 
 
@@ -23,7 +23,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: ReduceOp | None = None,
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
 ) -> Any:
     """Returns the reduction of a value over all ranks, as a tensor.
 
@@ -68,7 +68,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
-    compression: Any = Compression.none,
+    compression: Any = TensorCompression.none,
     legacy_opts: bool = False,
 ) -> Any:
     """Returns a saved model with a distributed optimizer, which has the saved state.

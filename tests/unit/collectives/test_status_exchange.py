@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.guard import Site, with_source
 from allranks.collectives.calls.rank_state import BLOCK, Board, RankState
-from allranks.collectives.mpi.host_connections import Connection, Listening, StatusThread, join
+from allranks.collectives.mpi.host_connections import EncryptedLink, Listening, StatusThread, join
 from allranks.collectives.mpi.status_exchange import (
     CHILDREN,
     ROUNDS,
@@ -48,7 +48,7 @@ def connected(hosts: int) -> list[StatusThread]:
             where = ["127.0.0.2", "127.0.0.1"], listening[other].port
             far = set(range(hosts)) - set(subtree(host, hosts))
             channel, frame = join(*where, keys[host], public[other], host)
-            above = [Connection(channel, frame, [other], sorted(far))]
+            above = [EncryptedLink(channel, frame, [other], sorted(far))]
         if host in listening:
             of = {one: ([one], subtree(one, hosts)) for one in children(host, hosts)}
             below = listening[host].accept(public, of)
@@ -159,8 +159,8 @@ def test_a_host_that_is_lost_between_others_is_named_on_both_sides(start):
 @pytest.mark.parametrize("hosts", [4, 16])
 def test_a_round_has_as_many_messages_as_in_the_simulation(start, monkeypatch, hosts):
     frames, real, simulated = [], Counter(), Counter()
-    send, put = Connection.send, Queue.send
-    monkeypatch.setattr(Connection, "send", lambda *own: frames.append(own[1]) or send(*own))
+    send, put = EncryptedLink.send, Queue.send
+    monkeypatch.setattr(EncryptedLink, "send", lambda *own: frames.append(own[1]) or send(*own))
     threads, boards = start(hosts)
     for board in boards:
         board.put(fields.TICKET, 1)
