@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 from os import _exit, getpid
 from signal import SIGINT, default_int_handler, getsignal
 from signal import signal as on_signal
@@ -465,6 +466,22 @@ def watch_forks(
     os.register_at_fork(
         before=lambda: transcript.streams.flush(c_streams=True), after_in_child=in_child
     )
+    for name in ("execv", "execve"):  # all other functions of os call one of them
+        setattr(os, name, _in_forks_only(getattr(os, name), whole.rank))
+
+
+def _in_forks_only(execute: Callable[..., NoReturn], rank: int) -> Callable[..., NoReturn]:
+    # The program would never reply to the cell, and nothing would tell it from a rank that is late.
+    @wraps(execute)
+    def executing(*args: Any, **options: Any) -> NoReturn:
+        if in_rank():
+            raise UsageError(
+                f"expected rank {rank} to go on after the cell, found os.{execute.__name__}(), "
+                "which replaces its process by another program. Type: subprocess.run([...])"
+            )
+        execute(*args, **options)
+
+    return executing
 
 
 def _refuse_collectives(this: World) -> None:

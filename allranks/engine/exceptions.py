@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import linecache
 import os
 import signal
 import socket
@@ -11,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
+from linecache import getline  # here, because a cell may replace it
 from signal import default_int_handler, getsignal
 from signal import signal as on_signal
 from threading import get_ident
@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from allranks.collectives.calls.guard import LIBRARY, OURS, kind_of
+from allranks.collectives.calls.guard import LIBRARY, MPI4PY, OURS, kind_of
 from allranks.engine.features import RankHooks
 from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
 from allranks.engine.telemetry import CELL_FILE
@@ -122,6 +122,8 @@ class Exceptions:
     def _show(self, raised: tuple[Any, ...] | None = None, **options: Any) -> None:
         """Shows an exception as IPython does, or as Python does if IPython cannot."""
         error = raised[1] if raised else sys.exc_info()[1]
+        if error is not None:
+            self._hide_own_frames(error)
         if error is not None and not self._can_be_asked(error):
             self.lines = plain(error, self.cell_file, self.text_of(error))
         elif error is not None and is_beyond_ipython(error):
@@ -137,6 +139,7 @@ class Exceptions:
 
     def _formatted(self, etype: Any, value: BaseException, *args: Any, **options: Any) -> list[str]:
         """Returns a traceback as IPython formats it, or as Python does if IPython cannot."""
+        self._hide_own_frames(value)
         if not self._can_be_asked(value):
             return plain(value, self.cell_file, self.text_of(value))
         try:
@@ -179,6 +182,13 @@ class Exceptions:
             tb, *self._features.hidden_frames()
         )
         return not found and is_a(error, KeyboardInterrupt)
+
+    def _hide_own_frames(self, error: BaseException) -> None:
+        # Also of the exceptions that led to it: of a RankLeft, after which ``finally`` has failed.
+        for one in shown_with(error):
+            tb = traceback_of(one)
+            if is_a(one, _NOT_OUR_FRAMES) or _is_deliberate(tb):
+                without_own_frames(tb, *self._features.hidden_frames())
 
     def _can_be_asked(self, error: BaseException) -> bool:
         """Whether the texts of all exceptions that a traceback shows can be had in time."""
@@ -228,6 +238,16 @@ def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
     if last is not None:
         last.tb_next = None
     return last is not None
+
+
+def _is_deliberate(tb: TracebackType | None) -> bool:
+    # Raised by a `raise` of this package, or by mpi4py: it is no error of the code here.
+    name, line = "", 0
+    while tb is not None:
+        name, line, tb = tb.tb_frame.f_code.co_filename, tb.tb_lineno, tb.tb_next
+    if name.startswith(MPI4PY):
+        return True
+    return kind_of(name) == OURS and getline(name, line).lstrip().startswith("raise ")
 
 
 def without_middle(tb: TracebackType | None) -> None:
@@ -319,7 +339,7 @@ def report(
     line, source = None, ""
     for frame, number in traceback.walk_tb(traceback_of(error)):
         if frame.f_code.co_filename == cell_file:
-            line, source = number, linecache.getline(cell_file, number).strip()
+            line, source = number, getline(cell_file, number).strip()
     if is_a(error, SyntaxError):
         said = cast(SyntaxError, error)
         if said.filename == cell_file:

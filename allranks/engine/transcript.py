@@ -409,13 +409,15 @@ class Streams:
             os.dup2(self.spare[number], number)
         closed = []
         for name in self._streams:
-            stream = vars(sys).get(name)
+            stream: Any = vars(sys).get(name)
             try:
-                # An open stream with which a cell has replaced one stays.
-                if stream is None or stream.closed:
-                    closed.append(name)
-            except AttributeError:
-                pass  # an object with little more than ``write``
+                # A stream with which a cell has replaced one stays, also one with no more than
+                # ``write``.
+                usable = callable(stream.write) and not getattr(stream, "closed", False)
+            except Exception:  # a stream whose buffer was detached
+                usable = False
+            if not usable:
+                closed.append(name)
         for name in closed:
             self._open(name)
         names = [f"{_STANDARD[number]} (descriptor {number})" for number in moved]

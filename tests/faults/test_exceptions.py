@@ -96,6 +96,19 @@ def test_an_exception_is_shown_also_where_ipython_cannot_show_it(notebook, sourc
     assert len(cell.text) < 50_000
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "allreduce(np.array([None]))",
+        "try:\n    allreduce(np.ones(2 + rank))\nfinally:\n    1 / 0",
+        "comm.Bcast(np.ones(2, '>i4'))",
+    ],
+)
+def test_a_traceback_ends_at_the_line_that_has_called_allranks_or_mpi4py(notebook, source):
+    cell = notebook.on_ranks(f"import numpy as np\n{source}").fails("CellFailed")
+    cell.says("Cell In[", "----> ").lacks("allranks/", "src/mpi4py")
+
+
 def test_an_exception_that_something_else_shows_is_told_too(notebook):
     """As by rich, which shows tracebacks itself once it is installed."""
     cell = notebook.on_ranks(

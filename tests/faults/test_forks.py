@@ -16,6 +16,7 @@ LEAVING = {
     "by a display": ("display('shown')", 0),
     "by a collective": ("import numpy as np; allreduce(np.ones(3))", 1),
     "by mpi4py": ("comm.bcast(1)", 1),
+    "by a program": ("os.execvp('false', ['false'])", 1),
 }
 FORK = """
 import os
@@ -79,6 +80,12 @@ def test_a_forked_process_leaves_a_cell_that_awaits(notebook, act):
     notebook.on_ranks(f"import asyncio\nawait asyncio.sleep(0){FORK.format(act=act)}").ok()
     if act == "pass":
         assert notebook.on_ranks("ended").text == "ranks 0–3 → 0\n"
+
+
+def test_a_program_does_not_replace_a_rank(notebook):
+    cell = notebook.on_ranks("import os\nos.execlp('sleep', 'sleep', '600')", "-r 1")
+    cell.fails("CellFailed", "rank 1", "at line 3", "to go on after the cell, found os.execv()")
+    cell.says("Type: subprocess.run([...])")
 
 
 def test_a_fork_that_python_does_not_see_ends_with_the_cell(notebook):

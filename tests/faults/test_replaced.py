@@ -127,6 +127,7 @@ CLOSED = {
     "a file in its place": "os.close(1); file = open(os.devnull, 'w')",
     "sys.stdout.close()": "sys.stdout.close()",
     "sys.stderr.close()": "sys.stderr.close()",
+    "sys.stdout.detach()": "buffer = sys.stdout.detach()",
     "sys.stdout = None": "sys.stdout = None",
     "del sys.stdout": "del sys.stdout",
     "sys.stdout is closed": "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import linecache
 import os
 import re
 import sys
@@ -17,14 +16,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from linecache import getline  # here, because a cell may replace it
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from allranks.records.ranks import label
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+#: How Cython names the files of mpi4py.
+MPI4PY = "src/mpi4py/"
+_LIBRARIES = (
+    MPI4PY,
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
 )
 OURS, LIBRARY, USER = range(3)
 _WIDTH = 100
@@ -54,7 +57,7 @@ class Site(NamedTuple):
 
     @property
     def source(self) -> str:
-        return linecache.getline(self.filename, self.lineno).strip()
+        return getline(self.filename, self.lineno).strip()
 
     @property
     def in_cell(self) -> str:

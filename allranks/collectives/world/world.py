@@ -77,7 +77,7 @@ class Group:
         if root in self.ranks:
             return self.ranks.index(root)
         raise UsageError(
-            f"{op} needs a root that is in the process set: found {root}, and it has "
+            f"{op} needs a root that is in the process set: found {root!r}, and it has "
             f"{label(self.ranks)}. The root is a rank of the world."
         )
 
