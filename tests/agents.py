@@ -7,9 +7,6 @@ import re
 import sys
 import time
 
-from mcp import ClientSession, StdioServerParameters
-from mcp.client.stdio import stdio_client
-
 LONGEST = 6200
 #: Source, the rank that is to blame (None if all are), and the line.
 BUGS = [
@@ -96,6 +93,10 @@ class Agent:
 
 
 def with_agent(act, *options):
+    # Here, since each worker of pytest imports this file, and the import takes a second.
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
     async def main():
         command = [*("-m", "allranks.command.main", "mcp", "-n", "3"), *options]
         parameters = StdioServerParameters(command=sys.executable, args=command)

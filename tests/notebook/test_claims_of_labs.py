@@ -4,9 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from tests.labs import text_of
+
+
+@pytest.fixture
+def digits():
+    # Here, since each worker of pytest imports this file, and the import takes two seconds.
+    from sklearn.datasets import load_digits
+
+    return load_digits()
 
 
 @pytest.fixture
@@ -16,8 +23,7 @@ def said(executed):
     }
 
 
-def test_ranks_have_what_one_process_finds_and_a_dead_one_no_words_of_earlier_cells(said):
-    digits = load_digits()
+def test_ranks_have_what_one_process_finds_and_a_dead_one_no_words_of_earlier_cells(said, digits):
     left = json.loads(said("01_ranks")["left-behind"])
     assert left["counts"] == [np.bincount(digits.target).tolist()] * 4
     assert len(left["means"]) == 4
@@ -31,8 +37,8 @@ def test_ranks_have_what_one_process_finds_and_a_dead_one_no_words_of_earlier_ce
 
 
 @pytest.mark.parametrize("cell", ["ring", "doubling", "tree"])
-def test_every_algorithm_adds_up_the_counts_of_all_images(said, cell):
-    counts = tuple(np.bincount(load_digits().target)[:4].tolist())
+def test_every_algorithm_adds_up_the_counts_of_all_images(said, digits, cell):
+    counts = tuple(np.bincount(digits.target)[:4].tolist())
     assert said("02_allreduce")[cell].endswith(f"every rank has {counts}\n")
 
 
