@@ -20,6 +20,7 @@ from allranks.cluster.options import ClusterOptions
 from allranks.command import batch_files
 from allranks.command.notebook_cells import (
     ENSEMBLE,
+    FEATURE,
     HEADING,
     NOTEBOOK,
     PUSH,
@@ -180,7 +181,8 @@ def export_script(cells: Iterable[NotebookCell], name: str, file: str, command: 
     parts: list[str] = []
     future: dict[str, None] = {}
     for one in cells:
-        made.cluster = one.options.cluster.over(made.cluster)
+        if one.kind != FEATURE:
+            made.cluster = one.options.cluster.over(made.cluster)
         if one.kind == RANKS and not one.fails:
             done = plain_python(one.source, one.where, _SHOW)
             made.notes += [f"{one.where}: {note}" for note in done.notes]
@@ -192,8 +194,8 @@ def export_script(cells: Iterable[NotebookCell], name: str, file: str, command: 
             parts += [text] if text else []
     if not any(part.startswith("# %%") for part in parts):
         raise UsageError(
-            f"expected cells that begin with %%distributed, found none in {name}. "
-            "Type it above what the ranks are to run."
+            f"expected cells that begin with %%distributed, found none for a script in {name}. "
+            f"{made.notes[0] if made.notes else 'Type it above what the ranks are to run'}."
         )
     size = made.cluster.n or "N"
     about = [
@@ -253,6 +255,9 @@ def _comment(one: NotebookCell) -> tuple[str, str]:
         return f"# {one.magic}\n# {said}.", said
     if one.kind == ENSEMBLE:
         said = "left out: a notebook runs an ensemble, and its ranks keep no variable of it"
+    elif one.kind == FEATURE:
+        option = next(iter(one.options.features))
+        said = f"left out: with --{option} the ranks do not run it. Remove --{option} to export it"
     elif one.kind == RANKS:
         said = "left out: its tag says that it may fail, which ends a script"
     elif not one.source:

@@ -26,6 +26,8 @@ _FOR_NOTEBOOK = (_COMMAND, "%%", "%load_ext", "%reload_ext")
 FAILS = "raises-exception"
 
 HEADING, RANKS, NOTEBOOK, ENSEMBLE, PUSH = "heading", "ranks", "notebook", "ensemble", "push"
+#: A cell with an option of a feature, as ``--simulate``: the feature runs it, not the ranks.
+FEATURE = "feature"
 #: Cell magics that run the rest of the cell.
 _BODY_ONLY = ("time", "capture")
 #: Line magics that can be left out: the rest of the cell does the same.
@@ -118,7 +120,8 @@ def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
                 continue
             with _named(where):
                 options = parse_cell(first.strip().removeprefix(_MAGIC))
-            yield NotebookCell(RANKS, where, rest, first.strip(), options, fails)
+            kind = FEATURE if options.features else RANKS
+            yield NotebookCell(kind, where, rest, first.strip(), options, fails)
         elif word == "%%ensemble":
             yield NotebookCell(ENSEMBLE, where, rest, first.strip())
         elif word in ("%%px", "%px"):

@@ -17,6 +17,7 @@ from allranks.errors import UsageError
 
 SCHEMAS = Path(__file__).with_name("schemas")
 LABS = sorted((Path(__file__).parents[3] / "notebooks").glob("*.ipynb"))
+SIMULATED = [path for path in LABS if path.stem in ("05_race", "08_simulate")]
 SCRIPT = 'print("100 % of $HOME, $(id) and “more”")\n\n\n#\tthe end\n'
 JOB = batch_files.JobFile(
     "04_Data Parallel", "04_Data Parallel.py", SCRIPT, 2, 4, image="me/train:1"
@@ -161,7 +162,7 @@ def test_cells_of_the_ranks_are_those_between_on_and_off_that_do_not_fail_on_pur
     kinds = [(one.kind, one.source) for one in found if one.source]
     assert kinds == [("notebook", "a = 1"), ("ranks", "b = 1"), ("notebook", "c")]
     found = cells("%%distributed\nassert 0", tags=["raises-exception"])
-    with pytest.raises(UsageError, match=r"found none in n\.ipynb"):
+    with pytest.raises(UsageError, match=r"found none for a script in n\.ipynb\. cell 1: left out"):
         export_script(found, "n.ipynb", "n.py", "")
 
 
@@ -275,7 +276,29 @@ def test_strings_of_several_lines_stay_when_a_cell_is_put_under_an_if():
     assert [below[name] for name in "abc"] == [plainly[name] for name in "abc"]
 
 
-@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_a_cell_of_simulated_ranks_is_a_comment_with_the_option(file, tmp_path, capsys):
+    made = json.loads((tmp_path / file).read_text())
+    simulated = "%%distributed -n 1024 --simulate --seed 3\nmine = 7", "%%distributed --explore\n7"
+    made["cells"] += [{"cell_type": "code", "source": source} for source in simulated]
+    (tmp_path / file).write_text(json.dumps(made))
+    assert run(file) == 0
+    text = (tmp_path / "train.py").read_text()
+    said = "left out: with --simulate the ranks do not run it. Remove --simulate to export it"
+    assert f"# cell 2 is {said}:\n#     %%distributed -n 1024 --simulate --seed 3\n" in text
+    assert "mpiexec -n 8 " in text
+    assert "mine" not in compile(text, "train.py", "exec").co_names
+    listed = capsys.readouterr().err
+    assert f"cell 2: {said}\n" in listed
+    assert "cell 3: left out: with --explore the ranks do not run it." in listed
+
+
+@pytest.mark.parametrize("lab", SIMULATED, ids=lambda lab: lab.stem)
+def test_a_notebook_of_simulated_ranks_only_is_refused_with_what_to_remove(lab, tmp_path):
+    with pytest.raises(SystemExit, match=r"found none for a script .* Remove --simulate to"):
+        main(["export", str(lab), "-o", str(tmp_path / "n.py")])
+
+
+@pytest.mark.parametrize("path", sorted({*LABS}.difference(SIMULATED)), ids=lambda path: path.stem)
 def test_every_lab_can_be_exported(path):
     made = [*cells_of(json.loads(path.read_text()))]
     compile(export_script(made, path.name, "n.py", "").source, "n.py", "exec")
