@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -32,6 +33,12 @@ PLACES = {
 #: What is true only before the first publication, and the files that say it.
 UNPUBLISHED = re.compile(r"<!-- until published -->\n.*?<!-- /until published -->\n\n?", re.DOTALL)
 SAY_SO = ("README.md", "docs/install.md")
+NO_ADDRESS = """
+pyproject.toml has no address of the repository, so links of the README to other files lead nowhere
+on PyPI's page. Add for example these lines, and type again: make release VERSION={version}
+  [project.urls]
+  Repository = "https://github.com/OWNER/allranks"
+"""
 CELL = """
 import allranks
 
@@ -114,6 +121,8 @@ def main() -> None:
     print(f"\ndist/ has allranks {version}, checked with Python {', '.join(_names(pythons))}.")
     if missing:
         print(f"Not found here, so not checked: Python {', '.join(missing)}.")
+    if "urls" not in tomllib.loads((TREE / "pyproject.toml").read_text())["project"]:
+        print(NO_ADDRESS.format(version=version))
     print(
         "make test is not part of this. To publish, type:\n"
         f"  git commit --all --message 'Release {version}'\n"

@@ -18,10 +18,12 @@ import pytest
 import allranks
 from tests.kernel import Kernel
 from tests.mpi import launch
+from tests.unit.test_docs_links import links_of
 
 ROOT = f"allranks-{allranks.__version__}"
 HEAVY = ("cupy", "jax", "keras", "nvidia", "pandas", "scikit", "tensorflow", "torch")
 """What comes with none of its parts where nobody has asked for it."""
+ADDRESS = "https://git.example.org/me/allranks"
 
 
 def build(tree: Path, out: Path) -> tuple[Path, Path]:
@@ -86,13 +88,25 @@ def test_the_sdist_has_all_that_its_own_tests_need(built, repository):
     assert found - {"PKG-INFO"} == committed(repository)
 
 
-def test_a_wheel_of_the_sdist_is_the_wheel_of_the_tree(built, tmp_path):
+def test_a_wheel_of_the_sdist_has_the_same_files_and_links_with_an_address_if_there_is_one(
+    built, tmp_path
+):
     with tarfile.open(built[0]) as archive:
         # An attribute instead of filter="data": Python 3.11.2, as Debian 12 has it, has no filters.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path)
+    (tmp_path / ROOT / "PKG-INFO").unlink()  # else the description is taken from it
+    project = tmp_path / ROOT / "pyproject.toml"
+    urls = f'[project.urls]\nRepository = "{ADDRESS}"\n\n[project.scripts]'
+    project.write_text(project.read_text().replace("[project.scripts]", urls))
     _, wheel = build(tmp_path / ROOT, tmp_path / "dist")
     assert files_of_wheel(wheel) == files_of_wheel(built[1])
+    _, description = metadata(wheel)
+    version = allranks.__version__
+    assert "](docs/install.md)" in metadata(built[1])[1]
+    assert f"]({ADDRESS}/blob/v{version}/docs/install.md)" in description
+    assert f' src="{ADDRESS}/raw/v{version}/docs/pictures/tour.gif"' in description
+    assert [link for link in links_of(description) if not link.startswith("#")] == []
 
 
 def test_the_suites_for_gpus_run_from_the_wheel(built, tmp_path):
