@@ -56,10 +56,12 @@ def main() -> None:
         return student
 
     described = results.machine()
-    folder = Path(tempfile.mkdtemp(prefix="hub-"))
-    folder.chmod(0o755)  # students have their homes there
     samples = []
-    with Hub(folder, tuple(f"s{number}" for number in range(STUDENTS))) as hub:
+    names = tuple(f"s{number}" for number in range(STUDENTS))
+    with (
+        tempfile.TemporaryDirectory(prefix="hub-", ignore_cleanup_errors=True) as folder,
+        Hub(Path(folder), names) as hub,
+    ):
         others = [open_one(f"s{number}") for number in range(1, STUDENTS)]
         for what, source in HOSTILE.items():
             hostile = open_one("s0")

@@ -253,7 +253,6 @@ def opened() -> Iterator[Lecture]:
     if path is None:
         raise SystemExit(MISSING)
     folder = Path(tempfile.mkdtemp(prefix="lecture-"))
-    folder.chmod(0o755)
     settings = {f"@jupyterlab/{name.replace('/', ':')}": it for name, it in SETTINGS.items()}
     (folder / "settings").mkdir()
     (folder / "settings" / "overrides.json").write_text(json.dumps(settings))

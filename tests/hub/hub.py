@@ -101,6 +101,7 @@ class Hub:
         (self._folder / "jupyterhub_config.py").write_text(config + additions + self._additions)
         with suppress(OSError):  # containers often may not
             self._group.mkdir()
+        self._folder.chmod(0o755)  # students have their homes there
         homes = self._folder / "homes"
         homes.mkdir()
         accounts = [str(HERE / "students.sh"), str(homes), sys.base_prefix, *self._names, "--"]

@@ -14,6 +14,6 @@ if said=$(npm install --prefix "$folder" --no-audit --no-fund --loglevel=error -
     echo "Installed for the tests with JupyterHub: $proxy."
     mkdir "$folder/node_modules/$proxy" # notes which version it is
 else
-    echo "Not installed for the tests with JupyterHub: $proxy. $(echo "$said" | tail -n 1)"
+    echo "Not installed for the tests with JupyterHub: $proxy. $(echo "$said" | grep -v ' complete log ' | tail -n 1)"
 fi
 exit 0

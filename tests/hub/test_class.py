@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -41,11 +40,11 @@ def hub() -> Iterator[Hub]:
     tried = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True)
     if os.geteuid() != 0 or tried.returncode:
         pytest.skip("accounts of students need CAP_SYS_ADMIN: run as root")
-    folder = Path(tempfile.mkdtemp(prefix="hub-"))
-    folder.chmod(0o755)  # students have their homes there
-    with Hub(folder, NAMES) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="hub-", ignore_cleanup_errors=True) as folder,
+        Hub(Path(folder), NAMES) as running,
+    ):
         yield running
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_all(students: Iterable[Student], source: str) -> list[str]:

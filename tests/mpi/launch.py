@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,16 +49,20 @@ def mpiexec_of(python: str = sys.executable) -> str | None:
 def run(command: Sequence[str], timeout: float, **more: str) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; at its limit it is told to end before it is killed.
 
-    Killed at once, an mpiexec leaves its ranks behind.
+    Killed at once, an mpiexec leaves its ranks behind. Temporary files are removed here, because a
+    rank that is killed does not remove its own.
     """
-    with subprocess.Popen(
-        command,
-        env=environment(**more),
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            command,
+            env=environment(**{"TMPDIR": folder, **more}),
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
         try:
             said, _ = process.communicate(timeout=timeout)
         except BaseException as error:

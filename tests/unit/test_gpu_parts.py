@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,9 @@ def test_what_is_late_is_told_to_end_before_it_is_killed():
     with pytest.raises(subprocess.TimeoutExpired) as late:
         launch.run(["sh", "-c", waits], timeout=2)
     assert late.value.output == "began\nended\n"
+
+
+def test_a_rank_that_is_killed_leaves_no_temporary_file():
+    ended = launch.run(["sh", "-c", "mktemp; kill -9 $$"], timeout=20)
+    assert ended.returncode == -9
+    assert not Path(ended.stdout.strip()).exists()
