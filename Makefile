@@ -69,6 +69,7 @@ demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
 test:
+	@test -e $(VENV)/.test || df -Pk . | awk '$$4 + 0 && $$4 < 8e6 { printf "make test expected 8 GB of free space for its packages, found %.1f GB here.\n", $$4 / 1e6 }'
 	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made $(NBGRADER)/.made lint contract packages
 	@$(MAKE) --jobs=2 lanes beside
 
