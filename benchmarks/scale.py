@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -99,7 +100,11 @@ def inside(place: str, prefix: str, seconds: float) -> None:
         found["allreduce_packets"] = most / _CALLS
         time.sleep(5)
         found["idle_mb_min"] = mb_a_minute(prefix, seconds)
-        waiting = cluster.submit(_WAIT.format(seconds + 10))
+        began_to_wait = Path(os.environ["ALLRANKS_LOG_DIR"], "waits")
+        together = f"barrier()\nif rank == 0: open({str(began_to_wait)!r}, 'w').close()\n"
+        waiting = cluster.submit(together + _WAIT.format(seconds + 10))
+        while not began_to_wait.exists():
+            time.sleep(0.1)
         time.sleep(BEFORE_SECONDS)
         found["waiting_mb_min"] = mb_a_minute(prefix, seconds)
         waiting.result()

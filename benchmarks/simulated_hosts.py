@@ -31,6 +31,8 @@ from allranks.collectives.mpi.status_exchange import (
 from benchmarks import results
 from benchmarks.scale import BEFORE_SECONDS
 
+_LATE_SECONDS = 5, 10, 20, 40
+"""When the late rank of a wait is asked for its line."""
 _FRAME_BYTES = 33 + 9 + 2 * 66
 """What CurveZMQ, ZeroMQ, TCP and IP add to a frame, and the packet that acknowledges it."""
 
@@ -119,7 +121,7 @@ class SimulatedHosts:
             for host in range(hosts)
         ]
         self.links = [[*([above[h]] if h else ()), *below[h]] for h in range(hosts)]
-        self.now = 0.0
+        self.now, self.questions = 0.0, 0
         self.reset()
 
     def reset(self) -> None:
@@ -142,11 +144,25 @@ class SimulatedHosts:
             for board in self.ranks[:-1]:
                 board.put(fields.BEAT, board.get(board.ranks[0], fields.ROUND))
             # Without news, only the root acts by itself: it begins the rounds.
-            busy = [h for h in range(self.hosts) if not h or any(x.news for x in self.links[h])]
-            while busy:
-                for host in busy:
-                    self.step(host)
-                busy = [h for h, links in enumerate(self.links) if any(x.received for x in links)]
+            self._play(
+                [h for h in range(self.hosts) if not h or any(x.news for x in self.links[h])]
+            )
+
+    def play_question(self) -> None:
+        """Plays the question of the first rank to the one that is late, and its answer."""
+        late = self.ranks[-1]
+        self.questions += 1
+        self.exchanges[0].board.ask(late.rank, self.questions)
+        self._play([0])
+        late.write(fields.LINE, "train.py:26")
+        late.put(fields.ANSWERED, self.questions)
+        self._play([self.hosts - 1])
+
+    def _play(self, busy: Sequence[int]) -> None:
+        while busy:
+            for host in busy:
+                self.step(host)
+            busy = [h for h, links in enumerate(self.links) if any(x.received for x in links)]
 
     def step(self, host: int) -> None:
         exchange, began = self.exchanges[host], time.thread_time()
@@ -177,9 +193,14 @@ def measure(hosts: int, ranks: int, rounds: int) -> dict[str, Any]:
     for host in range(hosts):
         simulated.step(host)
     # In two rounds, all hosts learn that the ranks wait.
-    for name, count in (("first", 2), ("later", rounds)):
+    round_, question = simulated.play_round, simulated.play_question
+    for name, count, play in (
+        ("first", 2, round_),
+        ("later", rounds, round_),
+        ("asked", 1, question),
+    ):
         for _ in range(count):
-            simulated.play_round()
+            play()
         found |= {
             f"{name}_frames": sum(simulated.frames) / count,
             f"{name}_most_bytes": max(simulated.nbytes) / count,
@@ -196,6 +217,11 @@ def table(result: dict[str, Any]) -> str:
     head += ["idle MB/min: captured", "waiting MB/min: simulated", "captured"]
     head += ["mean of all hosts", "ms a round"]
     each, rows = result["rounds_a_minute"], []
+
+    def waiting(run: dict[str, Any], idle: float, of: str) -> str:
+        asked = run[f"asked_{of}_bytes"] * result["questions_a_minute"]
+        return f"{idle + (run[f'later_{of}_bytes'] * each + asked) / 1e6:.2f}"
+
     for run in result["runs"]:
         real = captured.get((run["hosts"], run["ranks"]))
         idle = real["idle_mb_min"] if real else result["idle_mb_min"]
@@ -205,9 +231,9 @@ def table(result: dict[str, Any]) -> str:
                 str(run["messages"]),
                 f"{real['allreduce_packets']:.1f}" if real else "–",
                 f"{real['idle_mb_min']:.2f}" if real else "–",
-                f"{idle + run['later_most_bytes'] * each / 1e6:.2f}",
+                waiting(run, idle, "most"),
                 f"{real['waiting_mb_min']:.2f}" if real else "–",
-                f"{idle + run['later_mean_bytes'] * each / 1e6:.2f}",
+                waiting(run, idle, "mean"),
                 f"{run['later_most_ms']:.1f}",
             ]
         )
@@ -239,13 +265,14 @@ def main() -> None:
     for hosts, ranks in sizes:
         runs.append(measure(hosts, ranks, options.rounds))
         print(json.dumps(runs[-1]), flush=True)
+    began, ended = BEFORE_SECONDS, BEFORE_SECONDS + options.seconds
+    minutes = options.seconds / 60
     measured = {
         "runs": runs,
         "captured": captured,
         "idle_mb_min": min(run["idle_mb_min"] for run in captured),
-        "rounds_a_minute": rounds_within(BEFORE_SECONDS, BEFORE_SECONDS + options.seconds)
-        * 60
-        / options.seconds,
+        "rounds_a_minute": rounds_within(began, ended) / minutes,
+        "questions_a_minute": sum(began < at < ended for at in _LATE_SECONDS) / minutes,
     }
     print(table(results.write("simulated_hosts", described, measured)))
 

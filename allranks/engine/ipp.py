@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +38,8 @@ if "debugpy" not in sys.modules:
 
 #: An engine is registered after its first beat. Once all are, beats are rare: on several hosts they
 #: would be most of the traffic of idle ranks.
-HEARTBEAT_MS, _RARE_HEARTBEAT_MS = 200, 10_000
+HEARTBEAT_MS, _RARE_HEARTBEAT_MS = 200, 60_000
+_REGISTERING_SECONDS = 10.0
 _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 _SHARED_PORTS = ("registration",)
 _LOOPBACK = "tcp://127.0.0.1"
@@ -231,7 +234,9 @@ def run(
 ) -> None:
     """Runs the controller until the process ends; calls ``complete`` once all engines are there."""
     allow_ipv6(engine)
-    # The heart monitor is a process that ipyparallel starts.
+    # The heart monitor is a process that ipyparallel starts. From 3.14 on, Python does not fork it
+    # by default.
+    multiprocessing.set_start_method("fork", force=True)
     own = os.getpid()
     os.register_at_fork(after_in_child=lambda: processes.die_with_parent(own))
     controller = IPController(
@@ -251,7 +256,7 @@ def run(
         config.IPController.curve_secretkey = secret.encode()
     config.HeartMonitor.period = HEARTBEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
-    beat_rarely(size)
+    beat_soon = beat_rarely(size)
     # One scheduler, because one port is reserved for it.
     config.IPController.broadcast_scheduler_depth = 0
     config.IPController.db_class = "NoDB"
@@ -259,7 +264,7 @@ def run(
     controller.engine_info, controller.client_info = engine, client
     controller.initialize([])
     hub = controller.hub
-    accept_late_registrations(hub)
+    accept_late_registrations(hub, beat_soon)
     finish = hub.finish_registration
 
     def finish_registration(heart: bytes) -> None:
@@ -271,19 +276,39 @@ def run(
     controller.start()
 
 
-def beat_rarely(size: int) -> None:
-    """Makes heartbeats rare while all engines answer. The heart monitor is forked after this."""
-    beat_as_ipyparallel = HeartMonitor.beat
+def beat_rarely(size: int) -> Callable[[], object]:
+    """Makes heartbeats rare while all engines answer. The heart monitor is forked after this.
+
+    The function that it returns makes them frequent again, for an engine that registers.
+    """
+    beat_as_ipyparallel, start_as_ipyparallel = HeartMonitor.beat, HeartMonitor.start
+    asked, asks = os.pipe()
+    frequent_until = 0.0
 
     def beat(monitor: Any) -> None:
         beat_as_ipyparallel(monitor)
         complete = len(monitor.hearts) >= size and not monitor.on_probation
-        monitor.caller.callback_time = _RARE_HEARTBEAT_MS if complete else HEARTBEAT_MS
+        rare = complete and time.monotonic() > frequent_until
+        monitor.caller.callback_time = _RARE_HEARTBEAT_MS if rare else HEARTBEAT_MS
 
-    HeartMonitor.beat = beat
+    def start(monitor: Any) -> None:
+        start_as_ipyparallel(monitor)
+        monitor.loop.add_handler(asked, lambda *_: beat_soon(monitor), monitor.loop.READ)
+
+    def beat_soon(monitor: Any) -> None:
+        nonlocal frequent_until
+        os.read(asked, 4096)
+        if monitor.caller.callback_time != HEARTBEAT_MS:
+            frequent_until = time.monotonic() + _REGISTERING_SECONDS
+            monitor.caller.stop()
+            monitor.caller.callback_time = HEARTBEAT_MS
+            monitor.caller.start()
+
+    HeartMonitor.beat, HeartMonitor.start = beat, start
+    return lambda: os.write(asks, b"\0")
 
 
-def accept_late_registrations(hub: Any) -> None:
+def accept_late_registrations(hub: Any, beat_soon: Callable[[], object]) -> None:
     # The hub reports a new heart once, and ignores one that it does not expect: the engines of
     # ipyparallel begin to beat after its answer. Those of ranks do not wait for the answer, and
     # their sockets connect in any order.
@@ -297,6 +322,7 @@ def accept_late_registrations(hub: Any) -> None:
 
     def register_engine(sender: bytes, message: dict[str, Any]) -> None:
         register(sender, message)
+        beat_soon()
         for heart in early.intersection(hub.incoming_registrations):
             early.remove(heart)
             heard(heart)

@@ -189,17 +189,23 @@ class TelemetrySender:
         busy, at = self._busy_seconds, self._looked_at
         self._busy_seconds, self._looked_at = process_time(), monotonic()
         cpu = 100 * (self._busy_seconds - busy) / (self._looked_at - at)
+        shown = (self._pulse.rss_nbytes, self._pulse.cpu_percent) if self._pulse else (0, 0)
         imports_long = perf_counter() - self._import_began >= _IMPORT_SECONDS
         return Pulse(
             rank=self.rank,
             cell=self._cell,
             activity=collectives.activity(),
             line=current_line(),
-            rss_nbytes=self.rss_nbytes() // _RSS_STEP_NBYTES * _RSS_STEP_NBYTES,
-            cpu_percent=round(cpu / _CPU_STEP_PERCENT) * _CPU_STEP_PERCENT,
+            rss_nbytes=_stepped(self.rss_nbytes(), shown[0], _RSS_STEP_NBYTES),
+            cpu_percent=_stepped(cpu, shown[1], _CPU_STEP_PERCENT),
             importing=self._importing if imports_long else "",
             **self._pulse_fields(),
         )
+
+
+def _stepped(value: float, shown: int, step: int) -> int:
+    # A value that is about halfway between two steps would be sent again and again.
+    return shown if abs(value - shown) < step else round(value / step) * step
 
 
 def _longest(pairs: list[list[Any]]) -> tuple[list[Any], ...]:

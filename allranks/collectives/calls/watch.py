@@ -66,7 +66,8 @@ class Watch:
         self._edge = (0, 0)
         self._ticket = 0
         self._notice_after = 0.0
-        self._asked = 0
+        self._asked, self._asks = 0, False
+        """The time of the question to the ranks that are late, and whether this rank asks it."""
         self._suspects: dict[int, tuple[int, int]] = {}
         self._due: dict[int, int] = {}
         """The snapshot of each suspect that confirms the cycle."""
@@ -233,7 +234,9 @@ class Watch:
         if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
             # Wall-clock time: ranks of other hosts compare it.
             self._asked = time.time_ns()
-            for rank in missing[:_ASKED_AT_ONCE]:
+            # Each question, and each answer, crosses the network.
+            self._asks = self._reports_late(call, missing)
+            for rank in missing[:_ASKED_AT_ONCE] if self._asks else ():
                 own.board.ask(rank, self._asked)
         if waited < self._notice_after:
             return
@@ -255,6 +258,9 @@ class Watch:
         else:
             self._notice_after *= 2
         if not self._reports_late(call, missing):
+            return
+        if not self._asks:  # the rank that was to report has gone on
+            self._notice_after = waited + _ASK_BEFORE_SECONDS
             return
         lines = [f"{call.spec.title} at {call.site} {what}:"]
         for rank in missing[:_ASKED_AT_ONCE]:

@@ -28,9 +28,9 @@ from allranks.collectives.calls.rank_state import (
 )
 
 PERIOD_SECONDS = 0.05
-_QUICK_ROUNDS, _SLOWER, _LONGEST_SECONDS = 8, 1.3, 5.0
-"""After this many rounds without news, each begins later than the one before, by this factor. Two
-or three rounds without news confirm a deadlock."""
+_QUICK_ROUNDS, _SLOWER, _LONGEST_SECONDS = 12, 1.5, 30.0
+"""After this many rounds without news, each begins later than the one before, by this factor. Three
+rounds without news confirm a deadlock, once all of its ranks have looked."""
 _PAUSE, _LONGEST_PAUSE_SECONDS = 4, 0.5
 """A round of many ranks takes long. The pause until the next one is this many times as long."""
 _HEAD = struct.Struct("=BIQI")
