@@ -87,7 +87,7 @@ class HostAgent:
         self.anchor: socket.socket | None = None
         self.exits = processes.ExitReports()
         self.segments: set[str] = set()
-        self.stopping = False
+        self.stopping = self.begins_again = False
         #: Whether the notebook's kernel is gone: then the agent removes kept variables.
         self.abandoned = False
         self.admitted = self.forked = 0
@@ -303,7 +303,8 @@ class HostAgent:
     def _obey(self, word: str, rest: str) -> None:
         """Runs a command of the kernel: ``up``, ``clients``, ``stay`` or ``stop``.
 
-        On several hosts: ``seat``; on hosts other than the first: ``join``, ``serve``.
+        On several hosts: ``seat``; on hosts other than the first: ``join``, ``serve``. ``again``
+        also ends all ranks; the next configuration follows.
         """
         if word == "up":
             # The list of a rank's mappings ends with the rank: read it while all are alive.
@@ -312,8 +313,8 @@ class HostAgent:
             self._sweep()
         elif word == "clients" and not self.controller:  # a client of ipyparallel will connect
             self._fork_controller()
-        elif word == "stop":
-            self.stopping = True
+        elif word in ("stop", "again"):
+            self.stopping, self.begins_again = True, word == "again"
         elif word == "stay":
             self.attachment.stay(**json.loads(rest))
         elif word == "seat":
@@ -574,7 +575,9 @@ class HostAgent:
                 with suppress(OSError):  # not if it has variables for the next ranks
                     os.rmdir(folder)
         shutil.rmtree(self.config.session_dir, ignore_errors=True)
-        self._tell("stopped")
+        self.door.close()
+        self.selector.close()
+        self._tell("again" if self.begins_again else "stopped")
 
 
 def _rest(place: socket.socket, head: bytes) -> bytes | None:
@@ -589,7 +592,10 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
 
 def main(load: Load) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    found = processes.first_line(0)
-    if found is not None:
+    begins = True
+    while begins and (found := processes.first_line(0)) is not None:
         line, rest = found
-        HostAgent(HostAgentConfig.from_json(line.decode()), load, rest).run()
+        agent = HostAgent(HostAgentConfig.from_json(line.decode()), load, rest)
+        agent.run()
+        # In the same process, because imports take longer than all else.
+        begins = agent.begins_again

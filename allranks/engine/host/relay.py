@@ -50,6 +50,8 @@ from allranks.records.numbered import Frames
 from allranks.records.wire import join_messages, split_messages
 
 _AGENT = "allranks.agent"
+#: The host agent has ended all ranks, and awaits its next configuration.
+_AGAIN = {"event": "again"}
 _STOP_SECONDS = 8.0
 _LOST = "lost the connection to the notebook"
 _LAUNCHER_SECONDS = 4.0
@@ -208,6 +210,10 @@ class Relay:
         elif not self._pass_on(source):
             self._poller.unregister(source)
             if self._next is not None:
+                assert self._agent is not None
+                if self._agent.wait() < 0:
+                    self._tidy_up()
+                self._agent = None
                 self._begin_again(self._next)
             else:
                 self._end("was lost: its host agent has ended")
@@ -234,7 +240,7 @@ class Relay:
             begins = self._next is None
             self._next = HostAgentConfig.from_json(first.decode())
             if begins:
-                self._say(b"stop")
+                self._say(b"again")
         elif word == b"stay":
             self._notebook.stays, self._stay = True, b"stay " + first
             if self._next is None:
@@ -299,10 +305,7 @@ class Relay:
             pass  # it has ended, which its standard output shows
 
     def _begin_again(self, config: HostAgentConfig) -> None:
-        assert self._agent is not None
-        code, self._next, self._heard = self._agent.wait(), None, b""
-        if code < 0:
-            self._tidy_up()
+        self._next, self._heard = None, b""
         while self._told is not None and self._told.poll(0):
             self._batching.drain(self._told)
         self._batching.send()
@@ -337,6 +340,11 @@ class Relay:
         os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
         self._urls = config.commands_url, config.events_url
         self._listen(*self._urls)
+        if self._agent is None:
+            self._start_agent(config)
+        self._say(config.to_json().encode())
+
+    def _start_agent(self, config: HostAgentConfig) -> None:
         log = os.path.join(config.log_dir, f"host-agent-{self.host}.log")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as kept:
             self._agent = subprocess.Popen(
@@ -349,7 +357,6 @@ class Relay:
             )
         assert self._agent.stdout is not None
         self._poller.register(self._agent.stdout.fileno(), zmq.POLLIN)
-        self._say(config.to_json().encode())
 
     def _pass_on(self, descriptor: int) -> bool:
         said = os.read(descriptor, 65536)
@@ -358,6 +365,8 @@ class Relay:
             self._batching.send()  # messages of a rank come before the news of its death
         for line in lines:
             self._notebook.send([b"agent", line])
+            if self._next is not None and not self._why and json.loads(line) == _AGAIN:
+                self._begin_again(self._next)
         return bool(said)
 
     def _tell(self, **fields: Any) -> None:
