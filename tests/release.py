@@ -30,9 +30,12 @@ PLACES = {
     "recipe/recipe.yaml": r'(?m)(?<=^  version: ").+(?="$)',
     "allranks/features/toolbar/labextension/package.json": r'(?<="version": ").+(?=")',
 }
-#: What is true only before the first publication, and the files that say it.
+#: What is true only before the first publication, and the pages that say it.
 UNPUBLISHED = re.compile(r"<!-- until published -->\n.*?<!-- /until published -->\n\n?", re.DOTALL)
-SAY_SO = ("README.md", "docs/install.md")
+SAY_SO = (
+    "README.md",
+    *(f"docs/{page}.md" for page in ("gpu", "install", "jupyterhub", "teaching", "tutorial")),
+)
 NO_ADDRESS = """
 pyproject.toml has no address of the repository, so links of the README to other files lead nowhere
 on PyPI's page. Add for example these lines, and type again: make release VERSION={version}

@@ -109,8 +109,8 @@ class Calls(HealedCells):
             what: a cell's source, or a function that every rank calls with ``args``, ``kwargs``.
             ranks: which ranks; by default all.
             timeout: seconds after which the ranks are interrupted.
-            view: what shows their output, for instance an `allranks.CapturedOutput`; by default
-                labelled text.
+            view: shows their output, for instance an `allranks.CapturedOutput`; by default labelled
+                text is shown.
 
         Raises:
             SyntaxError: the source cannot be compiled; nothing was run.
@@ -170,12 +170,12 @@ class Calls(HealedCells):
     ) -> list[T]:
         """Calls a function once for each item, on the next free rank; returns the results.
 
-        Every rank is a world of its own meanwhile. What is printed is shown with the item's
-        number, and a bar shows the progress. An item whose rank dies runs again, once.
+        Each item runs in a world of one rank. Output is shown with the number of its item, and a
+        bar shows the progress. An item whose rank dies runs again, once.
 
         Args:
             function: it may be defined in a cell.
-            items: as of Python's ``map``: with several lists, one of each is passed.
+            items: one list or several; with several lists, the function gets an entry of each.
             timeout: seconds after which an item is interrupted, and has failed.
 
         Returns:
@@ -184,8 +184,8 @@ class Calls(HealedCells):
         Raises:
             MapFailed: items failed; all others have run, and are in its ``results``.
             MapInterrupted: the notebook was interrupted; what has finished is in ``results``.
-            ClusterLost: ranks died again and again, and no item is to blame.
-            UsageError: there is nothing to call, or the ranks are busy.
+            ClusterLost: ranks died repeatedly, and not because of one item.
+            UsageError: ``function`` cannot be called, or the ranks are busy.
         """
         with self._in_turn():
             results: list[T] = self.hooks.command("map", self, function, items, timeout)

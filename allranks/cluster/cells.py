@@ -390,7 +390,7 @@ class CellRun:
                 raise UsageError(
                     f"expected a last expression that can be pickled, found on rank {rank}: "
                     f"{reply.value_problem}. The cell has run; its variables are on the ranks. "
-                    "End it with a plain value, as list(...) or an array."
+                    "End it with a plain value, such as list(...) or an array."
                 )
         return [
             variables.load(self._values[rank], rank) if rank in self._values else None
@@ -441,12 +441,12 @@ class Cells:
 
     @property
     def state(self) -> str:
-        """How the ranks are: see `Cluster`."""
+        """The state of the ranks: see `Cluster`."""
         return self._connection.state if self._connection is not None else "new"
 
     @property
     def busy(self) -> bool:
-        """Whether a cell, a function or an ensemble is under way."""
+        """Whether a cell, a function or an ensemble runs."""
         return self._running is not None or self._crew is not None
 
     @property

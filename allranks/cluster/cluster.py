@@ -52,21 +52,21 @@ class Cluster(Calls):
 
     Args:
         n: the number of ranks; by default one per visible GPU, else 2 to 4 by this machine's cores.
-        gpus: which GPUs of each host to pin ranks to, as ``"0,2"`` or ``"none"``; by default all
-            visible there.
-        launcher: what starts the ranks, as ``"ssh:h1:2,h2:2"``, with its options where it has
-            any, as ``"slurm --nodes 2 --ntasks-per-node 4"``; by default this machine, or the job
-            of several nodes that the notebook runs in.
-        preload: modules to import before the ranks are forked, as ``("tensorflow",)``: every rank
-            has them at once, and the memory they take is shared.
+        gpus: the GPUs of each host to which ranks are pinned, for example ``"0,2"`` or ``"none"``;
+            by default all that are visible there.
+        launcher: where the ranks run, for example ``"ssh:h1:2,h2:2"``, or with options of the
+            launcher ``"slurm --nodes 2 --ntasks-per-node 4"``; by default on this machine, or on
+            the nodes of the job in which the notebook runs.
+        preload: modules that are imported once, before the ranks are forked, for example
+            ``("tensorflow",)``. The ranks share their memory.
         exclusive: whether each rank needs a GPU of its own; by default they may share.
-        raises_own: whether calls raise the exception of the rank that failed first as it is, if it
-            can be pickled, instead of a CellFailed with this ``__cause__``.
+        raises_own: whether calls raise the exception of the rank that failed first, if it can be
+            pickled; by default they raise a CellFailed with this exception as its ``__cause__``.
         show_output: whether calls show what the ranks print, if they have no view of their own.
         settings: environment variables of the ranks.
 
     Raises:
-        UsageError: this number of ranks, or these GPUs, are not possible here.
+        UsageError: this machine cannot have this number of ranks, or has no such GPUs.
         MissingDependency: a module to preload is not installed.
     """
 
@@ -126,10 +126,10 @@ class Cluster(Calls):
         """Starts the ranks and returns when all of them are up.
 
         Args:
-            tell: called repeatedly with the reason of the wait, as the place in a queue.
+            tell: called repeatedly with the reason of the wait, such as the place in a queue.
 
         Raises:
-            StartFailed: they did not come up; nothing of them is left.
+            StartFailed: the ranks did not start; no process of them is left.
             MissingDependency: the launcher's program is not installed.
         """
         if self.state == "running":
@@ -267,7 +267,7 @@ class Cluster(Calls):
 
     @property
     def lost_because(self) -> str:
-        """Why the ranks are lost, where they are."""
+        """The reason why the ranks are lost; empty if they are not."""
         return self._connection.lost_because if self._connection is not None else ""
 
     @property
@@ -366,7 +366,7 @@ class Cluster(Calls):
 
         Args:
             algorithm: ``ring``, ``recursive doubling`` or ``tree``.
-            values: one rank's array after the other, all of one length; two or more.
+            values: an array for each rank, in their order, all of one length; at least two.
 
         Raises:
             UsageError: there are fewer ranks, or they run a cell.
@@ -483,7 +483,7 @@ class Cluster(Calls):
         return variables.unpack(answers, names)
 
     def status(self) -> list[RankStatus]:
-        """Returns what every rank is doing now."""
+        """Returns the state of every rank, and its current line."""
         self._look()
         self._check_up()
         answers = self._ranks.ask(

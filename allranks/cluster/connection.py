@@ -366,8 +366,8 @@ class Connection:
         if seconds and visit(self.session_dir) is None:
             raise UsageError(
                 f"expected {self.session_dir}, by which another notebook finds the ranks, found "
-                "that it has been removed: they end with this one. Fetch what you need, as with "
-                "%distributed pull NAME, and type: %distributed restart"
+                "that it has been removed: they end with this one. Fetch what you need, for example"
+                " with %distributed pull NAME, and type: %distributed restart"
             )
         shared = self._taken is not None and self._taken.shared
         home = self._config.session_dir if seconds or shared else ""

@@ -144,7 +144,7 @@ def numbers(gpus: str | None) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(gpus.replace(" ", "").split(",")))
     if not all(number.isdecimal() for number in found):
         raise UsageError(
-            f"expected --gpus with numbers of GPUs, as 0,2, found {gpus!r}. "
+            f"expected --gpus with numbers of GPUs, such as 0,2, found {gpus!r}. "
             "Type for example: --gpus none"
         )
     return found

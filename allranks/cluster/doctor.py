@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -334,9 +335,11 @@ def _mpi() -> Finding:
         return Finding("MPI", WRONG, f"two processes did not start: {error}", f"{program} -n 2 id")
     answers = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("[")]
     if answer.returncode or not answers:
-        lines = (answer.stderr or answer.stdout).strip().splitlines()
-        last = lines[-1] if lines else f"exit code {answer.returncode}"
-        return Finding("MPI", WRONG, f"{program} started no ranks: {last}", f"{program} -n 2 id")
+        # mpiexec writes many lines below Python's error, and a row of dashes at the end.
+        lines = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip(" -")]
+        errors = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)]
+        why = (errors or lines or [f"exit code {answer.returncode}"])[-1]
+        return Finding("MPI", WRONG, f"{program} started no ranks: {why}", f"{program} -n 2 id")
     size, version = answers[0]
     if size != 2:
         return Finding(

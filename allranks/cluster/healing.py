@@ -160,7 +160,7 @@ class HealedCells(Cells):
         """Sets when ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
 
         Raises:
-            UsageError: there is no such choice.
+            UsageError: ``healing`` is none of these.
         """
         if healing not in HEALING:
             raise UsageError(
@@ -212,12 +212,12 @@ class HealedCells(Cells):
         """Replaces ranks that have died by new processes; returns a line about it.
 
         Args:
-            tell: called with what happens meanwhile; by default that is shown with the next cell.
+            tell: called with a line about each event; by default the next cell shows these lines.
 
         Raises:
-            ClusterLost: they could not be replaced, and all were killed.
+            ClusterLost: the dead ranks could not be replaced, and all were killed.
             UsageError: the ranks run a cell, or none has died.
-            KeyboardInterrupt: an interrupt came while they were; it has waited for the end.
+            KeyboardInterrupt: an interrupt during the replacement, which takes effect after it.
         """
         self._check_idle()
         if not self.dead:

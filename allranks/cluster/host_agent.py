@@ -585,7 +585,7 @@ class MultiHostAgents:
             return
         if not self.job.outlives():
             raise UsageError(
-                "expected ranks on this machine, or on hosts that are reached by a command as ssh, "
+                "expected ranks on this machine, or on hosts that ssh or another command reaches, "
                 f"found --on {self._launcher.typed}: these ranks end with the notebook"
             )
         listening, ready = self._wire.listening, threading.Event()

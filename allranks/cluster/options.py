@@ -281,7 +281,7 @@ class ClusterOptions:
             help="where the ranks run: local, ssh:h1:2,h2:2, slurm …, a named place",
         )
         parser.add_argument(
-            "--preload", metavar="MODULES", help="import these once, before the ranks are forked"
+            "--preload", metavar="MODULES", help="modules to import once, before the ranks start"
         )
         for option in START_OPTIONS.values():
             parser.add_argument(

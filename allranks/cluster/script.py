@@ -70,17 +70,18 @@ def run(
 ) -> list[Any]:
     """Calls a function on every rank and returns its results, in order of rank.
 
-    The notebook's ranks call it, where there are as many as are asked for and no cell keeps them
-    busy; otherwise ranks are started for it, and ended after it.
+    If the notebook has this number of ranks and they are idle, they call it. Otherwise ranks are
+    started for the call, and end after it.
 
     Args:
         func: what every rank calls, with ``args`` and ``kwargs``; it may be defined in a cell.
-        num_proc: how many ranks; 1 by default, as in Horovod.
+        num_proc: the number of ranks; 1 by default, as in Horovod.
         np: Horovod's older name of ``num_proc``.
         hosts: ``localhost`` or ``localhost:4``.
         timeout: seconds after which the ranks are interrupted.
-        options: Horovod's others. ``start_timeout``, ``disable_cache``, ``verbose``, ``use_gloo``,
-            ``use_mpi`` and ``network_interface(s)`` change nothing; the rest is refused.
+        options: other options of Horovod. ``start_timeout``, ``disable_cache``, ``verbose``,
+            ``use_gloo``, ``use_mpi`` and ``network_interface(s)`` change nothing; others are
+            refused.
 
     Raises:
         CellFailed: the function raised on at least one rank; with that rank's traceback.

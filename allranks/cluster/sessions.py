@@ -41,7 +41,7 @@ def seconds_of(text: str, command: str) -> float:
     found = _TYPED.fullmatch(text)
     if found is None or not float(found[1]):
         raise UsageError(
-            f"expected a time as 90s, 30m, 2h or 1d, found {text!r}. "
+            f"expected a time such as 90s, 30m, 2h or 1d, found {text!r}. "
             f"Type for example: %distributed {command} 30m"
         )
     seconds = float(found[1]) * _UNITS[found[2]]

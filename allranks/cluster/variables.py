@@ -45,7 +45,7 @@ def reading(place: str) -> Iterator[None]:
             why = "it is MPI's, which runs on the ranks only"
         raise UsageError(
             f"expected a value that the notebook can read, found {place}: {why}. "
-            "Send a plain value, as list(...) or an array."
+            "Send a plain value, such as list(...) or an array."
         ) from error
     finally:
         if barred:

@@ -50,7 +50,7 @@ _VALUE_LENGTH, _HEADLINE_LENGTH = 400, 300
 _NO_RANKS = "No ranks run: the next cell starts them."
 _INSTRUCTIONS = """Runs Python cells on every rank of an MPI cluster, each with rank, size, comm,
 allreduce, broadcast, barrier and so on. `run` returns soon; ask `state` while a cell runs: it says
-which rank waits for whom and at which line. The rank that caused an error comes first in its text.
+which rank waits for which, and where. The rank that caused an error comes first in its text.
 Variables stay on the ranks from cell to cell."""
 
 
@@ -222,7 +222,7 @@ class AgentTools:
         # Names only: an expression could change the ranks' state, and its line would be unknown.
         unfit = [word for word in words if not word.isidentifier()]
         if unfit:
-            return f"expected names of variables as 'x, loss', found {unfit[0]!r:.60}."
+            return f"expected names of variables, such as 'x, loss', found {unfit[0]!r:.60}."
         if self._is_busy() or self._cluster.state != "running":
             return "Variables can be read between cells of running ranks. Call state or run."
         with self._lock:
@@ -251,7 +251,7 @@ class AgentTools:
             return found
         timings = None if found.view is None else found.view.figures.timings
         if timings is None or not timings.by_rank():
-            return f"Cell {found.number} has made no collective calls of which timings have come."
+            return f"Cell {found.number} has no timings: no collective call of it has ended."
         return _cut(f"{rank_table(timings).text()}\n{call_table(timings).text()}")
 
     def interrupt(self) -> str:

@@ -239,9 +239,9 @@ def _not_done(one: NotebookCell) -> Iterator[str]:
     if options.timeout is not None:
         yield "--timeout: nothing interrupts a cell of a script; limit the job's time instead"
     if options.out is not None:
-        yield f"-o {options.out}: there is no notebook to have the values of the last expression"
+        yield f"-o {options.out}: a script has no notebook for the values of the last expression"
     if options.local:
-        yield "--local: there is no notebook to run it in"
+        yield "--local: a script has no notebook to run it in"
 
 
 def _comment(one: NotebookCell) -> tuple[str, str]:

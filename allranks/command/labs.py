@@ -19,9 +19,9 @@ _PLACES = (_PACKAGE / "labs", _PACKAGE.parent / "notebooks")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument(
-        "folder", nargs="?", default=".", type=Path, help="where to (the current folder)"
+        "folder", nargs="?", default=".", type=Path, help="default: the current folder"
     )
-    parser.epilog = "A copy that exists is kept; remove it to begin a lab anew."
+    parser.epilog = "An existing copy is not overwritten; remove it to start again."
     parser.set_defaults(act=lambda typed: copy(typed.folder))
 
 
@@ -43,7 +43,7 @@ def copy(folder: Path) -> int:
             to.write_text(_without_output(lab.read_text(encoding="utf-8")), encoding="utf-8")
     sys.stdout.write(f"{len(labs) - len(kept)} labs were copied to {folder.resolve()}.\n")
     if kept:
-        sys.stdout.write(f"Kept, as they exist: {', '.join(kept)}\n")
+        sys.stdout.write(f"Not overwritten: {', '.join(kept)}\n")
     if find_spec("jupyterlab") is None:
         sys.stdout.write(
             "The labs need more packages. Type: pip install 'allranks[lab,tensorflow]'\n"

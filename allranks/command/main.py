@@ -70,7 +70,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     put = parser.add_argument
     export.add_size(parser, "one per GPU, or per core")
     put("--timeout", type=float, metavar="SECONDS", help="interrupt a script that takes longer")
-    put("--log-dir", default="", metavar="FOLDER", help="write each rank's output to a file here")
+    put("--log-dir", default="", metavar="FOLDER", help="write each rank's output to a file in it")
     put(
         "--report",
         default="",
@@ -158,7 +158,7 @@ def _install_kernel(said: argparse.Namespace) -> int:
 
 def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     ClusterOptions.add_to(parser)
-    parser.add_argument("--name", default="allranks", help="another name, for a second such kernel")
+    parser.add_argument("--name", default="allranks", help="needed for a second such kernel")
     parser.add_argument("--display-name", help="the name that the launcher shows")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -168,7 +168,7 @@ def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "--prefix",
         default=sys.prefix,
         metavar="FOLDER",
-        help="install below this folder, as /usr/local for all users; default: this environment",
+        help="install below this folder (for all users: /usr/local); default: this environment",
     )
 
 
@@ -231,7 +231,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     ),
     "labs": ("copies the labs into a folder, without output", labs.add_options),
     "doctor": (
-        "checks MPI, launchers, GPUs, packages and limits, and says what to type",
+        "checks MPI, launchers, GPUs, packages and limits; prints a command for each problem",
         _add_doctor,
     ),
     "install-kernel": (

@@ -239,9 +239,9 @@ class Metrics:
             ``log(step=i, loss=loss, accuracy=right / count)``
 
         Args:
-            values: more of them, with names that are not valid in Python, as ``{"val/loss": 0.3}``.
-            step: where on the horizontal axis; by default 0, 1, 2, … for each name.
-            member: which model of several on this rank; each has its own curve.
+            values: numbers whose names are not valid in Python, for example ``{"val/loss": 0.3}``.
+            step: the place on the horizontal axis; by default 0, 1, 2, … for each name.
+            member: the number of the model, if this rank trains several; each has its own curve.
             named: numbers, or arrays of one element.
 
         Raises:

@@ -361,13 +361,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--ranks-per-member", dest="ranks_each", type=int, metavar="K",
         help="number of ranks per member",
     )  # fmt: skip
-    add("--store", metavar="FOLDER", help="keep results here; members that have ended do not rerun")
+    add("--store", metavar="FOLDER", help="keep results here; finished members do not run again")
     add("--trust-store", action="store_true", help="read results that other users have stored")
     add("--retry-failed", action="store_true", help="run only members that have not finished")
     add("--random", type=int, metavar="COUNT", help="draw this many members at random")
     add("--seed", type=int, help="seed of --random")
     add("--timeout", type=float, metavar="SECONDS", help="interrupt a member that takes longer")
-    add("--metric", metavar="NAME[:min|max]", help="the logged value that ranks members")
+    add("--metric", metavar="NAME[:min|max]", help="the logged value that orders members")
     add("--stop", choices=STOP_KINDS, help="stop poor members early, by --metric")
     add("--grace", type=int, metavar="STEPS", help="stop no member before this step")
     add(
@@ -420,7 +420,7 @@ def _check(options: Options) -> None:
     wanted = options.wanted()
     if options.stop is not None and wanted is None:
         raise UsageError(
-            f"--stop {options.stop} needs --metric, the logged value that ranks members. "
+            f"--stop {options.stop} needs --metric, the logged value that orders members. "
             f"Type for example: --stop {options.stop} --metric loss"
         )
     if options.grace is not None and options.stop is None:

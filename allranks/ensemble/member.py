@@ -206,7 +206,7 @@ class Member:
         if self.problem:
             raise UsageError(
                 f"expected a result that can be sent and kept, found in member {self.number}: "
-                f"{self.problem}. Leave arrays and plain values in it, as model.get_weights()."
+                f"{self.problem}. Leave arrays and plain values in it, such as model.get_weights()."
             )
         try:
             with reading(f"in member {self.number}"):

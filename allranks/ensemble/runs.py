@@ -69,7 +69,7 @@ def vote(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
     if labels.dtype.kind not in "iubUSO":
         raise UsageError(
             f"a vote expected labels, found {labels.dtype} numbers. "
-            "Leave labels in the result, as probabilities.argmax(axis=-1)."
+            "Leave labels in the result, for example probabilities.argmax(axis=-1)."
         )
     kinds, codes = np.unique(labels, return_inverse=True)
     codes = codes.reshape(labels.shape)

@@ -293,8 +293,8 @@ class Store:
             raise UsageError(
                 f"--store {self.shown} holds {count} members of another cell: "
                 f"{_first_difference(kept, source)}\n"
-                f"Type another folder, as --store {self.shown}-2, or, to forget what is in this "
-                f"one: !rm -r {self.shown}"
+                f"Type another folder, such as --store {self.shown}-2, or, to forget what is in "
+                f"this one: !rm -r {self.shown}"
             )
 
     def close(self) -> None:

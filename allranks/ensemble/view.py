@@ -255,7 +255,7 @@ _BETWEEN, _MOST_WIDE = 150, 900
 #: Numbers that span so much stand on a log scale.
 _DECADES = 100
 _FEW_MARKS = 8
-#: Lines of more members are left out, the poorest first.
+#: Lines of more members are left out, the worst first.
 MOST_LINES = 400
 _POOR, _BEST = (179, 92, 0), (26, 111, 174)
 
@@ -280,10 +280,10 @@ def parallel(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
     for name, axis, x in zip([*names, metric], axes, places, strict=True):
         body += axis.drawn(name, x)
     left = len(known) - len(shown)
-    note = f", without the {left:,} poorest" if left else ""
+    note = f", without the {left:,} worst" if left else ""
     body += (
         f'<text x="4" y="13"><tspan fill="rgb{_BEST}">best</tspan> to '
-        f'<tspan fill="rgb{_POOR}">poorest</tspan>{note}</text>'
+        f'<tspan fill="rgb{_POOR}">worst</tspan>{note}</text>'
     )
     return svg.svg_page(width, _HEIGHT, "", body, titled=False)
 

@@ -33,13 +33,13 @@ _FLAGS = {
 }
 _MPI = "--mpi"
 _INSTEAD = {
-    "--gloo": "leave it out: there is MPI",
+    "--gloo": "leave it out: MPI is always used",
     "--mpi-args": "set OMPI_MCA_… in the environment",
     "--check-build": "call hvd.mpi_built() and hvd.nccl_built() in Python",
     "--timeline-filename": "call hvd.start_timeline(file) in the script",
-    "--min-np": "give the number of ranks, which stays: -np 4",
-    "--max-np": "give the number of ranks, which stays: -np 4",
-    "--host-discovery-script": "name the hosts, which stay: -H host1:2,host2:2",
+    "--min-np": "give the number of ranks, which is fixed: -np 4",
+    "--max-np": "give the number of ranks, which is fixed: -np 4",
+    "--host-discovery-script": "name the hosts, which are fixed: -H host1:2,host2:2",
 }
 
 

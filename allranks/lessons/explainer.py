@@ -311,7 +311,7 @@ def ring(
         values: in place of ``ranks`` and ``size`` the arrays to sum up, one per rank.
 
     Raises:
-        UsageError: there is no such algorithm, or there are too few ranks, or none.
+        UsageError: the algorithm is unknown, or there are too few ranks.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(

@@ -66,7 +66,7 @@ class Frame:
             for m in self.messages[:_SPOKEN_MESSAGES]
         ]
         if len(self.messages) > _SPOKEN_MESSAGES:
-            parts.append(f"and {len(self.messages) - _SPOKEN_MESSAGES} messages more")
+            parts.append(f"and {len(self.messages) - _SPOKEN_MESSAGES} more messages")
         done = [rank for rank, row in enumerate(self.shares) if all(n == ranks for n in row)]
         end = f" Complete: {'all ranks' if len(done) == ranks else f'rank {compact(done)}'}."
         return f"Round {number} of {rounds}, {self.phase}: {'; '.join(parts)}." + end * bool(done)
@@ -230,7 +230,7 @@ def _reason(frames: Sequence[Frame], number: int, message: Message) -> str:
     if before is None:
         return "it is the next one that the others lack"
     if before.adds and not message.adds:
-        return "with what came in the round before it is complete, and now complete chunks go round"
+        return "it became complete in the round before, and now complete chunks go around"
     done = "its own share added" if before.adds else "complete"
     return f"it passes on what rank {before.sender} sent it in the round before, {done}"
 
@@ -266,8 +266,8 @@ def _sends(phase: str, rank: int, to: int, size: int) -> str:
         "reduce": f"that is its parent, ({rank} − 1) // 2, and it has what its children send",
         "broadcast": "the sum goes down again, and that is a child of it",
         "double": f"the numbers of partners differ in one bit, here by {abs(to - rank)}",
-        "fold": f"{size} is no power of two, so the last ranks give their arrays away first",
-        "unfold": "that one gave its array away in the first round, and is given the sum",
+        "fold": f"{size} is no power of two, so the last ranks first send their arrays to others",
+        "unfold": "that rank sent its array in the first round, and now gets the sum",
     }
     return f"Rank {rank} sends to rank {to}: {reasons[phase]}."
 
@@ -279,14 +279,14 @@ def _rests(frames: Sequence[Frame], number: int, rank: int) -> str:
     if phase in ("fold", "unfold"):
         why = "only those without a partner take part in this round"
     elif phase == "double":
-        why = "it has given its array away, and waits for the sum"
+        why = "it has sent its array, and waits for the sum"
     elif later:
         why = "it waits for its turn: a rank handles one message at a time"
     elif phase == "reduce":
-        why = "it has sent its sum up, and waits for the whole one" if rank else "it is the root"
+        why = "it has sent its sum up, and waits for the total" if rank else "it is the root"
     else:
         why = "no child of it still waits for the sum"
-    return f"Rank {rank} sends to nobody: {why}."
+    return f"Rank {rank} sends nothing: {why}."
 
 
 def _value(frame: Frame, number: int, message: Message) -> Question:
@@ -295,14 +295,14 @@ def _value(frame: Frame, number: int, message: Message) -> Question:
     )
     rank, sender, place = message.receiver, message.sender, message.start
     if message.adds:
-        why = f"In {frame.phase} what comes is added: {before} + {received} = {after}."
+        why = f"In {frame.phase} the received value is added: {before} + {received} = {after}."
     else:
         done = f"{before} becomes {after}"
-        why = f"In {frame.phase} what comes is complete and takes the place: {done}."
+        why = f"In {frame.phase} the received value is complete and replaces the old one: {done}."
     mistakes = {
         before: f"{before} is what rank {rank} holds already. {why}",
         received: f"{received} is what rank {sender} sends. {why}",
-        _sum(message): f"Nothing is added any longer. {why}",
+        _sum(message): f"Values are no longer added. {why}",
     }
     answers = [QuizAnswer(after, True, why)]
     answers += [

@@ -30,18 +30,18 @@ COMMANDS = {
     "pull": "returns {rank: value} of variables of the ranks",
     "log": "prints the end of the ranks' logs, and their paths",
     "last": "draws the last cell again, or cell N: its output, curves and timings",
-    "compare": "draws the curves of several cells in one plot, as: compare 12 15",
+    "compare": "draws the curves of several cells in one plot, for example: compare 12 15",
     "export": "writes curves and timings of the last cell, or cell N, into FOLDER as CSV",
     "debug": "opens a debugger where the last cell failed, on the rank that failed first",
     "profile": "shows a flame graph of the next cell on the ranks, or of its first seconds",
     "launchers": "lists the launchers and named places for --on",
-    "doctor": "checks MPI, GPUs, packages and limits, and says what to type",
+    "doctor": "checks MPI, GPUs, packages and limits; prints a command for each problem",
     "keep": "keeps variables after each cell, for ranks that replace dead ones, until: keep off",
-    "heal": "replaces dead ranks: now; or from now on always (on), on request (ask), never (off)",
-    "detach-on-exit": "keeps the ranks for a time when the notebook's kernel ends: 30m, or off",
+    "heal": "replaces dead ranks now; or sets when: always (on), on request (ask), never (off)",
+    "detach-on-exit": "keeps the ranks running for a time after the kernel ends: 30m, or off",
     "detach": "leaves the ranks running for a time, or stops watching those of another notebook",
     "attach": "takes over detached ranks, or watches those of another notebook",
-    "clusters": "lists your clusters on this machine, and who is attached or watches",
+    "clusters": "lists your clusters on this machine, and the notebooks that use or watch them",
 }
 """What each command of the core does; in the order in which they are listed."""
 _START_RANKS = ("start", "restart")
@@ -52,9 +52,9 @@ _TAKE_WORDS = {
     "last": ("N", "the number of a cell, as in In[N]"),
     "compare": ("N", "the numbers of cells, as in In[N], or files cell-N.json.gz of earlier ones"),
     "export": ("FOLDER N", "the folder for the files, and the number of the cell"),
-    "heal": ("on|ask|off", "from now on; without it, once and now"),
-    "detach-on-exit": ("TIME|off", "a time as 30m"),
-    "detach": ("TIME", "a time as 30m"),
+    "heal": ("on|ask|off", "when, from now on; without it, dead ranks are replaced now"),
+    "detach-on-exit": ("TIME|off", "for example 90s, 30m, 2h or 1d"),
+    "detach": ("TIME", "for example 90s, 30m, 2h or 1d"),
     "attach": ("NAME", "the name of one cluster"),
 }
 _SAVE = "write the profile here: stacks as text, or a .svg picture"
@@ -137,7 +137,7 @@ def _parser(program: str, about: str, *, cluster: bool = True, ranks: bool = Tru
 def cell_parser() -> Parser:
     parser = _parser("%%distributed", "Runs the cell on every rank.")
     add = parser.add_argument
-    add("-o", "--out", metavar="NAME", help="store the ranks' values of the last expression here")
+    add("-o", "--out", metavar="NAME", help="variable for the ranks' values of the last expression")
     add("--timeout", type=float, metavar="SECONDS", help="interrupt a cell that takes longer")
     add("--local", action="store_true", help="run the cell in the notebook too, after the ranks")
     said = "do not fold equal output of ranks"
@@ -166,7 +166,7 @@ def command_parser(command: str) -> Parser:
     if command in _NAME_VARIABLES:
         add("names", nargs="*", metavar="NAMES", help="the variables' names")
     if command == "keep":
-        said = "after a cell, but at most once in this time"
+        said = "at most once in this time"
         add("--every", type=float, default=0.0, metavar="SECONDS", help=said)
     if command in _TAKE_WORDS:
         shown, about = _TAKE_WORDS[command]

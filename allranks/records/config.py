@@ -266,7 +266,8 @@ def variable_nbytes(name: str, default: int, least: int) -> int:
     except ValueError:
         size = 0
     if size < least:
-        raise _wrong(name, f"a size of {least:,} bytes or more, as 500 MB", f"{default:,} bytes")
+        wanted = f"a size of {least:,} bytes or more, such as 500 MB"
+        raise _wrong(name, wanted, f"{default:,} bytes")
     return size
 
 

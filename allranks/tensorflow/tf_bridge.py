@@ -171,7 +171,7 @@ def _device_type(device: str) -> str:
         return tf.DeviceSpec.from_string(device).device_type or ""
     except ValueError as error:
         raise UsageError(
-            f"expected a device as '/cpu:0' or '/gpu:0', found {device!r}. "
+            f"expected a device such as '/cpu:0' or '/gpu:0', found {device!r}. "
             "Leave it out: tensors are moved from where they are."
         ) from error
 

@@ -270,7 +270,7 @@ def look_through_the_pages(lab, said):
     panel.get_by_role("button", name="loss", exact=True).click()
     first = rows.first.locator("td[data-column=number]")
     expect(first).to_have_text("857")
-    panel.get_by_role("button", name="members after these").click()
+    panel.get_by_role("button", name="next members").click()
     expect(rows.first.locator("td[data-column=metric]")).to_have_text("96")
     panel.get_by_role("button", name="member", exact=True).click()
     expect(panel.get_by_role("status").last).to_have_text(said)

@@ -104,7 +104,9 @@ def test_a_round_is_predicted_and_saved_as_a_picture_and_as_a_film(explained, la
     expect(player.locator(".ar-right")).to_have_text(re.compile("^✓ chunk"))
     for _ in range(2):
         lab.page.keyboard.press("Enter")  # the next question, whose first answer is then taken
-    expect(player.get_by_role("status")).to_contain_text("In reduce-scatter what comes is added:")
+    expect(player.get_by_role("status")).to_contain_text(
+        "In reduce-scatter the received value is added:"
+    )
     lab.page.keyboard.press("Enter")
     expect(player).to_have_attribute("data-round", "1")
 
@@ -114,10 +116,10 @@ def test_a_round_is_predicted_and_saved_as_a_picture_and_as_a_film(explained, la
     rank = int(re.findall(r"\d", told)[0])
     chunk = (rank - 3) % 4
     player.locator(f"[data-rank='{rank}'][data-chunk='{chunk}'] text").click()
-    expect(player.get_by_role("status")).to_contain_text("now complete chunks go round. 1 of 3")
+    expect(player.get_by_role("status")).to_contain_text("now complete chunks go around. 1 of 3")
     for _ in range(2):
         lab.page.keyboard.press("Enter")
-    said = "In allgather what comes is complete and takes the place:"
+    said = "In allgather the received value is complete and replaces the old one:"
     expect(player.get_by_role("status")).to_contain_text(said)
 
     picture = saved(lab, player, "save SVG")

@@ -106,6 +106,15 @@ def test_an_mpiexec_of_another_mpi_is_found_out(tmp_path):
     assert found["MPI"].remedy.startswith("unset ALLRANKS_MPIEXEC")
 
 
+def test_where_no_rank_starts_the_error_of_python_is_named(tmp_path):
+    failing = tmp_path / "mpiexec"
+    said = "RuntimeError: cannot load MPI library\\nThe first process to do so was:\\n-----\\n"
+    failing.write_text(f"#!/bin/sh\nprintf -- '{said}' >&2\nexit 1\n")
+    failing.chmod(0o755)
+    _, found = doctor(ALLRANKS_MPIEXEC=str(failing))
+    assert found["MPI"].found.endswith("started no ranks: RuntimeError: cannot load MPI library")
+
+
 def test_an_mpiexec_that_is_not_there_few_files_and_versions_that_do_not_go_together_are_named(
     tmp_path,
 ):

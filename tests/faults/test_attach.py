@@ -316,7 +316,7 @@ def test_what_cannot_be_attached_to_is_said(notebook):
     notebook.run("%distributed detach")
     unknown = notebook.run("%distributed attach abcd0123x").error_value
     assert "found none: it has ended, or its time ran out" in unknown
-    assert "expected a time as" in notebook.run("%distributed detach-on-exit soon").error_value
+    assert "expected a time such as" in notebook.run("%distributed detach-on-exit soon").error_value
     assert notebook.run("%distributed attach").status == "ok"
 
 

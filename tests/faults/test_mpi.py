@@ -98,7 +98,7 @@ def test_processes_that_ranks_without_tcp_could_never_reach_are_not_spawned(note
     cell = notebook.on_ranks(f"{START}MPI.COMM_SELF.Spawn('true')", timeout=60)
     assert cell.error_name == "CellFailed"
     assert "raised UsageError" in cell.text
-    assert "found OMPI_MCA_btl=self,sm, by which no rank listens" in cell.text
+    assert "found OMPI_MCA_btl=self,sm, with which no rank listens" in cell.text
     assert "%env OMPI_MCA_btl=self,sm,tcp  and  %distributed restart" in cell.text
     assert notebook.on_ranks("kept").text == KEPT
 

@@ -70,7 +70,7 @@ WRONG = [
                    "elif rank == 2: comm.recv(); comm.send(2, 0)\nelse: comm.send(3, 2)"),
     # Errors in some orders, and a loop without end.
     ("error", 3, "if rank == 0: assert comm.recv() == 1; comm.recv()\nelse: comm.send(rank, 0)"),
-    ("for ever", 2, "if rank == 0:\n  while not comm.iprobe(source=1): pass"),
+    ("never ends", 2, "if rank == 0:\n  while not comm.iprobe(source=1): pass"),
 ]  # fmt: skip
 _TWO_TAGS = """
 if rank == 0:

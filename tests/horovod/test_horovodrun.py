@@ -127,9 +127,9 @@ def test_a_python_named_by_its_path_runs_the_script():
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("-np 2 --gloo python a.py", "found --gloo. Instead, leave it out: there is MPI"),
+        ("-np 2 --gloo python a.py", "found --gloo. Instead, leave it out: MPI is always used"),
         ("-np 2 --cycle-time-ms 1 python a.py", "found --cycle-time-ms. Instead, leave it out"),
-        ("--min-np 2 python a.py", "Instead, give the number of ranks, which stays: -np 4"),
+        ("--min-np 2 python a.py", "Instead, give the number of ranks, which is fixed: -np 4"),
         ("python a.py", "expected a number of ranks, found none"),
         ("-np 2 -H", "expected a value after -H, found none"),
         ("-np two python a.py", "expected a number of ranks, found -np two"),

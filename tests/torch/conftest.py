@@ -59,7 +59,7 @@ def gloo_ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         line = "%distributed start -n 3 --torch gloo --preload torch,torch._dynamo"
         started = shared.run(line, 300)
         assert started.status == "ok", started.text
-        assert "torch.distributed has its own process groups (gloo)" in started.text
+        assert "torch.distributed uses its own process groups (gloo)" in started.text
         yield shared
         shared.shutdown()
         shared.wait_for_no_children()

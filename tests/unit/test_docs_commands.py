@@ -20,7 +20,7 @@ from tests.notebook.test_pages import PAGES as RUN
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-BLOCK = re.compile(r"^((?:<!-- .* -->\n)*)```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^((?:<!-- [^\n]* -->\n)*)```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 MAKEFILE = (REPOSITORY / "Makefile").read_text()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

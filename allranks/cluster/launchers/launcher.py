@@ -585,7 +585,7 @@ def ports() -> tuple[int, int]:
     lowest, highest = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 0 < lowest < highest < 65536:
         raise UsageError(
-            f"expected {PORTS} to be two ports or more, as 50000-50100, found {text!r}. "
+            f"expected {PORTS} to be two ports or more, such as 50000-50100, found {text!r}. "
             "Unset it for any."
         )
     return lowest, highest

@@ -220,7 +220,7 @@ class SlurmJob(BatchJob):
             limits = f"scontrol show partition {partition}; sacctmgr show qos; sacctmgr show assoc"
             raise self.refused(
                 f"cannot with these options ({reason}), however long it waits. "
-                f"Change them, as --time or --nodes. To see the limits: {limits}"
+                f"Change them, for example --time or --nodes. To see the limits: {limits}"
             )
 
     def _place(self, reason: str, start: str, partition: str) -> str:

@@ -270,8 +270,8 @@ class Device:
                 self.runtime.hostRegister(at, memory.nbytes, 0)
         except RuntimeError as error:
             self.notice(
-                f"arrays are staged through memory that this rank has alone, which is slower: the "
-                f"memory that the ranks share cannot be pinned ({error})."
+                "arrays are staged through memory of this rank only, which is slower: the memory "
+                f"that the ranks share cannot be pinned ({error})."
             )
             return False
         self._registered.add(at)

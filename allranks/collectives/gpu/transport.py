@@ -62,7 +62,7 @@ def read_placement(kind: str, transport: str | None, device: str) -> Placement:
         found = _DEVICE.fullmatch(device)
         if found is None:
             raise UsageError(
-                f"{kind} needs a device as '/cpu:0' or '/gpu:0', or '' for where the array is: "
+                f"{kind} needs a device such as '/cpu:0' or '/gpu:0', or '' for the array's own: "
                 f"found {device!r}. Leave device= out."
             )
         memory = found[1].lower()

@@ -346,8 +346,8 @@ def _check_reach(op: str) -> None:
     chosen = os.environ.get(_TRANSPORTS, "")
     if chosen and not chosen.startswith("^") and "tcp" not in chosen.split(","):
         raise UsageError(
-            f"comm.{op} needs tcp to the processes that are not of these ranks: found "
-            f"{_TRANSPORTS}={chosen}, by which no rank listens on a network. Set it before the "
+            f"comm.{op} needs tcp to reach processes outside this cluster: found "
+            f"{_TRANSPORTS}={chosen}, with which no rank listens on a network. Set it before the "
             f"ranks start: %env {_TRANSPORTS}={chosen},tcp  and  %distributed restart"
         )
 

@@ -46,20 +46,20 @@ _SENT_NBYTES = 64 << 20
 def keep(*names: str, **values: Any) -> None:
     """Keeps these variables as they are now: a process that replaces this rank starts with them.
 
-    They are copied at once. Up to 1 MiB a rank is written before this returns, more in the
-    background. What was kept before counts until all ranks have written; then it is forgotten. So
-    either all ranks' variables of one call are kept, or none of them, whenever a rank dies.
+    They are copied at once. Up to 1 MiB per rank is written before this returns, more in the
+    background. The version before stays valid until all ranks have written the new one. So the
+    kept variables of all ranks are always from the same call, whenever a rank dies.
     On several hosts, another host gets a copy of them before this returns.
 
     Args:
-        *names: of the cells' variables: ``keep("model", "step")``.
+        *names: names of variables of the cells: ``keep("model", "step")``.
         **values: the same with their values: ``keep(model=model, step=step)``. Names must be the
             same on every rank; anything that can be pickled may be kept.
 
     Raises:
-        UsageError: a variable is not there or cannot be pickled, ranks name others, what was kept
-            by the call before could not be written, or ranks are not replaced here. It is raised
-            on all ranks.
+        UsageError: a variable does not exist or cannot be pickled, the ranks pass different
+            names, the variables of the call before could not be written, or ranks are not replaced
+            here. It is raised on all ranks.
 
     Collective over all ranks.
     """

@@ -84,7 +84,7 @@ def broadcast(array: Any, root: int = 0, **options: Any) -> Any:
 
     Args:
         array: any shape and dtype, the same on every rank; its values count on the root only.
-        root: a rank of the world, in a process set too; the same on every rank.
+        root: its number among all ranks, also in a process set; the same on every rank.
         **options: ``name``, ``process_set``, ``transport`` as in `allreduce`.
 
     Returns:
@@ -286,9 +286,9 @@ def scatter(array: Any = None, root: int = 0, splits: Any = None, **options: Any
 
     Args:
         array: shape (rows, ...) on the root; elsewhere None, or an array of the kind and device
-            that the piece shall have.
+            that the result should have.
         root: a rank of the world, the same on every rank.
-        splits: rows a rank, on the root; equal pieces where it is None.
+        splits: on the root, the number of rows for each rank; by default equal pieces.
         **options: ``name``, ``process_set``, ``transport`` as in `allreduce`.
 
     Collective over the process set.
@@ -323,7 +323,7 @@ def alltoall(array: Any, splits: Any = None, **options: Any) -> Any:
 
     Args:
         array: shape (rows, ...): rows may differ between ranks, the rest and the dtype may not.
-        splits: how many rows go to each rank, (size,); equal pieces where it is None.
+        splits: the number of rows for each rank, (size,); by default equal pieces.
         **options: ``name``, ``process_set``, ``transport`` as in `allreduce`.
 
     Returns:
@@ -471,13 +471,13 @@ def _rank(group: Group, root: int) -> int:
 def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> None:
     """One rank's array goes to another, which calls `recv`.
 
-    Ends when the array may be changed again; a small one may still be on its way then.
+    It returns when the array may be changed again, possibly before the other rank has received it.
 
     Args:
-        array: any shape and dtype; any library's.
+        array: any shape and dtype, of any library.
         dest: a rank of the world.
         tag: from 0 to 16,383.
-        name: for the timeline.
+        name: the name in the timeline.
 
     Raises:
         RankLeft: the other rank has left before it received.
@@ -509,8 +509,8 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
     Args:
         source: a rank of the world.
         tag: the sender's.
-        like: an array of the kind and device that the result shall have; numpy where it is None.
-        name: for the timeline.
+        like: an array of the kind and device that the result should have; by default numpy.
+        name: the name in the timeline.
 
     Raises:
         RankLeft: the other rank has left and has not sent.

@@ -334,24 +334,25 @@ def allreduce(
 ) -> Any:
     """Every rank gets the element-wise reduction of all ranks' arrays.
 
-    Integers: Sum and Product wrap around as numpy's do; Average does not up to 32 bits. It, and
-    prescale and postscale factors, are computed in float64 and truncated towards zero: the average
-    of 1 and 2 is 1. float16 and bfloat16 are scaled and accumulated in float32. bool: Sum and Max
-    are "any", Product and Min are "all".
+    Integers: Sum and Product wrap around as in numpy; Average of up to 32 bits does not. Average
+    and the scale factors are computed in float64 and truncated towards zero: the average of 1 and 2
+    is 1. float16 and bfloat16 are scaled and accumulated in float32. bool: Sum and Max mean "any",
+    Product and Min mean "all".
 
     Args:
-        array: any shape and dtype, the same on every rank; numpy, a number, or any library's
-            array, on any device.
+        array: any shape and dtype, the same on every rank; a number, or an array of any library
+            on any device.
         op: Average, Sum, Min, Max, Product or Adasum; the same on every rank.
-        name: for the timeline; the call's line where it is None.
-        process_set: whose ranks take part; all where it is None.
-        prescale_factor: multiplies before the reduction.
-        postscale_factor: multiplies after it.
+        name: the name in the timeline; by default the call's line.
+        process_set: the ranks that take part; by default all.
+        prescale_factor: multiplies the arrays before the reduction.
+        postscale_factor: multiplies the result.
         compression: `Compression.fp16` halves the bytes of float32.
-        transport: "shared" or "mpi", for arrays on a GPU also "nccl" or "staged"; the fastest
-            where it is None. "shared" and "mpi" take arrays on a GPU through the host.
-        device: "/cpu:0" moves the array through host memory, "/gpu:0" on the GPU; where it is
-            when "". ALLRANKS_ALLREDUCE=nccl|staged|mpi sets it for every allreduce on a GPU.
+        transport: "shared" or "mpi", for arrays on a GPU also "nccl" or "staged"; by default the
+            fastest. "shared" and "mpi" move arrays of a GPU through host memory.
+        device: "/cpu:0" moves the array through host memory, "/gpu:0" on the GPU; "" means the
+            array's own device. ALLRANKS_ALLREDUCE=nccl|staged|mpi sets the transport of every
+            allreduce on a GPU.
 
     Returns:
         A new array of the kind, dtype, shape and device of the input.
@@ -360,8 +361,8 @@ def allreduce(
         CollectiveMismatch: the ranks passed different arguments; no data was moved.
         RankLeft: a rank will never call this.
 
-    Collective over the process set: all of its ranks call this, with the same arguments but for
-    values and ``name``.
+    Collective over the process set: all of its ranks call this with the same arguments, except for
+    the values and ``name``.
     """
     if (
         type(array) is np.ndarray
@@ -412,7 +413,7 @@ def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: 
     """Every rank gets the reductions of a list of arrays, moved together: one wait for all.
 
     Args:
-        arrays: as many, of the same shapes and dtypes, on every rank; dtypes may be mixed.
+        arrays: the same number, shapes and dtypes on every rank; dtypes may be mixed.
         op: as in `allreduce`.
         **options: as in `allreduce`.
 

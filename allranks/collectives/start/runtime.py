@@ -60,15 +60,18 @@ def init(
 
     Args:
         comm: None for all processes of the job, a list of their ranks, or a communicator.
-        process_sets: sets to register, the same on every rank, or of communicators; "dynamic" is
-            accepted, as sets can always be added. One that is registered already gets its number.
-        checks: "on", or "off" to skip comparing the ranks' calls, for benchmarks. ALLRANKS_CHECKS.
-        late_seconds: after how long a late rank is reported. ALLRANKS_LATE_SECONDS, or 5.
+        process_sets: sets to register, the same on every rank, or sets of communicators. "dynamic"
+            is accepted, because sets can always be added. A set that is registered already keeps
+            its number.
+        checks: "on", or "off" to skip the comparison of calls, for benchmarks; by default
+            ALLRANKS_CHECKS.
+        late_seconds: the time after which a late rank is reported; by default
+            ALLRANKS_LATE_SECONDS, or 5.
 
     Raises:
         MissingDependency: there is no mpi4py, or no MPI library.
         UsageError: a variable of the environment is invalid, two process sets are the same, or
-            what is passed is none.
+            an argument is not a process set.
 
     Collective over the ranks of ``comm``.
     """
@@ -126,7 +129,7 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> 
     counts = [len(known) for known in by_rank]
     if len(set(counts)) > 1:
         raise UsageError(
-            f"init needs as many process sets on every rank: found {counts}, by rank. "
+            f"init needs the same number of process sets on every rank: found {counts}, by rank. "
             "Pass the same list on every rank, also on those that are not in the sets."
         )
     for known in by_rank:
@@ -227,7 +230,7 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
 
     Args:
         shape: any.
-        dtype: any. Neither has to agree between ranks.
+        dtype: any. Shape and dtype may differ between ranks.
     """
     this, kind = world.current(), np.dtype(dtype)
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -270,7 +273,7 @@ def dirty() -> bool:
 def activity() -> str:
     """This rank's wait, as text ("waiting in allreduce(Sum) for rank 2"), or "".
 
-    May be asked from another thread.
+    Other threads may call it.
     """
     return world.current().doing
 
@@ -284,7 +287,7 @@ def died(rank: int, how: str) -> None:
 
 
 def on_notice(callback: Callable[[str], None]) -> None:
-    """Passes notices, as of late ranks, to ``callback`` instead of stderr."""
+    """Passes messages, for instance about late ranks, to ``callback`` instead of stderr."""
     world.current().notice = callback
 
 

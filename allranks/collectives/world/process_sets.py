@@ -27,8 +27,9 @@ class ProcessSet:
             mpi4py, whose ranks they are; None for all.
 
     Attributes:
-        process_set_id: the number that it is registered by; None until then, 0 for all ranks.
-        mpi_comm: the communicator that it was made of; for all ranks the one that ``init()`` took.
+        process_set_id: its number once it is registered; before that None. The set of all ranks
+            has the number 0.
+        mpi_comm: the communicator from which it was made; for all ranks that of ``init()``.
     """
 
     def __init__(self, ranks: Iterable[int] | MPI.Comm | None) -> None:
@@ -62,7 +63,7 @@ class ProcessSet:
         return self.ranks.index(me)
 
     def included(self) -> bool:
-        """True on its members."""
+        """True if this rank is a member."""
         return world.current().rank in self.ranks
 
     def __repr__(self) -> str:

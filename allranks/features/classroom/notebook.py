@@ -31,17 +31,17 @@ class Classroom(AskingFeature):
     line_commands = (
         LineCommand(
             "class",
-            "shows where the students are who join, as: class, class GROUP, class close",
+            "shows the students who have typed join, and where they are",
             "GROUP|close",
             "admits only this group's accounts; close ends the class",
         ),
         LineCommand(
             "join",
-            "shows your teacher where you are, as: join ana; with your panel: join ana panel",
+            "shows your teacher where you are, for example: join ana",
             "TEACHER panel",
-            "the teacher's account; with the word panel also your last panel",
+            "the teacher's account; the word panel also shows your last panel",
         ),
-        LineCommand("leave", "ends what join has begun"),
+        LineCommand("leave", "stops showing your teacher where you are"),
     )
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Classroom(AskingFeature):
         self._leave()
         shell = get_ipython()
         if shell is None:
-            raise UsageError("a notebook joins a class, and this is none")
+            raise UsageError("expected a notebook, found none. Type it in a notebook or in ipython")
         member = hub.HubMembership if hub.is_used() else Membership
         self._state = NotebookState(shell)  # first: the membership sends it at once
         try:

@@ -33,7 +33,7 @@ class NameCompletion(AskingFeature):
     line_commands = (
         LineCommand(
             "inspect",
-            "chooses the rank that Tab, Shift-Tab and NAME? ask, as: inspect 2",
+            "chooses the rank that Tab, Shift-Tab and NAME? ask, for example: inspect 2",
             "RANK",
             "a rank's number; without it, shows the chosen one",
         ),

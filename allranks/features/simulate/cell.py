@@ -52,7 +52,7 @@ from allranks.records.wire import Output, Record, Reply
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _IDLE_SWITCHES = 5000
-"""After this many changes of the running rank without a message, all of them poll for ever."""
+"""After this many changes of the running rank without a message, all of them poll forever."""
 _FORMATTED = 8
 """The most different tracebacks that IPython formats; Python formats further ones."""
 
@@ -117,7 +117,7 @@ class SimulatedCell:
             start, self.fits = start_of(record.options["replay"], record.source)
             self._replayed = ChosenSchedule(start)
             if self._run_watched(self._replayed):
-                self._said = "the schedule goes on for ever: its ranks poll, and no message comes"
+                self._said = "the schedule never ends: its ranks poll, and no message comes"
             return
         self._run_schedule(schedule, measures=not given)
 
@@ -172,7 +172,7 @@ class SimulatedCell:
             scheduler.run(lambda task: self._run_rank(task, code, sandbox))
 
     def _run_watched(self, schedule: ChosenSchedule) -> bool:
-        """Runs the cell; returns whether it was ended because it goes on for ever."""
+        """Runs the cell; returns whether it was ended because it never ends by itself."""
         idle, progress, endless = 0, -1, False
 
         def watch(scheduler: Scheduler) -> None:

@@ -52,7 +52,7 @@ class TriedSchedule:
     def problem(self) -> tuple[tuple[Any, ...], str]:
         """Returns what went wrong as a key that is equal for the same problem, and as text."""
         if self.endless:
-            return ("endless",), "goes on for ever: its ranks poll, and no message comes"
+            return ("endless",), "never ends: its ranks poll, and no message comes"
         # Ranks that wait for one that has failed are not the cause.
         roots = {r: e for r, e in self.errors.items() if not isinstance(e, RankLeft)}
         roots = roots or self.errors

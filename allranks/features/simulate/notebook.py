@@ -149,7 +149,7 @@ class Simulate(NotebookFeature):
         CellOption(
             "network",
             "simulate",
-            {"metavar": "NAME", "help": "the network of simulated ranks, as ethernet; shows times"},
+            {"metavar": "NAME", "help": "the simulated network: laptop, ethernet …; shows times"},
         ),
         CellOption(
             "compute",

@@ -128,7 +128,7 @@ class _Diagram:
         body = draw_swatch(_LEFT, 6, _WAITING, "waiting")
         body += draw_swatch(_LEFT + 80, 6, TRANSFER, "collective")
         if lost or self._stalled:
-            body += draw_swatch(_LEFT + 172, 6, WRONG, "never received, or waiting for ever")
+            body += draw_swatch(_LEFT + 172, 6, WRONG, "never received, or waiting forever")
         return body
 
     def _event(self, event: _Event) -> str:

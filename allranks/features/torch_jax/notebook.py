@@ -12,7 +12,7 @@ _OPTION = StartOption(
     "torch",
     "ALLRANKS_TORCH",
     ("allranks", "gloo"),
-    "torch's process groups in host memory: of allranks, which compares the ranks' calls, or gloo",
+    "torch's process groups on CPUs; those of allranks (the default) compare the ranks' calls",
 )
 
 
@@ -25,8 +25,8 @@ class TorchGroups(NotebookFeature):
         if importlib.util.find_spec("torch") is None:
             return ""
         if settings.get(_OPTION.name) == "gloo":
-            return "torch.distributed has its own process groups (gloo)."
-        return "torch.distributed runs on allranks, also where gloo is asked for."
+            return "torch.distributed uses its own process groups (gloo)."
+        return "torch.distributed runs on allranks, also with the backend gloo."
 
 
 FEATURE = TorchGroups

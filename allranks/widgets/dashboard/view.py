@@ -61,7 +61,7 @@ Profiler = Callable[[Callable[[Data | None], object], float], str]
 
 _PROFILE_BEGUN = f"profiling the next {PROFILE_SECONDS:g} s"
 _PROFILE_BELOW = "the flame graph is below"
-_NO_PROFILE = "no rank could be looked at in this cell: there is no flame graph"
+_NO_PROFILE = "this cell has no samples of a rank, so there is no flame graph"
 
 
 class LivePanel:

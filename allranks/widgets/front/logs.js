@@ -19,7 +19,7 @@ class LogsPanel {
     this.box = make("div", { className: "ar-log", tabIndex: 0, role: "log", "aria-label": "output of the ranks", "aria-live": "off" }, this.space);
     this.element = make("div", {},
       make("div", { className: "ar-bar" }, this.search,
-        make("label", { title: "show once what several ranks write alike" }, this.foldBox, " fold"),
+        make("label", { title: "show equal lines of several ranks once" }, this.foldBox, " fold"),
         make("label", {}, this.followBox, " follow"), this.said),
       this.box);
     this.search.addEventListener("input", () => {

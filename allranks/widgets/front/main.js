@@ -29,12 +29,12 @@ class Controls {
   constructor(data) {
     this.data = data;
     this.status = make("span", { className: "ar-status", role: "status" });
-    this.interrupt = this.button("Interrupt", "interrupt the cell; the second time, kill the ranks", () => this.press());
+    this.interrupt = this.button("Interrupt", "interrupt the cell; a second click kills the ranks", () => this.press());
     this.where = this.button("Where are they?", "show the line and the stack of every rank", () => {
       this.asked = true;
       data.send({ kind: "where" });
     });
-    this.profile = this.button("Profile", "look for 5 s where the ranks spend their time: a flame graph", () => data.send({ kind: "profile" }));
+    this.profile = this.button("Profile", "draw a flame graph of the next 5 seconds", () => data.send({ kind: "profile" }));
     this.profiled = make("p", { className: "ar-note ar-profiled", role: "status" });
     this.save = this.button("Save", "download the curves as CSV", () => download("curves.csv", curvesAsCsv(data)));
     this.stacks = make("div", { className: "ar-where", hidden: true, role: "group", "aria-label": "where each rank is now" });

@@ -14,8 +14,8 @@ class MembersPanel {
     this.sorted = sorted;
     this.down = down;
     this.page = 0;
-    this.back = make("button", { type: "button", className: "ar-button", "aria-label": "members before these" }, "‹");
-    this.next = make("button", { type: "button", className: "ar-button", "aria-label": "members after these" }, "›");
+    this.back = make("button", { type: "button", className: "ar-button", "aria-label": "previous members" }, "‹");
+    this.next = make("button", { type: "button", className: "ar-button", "aria-label": "next members" }, "›");
     this.where = make("span", { className: "ar-said", role: "status" });
     this.pages = make("div", { className: "ar-bar" }, this.back, this.where, this.next);
     this.back.addEventListener("click", () => this.turn(-1));

@@ -3,7 +3,7 @@
 const PARALLEL = { height: 230, top: 26, bottom: 24, side: 70 };
 const POOR_TO_BEST = { light: [[179, 92, 0], [26, 111, 174]], dark: [[240, 168, 48], [86, 180, 233]] };
 const MANY_LINES = 60;
-// Lines of more members are left out, the poorest first, as in the still picture.
+// Lines of more members are left out, the worst first, as in the still picture.
 const MOST_LINES = 400;
 const svgNamespace = "http://www.w3.org/2000/svg";
 
@@ -54,7 +54,7 @@ class ParallelPanel {
     return best.filter(({ number }, place) => place < MOST_LINES || number === selected).reverse();
   }
 
-  // By a parameter's groups, or from the poorest to the best; the legend says which is which.
+  // By a parameter's groups, or from the worst to the best; the legend says which is which.
   colours(members, axis, dark) {
     if (this.by.value) {
       const groups = groupsOf(members, this.by.value);
@@ -63,7 +63,7 @@ class ParallelPanel {
     }
     const [poor, best] = POOR_TO_BEST[dark ? "dark" : "light"];
     const mixed = (share) => `rgb(${poor.map((one, i) => Math.round(one + share * (best[i] - one))).join(" ")})`;
-    this.explain([[mixed(0), "poorest"], [mixed(1), "best"]]);
+    this.explain([[mixed(0), "worst"], [mixed(1), "best"]]);
     return ({ metric }) => mixed(this.data.ensemble.lower ? 1 - axis.share(metric) : axis.share(metric));
   }
 

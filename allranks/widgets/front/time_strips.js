@@ -80,7 +80,7 @@ class StripChart {
   constructor(data, changed) {
     this.data = data;
     this.changed = changed;
-    this.canvas = make("canvas", { tabIndex: 0, role: "img", title: "drag over a time to look closer" });
+    this.canvas = make("canvas", { tabIndex: 0, role: "img", title: "drag over a part of the time to zoom in" });
     this.tip = make("div", { className: "ar-tip", hidden: true });
     this.picked = make("div", { className: "ar-picked", hidden: true });
     this.element = make("figure", { className: "ar-strips" }, this.canvas, this.picked, this.tip);
@@ -299,7 +299,7 @@ class StripChart {
       return `rank ${time.rank} ${said.map(([name, share]) => `${name} ${share} %`).join(", ")}`;
     });
     const what = `each rank's time from ${formatPart([began, ended])}`;
-    this.canvas.setAttribute("aria-label", `${what}: ${each.join("; ") || "not told yet"}`);
+    this.canvas.setAttribute("aria-label", `${what}: ${each.join("; ") || "no times yet"}`);
   }
 }
 

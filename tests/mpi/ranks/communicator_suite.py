@@ -468,7 +468,7 @@ def test_a_set_that_one_communicator_has_twice_is_refused_on_all_ranks():
 
 @two
 def test_ranks_that_register_different_numbers_of_sets_all_say_so():
-    with pytest.raises(UsageError, match="as many process sets on every rank"):
+    with pytest.raises(UsageError, match="the same number of process sets on every rank"):
         c.init(process_sets=[[0]] * (c.rank() % 2))
 
 

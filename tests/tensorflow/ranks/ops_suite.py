@@ -148,7 +148,7 @@ def test_arguments_that_are_wrong_here_are_tensorflows_error(run: Any) -> None:
 def test_other_wrong_arguments_are_named() -> None:
     with pytest.raises(UsageError, match=r"Compression\.fp16, found 'fp16'"):
         hvd.allreduce(tf.ones(2), compression="fp16")
-    with pytest.raises(UsageError, match=r"expected a device as '/cpu:0' .*found 'first gpu'"):
+    with pytest.raises(UsageError, match=r"expected a device such as '/cpu:0' .*found 'first gpu'"):
         hvd.allreduce(tf.ones(2), device_dense="first gpu")
     with pytest.raises(ValueError, match="both"):
         hvd.allreduce(tf.ones(2), average=False, op=hvd.Sum)

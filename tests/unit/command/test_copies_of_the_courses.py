@@ -34,5 +34,5 @@ def test_without_jupyterlab_it_says_how_to_install_it(tmp_path, capsys, monkeypa
 
 def test_a_copy_is_kept(tmp_path, capsys):
     (tmp_path / f"{LABS[0]}.ipynb").write_text("mine")
-    assert f"Kept, as they exist: {LABS[0]}.ipynb" in run(tmp_path, capsys)
+    assert f"Not overwritten: {LABS[0]}.ipynb" in run(tmp_path, capsys)
     assert (tmp_path / f"{LABS[0]}.ipynb").read_text() == "mine"

@@ -215,7 +215,7 @@ def test_what_runs_in_the_notebook_is_a_comment():
     assert "# %distributed push limit\n# left out: the notebook gave the ranks its limit." in text
     assert "# cell 3 is left out: a notebook runs an ensemble" in text
     assert "# --timeout: nothing interrupts a cell of a script" in text
-    assert "# -o x: there is no notebook" in text
+    assert "# -o x: a script has no notebook for the values" in text
     names = {name for name in compile(text, "n.py", "exec").co_names if name in ("limit", "lr")}
     assert names == set()
 

@@ -101,7 +101,7 @@ def test_a_mistake_is_told_why_it_is_one():
     assert which.answers[1].why == (
         "Rank 0 sends chunk 0: each rank begins with the chunk of its own number."
     )
-    added = "In reduce-scatter what comes is added: 10 + 1 = 11."
+    added = "In reduce-scatter the received value is added: 10 + 1 = 11."
     assert [(answer.said, answer.why) for answer in held.answers] == [
         ("1", f"1 is what rank 0 sends. {added}"),
         ("10", f"10 is what rank 1 holds already. {added}"),
