@@ -50,8 +50,9 @@ CHAOS_ARGS ?=
 PICTURES ?=
 PYTHONS ?=
 SUITES ?= tests/unit,tests/widgets
-# In a variable: between the parentheses of $(if …) its commas would begin another argument.
-NEWEST_SUITES = $(SUITES),tests/notebook/test_cluster.py
+# Code that depends on the Python: what is drawn does not, nor the pages of the docs.
+NEWEST_SUITES = tests/unit/cluster,tests/unit/collectives,tests/unit/command,tests/unit/engine,tests/unit/ensemble,$\
+    tests/unit/magics,tests/unit/records,tests/notebook/test_cluster.py
 CUDA ?= cuda12
 
 # Where images ask for none, what has not been compiled would be compiled by each process.

@@ -499,4 +499,4 @@ def wait_until(
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:g} s for {what()}")
-        time.sleep(0.02)
+        time.sleep(0.05)

@@ -29,7 +29,7 @@ def distributed(line, body):
     {}
 """
 
-#: The submissions that each run grades.
+#: The submissions that each run grades. Those that hang use no processor.
 CHOSEN: dict[str, Submission] = {
     "right-flooding": of_ranks(
         1,
@@ -40,44 +40,19 @@ def rotated(array):
 """,
     ),
     "unsolved": (dict.fromkeys(SOLUTION, ""), NOTHING),
-    "fake-ring": of_ranks(
-        2,
-        """
-def my_allgather(array):
-    return comm.bcast(comm.gather(array))
-""",
-        [2, 0, 2],
-    ),
-    "deadlock": of_ranks(
-        1,
-        """
-def rotated(array):
-    comm.send(array, dest=right)
-    return comm.recv(source=left)
-""",
-        [0, 2, 2],
-    ),
     "kernel-dies": of_kernel("exercise-3", "import os\nos._exit(0)", [2, 2, 0]),
-    "rank-dies": of_ranks(
-        3,
-        """
-def my_allreduce(array):
-    import os
-    os._exit(0)
-""",
-        [2, 2, 0],
-    ),
     "rank-hangs": of_ranks(
         1,
         """
 def rotated(array):
-    while True: pass
+    import time
+    while True: time.sleep(1)
 """,
         [0, 2, 2],
     ),
     "kernel-cannot-be-interrupted": of_kernel(
         "exercise-2",
-        "import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile True: pass",
+        "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nwhile True: time.sleep(1)",
         [2, 0, 0],
     ),
     "kernel-forks": of_kernel(
@@ -106,6 +81,32 @@ if os.fork() == 0:
 }
 #: The others of the thirty.
 OTHERS: dict[str, Submission] = {
+    "fake-ring": of_ranks(
+        2,
+        """
+def my_allgather(array):
+    return comm.bcast(comm.gather(array))
+""",
+        [2, 0, 2],
+    ),
+    "deadlock": of_ranks(
+        1,
+        """
+def rotated(array):
+    comm.send(array, dest=right)
+    return comm.recv(source=left)
+""",
+        [0, 2, 2],
+    ),
+    "rank-dies": of_ranks(
+        3,
+        """
+def my_allreduce(array):
+    import os
+    os._exit(0)
+""",
+        [2, 2, 0],
+    ),
     "right": ({}, RIGHT),
     "right-by-isend": of_ranks(
         1,

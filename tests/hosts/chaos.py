@@ -75,12 +75,13 @@ while True:
         wrong(f"sum of step {{step}}")
     # At once: an error never divides them.
     state = step + 1, weights + total[:64]
-    if {keeps} and state[0] % 50 == 0:
+    if state[0] % 50 == 0:
         keep("state")
     board[rank, {done}] += 1
     board[rank, {at_ns}] = time.monotonic_ns()
     if total[-1]:
         break
+    time.sleep({pause})
 check()
 if len(set(comm.allgather((state[0], state[1].tobytes())))) > 1:
     wrong("ranks differ")
@@ -90,7 +91,9 @@ if len(set(comm.allgather((state[0], state[1].tobytes())))) > 1:
 class Training:
     """The cell that trains until its end is asked for, on ``ranks_each`` ranks of each host."""
 
-    def __init__(self, hosts: Hosts, notebook: NotebookOnAHost, ranks_each: int) -> None:
+    def __init__(
+        self, hosts: Hosts, notebook: NotebookOnAHost, ranks_each: int, pause: float
+    ) -> None:
         self.hosts, self.notebook = hosts, notebook
         where = hosts.names[1:]
         self.size = len(where) * ranks_each
@@ -99,7 +102,7 @@ class Training:
         path.write_bytes(bytes(8 * _COLUMNS * (self.size + 1)))
         self._board = np.memmap(path, np.int64, "r+", shape=(self.size + 1, _COLUMNS))
         columns = {"done": _DONE, "wrong": _WRONG, "pid": _PID, "host": _HOST, "at_ns": _AT_NS}
-        self._source = _TRAIN.format(path=str(path), columns=_COLUMNS, keeps=True, **columns)
+        self._source = _TRAIN.format(path=str(path), columns=_COLUMNS, pause=pause, **columns)
         self.cells: list[Cell] = []
         self._wrongs = 0
 
@@ -257,6 +260,7 @@ class Chaos:
         ranks_each: how many ranks each host has.
         seed: the same faults, in the same order, for the same victims.
         every_seconds: how long a round with one fault takes.
+        pause: the seconds between two steps of a rank.
     """
 
     def __init__(
@@ -266,9 +270,10 @@ class Chaos:
         ranks_each: int,
         seed: int,
         every_seconds: float = EVERY_SECONDS,
+        pause: float = 0.0,
     ) -> None:
         self.hosts = hosts
-        self._ranks_each, self._every_seconds = ranks_each, every_seconds
+        self._ranks_each, self._every_seconds, self._pause = ranks_each, every_seconds, pause
         self._rng = random.Random(seed)
         self._undo: Callable[[Chaos, str], None] | None = None
         self.notebook = NotebookOnAHost(
@@ -277,7 +282,7 @@ class Chaos:
 
     def __enter__(self) -> Self:
         self.notebook.__enter__()
-        self.training = Training(self.hosts, self.notebook, self._ranks_each)
+        self.training = Training(self.hosts, self.notebook, self._ranks_each, self._pause)
         self._stay()
         return self
 

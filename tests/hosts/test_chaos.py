@@ -8,7 +8,9 @@ from tests.hosts.conftest import folder_in
 
 @pytest.fixture(scope="module")
 def chaos(hosts):
-    with Chaos(hosts, folder_in(hosts.shared), ranks_each=4, seed=1, every_seconds=8) as chaos:
+    # Without pauses the training would take both cores from the tests beside it.
+    options = {"ranks_each": 4, "seed": 1, "every_seconds": 8, "pause": 0.01}
+    with Chaos(hosts, folder_in(hosts.shared), **options) as chaos:
         yield chaos
         chaos.notebook.run("%distributed stop")  # else they would stay
         chaos.notebook.shutdown()
