@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import linecache
 import os
 import re
 import sys
@@ -16,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from linecache import getline  # here, because a cell may replace it
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -39,6 +39,13 @@ _COLLECTS_IN_ALLOCATIONS = sys.version_info < (3, 12)
 _collection_lock = threading.RLock()
 
 
+def source_line(name: str, number: int) -> str:
+    try:
+        return linecache.getline(name, number).strip()
+    except Exception:  # a cell has replaced functions of linecache
+        return ""
+
+
 class Site(NamedTuple):
     """One line of source."""
 
@@ -57,7 +64,7 @@ class Site(NamedTuple):
 
     @property
     def source(self) -> str:
-        return getline(self.filename, self.lineno).strip()
+        return source_line(self.filename, self.lineno)
 
     @property
     def in_cell(self) -> str:
@@ -200,6 +207,8 @@ class Spec(NamedTuple):
     """The number of all elements, for ranks that have joined and contribute zeros."""
     transport: str = ""
     device: str = ""
+    nbytes: int = 0
+    """The bytes that each rank brings, where they are no arrays with a shape."""
 
     @property
     def title(self) -> str:
@@ -298,6 +307,7 @@ _WORDS = {
     **dict.fromkeys(_FACTORS, "factors and options"),
     "elements": "number of elements",
     "device": "kind of memory",
+    "nbytes": "number of bytes",
 }
 """The names of a spec's fields in a message, where the field's own does not say it."""
 _ADVICE = {
@@ -310,6 +320,7 @@ _ADVICE = {
     "elements": "Pass the same number of tensors on every rank",
     "transport": "Pass the same transport= on every rank, and set ALLRANKS_ALLREDUCE to the same "
     "value",
+    "nbytes": "Pass buffers of the same type and length on every rank",
     "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
 }
 

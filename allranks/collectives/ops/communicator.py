@@ -25,6 +25,7 @@ from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
+from allranks.collectives.ops.buffers import compared
 from allranks.collectives.ops.point_to_point import Op, PointToPoint, Raw, Request, StandIn, raised
 from allranks.collectives.world import World, current
 from allranks.collectives.world.process_sets import open_group, ranks_of
@@ -61,9 +62,9 @@ class Comm(PointToPoint):
     """MPI.Intracomm with the same methods, each of which polls a non-blocking call.
 
     Ctrl-C interrupts all of them; they raise `RankLeft` if a rank has left the cell. A collective
-    that not all ranks call, or with another root, raises `CollectiveMismatch` before data moves.
-    Buffers are not compared: mpi4py allows them to differ. Communicators made of it are guarded
-    too, and last until the epoch ends.
+    that not all ranks call, or with another root, op or number of bytes, raises
+    `CollectiveMismatch` before data moves. Communicators made of it are guarded too, and last until
+    the epoch ends.
     """
 
     def _collective(
@@ -81,7 +82,8 @@ class Comm(PointToPoint):
                 raise
 
         nbytes = max(map(nbytes_of, arguments), default=0)
-        self._world.run(group.call(Spec(f"comm.{op}", root=whom), op, nbytes, steps))
+        spec = Spec(f"comm.{op}", root=whom, **compared(op, arguments))
+        self._world.run(group.call(spec, op, nbytes, steps))
         if any(type(argument) is Op for argument in arguments):
             self._check_function(op)
 

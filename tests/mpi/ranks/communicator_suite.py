@@ -220,6 +220,16 @@ def test_a_split_is_ordered_by_key_and_a_rank_without_colour_gets_the_null_commu
 DIFFERENCES = {
     "bcast needs the same root": lambda: c.comm.Dup().bcast(1, root=int(odd())),
     "Create_cart needs the same shape": lambda: c.comm.Create_cart([1 if odd() else c.size()]),
+    "Allreduce needs the same reduction": lambda: c.comm.Allreduce(
+        np.ones(2), np.empty(2), MPI.MAX if odd() else MPI.SUM
+    ),
+    "Scan(SUM) needs the same dtype": lambda: c.comm.Scan(
+        np.ones(2, "f4" if odd() else "i4"), np.empty(2, "f4" if odd() else "i4")
+    ),
+    "Reduce(SUM) needs the same number of bytes": lambda: c.comm.Reduce(
+        np.ones(1 + odd()), np.empty(2)
+    ),
+    "Bcast needs the same number of bytes": lambda: c.comm.Bcast(np.ones(3 + odd())),
 }
 
 
@@ -230,6 +240,20 @@ def test_a_difference_between_ranks_is_named(said):
     assert isinstance(error, CollectiveMismatch)
     assert f"comm.{said}" in str(error)
     next_cell_works()
+
+
+def test_the_same_message_may_be_written_in_different_forms(comm):
+    mine, total = np.full(4, 1.0), np.zeros(4)
+    forms = [mine, [mine, MPI.DOUBLE], [mine, 4, "d"], [np.ones(9), (4, 0), MPI.DOUBLE]]
+    comm.Allreduce(forms[comm.Get_rank() % len(forms)], total)
+    assert list(total) == [comm.Get_size()] * 4
+    whole = mine if comm.Get_rank() else [mine, 2, MPI.DOUBLE.Create_contiguous(2).Commit()]
+    comm.Bcast(whole)
+    if comm.Get_rank() == 0:
+        comm.Reduce(MPI.IN_PLACE, mine)
+        assert list(mine) == [comm.Get_size()] * 4
+    else:
+        comm.Reduce(mine, None)
 
 
 @two
