@@ -65,8 +65,9 @@ class InterruptTimeout:
         return True
 
     def _take_status(self, answer: Answer) -> None:
-        if line := answer.content.get("line"):
-            self.lines[answer.rank] = str(line)
+        line = answer.content.get("line") or self.lines.get(answer.rank)
+        # A cell that awaits leaves the rank in its event loop, which is no line of the cell.
+        self.lines[answer.rank] = str(line or "an await")
 
     def whereabouts(self, pending: Sequence[int]) -> str:
         """Returns the last known line of each of these ranks, as text."""
@@ -74,7 +75,9 @@ class InterruptTimeout:
         for rank in pending:
             lines[self.lines.get(rank, "")].append(rank)
         return "; ".join(
-            f"{label(ranks)} at {line}" if line else f"{label(ranks)}, which does not answer"
+            f"{label(ranks)} at {line}"
+            if line
+            else f"{label(ranks)}, which {'does' if len(ranks) == 1 else 'do'} not answer"
             for line, ranks in lines.items()
         )
 

@@ -67,7 +67,11 @@ def below_magic(magic: str, cell: str) -> str:
 def check_source(text: str) -> None:
     """Raises SyntaxError, with the cell's own line numbers; all of IPython's syntax is allowed."""
     transformed = TransformerManager().transform_cell(text)
-    compile(transformed, _FILE, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        compile(transformed, _FILE, "exec", flags=flags, dont_inherit=True)
+    except (RecursionError, MemoryError) as error:
+        raise SyntaxError(f"{error}. Split the long expression into several lines") from None
 
 
 def explain_syntax(error: SyntaxError, number: int) -> str:

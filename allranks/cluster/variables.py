@@ -39,7 +39,7 @@ def reading(place: str) -> Iterator[None]:
         yield
     except OSError:
         raise
-    except Exception as error:  # unpickling may raise anything
+    except (Exception, SystemExit) as error:  # unpickling may raise anything
         why = f"{type(error).__name__}: {error}"
         if barred and isinstance(error, ImportError) and error.name == _MPI:
             why = "it is MPI's, which runs on the ranks only"

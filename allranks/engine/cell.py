@@ -39,6 +39,7 @@ from allranks.engine.exceptions import (
     has_succeeded,
     is_a,
     is_outside_of_cell,
+    plain,
     report,
     text_of,
     traceback_of,
@@ -184,10 +185,7 @@ class CellRunner:
         finally:
             # First: the next lines use Python's own functions, which the cell may have replaced.
             self._restore_builtins()
-            try:
-                interrupts.hear_no_more()
-            except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
-                interrupts.hear_no_more()
+            self._hear_no_more()
             _untraced()
         if error is not None:
             error = self._as_raised(error)
@@ -220,12 +218,17 @@ class CellRunner:
             if late is not None and late is not error:
                 error, found = late, self._report(late, None)
         value, problem = list[bytes](), ""
-        if cell.want_value and error is None:
-            value, problem = self._pickled(result.result)
-        elif cell.want_value and is_a(error, Exception):
-            value, _ = self._pickled(error)
-            if sum(map(len, value)) > _ERROR_NBYTES:
-                value = []
+        try:
+            if cell.want_value and error is None:
+                value, problem = self._pickled(result.result)
+            elif cell.want_value and is_a(error, Exception):
+                value, _ = self._pickled(error)
+                if sum(map(len, value)) > _ERROR_NBYTES:
+                    value = []
+        except KeyboardInterrupt as pressed:
+            if error is None:
+                exceptions.lines, self._failed, interrupted = [], True, True
+                found = self._report(pressed, None)
         exceptions.muted.clear()
         if inspected is not None:
             self._remember(inspected)
@@ -266,7 +269,7 @@ class CellRunner:
         """Returns the reply to a cell after which something failed, in place of the cell's own."""
         on_signal(signal.SIGINT, ignore_interrupt)
         collectives.scope.leave("failed when its cell had ended", failed=True)
-        lines = traceback.format_exception(error)
+        lines = plain(error, "")
         found = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
         return Reply(self.rank, cell, _failed_as(found), 0.0, collectives.dirty(), False, "", found)
 
@@ -351,10 +354,24 @@ class CellRunner:
         return report(error, lines, self.rank, self.device, shown.cell_file, more, text)
 
     def _pickled(self, value: object) -> tuple[list[bytes], str]:
+        """Returns a value's pickle, or why there is none; raises KeyboardInterrupt on one."""
+        before = self.interrupts.count
         try:
-            return [cloudpickle.dumps(value, protocol=5)], ""
-        except BaseException as error:  # an object's own way to be pickled may do anything
-            return [], f"{type(value).__name__}: {text_of(error)}"
+            self.interrupts.hear()  # a large value, or an object's own code, takes its time
+            try:
+                return [cloudpickle.dumps(value, protocol=5)], ""
+            except BaseException as error:  # an object's own way to be pickled may do anything
+                if is_a(error, KeyboardInterrupt) and self.interrupts.count > before:
+                    raise
+                return [], f"{type(value).__name__}: {text_of(error)}"
+        finally:
+            self._hear_no_more()
+
+    def _hear_no_more(self) -> None:
+        try:
+            self.interrupts.hear_no_more()
+        except KeyboardInterrupt:  # it came when the cell had ended: too late to interrupt it
+            self.interrupts.hear_no_more()
 
     def _restore_builtins(self) -> None:
         # No builtin can be called here that a cell may have replaced.

@@ -10,16 +10,17 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
-from linecache import getline  # here, because a cell may replace it
 from signal import default_int_handler, getsignal
 from signal import signal as on_signal
 from threading import get_ident
+from traceback import walk_tb  # here, because a cell may replace it
 from types import TracebackType
 from typing import Any, cast
 
+import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from allranks.collectives.calls.guard import LIBRARY, MPI4PY, OURS, kind_of
+from allranks.collectives.calls.guard import LIBRARY, MPI4PY, OURS, kind_of, source_line
 from allranks.engine.features import RankHooks
 from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
 from allranks.engine.telemetry import CELL_FILE
@@ -40,6 +41,8 @@ _MOST_CHAINED = 30
 INTERRUPTED_TEXT = "<str() of it was interrupted>"
 #: The file name of code that dataclasses and similar tools generate.
 _GENERATED = "<string>"
+#: Where values are pickled that the user sends.
+_PICKLES = os.path.dirname(cloudpickle.__file__) + os.sep
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -146,8 +149,8 @@ class Exceptions:
             if not is_beyond_ipython(value):
                 lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
                 return lines
-        except Exception:
-            pass  # for example, its search for the source fails
+        except (Exception, SystemExit, GeneratorExit):
+            pass  # for example, its search for the source fails, or the error's ``__str__``
         return plain(value, self.cell_file)
 
     def show(
@@ -208,7 +211,7 @@ def has_succeeded(error: BaseException) -> bool:
 
 def is_outside_of_cell(error: BaseException, cell_file: str) -> bool:
     """Whether no line of a cell's source has led to an error; false for a function's call."""
-    frames = traceback.walk_tb(traceback_of(error))
+    frames = walk_tb(traceback_of(error))
     return cell_file.startswith(CELL_FILE) and not any(
         frame.f_code.co_filename == cell_file for frame, _ in frames
     )
@@ -241,13 +244,13 @@ def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
 
 
 def _is_deliberate(tb: TracebackType | None) -> bool:
-    # Raised by a `raise` of this package, or by mpi4py: it is no error of the code here.
+    # Raised by a `raise` of this package, or in what it calls for the user: no error of its code.
     name, line = "", 0
     while tb is not None:
         name, line, tb = tb.tb_frame.f_code.co_filename, tb.tb_lineno, tb.tb_next
-    if name.startswith(MPI4PY):
+    if name.startswith((MPI4PY, _PICKLES)):
         return True
-    return kind_of(name) == OURS and getline(name, line).lstrip().startswith("raise ")
+    return kind_of(name) == OURS and source_line(name, line).startswith("raise ")
 
 
 def without_middle(tb: TracebackType | None) -> None:
@@ -337,9 +340,9 @@ def report(
     exception's text, which is ``text`` if given.
     """
     line, source = None, ""
-    for frame, number in traceback.walk_tb(traceback_of(error)):
+    for frame, number in walk_tb(traceback_of(error)):
         if frame.f_code.co_filename == cell_file:
-            line, source = number, getline(cell_file, number).strip()
+            line, source = number, source_line(cell_file, number)
     if is_a(error, SyntaxError):
         said = cast(SyntaxError, error)
         if said.filename == cell_file:

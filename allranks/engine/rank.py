@@ -15,6 +15,7 @@ import traceback
 import types
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -189,6 +190,7 @@ class Rank:
         shell.display_trap.hook = shell.displayhook
         shell.display_pub = RankDisplayPublisher(shell, self.transcript)
         shell.set_hook("show_in_pager", _print_page, 1)
+        shell.register_magic_function(_for_the_notebook, "line_cell", "distributed")
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         shell.user_ns.update(namespace.names(self.device))
         fresh = shell.init_user_ns
@@ -371,19 +373,27 @@ class Rank:
     def _pulled(self, names: list[str]) -> bytes:
         missing = [name for name in names if name not in self._shell.user_ns]
         if missing:
-            raise UsageError(f"rank {self.rank} has no variable named {', '.join(missing)}")
-        values = {name: self._shell.user_ns[name] for name in names}
-        try:
-            packed: bytes = cloudpickle.dumps(values, protocol=5)
-            return packed
-        except BaseException as error:  # an object's own way to be pickled may do anything
-            problem = text_of(error) or type(error).__name__
             raise UsageError(
-                f"rank {self.rank} cannot send {', '.join(names)}: {problem}"
-            ) from None
+                f"rank {self.rank} has no variable named {', '.join(missing)}. Set it in a cell, "
+                f"or name the ranks that have it: %distributed pull {', '.join(names)} -r RANKS"
+            )
+        values = {name: self._shell.user_ns[name] for name in names}
+        packed, problem = _pickled(values)
+        if packed is None:
+            alone = {name: _pickled({name: value})[1] for name, value in values.items()}
+            name, problem = next(filter(itemgetter(1), alone.items()), (", ".join(names), problem))
+            raise UsageError(f"rank {self.rank} cannot send {name}: {problem}")
+        return packed
 
     def _refuse(self, ask: Ask, problem: str) -> None:
         self.wire.send(Answer(ask.request, self.rank, {}, problem))
+
+
+def _pickled(values: dict[str, Any]) -> tuple[bytes | None, str]:
+    try:
+        return cloudpickle.dumps(values, protocol=5), ""
+    except BaseException as error:  # an object's own way to be pickled may do anything
+        return None, text_of(error) or type(error).__name__
 
 
 def _stack() -> str:
@@ -432,6 +442,14 @@ def _no_windows(gui: str | None = None) -> None:
             f"expected figures in the notebook, found %gui {gui}: a rank opens no windows. "
             "Type: %matplotlib inline"
         )
+
+
+def _for_the_notebook(line: str, cell: str | None = None) -> None:
+    magic = "%distributed" if cell is None else "%%distributed"
+    raise UsageError(
+        f"expected code for the ranks, found {magic}, which is a magic of the notebook. "
+        "Type it in a cell of its own"
+    )
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:

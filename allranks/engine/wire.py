@@ -276,6 +276,7 @@ class RankWire:
 def give_up(rank: int, why: str, more: str = "") -> NoReturn:
     """Ends the rank with a message in its log: its cell would wait for ever."""
     try:
-        write(2, f"allranks: rank {rank} {why}, so it ends.\n{more or format_exc()}".encode())
+        write(2, f"allranks: rank {rank} {why}, so it ends.\n".encode())
+        write(2, (more or format_exc()).encode())  # a cell may have broken the latter
     finally:
         _exit(GAVE_UP)

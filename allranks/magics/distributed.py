@@ -445,10 +445,11 @@ class DistributedMagics(Magics):
         elif name == "push":
             missing = [name for name in names if name not in self.shell.user_ns]
             if missing:
+                example = missing[0] if missing[0].isidentifier() else "x"
                 raise UsageError(
                     "expected names of the notebook's variables, found none named "
-                    f"{', '.join(missing)}. Type for example: {missing[0]} = 1, and then: "
-                    f"%distributed push {missing[0]}"
+                    f"{', '.join(missing)}. Type for example: {example} = 1, and then: "
+                    f"%distributed push {example}"
                 )
             cluster.push({name: self.shell.user_ns[name] for name in names}, chosen)
         elif name == "debug":

@@ -84,6 +84,10 @@ SHOWN = {
         "raise Odd('a')",
         ["Odd: a"],
     ),
+    "a magic of the notebook": (
+        "%distributed status",
+        ["UsageError: expected code for the ranks, found %distributed", "in a cell of its own"],
+    ),
     "no such magic": ("%no_such_magic", ["UsageError: Line magic function `%no_such_magic`"]),
 }
 

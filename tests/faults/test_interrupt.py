@@ -80,6 +80,17 @@ def test_an_interrupt_ends_what_an_exception_says(notebook, kind, line, said):
     assert notebook.on_ranks("kept").text == KEPT
 
 
+def test_an_interrupt_ends_the_pickling_of_a_value(notebook):
+    cell = notebook.start_on_ranks(
+        "import time\nclass Slow:\n    def __reduce__(self):\n        print('here')\n"
+        "        time.sleep(60)\nSlow()",
+        "-o values",
+    ).wait_for("here")
+    notebook.interrupt()
+    cell.wait(SETTLED_SECONDS).fails("CellInterrupted", "at line 6: KeyboardInterrupt")
+    assert notebook.on_ranks("kept").text == KEPT
+
+
 def test_what_an_exception_says_last_is_shown(notebook):
     cell = notebook.on_ranks(
         "error = ValueError('first')\ntry:\n    raise error\nexcept ValueError:\n"

@@ -221,8 +221,11 @@ class Watch:
             self._suspects = seen
             self._due = {r: self.own.seen_by(snapshot, beat) for r, beat in beats.items()}
         elif all(beats[r] >= self._due[r] for r in ring):
+            waits = (
+                "wait for each other, and none" if len(ring) > 1 else "waits for itself, and never"
+            )
             lines = [
-                f"{label(sorted(ring))} wait for each other, and none can go on. "
+                f"{label(sorted(ring))} {waits} can go on. "
                 "Make the same calls in the same order on every rank.",
                 *(f"  rank {r} in {board.text(r, fields.WAITING)}" for r in sorted(ring)),
             ]

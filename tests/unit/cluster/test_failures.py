@@ -62,3 +62,8 @@ def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along()
 )
 def test_all_of_ipythons_syntax_is_valid(cell):
     check_source(cell)
+
+
+def test_an_expression_that_python_cannot_compile_is_not_valid_either():
+    with pytest.raises(SyntaxError, match="recursion depth exceeded"):
+        check_source("x = " + "+".join(["1"] * 20_000))
