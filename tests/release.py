@@ -124,7 +124,8 @@ def main() -> None:
     print(f"\ndist/ has allranks {version}, checked with Python {', '.join(_names(pythons))}.")
     if missing:
         print(f"Not found here, so not checked: Python {', '.join(missing)}.")
-    if "urls" not in tomllib.loads((TREE / "pyproject.toml").read_text())["project"]:
+    project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
+    if "Repository" not in project.get("urls", {}):
         print(NO_ADDRESS.format(version=version))
     print(
         "make test is not part of this. To publish, type:\n"
