@@ -1,7 +1,4 @@
-"""Students on a real JupyterHub: limits of each, and students who exceed them.
-
-ALLRANKS_TEST_STUDENTS=10 has ten of them, as every night.
-"""
+"""Ten students on a real JupyterHub: limits of each, and students who exceed them."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from tests.hub.hub import IDLER, Hub, Student, proxy
 from tests.kernel import wait_until
 from tests.missing import skip_missing
 
-COUNT = int(os.environ.get("ALLRANKS_TEST_STUDENTS", "5"))
-NAMES = ("ada", "eve", IDLER, *(f"student-{number}" for number in range(4, COUNT + 1)))
+NAMES = ("ada", "eve", IDLER, *(f"student-{number}" for number in range(4, 11)))
 GOOD = "%%distributed\nallreduce(rank + 1, op=Sum)"
 #: The first cells of a student, whose two ranks stay.
 START = ("%load_ext allranks", "%%distributed\nkept = 10 * rank")
@@ -82,7 +78,8 @@ def assert_all_right(students: Iterable[Student]) -> None:
     assert all(text.endswith("→ 3\n") for text in found), found
 
 
-def test_students_run_cells_on_two_ranks_each_at_the_same_time(students):
+def test_ten_students_run_cells_on_two_ranks_each_at_the_same_time(students):
+    assert len(students) == 10
     assert_all_right(students.values())
 
 
