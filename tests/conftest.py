@@ -31,7 +31,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class Lanes(LoadScopeScheduling):
-        """The last of three lanes takes first what waits most of its time, and the others last.
+        """From the third on, lanes take first what waits most of its time, and the others last.
 
         Before all else come scopes of several files, which take long.
         """
@@ -40,8 +40,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _scope(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
-            last = self.numnodes > 2 and node.gateway.id == f"gw{self.numnodes - 1}"
-            first = min(self.workqueue, key=lambda scope: (_waits(scope) != last, "/" in scope))
+            waiting = int(node.gateway.id.removeprefix("gw")) > 1
+            first = min(self.workqueue, key=lambda scope: (_waits(scope) != waiting, "/" in scope))
             self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
 
@@ -57,6 +57,7 @@ WAITING = (
     "tests/faults/test_interrupt.py",
     "tests/faults/test_leaks.py",
     "tests/faults/test_replacements.py",
+    "tests/grading/test_nbgrader.py",
 )
 
 

@@ -35,7 +35,7 @@ SUITES = {
     1: ("communicator", "contract", "property"),
     2: ("communicator", "contract", "kinds", "misuse"),
     3: ("communicator", "contract", "property", "misuse"),
-    4: ("communicator", "contract"),
+    4: ("communicator",),  # the contract of four: HOSTS, and FAKE_GPUS
 }
 # Two hosts of two ranks; three hosts of two, one and one; two of one; two that take turns.
 HOSTS = {
