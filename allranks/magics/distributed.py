@@ -128,8 +128,8 @@ class DistributedMagics(Magics):
         if kernel is not None:
             AwaitedMagics(shell, self._undo)
             CellReplies(kernel, self._undo)
-            BusyStatus(kernel, self._undo)
-            AnsweredWhileBusy(kernel, self._undo)
+            busy = BusyStatus(kernel, self._undo)
+            AnsweredWhileBusy(kernel, self._undo, busy)
 
     def close(self) -> None:
         self.toggle.off()

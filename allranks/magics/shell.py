@@ -6,13 +6,14 @@ When it is unloaded, an ``ExitStack`` undoes the changes.
 - `AwaitedMagics`: widgets react while a cell runs, because IPython awaits our cell magics.
 - `CellReplies`: the kernel replies to a cell that was interrupted just before or after its code.
 - `BusyStatus`: the kernel stays busy while a cell runs.
-- `AnsweredWhileBusy`: Tab and Shift-Tab also while a cell runs.
+- `AnsweredWhileBusy`: Tab and Shift-Tab also while a cell runs, and messages of widgets.
 - `Completion`: Tab, Shift-Tab and ``--help``, on the magics' lines and in cells for the ranks.
 - `ClientPatch`: ipyparallel's ``Client`` finds the ranks of the notebook.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import signal
@@ -20,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
+from contextvars import copy_context
 from functools import wraps
 from traceback import walk_stack
 from types import ModuleType
@@ -244,6 +246,10 @@ class BusyStatus:
         self._note(kernel.get_parent("shell"), "busy")
         _replace(undo, kernel, "_publish_status", self._published)
 
+    def request(self) -> dict[str, Any]:
+        """Returns the request of the cell that runs in the main shell."""
+        return self._running.get(None, {})
+
     def _published(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
         parent = parent or self._kernel.get_parent(channel)
         with self._lock:
@@ -263,13 +269,19 @@ class BusyStatus:
             self._running.pop(subshell, None)
 
 
+_COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})
+
+
 class AnsweredWhileBusy:
     """Answers Tab and Shift-Tab while a cell waits for its ranks, not in a terminal.
 
-    ipykernel answers them after the cell.
+    ipykernel answers them after the cell. It handles messages of widgets during the cell, but
+    version 7.4 then restores the parent of output that it found before: if the next cell has begun
+    meanwhile, the end of that one is reported as the end of another, and JupyterLab shows that it
+    still runs.
     """
 
-    def __init__(self, kernel: Any, undo: ExitStack) -> None:
+    def __init__(self, kernel: Any, undo: ExitStack, busy: BusyStatus) -> None:
         channel = getattr(kernel, "shell_channel_thread", None)
         if channel is None:
             return  # this ipykernel has no subshells, and receives messages in another way
@@ -278,10 +290,14 @@ class AnsweredWhileBusy:
             channel.manager,
             kernel.shell_main,
         )
+        self._busy = busy
         self._answers = {
             "complete_request": kernel.complete_request,
             "inspect_request": kernel.inspect_request,
         }
+        # Older versions handle these messages after the cell.
+        handles_comms = "concurrent" in inspect.signature(kernel.dispatch_shell).parameters
+        self._comms = _COMMS if handles_comms else frozenset()
         self._manager.set_on_recv_callback(self._receive)
         undo.callback(self._manager.set_on_recv_callback, self._receive_later)
 
@@ -291,7 +307,11 @@ class AnsweredWhileBusy:
             ident, message = session.feed_identities(frames, copy=False)
             # A request with content is noted as read, and refused the second time.
             request = session.deserialize(message, content=False, copy=False)
-            answer = self._answers.get(request["header"]["msg_type"])
+            kind = request["header"]["msg_type"]
+            if kind in self._comms:
+                await self._handle_comm(frames)
+                return
+            answer = self._answers.get(kind)
             if answer is not None:
                 request = session.deserialize(message, copy=False)
                 # Not by ipykernel's dispatch, which sets the parent of the running cell's output.
@@ -302,6 +322,15 @@ class AnsweredWhileBusy:
                 kernel._publish_status("idle", "shell", request)
                 return
         await self._receive_later(subshell, frames)
+
+    async def _handle_comm(self, frames: Any) -> None:
+        kernel = self._kernel
+        handled = kernel.dispatch_shell(frames, subshell_id=None, concurrent=True)
+        try:
+            await asyncio.create_task(handled, context=copy_context())
+        finally:
+            ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
+            kernel.set_parent(ident, self._busy.request() or kernel.get_parent("shell"))
 
 
 #: Arguments that choose a cluster.

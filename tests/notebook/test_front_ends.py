@@ -68,6 +68,27 @@ def test_the_environment_says_it_either_way(notebook, said, displays):
         notebook.run("%env ALLRANKS_FRONT_END=auto")
 
 
+SLOW = """import asyncio
+begun, go, handled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+handlers = get_ipython().kernel.shell_handlers
+async def slow(*_):
+    begun.set()
+    await go.wait()
+    handled.set()
+whole, handlers["comm_msg"] = handlers["comm_msg"], slow"""
+
+
+def test_a_message_of_a_widget_may_begin_in_one_cell_and_end_in_the_next(notebook):
+    notebook.run(SLOW).ok()
+    first = notebook.start("await begun.wait()")
+    notebook.pump(lambda: first.begun, 60, "the first cell", first)
+    notebook.say("a widget", {})
+    first.wait().ok()
+    # Its end is that of this cell: else a front end shows that it runs forever.
+    notebook.run("go.set()\nawait handled.wait()\nawait asyncio.sleep(0.1)", timeout=20).ok()
+    notebook.run("handlers['comm_msg'] = whole").ok()
+
+
 def test_a_console_is_shown_the_end_of_updates_logs_and_members(notebook):
     seen = in_console(
         notebook,
