@@ -55,7 +55,9 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.run_cell(0)
     lab.wait_for(0, "hello from 3")
 
-    lab.command("allranks:show")
+    page.keyboard.press("Control+Shift+C")
+    page.keyboard.type("Show the ranks")
+    page.get_by_role("menuitem", name="Show the ranks").click()
     sidebar = page.locator(SIDEBAR)
     ranks = sidebar.locator("table").first.locator("tbody tr")
     expect(ranks).to_have_count(4)
@@ -135,9 +137,10 @@ def test_what_cannot_start_is_said_and_a_restarted_kernel_has_no_ranks(opened):
     expect(page.locator(FIELD)).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
     expect(page.locator(FIELD)).to_have_text("no ranks")
-    # A page that is loaded again finds the ranks of its kernel.
+    # A page that is loaded again finds the ranks of its kernel, also while a cell runs.
     choose(lab, "Start 2 ranks")
     expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    lab.run_cell(1)
     lab.save()
     page.reload()
     expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from email import message_from_string
 from email.message import Message
+from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -80,6 +82,16 @@ def test_the_wheel_has_the_package_and_nothing_else(built, repository):
     expected = package | extension | suites | copied
     assert {name for name in found if ".dist-info/" not in name} == expected
     assert f"{ROOT}.dist-info/licenses/LICENSE" in found
+
+
+def test_browsers_load_a_changed_extension_of_jupyterlab(repository):
+    # They keep its files for a year.
+    folder = repository / "allranks" / "features" / "toolbar" / "labextension"
+    files = sorted((folder / "static").iterdir())
+    digest = sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
+    found = json.loads((folder / "package.json").read_text())["jupyterlab"]["_build"]["load"]
+    expected = f"static/remoteEntry.js?v={digest}"
+    assert found == expected, f"write {expected} into package.json"
 
 
 def test_the_sdist_has_all_that_its_own_tests_need(built, repository):

@@ -26,11 +26,13 @@ const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
 
-/** The ranks of one notebook. `state` is null until the kernel has loaded allranks. */
+/** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
 class Ranks {
-  constructor(context) {
+  constructor(context, createMessage) {
     this.context = context;
+    this.createMessage = createMessage;
     this.python = false;
+    this.known = true;
     this.state = null;
     this.doing = "";
     this.text = "";
@@ -56,10 +58,13 @@ class Ranks {
   /** Looks at a kernel that is new to this notebook. */
   async look() {
     this.forget();
-    const language = (await this.kernel?.info)?.language_info.name;
-    this.python = language === "python";
+    const kernel = this.kernel;
+    // A kernel whose cell runs does not give its language.
+    const language = (await kernel?.spec)?.language ?? (await kernel?.info)?.language_info.name;
+    this.python = language?.toLowerCase() === "python";
+    this.known = !this.python;
     this.changed();
-    if (this.python) await this.ask();
+    if (this.python) await this.ask({ isNew: true });
   }
 
   get kernel() {
@@ -78,6 +83,7 @@ class Ranks {
 
   get title() {
     if (this.doing) return this.doing;
+    if (!this.known) return "…";
     if (!this.size) return "no ranks";
     const ranks = this.size === 1 ? "1 rank" : `${this.size} ranks`;
     const hosts = [...new Set(this.state.ranks.map((one) => one.host))];
@@ -90,23 +96,37 @@ class Ranks {
 
   forget() {
     this.comm?.dispose();
-    Object.assign(this, { state: null, comm: null, doing: "", text: "", variables: [], missing: "" });
+    Object.assign(this, { state: null, comm: null, known: true, doing: "", text: "", variables: [], missing: "" });
     this.debugger = NO_PAUSES;
     this.changed();
   }
 
   /** Asks the kernel for the state. Does nothing in a kernel that has not loaded allranks. */
-  async ask() {
+  async ask({ isNew = false } = {}) {
     const kernel = this.kernel;
     if (!kernel) return;
     if (this.comm === null) {
-      const info = await kernel.requestCommInfo({ target_name: TARGET }).catch(() => null);
+      const content = { target_name: TARGET };
+      const answer = kernel.requestCommInfo(content);
+      const beside = async () => {
+        await after(LOOK_MS);
+        const answered = this.known || this.comm !== null || kernel.status === "idle";
+        return answered ? answer : this.findComm(kernel, content);
+      };
+      const answers = isNew ? [answer, beside().catch(() => answer)] : [answer];
+      const info = await Promise.race(answers).catch(() => null);
       // It may have ended.
       if (info === null) return;
-      if (kernel !== this.kernel || this.comm !== null || !info.content.comms?.[TARGET]) return;
+      if (kernel !== this.kernel || this.comm !== null) return;
+      if (!info.content.comms?.[TARGET]) {
+        this.known = true;
+        this.changed();
+        return;
+      }
       // Without open(): the kernel has made the other end.
       this.comm = kernel.createComm(TARGET, TARGET);
       this.comm.onMsg = (message) => {
+        this.known = true;
         const { variables, missing, ...state } = message.content.data;
         if (variables) Object.assign(this, { variables, missing });
         else this.state = state;
@@ -119,6 +139,20 @@ class Ranks {
     this.comm.send({});
     // Only idle ranks answer.
     if (this.compares && !this.runs) this.comm.send({ variables: true });
+  }
+
+  /** Asks for the comm in a subshell: a kernel whose cell runs does not answer otherwise. */
+  async findComm(kernel, content) {
+    const from = { username: kernel.username, session: kernel.clientId };
+    // Not requestCreateSubshell(): it refuses before the kernel has answered another question.
+    const control = (msgType, content) => kernel.sendControlMessage(
+      this.createMessage({ ...from, msgType, channel: "control", content }), true,
+    ).done;
+    const { subshell_id: subshellId } = (await control("create_subshell_request", {})).content;
+    const asked = { ...from, msgType: "comm_info_request", channel: "shell", subshellId, content };
+    const info = await kernel.sendShellMessage(this.createMessage(asked), true).done;
+    void control("delete_subshell_request", { subshell_id: subshellId });
+    return info;
   }
 
   /** Asks the kernel's debugger where the ranks are paused. */
@@ -213,8 +247,8 @@ class Ranks {
 }
 
 export const plugins = (packages) => {
-  const { ILauncher, INotebookTracker, InputDialog, LabIcon, MenuSvg, NotebookActions } = packages;
-  const { Dialog, Notification, Widget, makeChooser, showDialog } = packages;
+  const { ICommandPalette, ILauncher, INotebookTracker, InputDialog, LabIcon, MenuSvg, NotebookActions } = packages;
+  const { Dialog, KernelMessage, Notification, Widget, makeChooser, showDialog } = packages;
   const choose = makeChooser(packages);
   const icon = new LabIcon({ name: "allranks:ranks", svgstr: ICON });
 
@@ -283,14 +317,18 @@ export const plugins = (packages) => {
     add("show", "Show the ranks", () => app.shell.activateById("allranks-ranks"), { isEnabled: () => true });
   };
 
+  const ITEMS = [
+    [...SIZES.map((n) => ({ command: "allranks:start", args: { n } })), { command: "allranks:start" }],
+    ["every-cell", "interrupt", "restart", "stop"].map((name) => ({ command: `allranks:${name}` })),
+    [{ command: "allranks:show" }],
+  ];
+
   const makeMenu = (app) => {
     const menu = new MenuSvg({ commands: app.commands });
-    for (const n of SIZES) menu.addItem({ command: "allranks:start", args: { n } });
-    menu.addItem({ command: "allranks:start" });
-    menu.addItem({ type: "separator" });
-    for (const name of ["every-cell", "interrupt", "restart", "stop"]) menu.addItem({ command: `allranks:${name}` });
-    menu.addItem({ type: "separator" });
-    menu.addItem({ command: "allranks:show" });
+    for (const [index, part] of ITEMS.entries()) {
+      if (index) menu.addItem({ type: "separator" });
+      for (const item of part) menu.addItem(item);
+    }
     return menu;
   };
 
@@ -461,12 +499,13 @@ export const plugins = (packages) => {
     description: "The ranks of a notebook in its toolbar and in a sidebar.",
     autoStart: true,
     requires: [INotebookTracker],
-    optional: ILauncher ? [ILauncher] : [],
-    activate: (app, tracker, launcher) => {
+    optional: ILauncher ? [ICommandPalette, ILauncher] : [ICommandPalette],
+    activate: (app, tracker, palette, launcher) => {
       const known = new Map();
       const current = () => known.get(tracker.currentWidget) ?? null;
       addCommands(app, current);
       const menu = makeMenu(app);
+      for (const item of ITEMS.flat()) palette?.addItem({ ...item, category: "Ranks" });
       // For the keyboard. What is chosen in the menu moves the focus after that.
       let opener = null;
       menu.aboutToClose.connect(() => opener?.focus());
@@ -488,7 +527,7 @@ export const plugins = (packages) => {
       tracker.widgetAdded.connect((_, panel) => {
         // Two views of a notebook have one kernel.
         const other = [...known.values()].find((ranks) => ranks.context === panel.context);
-        const ranks = other ?? new Ranks(panel.context);
+        const ranks = other ?? new Ranks(panel.context, KernelMessage.createMessage);
         known.set(panel, ranks);
         ranks.listeners.add(() => {
           panel.toggleClass("jp-allranks-notebook", ranks.size > 0);

@@ -1,12 +1,16 @@
 // The container that JupyterLab and Notebook 7 load, written by hand: there is no build step. It
 // passes on the application's own copies of the packages that ranks.js uses.
 (() => {
+  // Browsers keep these files for a year. The end of this address, which package.json sets, changes
+  // with their contents.
   const address = document.currentScript.src;
+  const file = (name) => `${new URL(name, address).href}${new URL(address).search}`;
   const packages = [
     "@jupyterlab/apputils",
     "@jupyterlab/launcher",
     "@jupyterlab/notebook",
     "@jupyterlab/outputarea",
+    "@jupyterlab/services",
     "@jupyterlab/ui-components",
     "@lumino/widgets",
   ];
@@ -21,13 +25,13 @@
 
   const get = async () => {
     const [{ plugins }, { makeChooser }, ...loaded] = await Promise.all([
-      import(new URL("./ranks.js", address).href),
-      import(new URL("./chooser.js", address).href),
+      import(file("ranks.js")),
+      import(file("chooser.js")),
       ...packages.map(load),
     ]);
     const style = document.createElement("link");
     style.rel = "stylesheet";
-    style.href = new URL("./ranks.css", address).href;
+    style.href = file("ranks.css");
     document.head.append(style);
     return () => ({ __esModule: true, default: plugins(Object.assign({ makeChooser }, ...loaded)) });
   };
