@@ -66,7 +66,7 @@ class NamesOfRank(RankFeature):
         if not found and path and "." in path[0]:
             # jedi finds no attributes if a process was killed while it wrote to jedi's cache.
             return self._complete_known(code[:cursor])
-        return {"matches": [self._match(c.text, c.start, c.type or "") for c in found]}
+        return {"matches": [self._match(code, c.text, c.start, c.type or "") for c in found]}
 
     def _inspect(self, name: str, detail: int) -> dict[str, Any]:
         try:
@@ -93,10 +93,11 @@ class NamesOfRank(RankFeature):
         if not last:
             found = [n for n in found if not n.startswith("_")]
         start = len(before) - len(last)
-        return {"matches": [self._match(name, start) for name in found]}
+        return {"matches": [self._match(before, name, start) for name in found]}
 
-    def _match(self, text: str, start: int, kind: str = "") -> dict[str, Any]:
-        if kind in ("", "<unknown>") and text in self._shell.user_ns:
+    def _match(self, code: str, text: str, start: int, kind: str = "") -> dict[str, Any]:
+        is_attribute = code[:start].endswith(".")
+        if kind in ("", "<unknown>") and text in self._shell.user_ns and not is_attribute:
             # The words of jedi, which JupyterLab has icons for.
             value = self._shell.user_ns[text]
             kinds = {ModuleType: "module", type: "class", FunctionType: "function"}
