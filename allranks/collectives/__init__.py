@@ -1,6 +1,6 @@
 """MPI's and Horovod's operations on every rank of a notebook or of mpiexec. Runs in every rank.
 
-Importing this imports numpy and nothing heavier; MPI starts with `init`.
+The import loads numpy and nothing heavier; `init` starts MPI.
 """
 
 from typing import TYPE_CHECKING, Any

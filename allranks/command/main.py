@@ -24,12 +24,16 @@ from allranks.notebook import load_features
 from allranks.records.config import START_WITH
 
 _EXTENSION = "allranks.kernel"
+_TAKE_OPTIONS_OF_A_START = ("install-kernel", "mcp")
 _KERNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _RUN_EXAMPLE = "allranks run -np 4 train.py --epochs 3"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; prints our own errors in one line, without a traceback."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in _TAKE_OPTIONS_OF_A_START:
+        load_features()  # which have some of these options
     parser = argparse.ArgumentParser("allranks", description="Notebook cells on MPI ranks.")
     parser.add_argument("--version", action="version", version=allranks.__version__)
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")

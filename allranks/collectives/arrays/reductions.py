@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 
 class ReduceOp(enum.IntEnum):
-    """How the ranks' values become one; the numbers are Horovod's."""
+    """The kinds of reductions, with the numbers of Horovod."""
 
     Average = 0
     Sum = 1
@@ -279,7 +279,7 @@ class FP16Compressor:
 
 
 class Compression:
-    """The compressions that allreduce and reducescatter take, by Horovod's names."""
+    """The values of the argument ``compression``, with the names of Horovod."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

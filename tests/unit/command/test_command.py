@@ -1,5 +1,6 @@
 """The command ``allranks``: what is typed wrongly, and what its output goes to."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,15 @@ def test_a_wrong_option_is_refused(words, said, tmp_path, capsys):
     assert ended.value.code not in (None, 0)
     assert said in capsys.readouterr().err + str(ended.value.code)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_kernel_has_the_options_of_features_too(tmp_path):
+    command = [*COMMAND, "install-kernel", "--prefix", str(tmp_path), "--torch", "gloo"]
+    ended = subprocess.run([*command, "--on", "local", "--log-to", "mlflow"], capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    (spec,) = tmp_path.rglob("kernel.json")
+    start = json.loads(spec.read_text())["env"]["ALLRANKS_START"]
+    assert start == "--on local --torch gloo --log-to mlflow"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
