@@ -91,11 +91,11 @@ def mpi_built(verbose: bool = False) -> bool:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Returns False: allranks does not use Gloo, DDL or oneCCL."""
+    """Returns False: allranks does not use Gloo, DDL, oneCCL or SYCL."""
     return False
 
 
-ddl_built = ccl_built = gloo_built
+ddl_built = ccl_built = sycl_built = gloo_built
 
 
 def nccl_built(verbose: bool = False) -> bool:

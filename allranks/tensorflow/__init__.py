@@ -47,6 +47,7 @@ from allranks.horovod.common import (
     gloo_built,
     gpu_available,
     mpi_built,
+    sycl_built,
 )
 from allranks.horovod.common import num_rank_is_power_2 as check_num_rank_power_of_2
 from allranks.tensorflow import elastic
@@ -128,5 +129,5 @@ __all__ = [
     "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op",
     "reducescatter", "refs_to_vars", "remove_process_set", "rocm_built", "shutdown", "size",
-    "size_op", "start_timeline", "stop_timeline", "util", "vars_to_refs",
+    "size_op", "start_timeline", "stop_timeline", "sycl_built", "util", "vars_to_refs",
 ]  # fmt: skip

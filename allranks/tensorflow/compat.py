@@ -39,6 +39,7 @@ def install() -> None:
     if not LEGACY:  # Keras 2 itself has the older methods
         _patch_optimizers()
         _patch_models()
+        _patch_layers()
     _installed.append(True)
 
 
@@ -75,6 +76,10 @@ def _patch_optimizers() -> None:
     require(base, "apply_gradients", "variables", "_get_current_learning_rate")
     _patch_learning_rate(base)
     apply, variables = base.apply_gradients, base.variables.fget
+    # Scripts for TensorFlow 2.11 to 2.15 name the optimizers of Keras 2.10 so.
+    for name in ("Adagrad", "Adam", "Ftrl", "Optimizer", "RMSprop", "SGD"):
+        setattr(tf.keras.optimizers.legacy, name, getattr(keras.optimizers, name))
+        setattr(keras.optimizers.legacy, name, getattr(keras.optimizers, name))
 
     @functools.wraps(apply)
     def apply_gradients(
@@ -152,6 +157,17 @@ def _patch_models() -> None:
     trainer.compile = compile
     trainer.fit_generator = fit_generator
     trainer.evaluate_generator = evaluate_generator
+
+
+def _patch_layers() -> None:
+    layer = keras.layers.BatchNormalization
+    begin = layer.__init__
+
+    # Without functools.wraps: Keras compares the signature with the real arguments.
+    def __init__(self: Any, *args: Any, fused: bool | None = None, **options: Any) -> None:
+        begin(self, *args, **options)
+
+    layer.__init__ = __init__
 
 
 def _endless(batches: Any, steps: int | None) -> Any:

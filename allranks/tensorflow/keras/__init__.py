@@ -40,6 +40,7 @@ from allranks.tensorflow import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 
 if not _versions.LEGACY and _versions.keras.backend.backend() != "tensorflow":
@@ -71,5 +72,5 @@ __all__ = [
     "global_process_set", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
     "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set",
-    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline", "sycl_built",
 ]  # fmt: skip

@@ -34,6 +34,12 @@ def test_a_learning_rate_is_given_read_and_set_as_lr():
     assert float(scaled.lr) == 0.125
 
 
+def test_optimizers_and_layers_take_the_names_and_options_of_keras_2():
+    assert float(tf.keras.optimizers.legacy.Adam(0.5).learning_rate) == 0.5
+    assert isinstance(keras.optimizers.legacy.SGD(lr=0.5, decay=0.1), SGD)
+    keras.layers.BatchNormalization(axis=1, fused=False)(np.ones((2, 3), "float32"))
+
+
 def test_decay_makes_the_rate_fall_with_the_steps():
     optimizer = SGD(lr=0.5, decay=1.0)
     model = linear(optimizer)

@@ -146,7 +146,7 @@ def places(mode: Mode) -> None:
 
 
 @case(TENSORS, "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built")
-@case(TENSORS, "ddl_built ccl_built cuda_built rocm_built gpu_available")
+@case(TENSORS, "ddl_built ccl_built sycl_built cuda_built rocm_built gpu_available")
 def built(mode: Mode) -> None:
     def ask() -> Any:
         return [hvd.mpi_enabled(), hvd.mpi_built(), hvd.gloo_enabled(), hvd.gloo_built()]
@@ -154,6 +154,7 @@ def built(mode: Mode) -> None:
     assert [bool(one) for one in mode(ask)] == [True, True, False, False]
     assert not hvd.ddl_built()
     assert not hvd.ccl_built()
+    assert not hvd.sycl_built()
     assert isinstance(hvd.nccl_built(), int)
     assert hvd.gpu_available("tensorflow") == bool(tf.config.list_physical_devices("GPU"))
     for told in (hvd.mpi_threads_supported(), hvd.cuda_built(), hvd.rocm_built()):
@@ -588,7 +589,9 @@ def keras_broadcast_global_variables(mode: Mode) -> None:
 @case(
     KERAS, "start_timeline stop_timeline mpi_threads_supported mpi_enabled mpi_built gloo_enabled"
 )
-@case(KERAS, "gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built ProcessSet")
+@case(
+    KERAS, "gloo_built nccl_built ddl_built ccl_built sycl_built cuda_built rocm_built ProcessSet"
+)
 @case(KERAS, "global_process_set add_process_set remove_process_set Average Sum Adasum Compression")
 def the_same_names(mode: Mode) -> None:
     names = {name for (module, name), tried in CASES.items() if tried is the_same_names}
