@@ -117,6 +117,8 @@ class Exceptions:
 
     def _keep(self, _etype: Any, _value: Any, lines: list[str]) -> None:
         self.lines = lines
+        # The reply to a client of ipyparallel has the traceback from here.
+        setattr(self._shell, "_last_traceback", lines)  # noqa: B010
 
     def _keep_usage_error(self, error: BaseException) -> None:
         # IPython prints the message without a traceback.
@@ -173,7 +175,7 @@ class Exceptions:
             )
         finally:
             on_signal(signal.SIGINT, before)
-        self.lines = lines
+        self._keep(etype, value, lines)
         return lines
 
     def _is_interrupt_outside(self, error: BaseException, tb: Any) -> bool:

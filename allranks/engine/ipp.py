@@ -7,6 +7,7 @@ ranks are up, or at the first request of a client.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import multiprocessing
@@ -17,6 +18,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import zmq
@@ -25,6 +28,7 @@ from ipyparallel.controller.heartmonitor import Heart, HeartMonitor
 from ipyparallel.engine.app import IPEngine
 
 from allranks.engine import processes
+from allranks.engine.transcript import Entry
 from allranks.records.config import CLIENTS_RANKS, family_of
 
 # ipykernel imports debugpy for a debugger that no front end can reach on a rank, which takes half
@@ -43,6 +47,7 @@ _REGISTERING_SECONDS = 10.0
 _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 _SHARED_PORTS = ("registration",)
 _LOOPBACK = "tcp://127.0.0.1"
+_ERROR = ("ename", "evalue", "traceback")
 _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 #: Engines try to connect after a tenth of a second, then after twice as long each time, up to the
 #: first; or up to the second if the controller starts only on request.
@@ -167,6 +172,70 @@ class RankEngine(IPEngine):  # type: ignore[misc]
     async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
         await super().complete_registration(msg, connect, maybe_tunnel)
         self._ready(self)
+
+
+def publish_output(
+    kernel: Any, held: Callable[[Callable[[list[Entry]], None]], AbstractContextManager[None]]
+) -> None:
+    """Sends the output of each request of a client to the client, at the end of the request.
+
+    ``held`` passes the output of a ``with`` block to a function.
+    """
+    failed: list[Entry] = []
+    execute = kernel.do_execute
+
+    async def do_execute(*arguments: Any, **options: Any) -> dict[str, Any]:
+        reply: dict[str, Any] = await execute(*arguments, **options)
+        if reply["status"] == "error":
+            failed.append(["error", {name: reply[name] for name in _ERROR}])
+        return reply
+
+    def answering(handle: Callable[..., Any]) -> Callable[..., Any]:
+        def publish(parent: dict[str, Any], entries: list[Entry]) -> None:
+            _publish(kernel, parent, entries + failed)
+
+        async def answer(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+            failed.clear()
+            with held(partial(publish, parent)):
+                done = handle(stream, ident, parent)
+                if inspect.isawaitable(done):
+                    await done
+
+        return answer
+
+    kernel.do_execute = do_execute
+    for name in ("execute_request", "apply_request"):
+        kernel.shell_handlers[name] = answering(kernel.shell_handlers[name])
+
+
+def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
+    for kind, *rest in entries:
+        content: dict[str, Any]
+        if kind in ("display", "update", "result"):
+            name = {"display": "display_data", "update": "update_display_data"}.get(kind)
+            content = {"data": rest[0], "metadata": rest[1], "transient": {}}
+            if name is None:
+                name = "execute_result"
+                content["execution_count"] = kernel.shell.execution_count
+            elif rest[2] is not None:
+                content["transient"]["display_id"] = rest[2]
+        elif kind == "error":
+            name, content = "error", rest[0]
+        elif kind == "clear":
+            name, content = "clear_output", {"wait": rest[0]}
+        elif kind == "hidden":
+            name = "stream"
+            text = f"{rest[0]:,} lines ({rest[1]:,} bytes) are only in the rank's log\n"
+            content = {"name": "stderr", "text": text}
+        elif kind in ("out", "err", "notice"):
+            name = "stream"
+            content = {"name": "stdout" if kind == "out" else "stderr", "text": rest[0]}
+            content["text"] += "\n" * (kind == "notice")
+        else:
+            continue
+        kernel.session.send(
+            kernel.iopub_socket, name, content, parent=parent, ident=kernel._topic(name)
+        )
 
 
 def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.socket]]:

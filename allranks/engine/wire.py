@@ -14,7 +14,8 @@ and connects to a socket in such a folder, at which the next notebook listens.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from os import _exit, getpid, write
 from time import monotonic, sleep
@@ -25,13 +26,15 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.engine.telemetry import TelemetrySender
-from allranks.engine.transcript import Transcript
+from allranks.engine.transcript import Entry, Transcript
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.wire import Answer, Hello, Output, Record, decode, encode, join_messages
 
 _TICK_SECONDS = 0.05
 _IDLE_TICK_SECONDS = 0.25
 _LINGER_MS = 1000
+#: The output of a client's request that is sent to the client.
+_CLIENT_NBYTES = 1 << 20
 _RECONNECT_MS = 20
 #: The next notebook may come after hours.
 _RECONNECT_LATER_MS = 500
@@ -95,6 +98,8 @@ class RankWire:
         self._lock = threading.RLock()
         self._kept: KeptOutput | None = None
         self._last_counts = (0, 0)
+        #: Output stays in the transcript until a client's request has ended.
+        self._holds_output = False
         self._complaint = ""
         self._home = ""
         self._attached = True
@@ -199,6 +204,8 @@ class RankWire:
                 self.end_without_log(lost)
             self.before_output()
         with self._lock:
+            if self._holds_output:
+                return
             messages = list[tuple[Record, list[bytes]]]()
             entries, lines, nbytes, offset = self._transcript.collect(final)
             if entries or (lines, nbytes) != self._last_counts:
@@ -224,13 +231,35 @@ class RankWire:
             "Close what the cell itself has opened, instead of all that is open.\n",
         )
 
+    @contextmanager
+    def output_for_client(self, publish: Callable[[list[Entry]], object]) -> Iterator[None]:
+        """Runs a request of a client of ipyparallel, and gives its output to ``publish``.
+
+        The output of a request that runs while a cell waits belongs to the cell.
+        """
+        with self._lock:
+            held = self._holds_output = not self.busy
+            if held:
+                self._send_late(_CLIENT_NBYTES)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if held and self._holds_output:
+                    self._holds_output = False
+                    publish(self._transcript.collect(final=True)[0])
+
+    def _send_late(self, limit_nbytes: int) -> None:
+        late = self._transcript.begin_cell(limit_nbytes)
+        if late:
+            spans = self._transcript.err_spans
+            self.send(Output(self.rank, self.cell, tuple(late), 0, 0, 0, spans))
+
     def begin_cell(self, cell: int, limit_nbytes: int) -> None:
         with self._lock:
             # Output from between the cells is sent first.
-            late = self._transcript.begin_cell(limit_nbytes)
-            if late:
-                spans = self._transcript.err_spans
-                self.send(Output(self.rank, self.cell, tuple(late), 0, 0, 0, spans))
+            self._send_late(limit_nbytes)
+            self._holds_output = False
             if self._kept is not None:
                 self._kept.clear()
             self._last_counts = (0, 0)

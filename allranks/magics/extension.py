@@ -13,22 +13,22 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from allranks.cluster import cluster, features
-from allranks.cluster.options import below_magic
-from allranks.errors import UsageError
+from allranks.cluster.options import below_magic, check_source, explain_syntax
+from allranks.errors import InvalidCell, UsageError
 from allranks.horovod import alias
 from allranks.magics import px_names
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
 from allranks.magics.options import CellOptions, HelpShown, Parser, parse_command, split
+from allranks.magics.px_results import PxResult, PxValues
 from allranks.magics.session import RANKS, RanksProxy
-from allranks.magics.shell import nothing_to_run
+from allranks.magics.shell import is_awaited, nothing_to_run
+from allranks.records import ranks as rank_lists
 from allranks.records.config import START_WITH
 
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
 
 
-_ALWAYS = "a cell's output is always shown while it runs, and the cell waits for its ranks"
-_IN_BACKGROUND = "Leave out --noblock; for background work start a thread in the cell"
 _STOP = "Stop interrupts the ranks, and a second one ends them. Leave out --signal-on-interrupt"
 
 
@@ -41,29 +41,73 @@ class PxMagics(Magics):
     def __init__(self, shell: InteractiveShell, distributed: DistributedMagics) -> None:
         super().__init__(shell)
         self._distributed = distributed
+        #: The options of ``%pxconfig``.
+        self._defaults = ""
+        self._last: PxResult | None = None
 
     @line_cell_magic("px")  # type: ignore[arg-type]
-    def px(self, line: str, cell: str | None = None) -> Coroutine[Any, Any, None] | None:
+    def px(self, line: str, cell: str | None = None) -> Any:
         """Runs a line or a cell on the ranks, as ``%%distributed`` does.
 
-        ``%%px [--targets T] [--local] [-o NAME] [--group-outputs type|engine|order]``. Options of
-        ipyparallel for what always holds here change nothing; the others are refused.
+        ``%%px [--targets T] [--local] [-o NAME] [--noblock] [--group-outputs type|engine|order]``.
+        ``--noblock`` returns a `PxResult`. A cell that waits always shows its output while it runs,
+        whatever ipyparallel's other options say.
         """
-        if cell is None:
-            return self._distributed.send(CellOptions(), line)
         try:
-            options = self._parse(line)
+            options, waits = self._parse(f"{self._defaults} {'' if cell is None else line}")
         except HelpShown:
             return nothing_to_run()
-        return self._distributed.send(options, below_magic(f"%%px {line}", cell), cell)
+        text = line if cell is None else below_magic(f"%%px {line}", cell)
+        if self._last is not None:
+            self._last.wait()
+        if not waits:
+            return self._in_background(options, text)
+        sent = self._distributed.send(options, text, cell or "")
+        if options.out is None:
+            return sent
+        if sent is not None:
+            return self._awaited(sent, options.out)
+        self._wrap(options.out)
+        return None
 
-    def _parse(self, line: str) -> CellOptions:
+    async def _awaited(self, sent: Coroutine[Any, Any, None], name: str) -> None:
+        await sent
+        self._wrap(name)
+
+    def _wrap(self, name: str) -> None:
+        self.shell.user_ns[name] = PxValues(self.shell.user_ns[name])
+
+    def _in_background(self, options: CellOptions, text: str) -> Any:
+        if options.local:
+            raise UsageError(
+                "expected --local or --noblock, found both: the notebook runs the cell after the "
+                "ranks. Leave one out"
+            )
+        number = len(self.shell.user_ns["In"]) - 1
+        try:
+            check_source(text)
+        except SyntaxError as error:
+            raise InvalidCell(explain_syntax(error, number)) from None
+        cluster = self._distributed.session.cluster()
+        ranks = rank_lists.parse(options.ranks or "all", cluster.size)
+        last = self._last = PxResult(cluster, text, number, ranks, options.fold)
+        if options.out is not None:
+            self.shell.user_ns[options.out] = last
+
+        async def given() -> PxResult:
+            return last
+
+        return given() if is_awaited() else last
+
+    def _parse(self, line: str) -> tuple[CellOptions, bool]:
+        """Returns the options of a cell, and whether the notebook waits for it."""
         parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")
         add = parser.add_argument
         add("-t", "--targets")
         add("-o", "--out", metavar="NAME")
-        for flags in (["--local"], ["-a", "--noblock"], ["-b", "--block"]):
-            add(*flags, action="store_true")
+        add("--local", action="store_true")
+        add("-a", "--noblock", dest="block", action="store_false", default=True)
+        add("-b", "--block", action="store_true", default=True)
         for flag in ("--stream", "--no-stream", "--verbose", "--no-verbose"):
             add(flag, action="store_true")
         add("--progress-after", type=float, metavar="SECONDS")
@@ -72,18 +116,15 @@ class PxMagics(Magics):
         add("-e", dest="group_outputs", action="store_const", const="engine")
         add("-r", dest="group_outputs", action="store_const", const="order")
         said = parser.parse_args(split(line))
-        if said.noblock:
-            raise UsageError(f"{_ALWAYS}. {_IN_BACKGROUND}")
-        if said.no_stream:
-            raise UsageError(f"{_ALWAYS}. Leave out --no-stream")
         if said.signal_on_interrupt not in ("SIGINT", "2"):
             raise UsageError(_STOP)
-        return CellOptions(
+        options = CellOptions(
             ranks=None if said.targets is None else self._targets(said.targets),
             out=said.out,
             local=said.local,
             fold=said.group_outputs != "engine",
         )
+        return options, said.block
 
     def _targets(self, text: str) -> str:
         """Returns engines, as ``0``, ``[0, 2]``, ``::2`` or ``all``, the way we list ranks."""
@@ -106,15 +147,32 @@ class PxMagics(Magics):
 
     @line_magic("pxresult")  # type: ignore[arg-type]
     def pxresult(self, line: str) -> None:
-        """Is refused: every cell shows its output."""
-        raise UsageError(f"%pxresult has nothing to show: {_ALWAYS}. Use -o NAME to keep values.")
+        """Waits for the last cell of ``%%px --noblock`` and shows its output; ``-o`` stores it."""
+        try:
+            options, _ = self._parse(line)
+        except HelpShown:
+            return
+        if self._last is None:
+            raise UsageError(
+                "expected a cell in the background, found none: all other cells have shown their "
+                "output. Type for example: %%px --noblock"
+            )
+        if options.out is not None:
+            self.shell.user_ns[options.out] = self._last
+            return
+        self._last.wait()
+        self._last.display_outputs("type" if options.fold else "engine")
+        self._last.get()
 
     @line_magic("pxconfig")  # type: ignore[arg-type]
     def pxconfig(self, line: str) -> None:
-        """Is refused: options stand on each cell."""
-        raise UsageError(
-            "%pxconfig has no effect here. Type options on each cell: %%px --targets 0"
-        )
+        """Sets options for all following cells with ``%%px`` and lines with ``%px``."""
+        defaults = f"{self._defaults} {line}"
+        try:
+            self._parse(defaults)
+        except HelpShown:
+            return
+        self._defaults = defaults
 
     @line_magic("dist_init")  # type: ignore[arg-type]
     def dist_init(self, line: str) -> None:

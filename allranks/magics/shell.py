@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from contextvars import copy_context
 from functools import wraps
+from pathlib import Path
 from traceback import walk_stack
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.paths import get_ipython_dir
 
 from allranks.cluster.folders import connection_files
 from allranks.errors import AllranksError, UsageError
@@ -353,11 +355,19 @@ class ClientPatch:
 
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
-            if connection_info is None and not any(map(options.get, _CHOOSE)):
+            chosen = [name for name in _CHOOSE if options.get(name)]
+            if connection_info is None and (not chosen or self._replaces(chosen, options)):
                 connection_info = self._own()
             plain(client, connection_info, **options)
 
         kind.__init__ = init
+
+    def _replaces(self, chosen: list[str], options: dict[str, Any]) -> bool:
+        # Courses connect by the profile of a cluster that was started in a shell.
+        if chosen != ["profile"] or self._session.running is None:
+            return False
+        folder = Path(get_ipython_dir(), f"profile_{options['profile']}", "security")
+        return not any(folder.glob("*-client.json"))
 
     def _own(self) -> dict[str, Any] | None:
         """Returns how to reach this notebook's ranks; None if ipyparallel is to search.

@@ -67,7 +67,7 @@ def test_a_magic_of_ipythons_may_stand_below_ours(px, magic, below):
 
 def test_cells_run_in_the_notebook_as_well(px):
     px.run("%%px --local -o values --block\ntwice = 2\nimport os\ntwice * 21").ok()
-    assert px.value("values, twice") == "([42, 42, 42], 2)"
+    assert px.value("values, values.get(), twice") == "([42, 42, 42], [42, 42, 42], 2)"
     cell = px.run("%%distributed --local\nhere = 'rank' in globals()\nprint('said')")
     assert cell.text == "ranks 0–2 │ said\nsaid\n"
     assert px.value("here") == "False"
@@ -80,8 +80,7 @@ def test_cells_run_in_the_notebook_as_well(px):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--noblock", "the cell waits for its ranks. Leave out --noblock"),
-        ("--no-stream", "Leave out --no-stream"),
+        ("--noblock --local", "expected --local or --noblock, found both"),
         ("--signal-on-interrupt SIGKILL", "Leave out --signal-on-interrupt"),
         ("--targets 0:x", "expected targets, found '0:x'"),
     ],
@@ -98,8 +97,36 @@ def test_autopx_and_dist_mode_send_the_following_cells(px):
     assert px.run("size").text == "ranks 0–2 → 3\n"
     px.run("%dist_mode -d")
     assert px.value("1 + 1") == "2"
-    assert "has nothing to show" in px.run("%pxresult").text
-    assert "Type options on each cell" in px.run("%pxconfig --targets 0").text
+
+
+def test_a_cell_in_the_background_gives_a_result_for_later(px):
+    assert "expected a cell in the background, found none" in px.run("%pxresult").text
+    waits = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)"
+    sent = px.run(f"%%px --noblock -o later\n{waits}\nprint('went', rank)\nrank + 1")
+    assert sent.text == "<PxResult: running on ranks 0–2>\n"
+    assert px.value("later.ready()") == "False"
+    px.run("open('go', 'w').close()").ok()
+    assert px.run("%px size").text == "ranks 0–2 → 3\n"  # after the cell
+    assert px.run("%pxresult").text == "".join(
+        f"rank {rank} │ went {rank}\n       → {rank + 1}\n" for rank in range(3)
+    )
+    assert px.value("later.get(), later.successful(), later.stdout[1]") == (
+        "([1, 2, 3], True, 'went 1\\n')"
+    )
+    px.run("%%px -a\nrank / 0").ok()
+    px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
+
+
+def test_pxconfig_sets_options_for_the_following_cells(px):
+    px.run("%pxconfig --targets 1").ok()
+    assert px.run("%px rank").text == "rank 1 → 1\n"
+    assert px.run("%%px --targets 0 --no-stream\nrank").text == "rank 0 → 0\n"
+    px.run("%pxconfig --targets all").ok()
+    assert px.run("%px size").text == "ranks 0–2 → 3\n"
+
+
+def test_a_client_of_a_profile_without_a_cluster_finds_the_ranks(px):
+    assert px.value("import ipyparallel as ipp\nipp.Client(profile='mpi').ids") == "[0, 1, 2]"
 
 
 def test_nbdistributeds_magics_are_there(px):
@@ -124,6 +151,8 @@ def test_px_is_ipyparallels_where_a_view_was_activated(px):
     kernel.run(
         "import ipyparallel as ipp\nview = ipp.Client()[:]\nview.block = True\nview.activate()"
     )
-    kernel.run("%%px\nby_ipyparallel = rank").ok()
+    cell = kernel.run("%%px\nby_ipyparallel = rank\nprint('said', rank)\nrank + 5").ok()
+    cell.says("[stdout:1] said 1", "Out[1:", ": 6")
+    kernel.run("%%px\n1 / rank").says("[0:execute]", "ZeroDivisionError: division by zero")
     assert kernel.value("view['by_ipyparallel']") == "[0, 1]"
     assert kernel.run("%%distributed\n'by allranks'").text == "ranks 0–1 → 'by allranks'\n"

@@ -1,0 +1,128 @@
+"""The results of ``%%px``: values of ``-o``, and a cell that runs in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from allranks.cluster.cells import HiddenView
+from allranks.cluster.cluster import Cluster
+from allranks.records.ranks import label
+from allranks.records.wire import Output
+from allranks.widgets.dashboard.view import text_view
+
+
+class PxValues(list[Any]):
+    """The ranks' values, a list with the methods of ipyparallel's AsyncResult."""
+
+    def get(self, timeout: float | None = None) -> list[Any]:
+        """Returns the values."""
+        return list(self)
+
+    def ready(self) -> bool:
+        """Returns True: the cell has ended."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Returns True: the cell has ended."""
+        return True
+
+    result, done, successful, wait_interactive = get, ready, ready, wait
+
+
+class PxResult:
+    """A cell that the ranks run while the notebook continues, like ipyparallel's AsyncResult.
+
+    The next cell for the ranks waits for its end.
+    """
+
+    def __init__(
+        self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
+    ) -> None:
+        self._cluster, self._ranks, self._fold = cluster, tuple(ranks), fold
+        self._output: list[Output] = []
+        self._future: Future[list[Any]] = Future()
+        begun = threading.Event()
+        # A daemon, because the end of the kernel must not wait for the cell.
+        threading.Thread(target=self._run, args=(text, number, begun), daemon=True).start()
+        # The following cells come after this one.
+        begun.wait()
+
+    def _run(self, text: str, number: int, begun: threading.Event) -> None:
+        try:
+            run = self._cluster.begin(
+                text,
+                name=f"cell In[{number}]",
+                number=number,
+                ranks=self._ranks,
+                view=HiddenView(self._output.append),
+                want_value=True,
+            )
+            begun.set()
+            self._future.set_result(self._cluster.wait(run).values())
+        except BaseException as error:
+            self._future.set_exception(error)
+        finally:
+            begun.set()
+
+    def ready(self) -> bool:
+        """Returns whether the cell has ended on all ranks."""
+        return self._future.done()
+
+    def successful(self) -> bool:
+        """Returns whether the cell has ended without an error."""
+        return self.ready() and self._future.exception() is None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end of the cell, and returns whether it has ended.
+
+        An interrupt of the notebook interrupts the cell.
+        """
+        try:
+            wait([self._future], timeout)
+        except KeyboardInterrupt:
+            if not self.ready():
+                self._cluster.interrupt()
+            raise
+        return self.ready()
+
+    def get(self, timeout: float | None = None) -> list[Any]:
+        """Waits for the end, and returns the values of the last expression, one for each rank.
+
+        Raises:
+            TimeoutError: the cell has not ended after ``timeout`` seconds.
+            CellFailed: a rank has raised an exception.
+        """
+        self.wait(timeout)
+        return self._future.result(0)
+
+    @property
+    def stdout(self) -> list[str]:
+        """What each rank has printed so far."""
+        return [
+            "".join(
+                entry[1]
+                for batch in list(self._output)
+                for entry in batch.entries
+                if batch.rank == rank and entry[0] == "out"
+            )
+            for rank in self._ranks
+        ]
+
+    def display_outputs(self, groupby: str = "type") -> None:
+        """Shows the output of the ranks so far."""
+        fold = self._fold and groupby != "engine"
+        view = text_view(self._ranks, self._cluster.log_dir, fold)
+        for batch in list(self._output):
+            view.output(batch)
+        view.finish()
+
+    result, done, wait_interactive = get, ready, wait
+
+    def __repr__(self) -> str:
+        state = "running"
+        if self.ready():
+            state = "ended" if self.successful() else "failed"
+        return f"<PxResult: {state} on {label(self._ranks)}>"
