@@ -291,6 +291,13 @@ class CallOrder:
         self._agreed: deque[str] = deque()
         self._has_runner = False
 
+    def is_of_removed(self, successor: ProcessSet) -> bool:
+        """Returns whether the process set was removed, and ``successor`` has its number."""
+        own = self._process_set
+        if own.process_set_id == 0:
+            return False
+        return own.process_set_id is None or own.ranks != successor.ranks
+
     def run(self, name: str, function: Callable[[], Any]) -> Any:
         """Calls a function when it is the next one on every rank, and returns its result."""
         with self._lock:
@@ -387,16 +394,19 @@ _Key = tuple[int | None, int, int]
 # By world, because each member of an ensemble has a world; by process set; and by epoch and cell,
 # because the order of an interrupted cell is not valid in the next one.
 _orders: WeakKeyDictionary[World, dict[_Key, CallOrder]] = WeakKeyDictionary()
+_choosing = threading.Lock()
 
 
 def order_of(process_set: ProcessSet) -> CallOrder:
     world = current()
     here = _orders.setdefault(world, {})
     key = process_set.process_set_id, world.epoch, world.scope.number
-    if key not in here:
-        for other in [other for other in list(here) if other[0] == key[0] and other != key]:
-            here.pop(other, None)
-    return here.setdefault(key, CallOrder(process_set))
+    with _choosing:
+        if key not in here or here[key].is_of_removed(process_set):
+            for other in [other for other in here if other[0] == key[0]]:
+                del here[other]
+            here[key] = CallOrder(process_set)
+        return here[key]
 
 
 def forget_orders() -> None:

@@ -214,6 +214,16 @@ def test_a_rank_that_leaves_ends_every_wait_of_a_session() -> None:
     next_cell_works()
 
 
+def test_a_set_with_the_number_of_a_removed_one_runs_in_sessions() -> None:
+    for _ in range(2):
+        members = hvd.add_process_set([0, 1])
+        with tf.Graph().as_default(), v1.Session() as session:
+            if members.included():
+                summed = hvd.allreduce(tf.constant(1.0), op=hvd.Sum, process_set=members)
+                assert session.run(summed) == 2
+        hvd.remove_process_set(members)
+
+
 def test_the_gradient_of_an_allgather_keeps_its_own_dtype() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         x = tf.constant(np.ones([R + 1, 2]))
