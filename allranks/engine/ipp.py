@@ -12,13 +12,14 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,11 @@ from ipyparallel.controller.app import IPController
 from ipyparallel.controller.heartmonitor import Heart, HeartMonitor
 from ipyparallel.engine.app import IPEngine
 
+from allranks.collectives import world
 from allranks.engine import processes
+from allranks.engine.interrupts import Interrupts
 from allranks.engine.transcript import Entry
+from allranks.engine.wire import RankWire
 from allranks.records.config import CLIENTS_RANKS, family_of
 
 # ipykernel imports debugpy for a debugger that no front end can reach on a rank, which takes half
@@ -48,6 +52,8 @@ _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 _SHARED_PORTS = ("registration",)
 _LOOPBACK = "tcp://127.0.0.1"
 _ERROR = ("ename", "evalue", "traceback")
+#: A request of a client, in place of the number of a cell.
+_CLIENT = -1
 _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 #: Engines try to connect after a tenth of a second, then after twice as long each time, up to the
 #: first; or up to the second if the controller starts only on request.
@@ -174,12 +180,10 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         self._ready(self)
 
 
-def publish_output(
-    kernel: Any, held: Callable[[Callable[[list[Entry]], None]], AbstractContextManager[None]]
-) -> None:
-    """Sends the output of each request of a client to the client, at the end of the request.
+def serve_clients(kernel: Any, wire: RankWire, interrupts: Interrupts) -> None:
+    """Sends clients the output of their requests, and lets their signals interrupt a request.
 
-    ``held`` passes the output of a ``with`` block to a function.
+    An engine of ipyparallel has its own standard streams, and a nanny for signals.
     """
     failed: list[Entry] = []
     execute = kernel.do_execute
@@ -191,21 +195,50 @@ def publish_output(
         return reply
 
     def answering(handle: Callable[..., Any]) -> Callable[..., Any]:
-        def publish(parent: dict[str, Any], entries: list[Entry]) -> None:
-            _publish(kernel, parent, entries + failed)
-
         async def answer(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
             failed.clear()
-            with held(partial(publish, parent)):
+            publish = partial(_publish, kernel, parent)
+            with wire.output_for_client(publish) as alone, _like_a_cell(interrupts, alone):
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
+            publish(failed)
 
         return answer
+
+    # In the control channel's thread.
+    def signal_request(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        asked = parent["content"]["sig"]
+        content: dict[str, Any] = {"status": "ok"}
+        if asked not in ("SIGINT", signal.SIGINT):
+            found = f"expected SIGINT, found {asked}. Type: %distributed restart"
+            content = {"status": "error", "ename": "UsageError", "evalue": found}
+            content |= {"traceback": [f"UsageError: {found}"]}
+        elif interrupts.number == _CLIENT and interrupts.heard:
+            interrupts.send(_CLIENT)
+        kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
 
     kernel.do_execute = do_execute
     for name in ("execute_request", "apply_request"):
         kernel.shell_handlers[name] = answering(kernel.shell_handlers[name])
+    kernel.control_handlers["signal_request"] = signal_request
+
+
+@contextmanager
+def _like_a_cell(interrupts: Interrupts, alone: bool) -> Iterator[None]:
+    """Lets interrupts end a request, and lets it call collectives without a notice."""
+    if not alone:  # a cell does this
+        yield
+        return
+    this = world.current()
+    reported, this.strays_reported = this.strays_reported, True
+    interrupts.number, interrupts.count = _CLIENT, 0
+    interrupts.hear()
+    try:
+        yield
+    finally:
+        interrupts.hear_no_more()
+        this.strays_reported = reported
 
 
 def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:

@@ -32,7 +32,7 @@ from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt
-from allranks.engine.ipp import RankEngine, publish_output
+from allranks.engine.ipp import RankEngine, serve_clients
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import RankWire, give_up
@@ -241,7 +241,7 @@ class Rank:
             ),
         )
         self.wire.before_output = partial(self._features.call, RankFeature.output_sending, False)
-        publish_output(engine.kernel, self.wire.output_for_client)
+        serve_clients(engine.kernel, self.wire, self._runner.interrupts)
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.

@@ -98,8 +98,8 @@ class RankWire:
         self._lock = threading.RLock()
         self._kept: KeptOutput | None = None
         self._last_counts = (0, 0)
-        #: Output stays in the transcript until a client's request has ended.
-        self._holds_output = False
+        #: Takes the output while a request of a client runs.
+        self._publish: Callable[[list[Entry]], object] | None = None
         self._complaint = ""
         self._home = ""
         self._attached = True
@@ -204,7 +204,8 @@ class RankWire:
                 self.end_without_log(lost)
             self.before_output()
         with self._lock:
-            if self._holds_output:
+            if self._publish is not None:
+                self._publish(self._transcript.collect()[0])
                 return
             messages = list[tuple[Record, list[bytes]]]()
             entries, lines, nbytes, offset = self._transcript.collect(final)
@@ -232,21 +233,22 @@ class RankWire:
         )
 
     @contextmanager
-    def output_for_client(self, publish: Callable[[list[Entry]], object]) -> Iterator[None]:
-        """Runs a request of a client of ipyparallel, and gives its output to ``publish``.
+    def output_for_client(self, publish: Callable[[list[Entry]], object]) -> Iterator[bool]:
+        """Gives the output of a client's request to ``publish``, and yields whether it does.
 
-        The output of a request that runs while a cell waits belongs to the cell.
+        The output of a request that runs while a cell awaits belongs to the cell.
         """
         with self._lock:
-            held = self._holds_output = not self.busy
-            if held:
+            alone = not self.busy
+            if alone:
                 self._send_late(_CLIENT_NBYTES)
+                self._publish = publish
         try:
-            yield
+            yield alone
         finally:
             with self._lock:
-                if held and self._holds_output:
-                    self._holds_output = False
+                if self._publish is publish:
+                    self._publish = None
                     publish(self._transcript.collect(final=True)[0])
 
     def _send_late(self, limit_nbytes: int) -> None:
@@ -259,7 +261,7 @@ class RankWire:
         with self._lock:
             # Output from between the cells is sent first.
             self._send_late(limit_nbytes)
-            self._holds_output = False
+            self._publish = None
             if self._kept is not None:
                 self._kept.clear()
             self._last_counts = (0, 0)

@@ -154,5 +154,10 @@ def test_px_is_ipyparallels_where_a_view_was_activated(px):
     cell = kernel.run("%%px\nby_ipyparallel = rank\nprint('said', rank)\nrank + 5").ok()
     cell.says("[stdout:1] said 1", "Out[1:", ": 6")
     kernel.run("%%px\n1 / rank").says("[0:execute]", "ZeroDivisionError: division by zero")
+    stopped = kernel.start("%%px --targets 0\nprint('waits', flush=True)\ncomm.recv(source=1)")
+    stopped.wait_for("waits")
+    kernel.interrupt()
+    stopped.wait()
+    kernel.run("%%px\ncomm.Barrier()\nprint('both')").says("[stdout:0] both").lacks("stderr")
     assert kernel.value("view['by_ipyparallel']") == "[0, 1]"
     assert kernel.run("%%distributed\n'by allranks'").text == "ranks 0–1 → 'by allranks'\n"
