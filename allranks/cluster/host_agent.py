@@ -521,7 +521,8 @@ class MultiHostAgents:
             for host in self._hosts
             if places.get(host.name)
         ]
-        if self._config.heals:
+        # After the loss of a host as many as before: more would make the new start slower.
+        if self._config.heals and not self._spares:
             self._spares = spares_on_each([host.ranks for host in self._hosts])
         self._host_of = {rank: host for host, there in places.items() for rank in there}
         self._wire.host_of = self._host_of
