@@ -19,6 +19,7 @@ P=${HOSTS_PREFIX:?}        # how the names of namespaces and links begin
 NET=${HOSTS_NET:-10.77.0}   # fd77:: for hosts that have IPv6 only
 
 address() { case $NET in *:) echo "$NET$(($1+10))" ;; *) echo "$NET.$(($1+10))" ;; esac; }
+mac() { printf '02:00:00:00:00:%02x' "$1"; }
 names() { for f in "$BASE"/*/init.pid; do [ -e "$f" ] && basename "$(dirname "$f")"; done; }
 pid_of() { cat "$BASE/$1/init.pid"; }
 on() { local h=$1; shift; exec nsenter -t "$(pid_of "$h")" -n -m -u -i -p -- \
@@ -27,7 +28,7 @@ start_host() {  # name number
   local h=$1 i=$2 d=$BASE/$1 ns=$P-$1
   mkdir -p "$d/tmp" "$d/var"
   ip netns add "$ns"
-  ip link add "$P$i" netns "$P-sw" type veth peer name eth0 address "$(printf '02:00:00:00:00:%02x' "$i")" netns "$ns"
+  ip link add "$P$i" netns "$P-sw" type veth peer name eth0 address "$(mac "$i")" netns "$ns"
   ip -n "$P-sw" link set "$P$i" master br0 up
   case $NET in
     # At once: without duplicate address detection, which takes two seconds.
@@ -35,6 +36,7 @@ start_host() {  # name number
     *) ip -n "$ns" addr add "$(address "$i")/24" dev eth0 ;;
   esac
   ip -n "$ns" link set eth0 up; ip -n "$ns" link set lo up
+  if [ -e "$BASE/neighbours" ]; then ip -n "$ns" -batch "$BASE/neighbours"; fi
   HOST=$h DIR=$d SHARE=$SHARE BASE=$BASE setsid -f ip netns exec "$ns" \
     unshare --mount --uts --ipc --pid --fork --mount-proc --propagation private --kill-child=KILL \
     bash -c '
@@ -82,6 +84,10 @@ UsePAM no
 StrictModes no
 MaxStartups 200
 S
+  # The kernel counts the neighbours of all namespaces together, 1,024 at most, but not permanent ones.
+  if [ "$n" -gt 30 ]; then
+    for i in $(seq 0 $((n-1))); do echo "neigh replace $(address "$i") lladdr $(mac "$i") dev eth0 nud permanent"; done > "$BASE/neighbours"
+  fi
   ip netns add "$P-sw"; ip -n "$P-sw" link add br0 type bridge; ip -n "$P-sw" link set br0 up
   for i in $(seq 0 $((n-1))); do start_host "h$i" "$i"; done; names ;;
 on) shift; on "$@" ;;
