@@ -272,11 +272,11 @@ export const plugins = (packages) => {
       isEnabled: ({ n }) => Boolean(current()?.python) && !current().doing && (!n || n !== current().size),
     };
 
+    const interrupts = (ranks) => (ranks.runs ? " The running cell is interrupted." : "");
     const confirm = async (ranks, title, label) => {
-      const cell = ranks.runs ? " The running cell is interrupted." : "";
       const asked = await showDialog({
         title,
-        body: `This deletes all variables on the ranks. Those of the notebook stay.${cell}`,
+        body: `This deletes all variables on the ranks. Those of the notebook stay.${interrupts(ranks)}`,
         buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })],
       });
       return asked.button.accept;
@@ -289,7 +289,7 @@ export const plugins = (packages) => {
       let options = n ? `-n ${n}` : "";
       if (!n) {
         const asked = await InputDialog.getText({
-          title: runs ? "Restart with other ranks? This deletes all variables on the ranks." : "Start ranks",
+          title: runs ? `Restart with other ranks? This deletes all variables on the ranks.${interrupts(ranks)}` : "Start ranks",
           label: "Options of %distributed start, for example: -n 4 --on ssh:h1:2,h2:2",
           text: `-n ${ranks.size || 4}`,
         });
