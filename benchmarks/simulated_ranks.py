@@ -4,10 +4,11 @@
 
 The same programs run on real ranks and, with the network "here", on simulated ones. That network is
 measured with other programs: loops of one call, or of computing and a barrier, with other sizes.
-A time is that of a step in a loop of steps, on the slowest rank: the median of some loops, and of
-some rounds. In each round the ranks start anew, and the network is measured anew. With ``--hosts``
-the ranks are also on two hosts of namespaces (as root; tests/hosts lists other requirements) with
-links of 1 Gbit/s. Prints tables in Markdown and writes benchmarks/results/simulated_ranks.json.
+A time is that of a step in a loop of steps, on the slowest rank: the median of some loops after a
+first one. In each round the real ranks start anew some times, and the network is measured anew; the
+medians of all starts, and of all rounds, are compared. With ``--hosts`` the ranks are also on two
+hosts of namespaces (as root; tests/hosts lists other requirements) with links of 1 Gbit/s. Prints
+tables in Markdown and writes benchmarks/results/simulated_ranks.json.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from allranks.features.simulate.notebook import as_time
 from benchmarks import results
 
 ROOT = Path(__file__).resolve().parents[1]
-_LOOPS = 9
+_LOOPS, _SIMULATED_LOOPS = 9, 3
+_STARTS = 3
+"""Starts of the real ranks in a round."""
+_GOOD = 0.15
 _ON_HOST = "--on-host"
 _WHERE = "ssh:h0:2,h1:2"
 _SOURCE = """
@@ -42,14 +46,24 @@ right, left = (rank + 1) % size, (rank - 1) % size
 def step():
     {step}
 times = []
-for _ in range({loops}):
+for _ in range({loops} + 1):
     barrier()
     began = time.perf_counter()
     for _ in range({steps}):
         step()
     times.append((time.perf_counter() - began) / {steps})
-times
+times[1:]
 """
+
+
+_WARM_UP = """
+import time
+began = time.perf_counter()
+while comm.bcast(time.perf_counter() - began < 0.5):
+    barrier()
+None
+"""
+"""Other processes are still busy just after a start."""
 
 
 class Program(NamedTuple):
@@ -59,8 +73,8 @@ class Program(NamedTuple):
     step: str
     steps: int
 
-    def source(self) -> str:
-        return _SOURCE.format(prepare=self.prepare, step=self.step, steps=self.steps, loops=_LOOPS)
+    def source(self, loops: int) -> str:
+        return _SOURCE.format(prepare=self.prepare, step=self.step, steps=self.steps, loops=loops)
 
 
 def _allreduce(nbytes: int, steps: int) -> Program:
@@ -124,10 +138,9 @@ CELLS = {
     ),
 }
 _HEADING = (
-    "Simulated ranks with the network `here`: the time of a step on real ranks, the difference of "
-    "the predicted time, and in brackets by how much the medians of three starts of the real ranks "
-    "differed. The two hosts have two ranks each, are namespaces of one machine, and have links of "
-    "1 Gbit/s."
+    "Simulated ranks with the network `here`: the time of a step on real ranks, in brackets its "
+    "shortest and longest one after different starts, and the difference of the predicted time. "
+    "The two hosts have two ranks each, are namespaces of one machine, and have links of 1 Gbit/s."
 )
 _MEMORY = "import psutil\nfound = psutil.Process().memory_info().rss"
 
@@ -163,17 +176,18 @@ def compare(cells: Cells, wheres: dict[str, int], rounds: int) -> list[dict[str,
     """Compares on ranks at some places, each with its number of ranks."""
     times: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[], []])
     for _ in range(rounds):
-        for where in wheres:
+        for where in [*wheres] * _STARTS:
             cells.command(f"restart {where} --gpus none")
+            cells.run("", _WARM_UP)
             for name, program in PROGRAMS.items():
-                found = slowest(cells.run("--no-fold", program.source()))
+                found = slowest(cells.run("--no-fold", program.source(_LOOPS)))
                 times[where, name][0].append(found)
                 print(f"{where}: {name} takes {as_time(found)}", file=sys.stderr)
         cells.command("stop")  # also forgets what was measured of the network
         for where, size in wheres.items():
             simulated = f"{where if 'ssh' in where else ''} -n {size} --simulate --network here"
             for name, program in PROGRAMS.items():
-                found = slowest(cells.run(simulated, program.source()))
+                found = slowest(cells.run(simulated, program.source(_SIMULATED_LOOPS)))
                 times[where, name][1].append(found)
                 print(f"{where}: {name} is predicted to take {as_time(found)}", file=sys.stderr)
     return [
@@ -226,25 +240,42 @@ def table(result: dict[str, Any]) -> str:
     """The predictions in Markdown, for docs/benchmarks.md."""
     found: dict[str, dict[str, str]] = {}
     for row in result["compared"]:
-        where = "two hosts" if "ssh" in row["where"] else f"{row['ranks']} ranks"
-        error, spread = (
-            row["predicted"] / row["measured"] - 1,
-            max(row["all"][0]) - min(row["all"][0]),
-        )
-        text = f"{as_time(row['measured'])}, {error:+.0%} ({spread / row['measured']:.0%})"
+        where = _place(row)
+        error, real = row["predicted"] / row["measured"] - 1, row["all"][0]
+        spread = f"{as_time(min(real))} – {as_time(max(real))}"
+        text = f"{as_time(row['measured'])} ({spread}), {error:+.0%}"
         found.setdefault(row["name"], {})[where] = text.replace("-", "−").replace("%", " %")
     places = list(next(iter(found.values())))
     shown = results.markdown(
         ["a step", *places], [[name, *row.values()] for name, row in found.items()]
     )
-    return f"{_HEADING}\n\n{shown}"
+    lines = [f"{_HEADING}\n\n{shown}\n", *(_count(where, result["compared"]) for where in places)]
+    return "\n".join(lines)
+
+
+def _place(row: dict[str, Any]) -> str:
+    return "two hosts" if "ssh" in row["where"] else f"{row['ranks']} ranks"
+
+
+def _count(place: str, compared: list[dict[str, Any]]) -> str:
+    rows = [row for row in compared if _place(row) == place]
+    good = [row for row in rows if abs(row["predicted"] / row["measured"] - 1) <= _GOOD]
+    among = [
+        row
+        for row in rows
+        if row not in good and min(row["all"][0]) <= row["predicted"] <= max(row["all"][0])
+    ]
+    return (
+        f"{place}: of {len(rows)} programs, {len(good)} differ by at most {_GOOD:.0%}, and "
+        f"{len(among)} more are between the measured times of two starts"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="*", default=[2, 3, 4])
     parser.add_argument("--hosts", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(_ON_HOST, action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     about = results.machine()

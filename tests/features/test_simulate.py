@@ -148,7 +148,8 @@ def test_ranks_that_compute_at_once_share_their_cores_on_the_network_here(notebo
     notebook.run("""
 import allranks.features.simulate.notebook as there
 curves = dict.fromkeys(("inside", "allreduce"), [[8.0, 1e-6], [16.0, 1e-6]])
-found = {3: {"curves": curves, "slowdown": [[1e-3, 1.5]], "computing": 3, "ranks_each": 0}}
+found = {3: {"curves": curves, "slowdowns": [(3, [[1e-3, 1.5]])],
+    "ranks_each": 0, "computing_each": 0}}
 measured, there.here = there.here, lambda where: found
 """)
     source = """

@@ -69,12 +69,14 @@ def times_of(cost, hosts=(0.0, 0.0, 1.0, 1.0)):
     twice as much, and computing takes three times as long on all ranks at once."""
     found = {
         (f"{kind}{of}", nbytes): [factor * cost(nbytes)] * 5
-        for kind in ("inside", "between", "allreduce")
+        for kind in ("inside", "allreduce", *(("between",) if len(set(hosts)) > 1 else ()))
         for of, factor in (("", 1), (" objects", 2))
         for nbytes in NBYTES
     }
-    found |= {("compute", count): [1e-6 + 3 * count * 1e-3] * 5 for count in PRODUCTS}
-    return found | {("alone", 0): [1e-3] * 5, ("barrier", 0): [1e-6] * 5, ("hosts", 0): hosts}
+    kind = f"compute {hosts.count(hosts[0])}"
+    found |= {(kind, count): [1e-6 + 3 * count * 1e-3] * 5 for count in PRODUCTS}
+    found |= {("alone", 0): [1e-3] * 5, ("barrier", 0): [1e-6] * 5}
+    return found | {("hosts", 0): hosts, ("machines", 0): hosts}
 
 
 def network_here(found, size):
@@ -85,7 +87,7 @@ def test_measured_times_are_those_of_the_network_here():
     def cost(nbytes):
         return 2e-6 + nbytes / 4e9
 
-    network = network_here({4: summary([times_of(cost)] * 4)}, 4)
+    network = network_here({4: summary([[times_of(cost)] * 4] * 3)}, 4)
     assert network.hosts(4) == (0, 0, 1, 1)
     assert network.inside.seconds(MB) == pytest.approx(cost(MB))
     assert network.arrival(0, 1, MB, 1.0, pickled=True) == pytest.approx(1.0 + 2 * cost(MB))
@@ -96,9 +98,26 @@ def test_measured_times_are_those_of_the_network_here():
     assert [network.slowdown(k, 0.01) for k in (1, 2, 3)] == pytest.approx([1.0, 3.0, 4.5])
 
 
+def test_a_small_message_between_hosts_takes_more_than_a_step_of_the_ring():
+    ranks = times_of(lambda nbytes: 1e-6)
+    for (kind, nbytes), times in ranks.items():
+        if kind == "between":
+            ranks[kind, nbytes] = [3 * seconds for seconds in times]
+    curve = dict(summary([[ranks] * 4])["curves"]["between"])
+    # Small messages do not wait: two of four are between hosts, and a step takes 3 µs.
+    assert curve[8] == pytest.approx(5e-6)
+    assert curve[NBYTES[-1]] == pytest.approx(3e-6)
+
+
+def test_hosts_of_one_machine_share_its_cores():
+    times = times_of(lambda nbytes: 1e-6) | {("machines", 0): [0.0] * 4}
+    network = network_here({4: summary([[times] * 4])}, 4)
+    assert (network.hosts(4), network.machines(4)) == ((0, 0, 1, 1), (0, 0, 0, 0))
+
+
 def test_figures_of_other_numbers_of_ranks_lie_on_a_line_between_the_measured_ones():
     found = {
-        n: summary([times_of(lambda nbytes, n=n: n * 1e-6, hosts=[0.0] * n)] * n) for n in (2, 4)
+        n: summary([[times_of(lambda nbytes, n=n: n * 1e-6, hosts=[0.0] * n)] * n]) for n in (2, 4)
     }
     assert at_size(found, 3)["curves"]["allreduce"][0][1] == pytest.approx(3e-6)
     assert at_size(found, 8)["curves"]["allreduce"][0][1] == pytest.approx(8e-6)

@@ -1,4 +1,4 @@
-"""Computing of ranks that share the cores and the memory of their hosts."""
+"""Computing of ranks that share the cores and the memory of their machines."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class _Work:
 
 
 class SharedCores:
-    """Ranks of a host that compute at once: each of them slows the others down.
+    """Ranks of a machine that compute at once: each of them slows the others down.
 
-    ``slowdown`` returns by how much, for the number of ranks that compute on a host and the
+    ``slowdown`` returns by how much, for the number of ranks that compute on a machine and the
     seconds that one of them computes. All ranks that can run have to run until they compute or
     wait; then `next_end` returns the first of those that compute.
     """
 
-    def __init__(self, hosts: Sequence[int], slowdown: Callable[[int, float], float]) -> None:
-        self._hosts, self._slowdown = hosts, slowdown
+    def __init__(self, machines: Sequence[int], slowdown: Callable[[int, float], float]) -> None:
+        self._machines, self._slowdown = machines, slowdown
         self._later: list[_Work] = []
         self._working: list[_Work] = []
         self._now = 0.0
@@ -46,9 +46,9 @@ class SharedCores:
             start = min((work.begins for work in self._later), default=float("inf"))
             if not self._working:
                 self._now = start
-            ranks = Counter(self._hosts[work.rank] for work in self._working)
+            ranks = Counter(self._machines[work.rank] for work in self._working)
             rates = [
-                1 / self._slowdown(ranks[self._hosts[work.rank]], work.seconds)
+                1 / self._slowdown(ranks[self._machines[work.rank]], work.seconds)
                 for work in self._working
             ]
             ends = [work.left / rate for work, rate in zip(self._working, rates, strict=True)]

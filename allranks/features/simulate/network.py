@@ -68,8 +68,11 @@ class Network:
     oversubscribed: float = 1.0
     eager_nbytes: int = 4096
     """Messages up to this size are buffered: a send of them ends at once."""
+    computing_each: int = 0
+    """The number of ranks that share the cores of a machine; 0 for one machine. Several hosts may
+    be containers of one."""
     slowdowns: tuple[tuple[int, Curve], ...] = ()
-    """By numbers of ranks of a host that compute at once, how much longer that takes than on one
+    """By numbers of ranks of a machine that compute at once, how much longer that takes than on one
     rank alone, for some lengths of it in seconds. Empty if ranks do not slow each other down."""
     allreduce: MeasuredLink | None = None
     """The time of an allreduce, if it was measured."""
@@ -84,6 +87,11 @@ class Network:
 
     def hosts(self, size: int) -> tuple[int, ...]:
         return tuple(map(self.host, range(size)))
+
+    def machines(self, size: int) -> tuple[int, ...]:
+        return tuple(
+            rank // self.computing_each if self.computing_each else 0 for rank in range(size)
+        )
 
     def arrival(
         self, source: int, dest: int, nbytes: int, began: float, *, pickled: bool = False
@@ -107,7 +115,7 @@ class Network:
         return start + between.latency + max(seconds for _, seconds in shared)
 
     def slowdown(self, ranks: int, seconds: float) -> float:
-        """Returns by how much computing takes longer if several ranks of a host compute at once."""
+        """Returns by how much computing takes longer if several ranks of a machine compute."""
         if ranks == 1 or not self.slowdowns:
             return 1.0
         known, factors = [1], [1.0]
@@ -186,6 +194,7 @@ def network_of(options: Mapping[str, Any]) -> Network:
             links["inside"],
             links.get("between"),
             measured["ranks_each"],
+            computing_each=measured["computing_each"],
             slowdowns=tuple((k, tuple(map(tuple, found))) for k, found in measured["slowdowns"]),
             allreduce=links["allreduce"],
             objects=links.get("inside objects"),

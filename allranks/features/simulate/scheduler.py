@@ -160,7 +160,7 @@ class Scheduler:
         """Whether the CPU time of a rank between two calls counts as simulated time."""
         self.cores: SharedCores | None = None
         if network.slowdowns and not schedule.tries_orders:
-            self.cores = SharedCores(network.hosts(len(tasks)), network.slowdown)
+            self.cores = SharedCores(network.machines(len(tasks)), network.slowdown)
         self.interrupted = False
         self.stalled: dict[int, tuple[float, tuple[int, ...]]] = {}
         """The ranks that could not go on: since when, and the ranks that they waited for."""
