@@ -196,6 +196,24 @@ def test_each_schedule_begins_with_the_variables_before(on_ranks):
     assert after == "rank 0 │ [0] False\nrank 1 │ [1] False\n"
 
 
+def test_output_that_differs_in_the_same_schedule_is_not_compared(on_ranks):
+    source = """
+    import os
+    comm.send(1, 0) if rank else comm.recv() + comm.recv()
+    print(os.urandom(8) if rank else "received")
+    """
+    text = on_ranks(textwrap.dedent(source).strip(), 3).text
+    assert "tried all 4 schedules" in text
+    assert "no finding" in text
+    assert "not compared: the output of ranks 1–2" in text
+
+
+def test_a_posted_collective_that_a_rank_does_not_call_is_reported(on_ranks):
+    text = on_ranks("request = comm.Ibarrier() if rank else None", 3).text
+    assert "lost: comm.Ibarrier" in text
+    assert "was not called by rank 0" in text
+
+
 def test_a_limit_is_named(on_ranks):
     source = (
         "print(sum(comm.recv() for _ in range(6))) if not rank else [comm.send(1, 0) for _ in '12']"

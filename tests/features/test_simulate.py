@@ -56,6 +56,67 @@ def test_variables_stay_and_belong_to_one_rank(simulate):
     assert cell.text.startswith("rank 0 │ 0 4 1\nrank 1 │ 1 4 1\n")
 
 
+def test_what_a_with_block_and_a_module_of_the_user_hold_belongs_to_one_rank(
+    simulate, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "of_user.py").write_text(
+        "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nrank = MPI.COMM_WORLD.rank\n"
+    )
+    source = f"""
+    import io, sys, warnings
+    from contextlib import redirect_stdout
+    sys.path.insert(0, {str(folder)!r})
+    import of_user
+    with redirect_stdout(io.StringIO()) as text, warnings.catch_warnings():
+        warnings.simplefilter("error" if rank else "ignore")
+        print("hidden"); barrier()
+        try: warnings.warn("x")
+        except UserWarning: print(rank)
+    print(of_user.rank == rank, text.getvalue().split())
+    """
+    shown = simulate(source, 2).text
+    assert shown == "rank 0 │ True ['hidden']\nrank 1 │ True ['hidden', '1']\n"
+
+
+def test_later_cells_have_the_clock_and_the_messages_of_earlier_ones(simulate):
+    simulate("from time import sleep, perf_counter_ns\ncomm.send(rank, (rank + 1) % size)", 2)
+    cell = simulate(
+        "begin = perf_counter_ns(); sleep(5000); print(round((perf_counter_ns() - begin) / 1e9))\n"
+        "print(comm.recv())",
+        2,
+    )
+    assert cell.text == "ranks 0–1 │ 5000\nrank 0    │ 1\nrank 1    │ 0\n"
+
+
+def test_requests_end_as_those_of_mpi(simulate):
+    source = """
+    status, receive = MPI.Status(), comm.irecv(source=1 - rank, tag=9)
+    receive.cancel()
+    receive.wait(status)
+    print(status.Is_cancelled())
+    both = [MPI.REQUEST_NULL, comm.isend(rank, 1 - rank), comm.irecv(source=1 - rank)]
+    print(MPI.Request.waitall(both)[2] == 1 - rank, both[1] == MPI.REQUEST_NULL)
+    comm.send(0, 1 - rank, tag=-5)
+    """
+    text = simulate(source, 2).text
+    assert "ranks 0–1 │ True\n          │ True True" in text
+    assert "MPI_ERR_TAG" in text
+
+
+def test_all_ranks_write_a_log_with_fewer_files_than_ranks(simulate):
+    source = """
+    import resource
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    print("x" * 40_000); barrier()
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    """
+    text = simulate(source, 300, "--view plain").text
+    assert "rank-299.log" in text
+    assert "lost" not in text
+
+
 def test_the_same_seed_gives_the_same_order_of_messages(simulate):
     source = "print([comm.recv() for _ in range(size - 1)]) if rank == 0 else comm.send(rank, 0)"
     found = {seed: [simulate(source, 9, f"--seed {seed}").text] * 2 for seed in (1, 2, 3)}
@@ -109,6 +170,7 @@ def test_an_endless_loop_is_interrupted_and_variables_stay(notebook, simulate):
         ("MPI.Win.Create(None)", "found MPI.Win"),
         ("comm.neighbor_allgather(0)", "found comm.neighbor_allgather"),
         ("comm.Spawn('x')", "found comm.Spawn"),
+        ("comm.group.Range_incl([])", "found group.Range_incl"),
     ],
 )
 def test_what_needs_processes_is_refused(simulate, source, said):
@@ -191,7 +253,7 @@ def test_the_end_of_the_process_is_reported_and_the_next_cell_starts_another(sim
 
 
 def test_other_options_are_refused(notebook):
-    for line in ("--simulate -r 0", "--seed 3", "-n 100000 --simulate"):
+    for line in ("--simulate -r 0", "--seed 3", "-n 100000 --simulate", "-n 1024 --explore"):
         cell = notebook.on_ranks("pass", line)
         assert cell.status == "error"
         assert "UsageError" in cell.text

@@ -38,6 +38,7 @@ from allranks.features.simulate.network import network_of
 from allranks.features.simulate.output import RankOutput, RankStream, Screen
 from allranks.features.simulate.records import RunSimulated, SimulatedReport
 from allranks.features.simulate.sandbox import (
+    CLOCK,
     Ranks,
     Sandbox,
     Space,
@@ -102,7 +103,7 @@ class SimulatedCell:
         self._outcomes = [Outcome() for _ in range(record.size)]
         folder = os.path.join(self._context.config.log_dir, "simulated")
         self._outputs = [
-            RankOutput(os.path.join(folder, f"rank-{rank}.log"), record.limit_nbytes)
+            RankOutput(os.path.join(folder, f"rank-{rank}.log"), record.limit_nbytes, record.size)
             for rank in range(record.size)
         ]
 
@@ -119,7 +120,9 @@ class SimulatedCell:
             if self._run_watched(self._replayed):
                 self._said = "the schedule never ends: its ranks poll, and no message comes"
             return
-        self._run_schedule(schedule, measures=not given)
+        self._run_schedule(schedule, measures=not given, before=self._ranks.mail)
+        assert self.scheduler is not None
+        self._ranks.mail = self.scheduler.mail
 
     def _begin(self) -> None:
         record = self._record
@@ -131,6 +134,7 @@ class SimulatedCell:
         ranks.move(network.hosts(record.size))
         self._spaces = ranks.spaces
         ranks.renew()
+        CLOCK.begin()
         self._code = self._compiled(record.source)
 
     def _run_schedule(
@@ -138,9 +142,12 @@ class SimulatedCell:
         schedule: Schedule,
         *,
         measures: bool,
+        before: Mail | None = None,
         watch: Callable[[Scheduler], object] = lambda scheduler: None,
     ) -> None:
-        """Runs the cell in one order; ``watch`` is called before each rank that runs."""
+        """Runs the cell in one order; ``before`` are the messages that an earlier cell has left,
+        and ``watch`` is called before each rank that runs.
+        """
         code, ranks, sandbox = self._code, self._ranks, Sandbox(self._ranks)
         assert code is not None
         network = network_of(self._record.options)  # idle
@@ -153,7 +160,7 @@ class SimulatedCell:
         tasks = [Task(space.world.rank, space.world) for space in ranks.spaces]
         scheduler = Scheduler(tasks, schedule, network, switched)
         self.scheduler = sandbox.scheduler = scheduler
-        scheduler.mail = Mail(scheduler)
+        scheduler.mail = Mail(scheduler, before)
         scheduler.measures = measures
         for space in ranks.spaces:
             space.world.scheduler = scheduler

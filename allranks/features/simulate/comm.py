@@ -24,12 +24,11 @@ from allranks.features.simulate.messaging import Messaging
 from allranks.features.simulate.requests import (
     CollectiveRequest,
     SimulatedRequest,
+    refuse_missing,
     running_world,
     time_by_network,
 )
 from allranks.features.simulate.world import SimulatedWorld, open_group
-
-ON_REAL_RANKS = "Leave out --simulate to run this cell on real ranks: %%distributed -n 4"
 
 
 class SimulatedComm(Messaging):
@@ -119,11 +118,7 @@ class SimulatedComm(Messaging):
         return _lasting, (self._number == ALONE,)
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and hasattr(MPI.Cartcomm, name):
-            raise UsageError(
-                f"expected a call that simulated ranks have, found comm.{name}. {ON_REAL_RANKS}"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        refuse_missing(self, name, MPI.Cartcomm, "comm")
 
     # Collectives of objects: those of real communicators, whose methods call `_group` and `_world`.
 
@@ -428,6 +423,24 @@ class RankGroup:
 
     def Free(self) -> None:
         """Forgets it."""
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_missing(self, name, MPI.Group, "group")
+
+    @staticmethod
+    def Union(group1: RankGroup, group2: RankGroup) -> RankGroup:
+        """The ranks of either, those of the first one first."""
+        return RankGroup(dict.fromkeys(group1.ranks + group2.ranks))
+
+    @staticmethod
+    def Intersection(group1: RankGroup, group2: RankGroup) -> RankGroup:
+        """The ranks of both, in the order of the first one."""
+        return RankGroup(rank for rank in group1.ranks if rank in group2.ranks)
+
+    @staticmethod
+    def Difference(group1: RankGroup, group2: RankGroup) -> RankGroup:
+        """The ranks of the first one that are not in the second one."""
+        return RankGroup(rank for rank in group1.ranks if rank not in group2.ranks)
 
     @staticmethod
     def Translate_ranks(

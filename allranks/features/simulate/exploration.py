@@ -39,10 +39,8 @@ class ExploredCell(SimulatedCell):
                 if not starts:
                     continue
                 waiting.append(starts)
-                before.renew()
-                self._clear()
                 schedule = ChosenSchedule(starts.popleft())
-                endless = self._run_watched(schedule)
+                endless = self._run_again(before, schedule)
                 if schedule.is_redundant:
                     continue
                 if not schedule.has_sent and not schedule.choices:
@@ -62,6 +60,9 @@ class ExploredCell(SimulatedCell):
                 )
             if any(waiting) and not found.stopped:
                 found.stopped = "stopped"
+            if found.differs and found.stopped != "interrupted":
+                self._run_again(before, ChosenSchedule(found.first.start))
+                found.compare_with_itself(self._outputs)
         finally:
             before.restore()
             self._exploring = False
@@ -71,6 +72,11 @@ class ExploredCell(SimulatedCell):
             self._outcomes, self._outputs = shown.outcomes, shown.outputs
 
     _exploring = False
+
+    def _run_again(self, before: Variables, schedule: ChosenSchedule) -> bool:
+        before.renew()
+        self._clear()
+        return self._run_watched(schedule)
 
     def news(self, final: bool = False) -> list[tuple[Record, list[bytes]]]:
         """No output is sent while schedules run: that of one of them is shown at the end."""
@@ -91,7 +97,7 @@ class Variables:
                 dict(one.names),
                 one.random,
                 copy.deepcopy(one.bits),
-                one.figures,
+                one.registers,
                 one.world.groups,
                 one.world.made,
             )
@@ -110,13 +116,13 @@ class Variables:
         ranks = self._ranks
         ranks.epoch += 1
         ranks.shared.slots.clear()
-        for space, (names, state, bits, figures, groups, made) in zip(
+        for space, (names, state, bits, registers, groups, made) in zip(
             ranks.spaces, self._kept, strict=True
         ):
             space.names.clear()
             space.names.update(self._copies(names) if copies else names)
             space.random, space.bits = state, copy.deepcopy(bits)
-            space.figures = None if copies else figures
+            space.registers = {} if copies else registers
             space.world.renewed(ranks.epoch)
             space.world.groups, space.world.made = dict(groups), made
             for number, group in groups.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from allranks.collectives.calls.guard import of_traceback
+from allranks.collectives.calls.guard import Site, of_traceback
 from allranks.engine.exceptions import text_of, traceback_of
 from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.features.simulate.events import ANY, PostedReceive, SimulatedMessage
@@ -37,6 +37,12 @@ class TriedSchedule:
         self.start, self.scheduler = start, scheduler
         self.outcomes, self.outputs, self.endless = outcomes, outputs, endless
         self.messages, self.receives = scheduler.mail.unmatched()
+        self.calls: list[tuple[str, Site, tuple[int, ...]]] = [
+            (call.spec.title, call.site, call.missing())
+            for arrival in scheduler.tasks[0].world.shared.slots.values()
+            for call in list(arrival.calls.values())[:1]
+        ]
+        """The posted collectives that some ranks have not called."""
         self.contents = tuple(_comparable(one) for one in outputs)
         self.errors: dict[int, BaseException] = (
             {}
@@ -65,13 +71,20 @@ class TriedSchedule:
         return key, f"error: rank {rank}, {_place(error)}: {type(error).__name__}: {text_of(error)}"
 
     def left(self) -> tuple[tuple[Any, ...], str]:
-        """As `problem`: the messages that no rank has received, and the receives without one."""
+        """As `problem`: messages that no rank has received, receives without one, and collectives
+        that some ranks have not called.
+        """
         key = (
             "left",
             *sorted({("message", str(one.site)) for one in self.messages}),
             *sorted({("receive", str(one.site)) for one in self.receives}),
+            *sorted({("call", str(site)) for _, site, _ in self.calls}),
         )
         lines = [*map(_of_message, self.messages), *map(_of_receive, self.receives)]
+        lines += [
+            f"{title} at {site} was not called by {label(missing)}"
+            for title, site, missing in self.calls
+        ]
         return key, "lost: " + "; ".join(lines[:_LINES]) + ("; …" if len(lines) > _LINES else "")
 
 
@@ -94,6 +107,8 @@ class Findings:
     runs: int = 0
     stopped: str = ""
     """Why not all schedules were tried: ``stopped`` by a limit, or ``interrupted``."""
+    unstable: tuple[int, ...] = ()
+    """Ranks whose output is not the same if the same schedule runs again."""
     _problems: dict[tuple[Any, ...], ScheduleFinding] = field(default_factory=dict)
     _results: dict[tuple[Any, ...], ScheduleFinding] = field(default_factory=dict)
     _first: TriedSchedule | None = None
@@ -106,8 +121,27 @@ class Findings:
             _count(self._problems, *run.problem(), run)
             return
         _count(self._results, run.contents, "", run)
-        if run.messages or run.receives:
+        if run.messages or run.receives or run.calls:
             _count(self._problems, *run.left(), run)
+
+    @property
+    def differs(self) -> bool:
+        """Whether a rank's output is not the same in all schedules."""
+        return len(self._results) > 1
+
+    @property
+    def first(self) -> TriedSchedule:
+        """The schedule of one of the results."""
+        return next(iter(self._results.values())).shortest
+
+    def compare_with_itself(self, outputs: Sequence[RankOutput]) -> None:
+        """Takes the output of a second run of `first`: what differs is not due to the order."""
+        pairs = zip(self.first.contents, map(_comparable, outputs), strict=True)
+        self.unstable = tuple(rank for rank, (one, other) in enumerate(pairs) if one != other)
+        results, self._results = self._results, {}
+        for contents, one in results.items():
+            key = tuple(() if rank in self.unstable else text for rank, text in enumerate(contents))
+            _count(self._results, key, one.text, one.shortest, one.count)
 
     @property
     def found(self) -> list[ScheduleFinding]:
@@ -126,7 +160,7 @@ class Findings:
 
     def _named(self) -> Iterable[TriedSchedule]:
         yield from (one.shortest for one in self.found)
-        if len(self._results) > 1:
+        if self.differs:
             yield from (one.shortest for one in self._variants())
 
     def _variants(self) -> list[ScheduleFinding]:
@@ -135,7 +169,7 @@ class Findings:
 
     def text(self) -> str:
         """The report, with a line to type for each schedule that it names."""
-        count = len(self.found) + (len(self._results) > 1)
+        count = len(self.found) + self.differs
         seconds = f"{monotonic() - self._began:.2g} s"
         schedules = f"{self.runs:,} schedules" if self.runs != 1 else "1 schedule"
         said = (
@@ -151,8 +185,13 @@ class Findings:
         for number, one in enumerate(self.found, 1):
             text = one.text.replace("\n", "\n   ")
             lines += [f"{number}. {text}", f"   {self._replay(one)}"]
-        if len(self._results) > 1:
+        if self.differs:
             lines += self._differences(count)
+        if self.unstable:
+            lines.append(
+                f"not compared: the output of {label(self.unstable)}, which differs between two "
+                "runs of the same schedule. Print no times, and seed all random numbers"
+            )
         return "\n".join(lines)
 
     def _replay(self, one: ScheduleFinding) -> str:
@@ -166,7 +205,9 @@ class Findings:
         variants = self._variants()
         contents = [one.shortest.contents for one in variants]
         ranks = [
-            rank for rank in range(self.size) if len({content[rank] for content in contents}) > 1
+            rank
+            for rank in range(self.size)
+            if rank not in self.unstable and len({content[rank] for content in contents}) > 1
         ]
         lines = [
             f"{number}. results depend on the order of messages: {label(ranks)}, "
@@ -184,13 +225,17 @@ class Findings:
 
 
 def _count(
-    found: dict[tuple[Any, ...], ScheduleFinding], key: Any, text: str, run: TriedSchedule
+    found: dict[tuple[Any, ...], ScheduleFinding],
+    key: Any,
+    text: str,
+    run: TriedSchedule,
+    count: int = 1,
 ) -> None:
     known = found.get(key)
     if known is None:
-        found[key] = ScheduleFinding(text, run)
+        found[key] = ScheduleFinding(text, run, count)
         return
-    known.count += 1
+    known.count += count
     if run.length < known.shortest.length:
         known.shortest, known.text = run, text
 

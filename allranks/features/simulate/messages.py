@@ -20,7 +20,7 @@ class Mail:
     messages that it can get are known, and the schedule chooses.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, before: Mail | None = None) -> None:
         self._scheduler = scheduler
         ranks = range(len(scheduler.tasks))
         self._messages: list[list[SimulatedMessage]] = [[] for _ in ranks]
@@ -28,6 +28,18 @@ class Mail:
         self._open: set[int] = set()
         """Ranks with receives from any source."""
         self._count = 0
+        if before is not None:
+            self._continue(before)
+
+    def _continue(self, before: Mail) -> None:
+        """Takes what an earlier cell has left: as on real ranks, it is matched in a later one."""
+        self._messages, self._receives = before._messages, before._receives
+        self._open, self._count = before._open, before._count
+        messages, receives = self.unmatched()
+        for message in messages:
+            message.began = message.arrives = 0.0
+        for receive in receives:
+            receive.began = 0.0
 
     def send(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -52,6 +53,7 @@ class Messaging:
             return SimulatedRequest()
         if not 0 <= dest < group.size:
             raise MPI.Exception(MPI.ERR_RANK)
+        _check_tag(tag)
         message = world.scheduler.mail.send(
             group, group.ranks[dest], tag, data, nbytes, guard.find(sys._getframe(2)), f"comm.{op}",
             buffered=buffered,
@@ -67,6 +69,8 @@ class Messaging:
             return NullReceive()
         if source != MPI.ANY_SOURCE and not 0 <= source < group.size:
             raise MPI.Exception(MPI.ERR_RANK)
+        if tag != MPI.ANY_TAG:
+            _check_tag(tag)
         receive = world.scheduler.mail.receive(
             group,
             ANY if source == MPI.ANY_SOURCE else group.ranks[source],
@@ -215,6 +219,16 @@ class Messaging:
         return MatchedMessage(found)
 
     improbe = Improbe
+
+
+@cache
+def _largest_tag() -> int:
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
+
+
+def _check_tag(tag: int) -> None:
+    if not 0 <= tag <= _largest_tag():
+        raise MPI.Exception(MPI.ERR_TAG)
 
 
 def _sending(name: str, buffered: bool | None) -> None:

@@ -12,7 +12,6 @@ from allranks.collectives.arrays.libraries import ArrayHeader, to_dtype, to_nump
 from allranks.collectives.arrays.reductions import ReduceOp, check, name_of
 from allranks.errors import UsageError
 from allranks.features.simulate.comm import (
-    ON_REAL_RANKS,
     SELF,
     WORLD,
     RankGroup,
@@ -22,6 +21,7 @@ from allranks.features.simulate.comm import (
 )
 from allranks.features.simulate.events import SimulatedMessage
 from allranks.features.simulate.requests import (
+    ON_REAL_RANKS,
     MatchedMessage,
     SimulatedRequest,
     running,

@@ -25,7 +25,7 @@ from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Hello, Output, Record, Reply
 from allranks.widgets.dashboard.view import cell_view
 
-_MOST_RANKS = 4096
+_MOST_RANKS, _MOST_EXPLORED = 4096, 64
 _DEFAULT_RANKS = 4
 _SCREEN_NBYTES, _LEAST_NBYTES = 128 * 1024, 1024
 
@@ -223,6 +223,11 @@ class Simulate(NotebookFeature):
             )
         if {"explore", "replay"} <= options.keys():
             raise UsageError("expected --explore or --replay, found both. Leave one of them out")
+        if "explore" in options and size > _MOST_EXPLORED:
+            raise UsageError(
+                f"expected at most {_MOST_EXPLORED} ranks with --explore, found {size}: they have "
+                f"too many orders of messages. Type for example: %%distributed -n 4 --explore"
+            )
         if "explore" in options:
             # The report has to come before the time limit ends the cell.
             options["seconds"] = MOST_SECONDS if request.timeout is None else 0.8 * request.timeout

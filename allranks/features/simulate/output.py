@@ -14,8 +14,9 @@ Entry = list[Any]
 
 _TAIL_SHARE = 4
 _DISPLAYS_A_CELL = 64
-_LOG_NBYTES = 100 * 10**6
-"""A longer log of one rank begins again."""
+_LOG_NBYTES, _LOGS_NBYTES = 100 * 10**6, 2 * 10**9
+"""A longer log of one rank begins again, and so does its share of what all logs may have."""
+_UNWRITTEN_NBYTES = 16 << 10
 
 
 class RankOutput:
@@ -24,8 +25,9 @@ class RankOutput:
     If it is longer than ``limit_nbytes``, all of it is in the log at ``path``.
     """
 
-    def __init__(self, path: str, limit_nbytes: int) -> None:
+    def __init__(self, path: str, limit_nbytes: int, ranks: int) -> None:
         self._path = path
+        self._log_limit = min(_LOG_NBYTES, _LOGS_NBYTES // ranks)
         self.limit_nbytes = limit_nbytes
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
@@ -35,8 +37,8 @@ class RankOutput:
         self._tail: list[str] = []
         self._tail_size = 0
         self._hidden_nbytes = self._hidden_lines = 0
-        self._log: Any = None
-        self._log_size = 0
+        self._unwritten: list[str] = []
+        self._unwritten_nbytes = 0
         self._displays, self._displays_nbytes = 0, 0
         self._notes: set[str] = set()
         self.log_nbytes = 0
@@ -59,19 +61,25 @@ class RankOutput:
                 self._cut_tail()
 
     def _write_log(self, text: str) -> None:
-        if self._log is None:
+        self._unwritten += [*self._shown, text]
+        self._shown.clear()
+        self._unwritten_nbytes += len(text)
+        if self._unwritten_nbytes > _UNWRITTEN_NBYTES:
+            self._flush_log()
+
+    def _flush_log(self) -> None:
+        # Opened each time: a process may not have as many files open as there are ranks.
+        try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            self._log = open(self._path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-            self._log_size = self._log.tell()
-            text = "".join(self._shown) + text
-            self._shown.clear()
-        if self._log_size > _LOG_NBYTES:
-            self._log.seek(0)
-            self._log.truncate()
-            self._log.write("allranks: this log was full, and begins again here.\n")
-            self._log_size = 0
-        self._log_size += len(text)
-        self._log.write(text)
+            with open(self._path, "a", encoding="utf-8", errors="backslashreplace") as log:
+                if log.tell() > self._log_limit:
+                    log.truncate(0)
+                    log.write("allranks: this log was full, and begins again here.\n")
+                log.write("".join(self._unwritten))
+        except OSError as error:  # such as a full disk: the cell goes on
+            self.note(f"a part of the log is lost: {error}")
+        self._unwritten.clear()
+        self._unwritten_nbytes = 0
 
     def _cut_tail(self) -> None:
         keep, tail = self.limit_nbytes // _TAIL_SHARE, "".join(self._tail)
@@ -107,18 +115,16 @@ class RankOutput:
     def take(self, final: bool = False) -> tuple[list[Entry], int, int]:
         """Returns the new entries, and the number of lines and bytes that are only in the log."""
         with self._lock:
+            if self._unwritten:
+                self._flush_log()
             entries, self._entries = self._entries, []
-            if final:
-                if self._tail:
-                    if self._tail_size > self.limit_nbytes // _TAIL_SHARE:
-                        self._cut_tail()
-                    if self._hidden_nbytes:
-                        entries.append(["hidden", self._hidden_lines, self._hidden_nbytes])
-                    entries.append(["out", "".join(self._tail)])
-                    self._tail.clear()
-                if self._log is not None:
-                    self._log.close()
-                    self._log = None
+            if final and self._tail:
+                if self._tail_size > self.limit_nbytes // _TAIL_SHARE:
+                    self._cut_tail()
+                if self._hidden_nbytes:
+                    entries.append(["hidden", self._hidden_lines, self._hidden_nbytes])
+                entries.append(["out", "".join(self._tail)])
+                self._tail.clear()
             return entries, self._hidden_lines, self._hidden_nbytes
 
 

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from time import thread_time
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -23,6 +23,17 @@ from allranks.features.simulate import buffers
 from allranks.features.simulate.events import PostedReceive, SimulatedMessage
 from allranks.features.simulate.scheduler import Scheduler, Wait
 from allranks.features.simulate.world import SimulatedWorld, point_call
+
+ON_REAL_RANKS = "Leave out --simulate to run this cell on real ranks: %%distributed -n 4"
+
+
+def refuse_missing(one: object, name: str, real: type, what: str) -> NoReturn:
+    """Raises for an attribute that an object does not have: an own error if mpi4py's has it."""
+    if not name.startswith("_") and hasattr(real, name):
+        raise UsageError(
+            f"expected a call that simulated ranks have, found {what}.{name}. {ON_REAL_RANKS}"
+        )
+    raise AttributeError(f"{type(one).__name__!r} object has no attribute {name!r}")
 
 
 def running_world() -> SimulatedWorld:
@@ -80,7 +91,18 @@ class SimulatedRequest:
     """A request of a simulated rank, complete from the beginning unless a subclass waits."""
 
     _ended = False
-    """Whether a wait or a test has ended it; a wait for any of several then ignores it."""
+    """Whether a wait or a test has ended it; then it is MPI.REQUEST_NULL."""
+
+    def __bool__(self) -> bool:
+        return not self._ended
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or (self._ended and other == MPI.REQUEST_NULL)
+
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_missing(self, name, MPI.Prequest, "request")
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Whether it has completed; the other ranks run meanwhile."""
@@ -155,7 +177,9 @@ class SimulatedRequest:
     def waitall(cls, requests: Sequence[SimulatedRequest], statuses: Any = None) -> list[Any]:
         """Waits for all; returns the objects that were received."""
         given = statuses or [None] * len(requests)
-        return [one._finish(status) for one, status in zip(requests, given, strict=True)]
+        return [
+            one._finish(status) for one, status in zip(_simulated(requests), given, strict=True)
+        ]
 
     @classmethod
     def Waitany(cls, requests: Sequence[SimulatedRequest], status: MPI.Status | None = None) -> int:
@@ -167,6 +191,7 @@ class SimulatedRequest:
         cls, requests: Sequence[SimulatedRequest], status: MPI.Status | None = None
     ) -> tuple[int, Any]:
         """Waits for one; returns its index, and the object that was received."""
+        requests = _simulated(requests)
         at = cls._wait_for_any(requests)
         found = requests[at]._finish(status) if at >= 0 else None
         return at, found
@@ -198,6 +223,7 @@ class SimulatedRequest:
         cls, requests: Sequence[SimulatedRequest], status: MPI.Status | None = None
     ) -> tuple[int, bool, Any]:
         """As `Testany`, with the object that was received."""
+        requests = _simulated(requests)
         active = [at for at, one in enumerate(requests) if not one._ended]
         schedule, rank = running().schedule, running_world().rank
         if active and not any(requests[at]._is_complete() for at in active):
@@ -235,11 +261,22 @@ class SimulatedRequest:
         cls, requests: Sequence[SimulatedRequest], statuses: Any = None
     ) -> tuple[bool, list[Any] | None]:
         """Whether all have completed, and the objects that were received."""
+        requests = _simulated(requests)
         if not all(one._is_complete() for one in requests):
             running().poll()
         if not all(one._is_complete() for one in requests):
             return False, None
         return True, cls.waitall(requests, statuses)
+
+
+class _NullRequest(SimulatedRequest):
+    """In place of MPI.REQUEST_NULL in a list."""
+
+    _ended = True
+
+
+def _simulated(requests: Sequence[Any]) -> list[SimulatedRequest]:
+    return [_NullRequest() if one == MPI.REQUEST_NULL else one for one in requests]
 
 
 class SendRequest(SimulatedRequest):
@@ -278,32 +315,40 @@ class ReceiveRequest(SimulatedRequest):
         self._world, self._receive, self._deliver = world, receive, deliver
         self._peers = peers  # type: ignore[method-assign]
         self._ended = False
-        self._value: Any = None
+
+        self._cancelled = False
 
     def _is_complete(self) -> bool:
-        return self._receive.message is not None
+        return self._receive.message is not None or self._cancelled
 
     def Cancel(self) -> None:
         """Takes it back, if there is no message yet."""
-        self._world.scheduler.mail.cancel(self._receive)
+        if not self._is_complete():
+            self._world.scheduler.mail.cancel(self._receive)
+            self._cancelled = True
+
+    cancel = Cancel
 
     def _finish(self, status: MPI.Status | None) -> Any:
         receive, world = self._receive, self._world
         if self._ended:
-            return self._value
+            return None
         world.scheduler.computed()
         while not self._is_complete():
             block(world, receive.title, receive.group.number, self._peers(), receive.site)
         self._ended = True
         message = receive.message
-        assert message is not None
+        if message is None:
+            if status is not None:
+                status.Set_cancelled(True)
+            return None
         with world.scheduler.uncounted():
             world.scheduler.mail.received(receive)
             about = status if status is not None else MPI.Status()
-            self._value = self._deliver(message, about)
+            value = self._deliver(message, about)
             about.Set_source(message.group.ranks.index(message.source))
             about.Set_tag(message.tag)
-        return self._value
+        return value
 
 
 class CollectiveRequest(SimulatedRequest):

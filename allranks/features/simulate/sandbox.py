@@ -1,7 +1,8 @@
 """What each simulated rank has for itself while it runs, and what all of them find changed.
 
-Namespaces, ``random``, ``numpy.random`` and figures of matplotlib are a rank's own. All other
-modules, and their state, are shared: they are those of one process.
+Namespaces, the modules of the user's files, ``random``, ``numpy.random``, figures of matplotlib,
+bars of tqdm, ``sys.stdout`` and the filters of warnings are a rank's own. All other modules, and
+their state, are shared: they are those of one process.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import random
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.machinery import ModuleSpec
-from threading import get_ident
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, NoReturn
 
 import mpi4py
@@ -25,7 +26,8 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks import collectives
-from allranks.collectives.world import process_sets, set_thread
+from allranks.collectives.calls.guard import USER, kind_of
+from allranks.collectives.world import current, exists, process_sets, set_thread
 from allranks.engine import namespace
 from allranks.engine.telemetry import Metrics
 from allranks.errors import UsageError
@@ -38,6 +40,15 @@ from allranks.post_import import PostImportHook
 from allranks.records.deferred import Deferred
 
 _mtrand: Any = np.random
+_REGISTERS = {
+    "matplotlib._pylab_helpers": ("Gcf", "figs"),
+    "tqdm.std": ("tqdm", "_instances"),
+}
+"""Where libraries keep what a rank has opened: a class of a module, and its attribute."""
+_OWN: tuple[tuple[Any, str], ...] = ((sys, "stdout"), (sys, "stderr"), (warnings, "filters"))
+"""What a ``with`` block of one rank replaces, while other ranks run."""
+_LONGEST_SECONDS = 9e9
+"""As of ``time.sleep``."""
 _REAL = "Leave out --simulate to use real ranks: %%distributed -n 4"
 _REFUSED = {
     **dict.fromkeys(("tensorflow", "keras", "horovod"), "a graph and a session for each process"),
@@ -59,9 +70,10 @@ class SimulateCommands:
 
     def compute(self, seconds: float) -> None:
         """Takes so much simulated time, and no real time; on shared cores more of it."""
-        if not seconds >= 0:
+        if not 0 <= seconds <= _LONGEST_SECONDS:
             raise UsageError(
-                f"simulate.compute expected seconds from 0 on, found {seconds!r:.60}. "
+                f"simulate.compute expected seconds from 0 to {_LONGEST_SECONDS:,.0f}, found "
+                f"{seconds!r:.60}. "
                 "Type for example: simulate.compute(0.01)"
             )
         requests.running().computed(float(seconds))
@@ -87,7 +99,12 @@ class Space:
         # A seed of its own: real ranks draw different numbers as well.
         self.random: Any = random.Random(rank).getstate()
         self.bits: Any = None
-        self.figures: Any = None
+        self.registers: dict[str, Any] = {}
+        """The values of `_REGISTERS`, by module."""
+        self.modules: dict[str, types.ModuleType] = {}
+        """Those of the user's files, by name."""
+        self.own: tuple[Any, ...] = ()
+        """The values of `_OWN` in its cell."""
 
     @property
     def names(self) -> dict[str, Any]:
@@ -104,6 +121,9 @@ class Ranks:
         self.spaces = [Space(size, rank, hosts, self.shared) for rank in range(size)]
         self.epoch = 0
         self.names: dict[str, Any] = {}
+        self.mail: Any = None
+        """The messages that its last cell has left."""
+        self.user_modules: set[str] = set()
 
     def place(self, rank: int) -> dict[str, int]:
         """The numbers of a rank in its cells, as `namespace.place` has them."""
@@ -137,6 +157,7 @@ class Ranks:
         """Begins a new epoch if a cell has left calls or messages unfinished."""
         if self.shared.slots or any(space.world.unfinished for space in self.spaces):
             self.epoch += 1
+            self.mail = None
             self.shared.slots.clear()
             for space in self.spaces:
                 space.world.renewed(self.epoch)
@@ -150,7 +171,6 @@ class Sandbox:
         self.scheduler: Scheduler
         self._main = sys.modules["__main__"]
         self._space: Space | None = None
-        self._figures = sys.modules.get("matplotlib._pylab_helpers")
 
     def switch(self, task: Task | None) -> None:
         """Another task runs from now on, or none."""
@@ -162,18 +182,27 @@ class Sandbox:
 
     def _enter(self, space: Space) -> None:
         set_thread(space.world)
+        for (owner, name), value in zip(_OWN, space.own, strict=True):
+            setattr(owner, name, value)
         sys.modules["__main__"] = space.module
         random.setstate(space.random)
         if space.bits is None:
             space.bits = np.random.MT19937(space.world.rank)
         _mtrand.set_bit_generator(space.bits)
-        if "matplotlib._pylab_helpers" in sys.modules:
-            helpers: Any = sys.modules["matplotlib._pylab_helpers"]
-            if space.figures is None:
-                space.figures = type(helpers.Gcf.figs)()
-            helpers.Gcf.figs = space.figures
+        for name, (kind, register) in _REGISTERS.items():
+            if name in sys.modules:
+                owner = getattr(sys.modules[name], kind)
+                if name not in space.registers:
+                    space.registers[name] = type(getattr(owner, register))()
+                setattr(owner, register, space.registers[name])
+        sys.modules.update(space.modules)
 
     def _leave(self, space: Space) -> None:
+        for name in self._ranks.user_modules:
+            # An import may be under way: a rank may wait in the code of its module.
+            if (module := sys.modules.pop(name, None)) is not None:
+                space.modules[name] = module
+        space.own = _own()
         space.random = random.getstate()
         space.bits = _mtrand.get_bit_generator()
 
@@ -196,13 +225,12 @@ class Sandbox:
     @contextmanager
     def active(self, fakes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
         """Within, the process is that of simulated ranks; ``fakes`` are further replacements."""
-        clock = _Clock(lambda: self.scheduler)
         module = mpi_module.SimulatedMPI()
         replaced: list[tuple[Any, str, Any]] = [
             (mpi4py, "MPI", module),
             (builtins, "input", _refusing("input()", "type the value into the cell")),
-            (time, "sleep", clock.sleep),
-            *((time, name, clock.reading(name)) for name in ("time", "perf_counter", "monotonic")),
+            *((time, name, function) for name, function in CLOCK.functions.items()),
+            (warnings, "filters", warnings.filters),
             (process_sets, "open_group", world.open_group),
             (process_sets, "deferred", _not_deferred),
             *((collectives, name, function) for name, function in _calls().items()),
@@ -215,7 +243,7 @@ class Sandbox:
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
         state, bits = random.getstate(), _mtrand.get_bit_generator()
         modules, finders = dict(sys.modules), [*sys.meta_path]
-        refused = _RefusedImports()
+        refused = _Imports(self._ranks.user_modules)
         hooks = [
             PostImportHook({"torch.distributed"}, _refuse_torch),
             PostImportHook({"allranks.grading"}, _refuse_expect),
@@ -226,6 +254,8 @@ class Sandbox:
         sys.modules["mpi4py.MPI"] = module
         for owner, name, value in replaced:
             setattr(owner, name, value)
+        for space in self._ranks.spaces:
+            space.own = _own()
         try:
             yield
         finally:
@@ -280,7 +310,12 @@ def _refuse_expect(module: types.ModuleType) -> None:
     setattr(module, "expect", refuse)  # noqa: B010  unknown to mypy
 
 
-class _RefusedImports(importlib.abc.MetaPathFinder):
+class _Imports(importlib.abc.MetaPathFinder):
+    """Refuses modules, and finds which ones are of the user's files."""
+
+    def __init__(self, user_modules: set[str]) -> None:
+        self._user_modules = user_modules
+
     def find_spec(
         self, name: str, path: Any = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -289,41 +324,73 @@ class _RefusedImports(importlib.abc.MetaPathFinder):
                 f"simulated ranks cannot import {name}, which needs {_REFUSED[name]}: they share "
                 f"one process. {_REAL}"
             )
-        return None
+        if name in self._user_modules:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.has_location and kind_of(str(spec.origin)) == USER:
+            self._user_modules.add(name)
+        return None  # also for other finders, such as hooks, to find
+
+
+def _own() -> tuple[Any, ...]:
+    return tuple(getattr(owner, name) for owner, name in _OWN)
 
 
 class _Clock:
-    """The functions of ``time`` on simulated ranks."""
+    """The functions of ``time`` on simulated ranks. A cell may import them for later cells."""
 
-    def __init__(self, scheduler: Callable[[], Scheduler]) -> None:
-        self._scheduler, self._thread = scheduler, get_ident()
+    def __init__(self) -> None:
+        names = ("time", "perf_counter", "monotonic")
+        self._real = {name: getattr(time, name) for name in names}
+        self._began = dict.fromkeys(names, 0.0)
+        self.functions: dict[str, Callable[..., Any]] = {"sleep": self._sleeping()}
+        for name in names:
+            self.functions[name] = self._reading(name, getattr(time, name))
+            self.functions[f"{name}_ns"] = self._reading_ns(name, getattr(time, f"{name}_ns"))
 
-    @property
-    def _runs(self) -> bool:
-        return get_ident() == self._thread and self._scheduler().current is not None
+    def begin(self) -> None:
+        """A cell begins, with all its schedules."""
+        for name, real in self._real.items():
+            self._began[name] = real()
 
-    @property
-    def sleep(self) -> Callable[[float], None]:
+    def _sleeping(self) -> Callable[[float], None]:
         real = time.sleep
 
         def sleep(seconds: float) -> None:
             """Takes simulated time only."""
-            if self._runs and seconds >= 0:
-                self._scheduler().slept(float(seconds))
+            scheduler = _scheduler()
+            if scheduler is not None and 0 <= seconds <= _LONGEST_SECONDS:
+                scheduler.slept(float(seconds))
             else:
                 real(seconds)
 
         return sleep
 
-    def reading(self, name: str) -> Callable[[], float]:
-        real = getattr(time, name)
-        began = real()
-
+    def _reading(self, name: str, real: Callable[[], float]) -> Callable[[], float]:
         def read() -> float:
-            now: float = began + mpi_module.read_clock() if self._runs else real()
-            return now
+            simulated = _scheduler() is not None
+            return self._began[name] + mpi_module.read_clock() if simulated else real()
 
         return read
+
+    def _reading_ns(self, name: str, real: Callable[[], int]) -> Callable[[], int]:
+        def read() -> int:
+            simulated = _scheduler() is not None
+            began = round(self._began[name] * 1e9)
+            return began + round(mpi_module.read_clock() * 1e9) if simulated else real()
+
+        return read
+
+
+def _scheduler() -> Scheduler | None:
+    """That of the rank that runs in this thread; None outside of simulated ranks."""
+    found = current() if exists() else None
+    if not isinstance(found, SimulatedWorld) or found.scheduler.current is None:
+        return None
+    return found.scheduler
+
+
+CLOCK = _Clock()
 
 
 def check_magics(tree: ast.Module) -> None:

@@ -173,7 +173,7 @@ class TaskAgreement:
         if slot.mismatch:
             raise CollectiveMismatch(slot.mismatch)
         if slot.failed is not None:
-            raise copy(slot.failed).with_traceback(None)  # each rank adds its own frames
+            raise _again(slot.failed)
         call.last, call.last_rank = slot.last, slot.last_rank
         return True
 
@@ -208,6 +208,14 @@ class TaskAgreement:
         return {rank: site for rank, (_, site) in self.brought(call).items()}
 
     def finish(self, call: Call) -> None: ...
+
+
+def _again(error: Exception) -> Exception:
+    try:
+        error = copy(error)  # each rank adds its own frames
+    except Exception:
+        pass  # its class takes other arguments than it keeps
+    return error.with_traceback(None)
 
 
 class TaskTransport:
