@@ -19,6 +19,7 @@ from allranks.cluster.healing import AfterCells, have, keep_here, listed
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import (
     check_allowed,
+    check_open_files,
     check_preload,
     check_source,
     check_timeout,
@@ -99,6 +100,7 @@ class Cluster(Calls):
             self.gpus = devices.choose(gpus)
             self._pins = hidden or tuple(g.uuid for g in self.gpus)
             self.size = choose_size(n, self.gpus)
+            check_open_files(self.size)
             if exclusive:
                 devices.check_exclusive(self.gpus, self.size)
         self.preload = check_preload(preload)

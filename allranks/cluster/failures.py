@@ -170,12 +170,13 @@ def stubborn(pending: Iterable[int], size: int) -> str:
     return f"interrupted twice: {label(pending)} did not stop, so {ended(size)}"
 
 
+#: True of a notebook's own ranks; a `Cluster` in Python is started again by its method.
+NEXT_CELL = "The next cell starts a fresh cluster."
+
+
 def ended(size: int) -> str:
     """Returns the message after all ranks were killed because some stayed in a cell."""
-    return (
-        f"all {size} ranks were killed and their variables are lost. "
-        "The next cell starts a fresh cluster."
-    )
+    return f"all {size} ranks were killed and their variables are lost. {NEXT_CELL}"
 
 
 _OTHERS_SECONDS = 1.0
@@ -331,7 +332,7 @@ def loss_text(
     parts = [f"{what}, and {lost} lost.", said]
     if not_replaced:
         parts.append(f"Dead ranks are not replaced here: {not_replaced}.")
-    parts.append(f"The next cell starts a fresh cluster. The logs are in {log_dir}")
+    parts.append(f"{NEXT_CELL} The logs are in {log_dir}")
     return "\n".join(filter(None, parts))
 
 

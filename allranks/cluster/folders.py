@@ -24,6 +24,7 @@ from weakref import WeakSet
 
 import psutil
 
+from allranks.errors import UsageError
 from allranks.records.config import NOTEBOOKS_DOOR
 
 _waiting: WeakSet[CleanupProcess] = WeakSet()
@@ -76,6 +77,8 @@ _SESSION = "allranks-session-"
 _GRACE_SECONDS = 60.0
 #: The path of a socket has at most 104 bytes (macOS) or 108; ours adds up to 45.
 _LONGEST_NBYTES = 58
+#: MPI cannot start with less, and does not say so.
+_LEAST_NBYTES = 1 << 20
 
 
 def make_log_folder() -> str:
@@ -132,8 +135,15 @@ def name_session_folder(where: str = "") -> str:
     Its name contains this process's id. The host agent makes it and removes it at the end, even if
     this process is killed; the folder of a killed agent is removed here. With several hosts each
     relay does so on its host. ``where`` is its parent, if that is the same on every host.
+
+    Raises UsageError if there is no space.
     """
     place = _session_place(where)
+    if not where and _is_full(place):
+        raise UsageError(
+            f"expected space for 1 MB in the temporary folder, found {place} full. Free some "
+            "space, or name another folder: %env TMPDIR=/somewhere"
+        )
     for folder in place.glob(f"{_SESSION}*"):
         owner = folder.name.removeprefix(_SESSION).partition("-")[0]
         try:
@@ -150,9 +160,15 @@ def name_session_folder(where: str = "") -> str:
 
 def _session_place(where: str = "") -> Path:
     place = Path(where or tempfile.gettempdir())
-    if len(os.fsencode(place)) > _LONGEST_NBYTES and os.access("/tmp", os.W_OK):
-        return Path("/tmp")
-    return place
+    unfit = len(os.fsencode(place)) > _LONGEST_NBYTES or (not where and _is_full(place))
+    return Path("/tmp") if unfit and os.access("/tmp", os.W_OK) else place
+
+
+def _is_full(place: Path) -> bool:
+    try:
+        return shutil.disk_usage(place).free < _LEAST_NBYTES
+    except OSError:
+        return False  # the next steps say what is wrong with it
 
 
 def session_folders() -> list[Path]:

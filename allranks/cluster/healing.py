@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from allranks.cluster.cells import CellRun, Cells
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import ProcessExit, ending, plain
+from allranks.cluster.failures import NEXT_CELL, ProcessExit, ending, plain
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.relocation import Relocation
 from allranks.cluster.variables import OnRank
@@ -204,7 +204,7 @@ class HealedCells(Cells):
         why = self._ranks.lost_because  # raises where nothing was ever started
         if self.state != "running":
             raise ClusterLost(
-                why
+                why.replace(NEXT_CELL, "To start them again, type: .start()")
                 or "the ranks are stopped. Type: %distributed start   or, of a Cluster: .start()"
             )
 

@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib.util
 import os
+import resource
 import shlex
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,22 @@ def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=")
         found = f"{timeout:g}" if isinstance(timeout, float) else repr(timeout)
         raise UsageError(
             f"expected {name} in seconds above 0, found {found}. Type for example: {name}{link}60"
+        )
+
+
+#: The start needs about so many descriptors in this process, and each rank two.
+_FILES, _FILES_A_RANK = 24, 2
+
+
+def check_open_files(size: int) -> None:
+    """Raises UsageError if this process may not open the files that so many ranks need."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/dev/fd"))
+    needed = used + _FILES + _FILES_A_RANK * size
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise UsageError(
+            f"expected a limit of {needed} open files or more, found {limit}, of which the "
+            f"notebook has opened {used}. Type in the shell that starts it: ulimit -n 4096"
         )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import ProcessExit, death_lines
+from allranks.cluster.failures import NEXT_CELL, ProcessExit, death_lines
 from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
@@ -68,7 +68,7 @@ class Relocation:
         roster.ends = roster.ends or list(self.dead.values())
         why = f"{death_lines(self.dead.values())}. All variables are lost"
         why += f", because the ranks could not be started again: {problem or 'a host was lost'}. "
-        why += f"The next cell starts a fresh cluster. The logs are in {ranks.log_dir}"
+        why += f"{NEXT_CELL} The logs are in {ranks.log_dir}"
         ranks.close("lost", why)
         raise ClusterLost(why)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import plain
+from allranks.cluster.failures import NEXT_CELL, plain
 from allranks.cluster.options import check_timeout
 from allranks.errors import (
     CellFailed,
@@ -141,7 +141,7 @@ _STYLE = (
 )
 _TIMED_OUT, _INTERRUPTED, _TERMINATED = 124, 130, 143
 
-_NEXT = r"The next cell starts a fresh cluster\."
+_NEXT = re.escape(NEXT_CELL)
 _FOR_NOTEBOOKS = re.compile(rf"(?m)^{_NEXT} ?| ?{_NEXT}")
 _FIRST_LINES, _LAST_LINES = 500, 2000
 """Of what ranks print, so much is in a report; all of it is in their logs."""

@@ -64,6 +64,13 @@ def test_what_ranks_cannot_start_with_is_named_with_what_to_type(idle, tmp_path)
     idle.run("os.makedirs('gone'); os.chdir('gone'); os.rmdir('../gone')")
     assert "No such file or directory" in idle.on_ranks("rank", "-n 2").error_value
     idle.run("os.chdir(before[1])")
+    idle.run(
+        "import resource\nlimits = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "few = len(os.listdir('/dev/fd')) + 9\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))"
+    )
+    idle.on_ranks("rank", "-n 2").fails("UsageError", "open files or more, found", "ulimit -n 4096")
+    idle.run("resource.setrlimit(resource.RLIMIT_NOFILE, limits)")
     idle.check_nothing_left()
 
 

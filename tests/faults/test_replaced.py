@@ -32,9 +32,10 @@ REPLACED = {
     "builtins deleted": ("import builtins; del builtins.max, builtins.Exception", True),
 }
 REMEMBER = """
-import builtins, json, os, pickle, signal, sys, time, zmq
+import builtins, json, linecache, os, pickle, signal, sys, time, traceback, zmq
+modules = (json, linecache, os, pickle, signal, time, traceback, zmq)
 replaced = {
-    module.__name__: dict(vars(module)) for module in (json, os, pickle, signal, time, zmq)
+    module.__name__: dict(vars(module)) for module in modules
 } | {"builtins": dict(vars(builtins))}
 """
 RESTORE = """
@@ -83,7 +84,10 @@ def test_what_a_cell_gives_away_of_ipython_and_its_streams(notebook):
 
 @pytest.mark.parametrize("failing", ["1 / 0", "raise SystemExit(1)"])
 def test_an_error_is_told_after_what_tells_it_is_replaced(notebook, failing):
-    source = "import json, time; json.dumps = time.monotonic = None\n"
+    source = (
+        "import json, linecache, time, traceback; json.dumps = time.monotonic = None; "
+        "linecache.getlines = traceback.format_exception = traceback.walk_tb = None\n"
+    )
     notebook.on_ranks(source + failing, timeout=30).fails("CellFailed", "at line 3")
 
 

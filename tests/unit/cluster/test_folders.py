@@ -5,10 +5,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import folders
+from allranks.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +89,13 @@ def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
     folders.name_session_folder()
     assert (left.exists(), mine.exists()) == (False, True)
     mine.rmdir()  # it may lie in /tmp, where the temporary folder has a long name
+
+
+def test_a_temporary_folder_without_space_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    free = {tmp_path: 64 << 10, Path("/tmp"): 1 << 30}
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free[place]))
+    assert Path(folders.name_session_folder()).parent == Path("/tmp")
+    free[Path("/tmp")] = 0
+    with pytest.raises(UsageError, match=r"found /tmp full.*%env TMPDIR="):
+        folders.name_session_folder()
