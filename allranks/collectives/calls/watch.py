@@ -286,7 +286,7 @@ class Watch:
         if board.get(rank, fields.TICKET):
             return f"waits in {with_source(board.text(rank, fields.WAITING))}"
         if board.get(rank, fields.ANSWERED) < asked:
-            why = "it is inside a call that does not return to Python"
+            why = "it is stopped, or inside a call that does not return to Python"
             if own.host_names and own.hosts[rank] != own.hosts[own.rank]:
                 why += f", or its host {own.host_names[rank]} cannot be reached"
             return f"does not answer: {why}"
