@@ -451,7 +451,7 @@ def test_memory_that_cannot_be_pinned_is_replaced_and_it_is_said(monkeypatch):
         found = c.allreduce(ones(3_000_000), c.Sum, transport="staged")
     assert (host(found) == SIZE).all()
     assert len(said) == without
-    assert all("memory that this rank has alone" in each for each in said)
+    assert all("memory of this rank only" in each for each in said)
     forget_blocks()
 
 
