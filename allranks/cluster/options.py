@@ -95,12 +95,12 @@ def check_timeout(timeout: float | None, name: str = "timeout", link: str = "=")
         )
 
 
-#: The start needs about so many descriptors in this process, and each rank two.
+#: The descriptors that the start needs in this process, about; each rank needs two more.
 _FILES, _FILES_A_RANK = 24, 2
 
 
 def check_open_files(size: int) -> None:
-    """Raises UsageError if this process may not open the files that so many ranks need."""
+    """Raises UsageError if this process may not open the files that the ranks need."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/dev/fd"))
     needed = used + _FILES + _FILES_A_RANK * size
