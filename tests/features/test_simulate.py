@@ -149,7 +149,8 @@ def test_different_calls_are_a_mismatch(simulate):
 def test_an_endless_loop_is_interrupted_and_variables_stay(notebook, simulate):
     simulate("kept = rank")
     cell = notebook.start(
-        "%%distributed -n 4 --simulate\nprint('begun', flush=True)\nwhile 1: pass"
+        "%%distributed -n 4 --simulate\nprint('begun', flush=True)\n"
+        "try:\n    while 1: pass\nfinally: barrier()"
     )
     cell.wait_for("begun")
     notebook.interrupt()

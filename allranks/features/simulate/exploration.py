@@ -98,6 +98,7 @@ class Variables:
                 one.random,
                 copy.deepcopy(one.bits),
                 one.registers,
+                dict(one.modules),
                 one.world.groups,
                 one.world.made,
             )
@@ -116,13 +117,14 @@ class Variables:
         ranks = self._ranks
         ranks.epoch += 1
         ranks.shared.slots.clear()
-        for space, (names, state, bits, registers, groups, made) in zip(
+        for space, (names, state, bits, registers, modules, groups, made) in zip(
             ranks.spaces, self._kept, strict=True
         ):
             space.names.clear()
             space.names.update(self._copies(names) if copies else names)
             space.random, space.bits = state, copy.deepcopy(bits)
             space.registers = {} if copies else registers
+            space.modules = dict(modules)
             space.world.renewed(ranks.epoch)
             space.world.groups, space.world.made = dict(groups), made
             for number, group in groups.items():

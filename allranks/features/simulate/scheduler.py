@@ -12,6 +12,7 @@ and 16 KB, and Python interrupts only the main one.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -252,7 +253,9 @@ class Scheduler:
         self._ready.append(rank)
 
     def _check(self) -> None:
-        if self.interrupted:
+        # An interrupted rank may make a call on its way out, in which it would wait for others.
+        if self.interrupted or isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            self.interrupted = True
             raise KeyboardInterrupt
         if not in_rank():
             raise UsageError(
