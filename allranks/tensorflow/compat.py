@@ -40,6 +40,7 @@ def install() -> None:
         _patch_optimizers()
         _patch_models()
         _patch_layers()
+        _add_functions()
     _installed.append(True)
 
 
@@ -157,6 +158,13 @@ def _patch_models() -> None:
     trainer.compile = compile
     trainer.fit_generator = fit_generator
     trainer.evaluate_generator = evaluate_generator
+
+
+def _add_functions() -> None:
+    # `tf.keras.losses.mean_squared_error` and others: TensorFlow's modules have short names only.
+    for older, newer in ((tf.keras.losses, keras.losses), (tf.keras.metrics, keras.metrics)):
+        for name in set(dir(newer)) - set(dir(older)):
+            setattr(older, name, getattr(newer, name))
 
 
 def _patch_layers() -> None:

@@ -37,6 +37,7 @@ def test_a_learning_rate_is_given_read_and_set_as_lr():
 def test_optimizers_and_layers_take_the_names_and_options_of_keras_2():
     assert float(tf.keras.optimizers.legacy.Adam(0.5).learning_rate) == 0.5
     assert isinstance(keras.optimizers.legacy.SGD(lr=0.5, decay=0.1), SGD)
+    assert tf.keras.losses.mean_squared_error is keras.losses.mean_squared_error
     keras.layers.BatchNormalization(axis=1, fused=False)(np.ones((2, 3), "float32"))
 
 
