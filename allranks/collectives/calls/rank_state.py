@@ -412,7 +412,12 @@ class RankState:
             self.wake_exchange()
 
     def is_lost(self, rank: int) -> bool:
-        return rank in self.died or bool(self.board.get(rank, LOST))
+        return rank in self.died or bool(self.board.get(rank, LOST)) or self._is_cut_off(rank)
+
+    def _is_cut_off(self, rank: int) -> bool:
+        """Whether the first rank of this host, which received the states of that one, has died."""
+        first = self.shares[self.rank]
+        return first in self.died and self.shares[rank] != first
 
     def departure(self, rank: int) -> tuple[int, str] | None:
         """Why a rank will never arrive, as text that follows its name; None while it may.
@@ -445,6 +450,10 @@ class RankState:
                 return 0, "cannot be reached: " + _LOST[lost].format("its", self.host_names[rank])
             between = _LOST[lost & 3].format("the", self.host_names[through])
             return 2, f"cannot be reached: {between}, which reported its state"
+        if self._is_cut_off(rank):
+            first = self.shares[self.rank]
+            ended = f"rank {first}, which reported its state, {self.died[first]}"
+            return 2, f"cannot be reached: {ended}"
         broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
         return (2, with_source(board.text(rank, BROKE))) if broken else None
 
