@@ -146,6 +146,11 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         heart = Heart(hb_ping, hb_pong, heart_id=identity, **keys)
         heart.device.setsockopt_in(zmq.RECONNECT_IVL_MAX, self._look_ms)
         heart.device.setsockopt_out(zmq.RECONNECT_IVL_MAX, self._look_ms)
+        # ZeroMQ starts a context's threads with its first socket, and aborts the process if it
+        # cannot: later, a cell may have as many threads as the account is allowed.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.socket(zmq.PAIR).close()
+        heart.device.context_factory = lambda: context
         threading.Thread(target=self._beat_once_connected, args=(heart,), daemon=True).start()
 
     def _beat_once_connected(self, heart: Heart) -> None:

@@ -63,3 +63,17 @@ def test_a_rank_that_is_stopped_for_a_while_goes_on(notebook):
     assert cell.wait().status == "ok"
     assert "rank 2 → 4" in cell.text
     assert "idle" in notebook.run("%distributed status").text
+
+
+def test_a_rank_that_is_stopped_while_it_waits_is_named(notebook, tmp_path):
+    go, pid = tmp_path / "go", notebook.pids()[2]
+    cell = notebook.start_on_ranks(
+        f"import os, time\nwhile rank == 0 and not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        "allreduce(1)\nallreduce(rank, op=Sum)"
+    )
+    cell.wait_for("rank 0 is at In[")
+    with stopped(pid):
+        go.touch()
+        cell.wait_for("rank 2 does not answer: it waits in allreduce(Average) at In[")
+    assert cell.wait().status == "ok"
+    assert "ranks 0–3 → 6" in cell.text

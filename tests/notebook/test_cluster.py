@@ -345,6 +345,8 @@ def test_a_client_is_of_the_engines_of_the_ranks_that_run(monkeypatch):
     monkeypatch.setattr(connection, "CLIENTS_RANKS", 1)
     with allranks.Cluster(2) as cluster:
         pids = cluster.run("import os\nkept = 10 * rank\nos.getpid()")
+        threads = "len(os.listdir('/proc/self/task'))"
+        before = cluster.run(threads)
         # Many ranks have no controller until a client is asked for.
         log = Path(cluster.log_dir) / "controller.log"
         assert not log.exists()
@@ -352,6 +354,8 @@ def test_a_client_is_of_the_engines_of_the_ranks_that_run(monkeypatch):
         assert client.ids == [0, 1]
         assert log.exists()
         assert client[:].apply_sync(os.getpid) == list(pids)
+        # ZeroMQ would end a rank that cannot have more threads.
+        assert cluster.run(threads) == before
         assert client[:].pull("kept", block=True) == [0, 10]
         client[:].push({"pushed": "by ipyparallel"})
         assert client[:].pull("pushed", block=True) == 2 * ["by ipyparallel"]

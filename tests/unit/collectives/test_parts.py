@@ -9,7 +9,17 @@ import pytest
 
 from allranks.collectives.calls.call import Cut, cut
 from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack_text
-from allranks.collectives.calls.rank_state import BROKE, BROKEN, ENTERED, Board, RankState, Scope
+from allranks.collectives.calls.rank_state import (
+    ANSWERED,
+    BROKE,
+    BROKEN,
+    ENTERED,
+    TICKET,
+    WAITING,
+    Board,
+    RankState,
+    Scope,
+)
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Borrowed, Segment, Window
@@ -171,6 +181,13 @@ def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():
     here, there = (Watch(state)._location(rank, asked=7) for rank in (1, 2))
     assert here == "does not answer: it is stopped, or inside a call that does not return to Python"
     assert there == f"{here}, or its host h2 cannot be reached"
+    waits = Board(pages, (0, 1, 2), 1)
+    waits.write(WAITING, "barrier at cell.py:3")
+    waits.put(TICKET, 1)
+    said = "it waits in barrier at cell.py:3, and is stopped or gets no processor time"
+    assert Watch(state)._location(1, 7) == f"does not answer: {said}"
+    waits.put(ANSWERED, 7)
+    assert Watch(state)._location(1, 7) == "waits in barrier at cell.py:3"
 
 
 def test_pieces_of_one_array_are_joined_without_a_copy():

@@ -156,6 +156,15 @@ def test_a_host_that_is_lost_between_others_is_named_on_both_sides(start):
         assert not any(board.get(rank, fields.LOST) for rank in far - lost)
 
 
+def test_ranks_of_other_hosts_are_lost_once_the_first_rank_of_this_host_has_died():
+    hosts = (0, 0, 1, 1)
+    for rank, died, lost in ((3, 2, [0, 1, 2]), (3, 0, [0]), (0, 2, [2]), (1, 0, [0, 2, 3])):
+        own = RankState(rank, hosts, board_of(rank, 4))
+        own.shares = (0, 0, 2, 2)
+        own.died[died] = "was killed by signal 9"
+        assert [other for other in range(4) if own.is_lost(other)] == lost
+
+
 @pytest.mark.parametrize("hosts", [4, 16])
 def test_a_round_has_as_many_messages_as_in_the_simulation(start, monkeypatch, hosts):
     frames, real, simulated = [], Counter(), Counter()
