@@ -57,9 +57,12 @@ def at_a_glance(measured: list[dict[str, Any]]) -> str:
         for result in measured
     ]
     dates = " and ".join(sorted({result["date"] for result in measured}))
-    cores = measured[0]["machine"]["cores"]
+    machine = measured[0]["machine"]
     table = results.markdown(["", "allranks", "ipyparallel", "times faster"], rows)
-    return f"{table}\n\nMedians, measured {dates} on {cores} cores."
+    return (
+        f"{table}\n\nMedians of several runs, measured {dates} on {machine['cores']} cores with "
+        f"ipyparallel {machine['versions']['ipyparallel']}."
+    )
 
 
 def update() -> None:

@@ -49,9 +49,9 @@ def times_faster(theirs: Sequence[float], ours: Sequence[float]) -> str:
 
 
 def compared(
-    what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, digits: int = 1
+    what: str, ours: Sequence[float], theirs: Sequence[float], unit: str
 ) -> list[str]:
-    medians = [f"{statistics.median(side):.{digits}f} {unit}" for side in (ours, theirs)]
+    medians = [f"{statistics.median(side):.3g} {unit}" for side in (ours, theirs)]
     return [what, *medians, times_faster(theirs, ours)]
 
 

@@ -72,7 +72,7 @@ def table(result: dict[str, Any]) -> str:
 def at_a_glance(result: dict[str, Any]) -> list[str]:
     n = max(result["samples"], key=int)
     peers = result["samples"][n]
-    what = f"from start to the first reply of {n} ranks"
+    what = f"from the start of {n} ranks to the first reply of all"
     return results.compared(what, peers["allranks"], peers["ipyparallel"], "s")
 
 

@@ -169,6 +169,8 @@ class Watch:
             advice = "A new rank can take its place once the others have left the cell."
         elif lost(rank):
             advice = "Check that host and its network, and start the ranks again."
+        elif self.own.board.get(rank, fields.FAILED) and INTERRUPTED not in why:
+            advice = f"Correct the error of rank {rank}."
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
             verb = "waits" if len(waiting) == 1 else "wait"
