@@ -134,7 +134,7 @@ def table(result: dict[str, Any]) -> str:
 def at_a_glance(result: dict[str, Any]) -> list[str]:
     ranks = str(result["ranks"])
     spent = result["ms_a_member"][ranks]
-    what = f"time added to each run of an ensemble on {ranks} ranks"
+    what = f"each of many tiny tasks (an ensemble) on {ranks} ranks"
     return results.compared(what, spent["allranks"], spent["ipyparallel"], "ms")
 
 

@@ -240,6 +240,7 @@ class RankSockets:
         self._polls, self._next_poll = 0, 0.0
         #: Sends messages to the notebooks that watch this one.
         self.sharing = WatcherFeed()
+        _expect_threads()
         self._context = zmq.Context()
         #: Messages of widgets' views come in any thread.
         self._lock = threading.RLock()
@@ -497,3 +498,23 @@ def _no_port(address: str, lowest: int, highest: int, error: Exception) -> Start
         f"expected a free port between {lowest} and {highest} at {address}, found {error}. "
         "Set ALLRANKS_PORTS to others, and ALLRANKS_ADDRESS to an address of this machine"
     )
+
+
+def _expect_threads(count: int = 3) -> None:
+    """Raises StartFailed if this process cannot start so many threads: ZeroMQ would end it."""
+    end, started = threading.Event(), []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise StartFailed(
+            f"expected that more threads can be started, found that they cannot ({error}): this "
+            "account has as many processes and threads as it may (ulimit -u). End some of them, "
+            "for example by restarting other kernels, and run the cell again."
+        ) from error
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()

@@ -30,6 +30,16 @@ EXCEEDING = {
         "allreduce(1, op=Sum)"
     ),
 }
+#: As many threads as there can be, until ``go`` is set.
+THREADS = """
+import threading
+go = threading.Event()
+try:
+    while True:
+        threading.Thread(target=go.wait, daemon=True).start()
+except RuntimeError:
+    pass
+"""
 FORKS = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(300)"
 
 
@@ -89,6 +99,17 @@ def test_a_student_who_exceeds_a_limit_gets_an_error_and_keeps_the_variables(eve
     for error, source in EXCEEDING.items():
         assert error in eve.run(f"%%distributed\n{source}")
         assert eve.run("%%distributed\nallreduce(kept, op=Sum)").endswith("→ 10\n")
+
+
+def test_a_start_that_cannot_have_threads_is_refused_and_the_kernel_lives_on(eve):
+    eve.run("%distributed stop")
+    eve.run(f"kept_here = 5\n{THREADS}")
+    assert "found that they cannot (can't start new thread)" in eve.run("%distributed start")
+    eve.run("go.set()")
+    for source in START:
+        eve.run(source)
+    assert "5" in eve.run("kept_here")
+    assert_all_right([eve])
 
 
 def test_a_class_through_the_hub_shows_who_joins_to_the_teacher_who_was_named(hub, ada, eve):
