@@ -58,8 +58,8 @@ def table(result: dict[str, Any]) -> str:
 
 def at_a_glance(result: dict[str, Any]) -> list[str]:
     sides = [[sample["seconds"] for sample in samples] for samples in result["samples"].values()]
-    what = f"{result['ranks']} ranks print {result['lines_a_rank']:,} lines each, until the last is shown"
-    return results.compared(what, *sides, "s")
+    what = f"{result['ranks']} ranks print {result['lines_a_rank']:,} lines each"
+    return results.compared(f"{what}, until the last is shown", *sides, "s")
 
 
 def _allranks() -> dict[str, float]:
