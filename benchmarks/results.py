@@ -48,9 +48,7 @@ def times_faster(theirs: Sequence[float], ours: Sequence[float]) -> str:
     return f"{statistics.median(theirs) / statistics.median(ours):.1f}"
 
 
-def compared(
-    what: str, ours: Sequence[float], theirs: Sequence[float], unit: str
-) -> list[str]:
+def compared(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str) -> list[str]:
     medians = [f"{statistics.median(side):.3g} {unit}" for side in (ours, theirs)]
     return [what, *medians, times_faster(theirs, ours)]
 
