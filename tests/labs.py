@@ -154,6 +154,6 @@ def _curves(still: NotebookNode) -> str:
 
 def _without_numbers(line: str) -> str:
     line = re.sub(_NUMBER, "N", line)
-    line = re.sub(r"\bN (s|ms|µs|ns)\b", "N SECONDS", line)
+    line = re.sub(r"\bN (s|ms|µs|ns)\b", "SECONDS", line)
     line = re.sub(r"\bN [kMGT]?B(?=/s)", "N B", line)
     return re.sub(r"[\s─]+", " ", line).strip()
