@@ -21,7 +21,7 @@ import numpy as np
 _CHANGES = 64 << 10, 66 << 10, 1088 << 10
 """Around 64 KB an allreduce takes a second step, and above 1 MB data leaves the caches."""
 NBYTES = tuple(sorted((8, 2048, 6144, *(1024 * 3 * 2**power for power in range(3, 14)), *_CHANGES)))
-"""To 24 MB. Programs rarely send the others: predictions for what they send can be checked."""
+"""To 24 MB. Programs rarely send the others, so predictions of usual sizes can be checked."""
 PRODUCTS = (1, 4, 16, 64)
 """Lengths of computing, in products of small matrices: 0.4 ms to 25 ms on a usual core."""
 OBJECTS = 4096, 2 << 20
