@@ -500,11 +500,13 @@ def _no_port(address: str, lowest: int, highest: int, error: Exception) -> Start
     )
 
 
-def _expect_threads(count: int = 3) -> None:
-    """Raises StartFailed if this process cannot start so many threads: ZeroMQ would end it."""
+def _expect_threads() -> None:
+    """Raises StartFailed if this process cannot start three threads: two are ZeroMQ's, which would
+    end the process, and one receives.
+    """
     end, started = threading.Event(), []
     try:
-        for _ in range(count):
+        for _ in range(3):
             thread = threading.Thread(target=end.wait, daemon=True)
             thread.start()
             started.append(thread)

@@ -285,16 +285,15 @@ class Watch:
         own, board = self.own, self.own.board
         if board.get(rank, fields.ENTERED) <= own.scope.number:
             return f"has not started {own.scope.name} yet"
-        waits = board.get(rank, fields.TICKET)
-        where = with_source(board.text(rank, fields.WAITING))
+        waits = ""
+        if board.get(rank, fields.TICKET):
+            waits = f"waits in {with_source(board.text(rank, fields.WAITING))}"
         if board.get(rank, fields.ANSWERED) < asked:
             why = "it is stopped, or inside a call that does not return to Python"
             if waits:
-                # Another of its threads answers.
-                why = f"it waits in {where}, and is stopped or gets no processor time"
+                # While a rank waits, another of its threads answers.
+                why = f"it {waits}, and is stopped or gets no processor time"
             if own.host_names and own.hosts[rank] != own.hosts[own.rank]:
                 why += f", or its host {own.host_names[rank]} cannot be reached"
             return f"does not answer: {why}"
-        if waits:
-            return f"waits in {where}"
-        return f"is at {with_source(board.text(rank, fields.LINE))}"
+        return waits or f"is at {with_source(board.text(rank, fields.LINE))}"
