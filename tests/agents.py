@@ -110,7 +110,7 @@ def with_agent(act, *options):
 async def finish(agent, source):
     """Runs a cell to its end; the first one starts the ranks."""
     reply = await agent("run", source=source)
-    while " has run for " in reply:
+    while " has run for " in reply or " goes on." in reply:
         await asyncio.sleep(0.2)
         reply = await agent("state")
     return reply

@@ -56,7 +56,7 @@ def test_replies_are_short_and_go_on_and_values_are_compared():
     assert with_agent(act) <= LONGEST
 
 
-def test_every_tool_replies_while_ranks_hang_and_the_budget_is_kept():
+def test_every_tool_replies_while_ranks_hang():
     async def act(agent):
         replies = [await agent(tool, **arguments) for tool, arguments in CALLS]
         # Both calls of `run`: the second does not begin.
@@ -65,13 +65,19 @@ def test_every_tool_replies_while_ranks_hang_and_the_budget_is_kept():
         while "have ended" not in await agent("restart"):
             await asyncio.sleep(0.2)
         await finish(agent, "print('fresh')")
-        assert "ranks 0–2 │ fresh" in await agent("output")
+        assert agent.length <= LONGEST
+        return await agent("output")
+
+    assert "ranks 0–2 │ fresh" in with_agent(act)
+
+
+def test_cells_end_when_the_seconds_of_all_cells_are_used():
+    async def act(agent):
         await finish(agent, "import time; time.sleep(60)")
         assert "timeout" in await agent("error")
-        assert agent.length <= LONGEST
         return await agent("run", source="1")
 
-    assert "--seconds" in with_agent(act, "--seconds", "8")
+    assert "--seconds" in with_agent(act, "--seconds", "2")
 
 
 class Stuck:

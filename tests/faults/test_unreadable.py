@@ -88,17 +88,23 @@ def test_half_a_character_is_shown_as_python_writes_it(notebook, source, shown):
     assert cell.status == ("error" if "Error" in source or "1/0" in source else "ok"), cell.text
 
 
-def test_a_rank_tells_its_status_in_a_file_whose_name_has_half_a_character(notebook):
+def test_a_rank_tells_its_status_in_a_file_whose_name_has_half_a_character(notebook, tmp_path):
+    go = str(tmp_path / "go")
+    waits = f"import os, time\nwhile not os.path.exists({go!r}): time.sleep(0.05)"
+    source = f"exec(compile({waits!r}, 'a\\ud83d', 'exec'))"
     told = notebook.run(
-        "import threading, time\nfrom allranks.records import requests\n"
+        "import pathlib, threading, time\nfrom allranks.records import requests\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
-        "lines = []\n"
+        "found = {}\n"
+        "def take(answer): found[answer.rank] = (answer.problem, answer.content['state'])\n"
         "def ask():\n"
         "    while not cluster.busy: time.sleep(0.05)\n"
-        "    time.sleep(0.3)\n"
-        "    cluster.ask_soon(requests.STATUS, {}, lines.append)\n"
-        "threading.Thread(target=ask).start()\n"
-        "cluster.run(\"exec(compile('import time; time.sleep(3)', 'a\\\\ud83d', 'exec'))\")\n"
-        "print([(answer.problem, answer.content['state']) for answer in lines])"
+        "    while list(found.values()) != [('', 'running')] * 4:\n"
+        "        cluster.ask_soon(requests.STATUS, {}, take)\n"
+        "        time.sleep(0.2)\n"
+        f"    pathlib.Path({go!r}).touch()\n"
+        "threading.Thread(target=ask, daemon=True).start()\n"
+        f"cluster.run({source!r}, timeout=60)\n"
+        "print(sorted(found.items()))"
     )
-    assert told.stdout == f"{[('', 'running')] * 4}\n", told.text
+    assert told.stdout == f"{[(rank, ('', 'running')) for rank in range(4)]}\n", told.text

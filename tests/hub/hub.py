@@ -42,6 +42,7 @@ def cull_soon(spawner):
     if spawner.user.name == "{idler}":
         spawner.args = [arg.replace("=3600", "=6").replace("=300", "=1") for arg in spawner.args]
 c.Spawner.pre_spawn_hook = cull_soon
+c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 0}}
 c.Spawner.http_timeout = c.Spawner.start_timeout = {seconds}
 c.JupyterHub.authenticator_class = "dummy"
 c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
@@ -171,7 +172,9 @@ class Hub:
 
     def socket(self, path: str) -> HTTPRequest:
         return HTTPRequest(
-            f"ws://127.0.0.1:{self._port}{path}", headers={"Authorization": f"token {self._token}"}
+            f"ws://127.0.0.1:{self._port}{path}",
+            headers={"Authorization": f"token {self._token}"},
+            request_timeout=START_SECONDS,
         )
 
 

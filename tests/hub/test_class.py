@@ -93,6 +93,15 @@ def test_ten_students_run_cells_on_two_ranks_each_at_the_same_time(students):
     assert_all_right(students.values())
 
 
+def test_no_student_can_read_what_the_kernel_of_another_prints(ada, eve):
+    find = "from ipykernel.connect import get_connection_file, get_connection_info"
+    assert '"transport": "ipc"' in ada.run(f"{find}\nprint(get_connection_info())")
+    sockets = ada.run(f"{find}\nprint(get_connection_file().replace('.json', '-ipc-'))").strip()
+    connect = f"import socket\nsocket.socket(socket.AF_UNIX).connect({sockets!r} + '2')"
+    assert ada.run(connect) == ""
+    assert "PermissionError" in eve.run(connect)
+
+
 def test_a_student_who_exceeds_a_limit_gets_an_error_and_keeps_the_variables(eve):
     refused = eve.run("%distributed restart -n 3")
     assert "expected at most 2 ranks, as ALLRANKS_MAX_RANKS allows here, found 3" in refused
