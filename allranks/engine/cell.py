@@ -30,8 +30,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
 from allranks.collectives import world
-from allranks.collectives.calls.rank_state import FINISHED
-from allranks.collectives.calls.watch import INTERRUPTED
+from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
 from allranks.collectives.world import World
 from allranks.engine.exceptions import (
     Exceptions,

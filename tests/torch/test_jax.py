@@ -160,6 +160,7 @@ def test_a_wait_after_the_users_own_shutdown_is_ended_too(ranks):
     source = "jax.distributed.shutdown()\nif rank == 1: raise ValueError\nfloat(add(ones()))"
     cell = ranks.on_ranks(source, timeout=SETTLED_SECONDS)
     assert "a collective of JAX needs all of ranks 0–2: rank 1 has left cell" in cell.text
+    assert ". Correct the error of rank 1. " in cell.text
     check_the_next_cell(ranks)
 
 

@@ -146,6 +146,7 @@ def test_all_ranks_or_none_have_a_group_of_gloo(gloo_ranks):
     cell = gloo_ranks.on_ranks(NO_MESH, timeout=SETTLED_SECONDS)
     assert "OSError: no mesh" in cell.text
     assert "torch's init_process_group needs all of ranks 0–2: rank 1 has left cell" in cell.text
+    assert ". Correct the error of rank 1. " in cell.text
     following = gloo_ranks.on_ranks(SUM, timeout=SETTLED_SECONDS)
     assert following.text == "ranks 0–2 → 3\n"
 

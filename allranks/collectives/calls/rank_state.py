@@ -217,6 +217,8 @@ def lost_word(how: int, through: int) -> int:
 
 FINISHED = "finished the cell"
 """The reason of a rank that left its cell without an error."""
+INTERRUPTED = "was interrupted"
+"""The reason of an interrupted rank: most likely this rank receives the interrupt soon, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +458,19 @@ class RankState:
             return 2, f"cannot be reached: {ended}"
         broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
         return (2, with_source(board.text(rank, BROKE))) if broken else None
+
+    def advice(self, rank: int, why: str) -> str:
+        """What to do about a rank that will never arrive; "" if it makes other calls.
+
+        ``why`` is the text of its `departure`.
+        """
+        if {rank, self.shares[rank]} & self.died.keys():
+            return "A new rank can take its place once the others have left the cell."
+        if self.is_lost(rank):
+            return "Check that host and its network, and start the ranks again."
+        if self.board.get(rank, FAILED) and INTERRUPTED not in why:
+            return f"Correct the error of rank {rank}."
+        return ""
 
     def refusal(self, rank: int, call: Call) -> tuple[int, str] | None:
         """Why a rank will not do its part of a call at which it has arrived, as `departure`."""

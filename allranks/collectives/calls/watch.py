@@ -10,7 +10,7 @@ from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import list_sites, of_frame, with_source
-from allranks.collectives.calls.rank_state import Board, RankState, interrupt_pipe
+from allranks.collectives.calls.rank_state import INTERRUPTED, Board, RankState, interrupt_pipe
 from allranks.errors import WAITING, CollectiveMismatch, RankLeft, RankLost
 from allranks.records.ranks import label
 
@@ -53,8 +53,6 @@ _ASKED_AT_ONCE = 8
 _ARRIVING_SECONDS = 0.3
 _ANYBODY = 1 << 63
 """The edge of a rank that waits for a message of any rank; otherwise a rank's number + 1."""
-INTERRUPTED = "was interrupted"
-"""The reason of an interrupted rank: most likely this rank receives the interrupt soon, too."""
 
 
 class Watch:
@@ -164,13 +162,9 @@ class Watch:
     def _left_text(self, call: Call, rank: int, why: str) -> str:
         sites, lost = call.sites(), self.own.is_lost
         waiting = [r for r in sites if r != rank and not lost(r)]
-        advice = "Make the same calls on every rank, or use a process set of the ranks that do."
-        if {rank, self.own.shares[rank]} & self.own.died.keys():
-            advice = "A new rank can take its place once the others have left the cell."
-        elif lost(rank):
-            advice = "Check that host and its network, and start the ranks again."
-        elif self.own.board.get(rank, fields.FAILED) and INTERRUPTED not in why:
-            advice = f"Correct the error of rank {rank}."
+        advice = self.own.advice(rank, why) or (
+            "Make the same calls on every rank, or use a process set of the ranks that do."
+        )
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
             verb = "waits" if len(waiting) == 1 else "wait"

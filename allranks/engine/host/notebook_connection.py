@@ -32,14 +32,15 @@ class NotebookConnection:
     """Sends numbered messages to the notebook, and receives its commands.
 
     ``is_up`` is whether the notebook can be reached. Once the connection is interrupted for the
-    lease, or the notebook has ended, ``is_over`` is true. If the ranks stay when the notebook ends,
+    lease, or the notebook has ended, ``over`` says so. If the ranks stay when the notebook ends,
     ``stays``, its caretaker connects in its place.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], invitation: Invitation, host: str
     ) -> None:
-        self.is_up = self.is_over = self.stays = False
+        self.is_up = self.stays = False
+        self.over = ""
         self._url = invitation.commands_url
         self._host = host.encode()
         self._sent, self._received = SentMessages(), ReceivedMessages()
@@ -130,11 +131,13 @@ class NotebookConnection:
             self._next_beat = now + BEAT_SECONDS
             last = b"%d" % self._received.last
             self._events.send_multipart([b"beat", self._host, last, self._owner])
-        if not self.is_up and not self.is_over:
-            self.is_over = now >= self._give_up_at
-            if now >= self._next_probe:
+        if not self.is_up and not self.over:
+            if now >= self._give_up_at:
+                self.over = f"it was interrupted for {self._lease_seconds:g} s"
+            elif now >= self._next_probe:
                 self._next_probe = now + BEAT_SECONDS
-                self.is_over = self.is_over or (not self.stays and self._is_refused())
+                if not self.stays and self._is_refused():
+                    self.over = "the notebook's port was closed"
 
     def _is_refused(self) -> bool:
         # The notebook has ended, or its kernel was killed.

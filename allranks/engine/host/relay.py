@@ -53,7 +53,6 @@ _AGENT = "allranks.agent"
 #: The host agent has ended all ranks, and awaits its next configuration.
 _AGAIN = {"event": "again"}
 _STOP_SECONDS = 8.0
-_LOST = "lost the connection to the notebook"
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
@@ -164,8 +163,8 @@ class Relay:
         self._tell(event="host_up", address=_own_address(self._url), version=version())
         while not self._why:
             self._notebook.tick()
-            if self._notebook.is_over:
-                self._end(_LOST)
+            if self._notebook.over:
+                self._end(f"lost the connection to the notebook: {self._notebook.over}")
             wait_ms = math.ceil(min(1.0, self._batching.left_seconds) * 1000)
             for source, _ in self._poller.poll(min(_POLL_MS, wait_ms)):
                 self._serve(source)
@@ -405,7 +404,7 @@ class Relay:
             shutil.rmtree(folder, ignore_errors=True)
         self._tell(event="host_down", why=self._why)
         # Without a connection, nothing that is left can be sent.
-        self._context.destroy(linger=0 if self._why == _LOST else _LINGER_MS)
+        self._context.destroy(linger=0 if self._notebook.over else _LINGER_MS)
 
     def _tidy_up(self) -> None:
         # Descendants of a host agent that was killed: this process has adopted them.

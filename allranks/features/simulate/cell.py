@@ -16,8 +16,7 @@ from typing import Any
 import cloudpickle
 
 from allranks.collectives.calls.guard import of_traceback
-from allranks.collectives.calls.rank_state import FINISHED
-from allranks.collectives.calls.watch import INTERRUPTED
+from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
 from allranks.engine.cell import end_fork, in_rank
 from allranks.engine.exceptions import (
     from_cell,

@@ -208,10 +208,8 @@ def _in_use() -> bool:
 def _sentence(gone: list[tuple[bool, int, int, str]]) -> str:
     (*_, rank, why), *_ = gone
     needed = other_ranks.every(tuple(range(world.current().size)))
-    return (
-        f"a collective of JAX needs {needed}: rank {rank} {why}. Make the same calls on every "
-        f"rank. {_ADVICE}"
-    )
+    advice = other_ranks.advice(rank, why)
+    return f"a collective of JAX needs {needed}: rank {rank} {why}. {advice} {_ADVICE}"
 
 
 def _waits_in_jax() -> bool:

@@ -75,6 +75,11 @@ def gone() -> list[tuple[bool, int, int, str]]:
     return sorted(found)
 
 
+def advice(rank: int, why: str) -> str:
+    """Returns what to do about a rank that `gone` returns with this reason."""
+    return world.current().advice(rank, why) or "Make the same calls on every rank."
+
+
 def every(ranks: tuple[int, ...]) -> str:
     # All of them are needed.
     return f"all of {label(ranks)}" if len(ranks) > 1 else label(ranks)

@@ -237,10 +237,8 @@ def _tells_of_a_loss(error: BaseException) -> bool:
 
 
 def _sentence(what: str, needed: tuple[int, ...], rank: int, why: str) -> str:
-    return (
-        f"torch's {what} needs {other_ranks.every(needed)}: rank {rank} {why}. Make the same calls "
-        f"on every rank. {ADVICE}"
-    )
+    advice = other_ranks.advice(rank, why)
+    return f"torch's {what} needs {other_ranks.every(needed)}: rank {rank} {why}. {advice} {ADVICE}"
 
 
 def _logs() -> list[CallLog]:
