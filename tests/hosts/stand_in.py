@@ -17,44 +17,48 @@ from pathlib import Path
 
 HERE = Path(sys.argv[0]).absolute().parent
 HOSTS = ("h1", "h2")
-NUMBER = "7"
+_FIRST = 7
 
 
-def submit(script: str, output: str) -> None:
-    (HERE / "script").write_text(script)
+def submit(script: str, output: str) -> str:
+    """Returns the number of the job."""
+    number = str(_FIRST + len(list(HERE.glob("script-*"))))
+    (HERE / f"script-{number}").write_text(script)
     (HERE / "nodes").write_text("".join(f"{host}\n" for host in HOSTS for _ in range(2)))
     with open(output, "w") as log:
         job = subprocess.Popen(
-            [sys.argv[0], "serve"],
+            [sys.argv[0], "serve", number],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    (HERE / "job").write_text(str(job.pid))
+    (HERE / f"job-{number}").write_text(str(job.pid))
+    return number
 
 
-def serve() -> None:
+def serve(number: str) -> None:
     while (HERE / "hold").exists():
         time.sleep(0.1)
-    (HERE / "runs").touch()
+    (HERE / f"runs-{number}").touch()
     variables = [f"{name}={HERE}/nodes" for name in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")]
-    path = f"PATH={HERE}:/usr/bin:/bin"
-    os.execvp("ssh", ["ssh", "-T", HOSTS[0], "env", path, *variables, "sh", f"{HERE}/script"])
+    words = [f"PATH={HERE}:/usr/bin:/bin", *variables, "sh", f"{HERE}/script-{number}"]
+    os.execvp("ssh", ["ssh", "-T", HOSTS[0], "env", *words])
 
 
-def state() -> str:
-    pid = int((HERE / "job").read_text())
+def state(number: str) -> str:
+    pid = int((HERE / f"job-{number}").read_text())
     if not Path(f"/proc/{pid}").exists():
         return "ended"
-    return "runs" if (HERE / "runs").exists() else "waits"
+    return "runs" if (HERE / f"runs-{number}").exists() else "waits"
 
 
-def cancel() -> None:
-    for host in HOSTS if state() == "runs" else ():  # what the job runs on its hosts is told to end
+def cancel(number: str) -> None:
+    # What the job runs on its hosts is told to end.
+    for host in HOSTS if state(number) == "runs" else ():
         subprocess.run(["ssh", "-T", host, "pkill", "-f", "allranks.engine.host.relay"])
     with suppress(ProcessLookupError):
-        os.kill(int((HERE / "job").read_text()), signal.SIGTERM)
+        os.kill(int((HERE / f"job-{number}").read_text()), signal.SIGTERM)
 
 
 def option(words: list[str], name: str) -> str:
@@ -63,13 +67,13 @@ def option(words: list[str], name: str) -> str:
 
 def qsub(words: list[str]) -> None:
     assert "select=2:ncpus=2:mpiprocs=2" in words
-    submit(sys.stdin.read(), option(words, "-o"))
-    print(f"{NUMBER}.h0")
+    print(f"{submit(sys.stdin.read(), option(words, '-o'))}.h0")
 
 
 def qstat(words: list[str]) -> None:
-    assert words == ["-x", "-f", "-F", "json", f"{NUMBER}.h0"]
-    about: dict[str, object] = {"job_state": {"waits": "Q", "runs": "R", "ended": "F"}[state()]}
+    assert words[:-1] == ["-x", "-f", "-F", "json"]
+    found = state(words[-1].removesuffix(".h0"))
+    about: dict[str, object] = {"job_state": {"waits": "Q", "runs": "R", "ended": "F"}[found]}
     about |= {"queue": "workq", "comment": "Not Running: Insufficient amount of resource: ncpus"}
     about |= {"exec_host": "+".join(f"{host}/0*2" for host in HOSTS), "Exit_status": 271}
     print(json.dumps({"Jobs": {words[-1]: about}}))
@@ -77,14 +81,14 @@ def qstat(words: list[str]) -> None:
 
 def bsub(words: list[str]) -> None:
     assert (option(words, "-n"), option(words, "-R")) == ("4", "span[ptile=2]")
-    submit(sys.stdin.read(), option(words, "-o"))
-    print(f"Job <{NUMBER}> is submitted to default queue <normal>.")
+    number = submit(sys.stdin.read(), option(words, "-o"))
+    print(f"Job <{number}> is submitted to default queue <normal>.")
 
 
 def bjobs(words: list[str]) -> None:
     wanted = "stat queue exec_host pend_reason exit_reason delimiter='|'"
-    assert words == ["-a", "-noheader", "-o", wanted, NUMBER]
-    stat = {"waits": "PEND", "runs": "RUN", "ended": "EXIT"}[state()]
+    assert words[:-1] == ["-a", "-noheader", "-o", wanted]
+    stat = {"waits": "PEND", "runs": "RUN", "ended": "EXIT"}[state(words[-1])]
     hosts = "-" if stat == "PEND" else ":".join(f"2*{host}" for host in HOSTS)
     print(f"{stat}|normal|{hosts}|Job slot limit reached|TERM_OWNER: job killed by owner")
 
@@ -95,10 +99,10 @@ def launch(words: list[str]) -> None:
 
 def main() -> None:
     name, words = Path(sys.argv[0]).name, sys.argv[1:]
-    if words == ["serve"]:
-        serve()
+    if words[0] == "serve":
+        serve(words[1])
     elif name in ("qdel", "bkill"):
-        cancel()
+        cancel(words[0].removesuffix(".h0"))
     elif name in ("pbs_tmrsh", "blaunch"):
         launch(words)
     else:

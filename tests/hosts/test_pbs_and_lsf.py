@@ -16,6 +16,8 @@ COMMANDS = {
     "pbs": ("qsub", "qstat", "qdel", "pbs_tmrsh"),
     "lsf": ("bsub", "bjobs", "bkill", "blaunch"),
 }
+#: The number of the third job.
+THIRD = "9"
 OPTIONS = "--nodes 2 --ntasks-per-node 2"
 
 
@@ -61,9 +63,9 @@ def test_a_job_waits_runs_stops_and_is_named_where_it_is_cancelled(notebook, sys
 
     notebook.on_ranks("rank", f"--on {system} {OPTIONS}")
     cell = notebook.start_on_ranks("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
-    notebook._hosts.on("h0", str(commands / COMMANDS[system][2]), "7")
+    notebook._hosts.on("h0", str(commands / COMMANDS[system][2]), THIRD)
     assert cell.wait().error_name == "ClusterLost"
-    assert " job 7" in cell.error_value
+    assert f" job {THIRD}" in cell.error_value
     assert "has ended" in cell.error_value
 
 
