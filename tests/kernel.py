@@ -253,6 +253,12 @@ class Kernel:
         reply = self._client.inspect(source, reply=True, timeout=timeout)
         return str(reply["content"].get("data", {}).get("text/plain", ""))
 
+    def open_page(self, timeout: float = 60) -> set[str]:
+        """Asks what a page asks when it is opened; returns the ids of the comms."""
+        self._client.kernel_info(reply=True, timeout=timeout)
+        reply = self._client.comm_info(reply=True, timeout=timeout)
+        return set(reply["content"]["comms"])
+
     def is_complete(self, source: str, timeout: float = 60) -> str:
         """Returns what a console asks before it runs a cell: complete, incomplete or invalid."""
         self._client.is_complete(source)

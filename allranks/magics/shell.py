@@ -275,9 +275,12 @@ _COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})
 
 
 class AnsweredWhileBusy:
-    """Answers Tab and Shift-Tab while a cell waits for its ranks, not in a terminal.
+    """Answers Tab, Shift-Tab and a page that is opened while a cell waits for its ranks, not in a
+    terminal.
 
-    ipykernel answers them after the cell. It handles messages of widgets during the cell, but
+    ipykernel answers them after the cell. JupyterLab sends nothing else before it has the answer
+    about the kernel or has waited for three seconds, and it gives up on widgets after four. Without
+    them it asks for the list of comms. ipykernel handles messages of widgets during the cell, but
     version 7.4 then restores the parent of output that it found before: if the next cell has begun
     meanwhile, the end of that one is reported as the end of another, and JupyterLab shows that it
     still runs.
@@ -296,6 +299,8 @@ class AnsweredWhileBusy:
         self._answers = {
             "complete_request": kernel.complete_request,
             "inspect_request": kernel.inspect_request,
+            "kernel_info_request": kernel.kernel_info_request,
+            "comm_info_request": kernel.comm_info_request,
         }
         # Older versions handle these messages after the cell.
         handles_comms = "concurrent" in inspect.signature(kernel.dispatch_shell).parameters

@@ -86,7 +86,6 @@ class NotebookView(TextView):
         self._cleared_next: set[int] = set()
 
     def output(self, batch: Output) -> None:
-        self._changed = True
         if batch.hidden_lines:
             self._hidden[batch.rank] = (batch.hidden_lines, batch.hidden_nbytes)
         for kind, *rest in batch.entries:
@@ -102,6 +101,8 @@ class NotebookView(TextView):
                 self._clear(batch.rank)
             else:
                 self._display(batch.rank, kind, *rest)
+        # Last: text below a picture shows all that is above it, and not yet itself.
+        self._changed = True
 
     def _clear(self, rank: int) -> None:
         self._cleared_next.discard(rank)

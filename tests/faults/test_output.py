@@ -95,6 +95,16 @@ def test_lines_that_a_thread_writes_across_cells_are_shown_in_order(notebook):
         assert found == list(range(1500))
 
 
+def test_text_below_a_picture_of_one_rank_is_shown_at_once(notebook):
+    cell = notebook.start_on_ranks(
+        "import time\nfrom IPython.display import HTML\ndisplay(HTML('<b>'))\nprint('below')\n"
+        "time.sleep(60)",
+        "-r 1",
+    ).wait_for("│ below", 20)
+    notebook.interrupt()
+    assert cell.wait().error_name == "CellInterrupted"
+
+
 def test_the_logs_are_for_their_owner_only(notebook):
     for log in notebook.logs().values():
         assert oct(log.stat().st_mode & 0o777) == "0o600"

@@ -198,6 +198,19 @@ def test_a_page_that_is_loaded_anew_has_the_ranks_widgets_until_they_are_closed(
     assert [m["msg_type"] for m in cell.comms if m["comm_id"] == name][-1] == "comm_close"
 
 
+def test_a_page_that_is_opened_while_a_cell_runs_is_answered(notebook, tmp_path):
+    """JupyterLab asks nothing else before, and shows no widgets without the list of comms."""
+    go = tmp_path / "go"
+    cell = notebook.start(
+        "%%distributed -r 0\nimport os, time\ns = w.IntSlider()\ndisplay(s)\n"
+        f"print('here')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    ).wait_for("here")
+    assert set(views(cell)) <= notebook.open_page()
+    assert not cell.done
+    go.touch()
+    cell.wait().ok()
+
+
 def test_an_exception_in_a_callback_is_in_the_log_and_the_widget_lives_on(notebook):
     cell = on_ranks(
         notebook,
