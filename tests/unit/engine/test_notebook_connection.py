@@ -83,7 +83,7 @@ class Host:
         for source in made.sources():
             poller.register(source, zmq.POLLIN)
         sent, was_up = 0, False
-        while not made.is_over:
+        while not made.over:
             for source, _ in poller.poll(1):
                 self.commands += [int(line) for _, line in made.serve(source)]
             self.resumed += made.is_up and not was_up
@@ -134,4 +134,5 @@ def test_an_interruption_for_the_lease_ends_the_connection():
         invitation = Invitation(url, url, zmq.curve_keypair()[0].decode(), "h1")
         host = Host(dataclasses.replace(invitation, lease_seconds=1.5))
         host.wait()
+    assert host.connection.over == "it was interrupted for 1.5 s"
     assert not host.commands
