@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report, results
-from tests.agents import BUGS, CALLS, missed_bugs, with_agent
+from tests.agents import BUGS, CALLS, finish, missed_bugs, with_agent
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "agents.md"
 ROUNDS = 5
@@ -40,9 +40,7 @@ def main() -> None:
 
 
 async def _hang(agent: Any) -> tuple[dict[str, float], int]:
-    await agent("run", source="1")
-    while "has run for" in await agent("state"):
-        pass  # the ranks start
+    await finish(agent, "1")  # the ranks start
     agent.seconds.clear()
     for tool, arguments in CALLS:
         await agent(tool, **arguments)

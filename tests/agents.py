@@ -107,10 +107,15 @@ def with_agent(act, *options):
     return asyncio.run(main())
 
 
+def goes_on(reply):
+    """Whether the cell has not ended; the second text is that of a reply at the deadline."""
+    return " has run for " in reply or " goes on." in reply
+
+
 async def finish(agent, source):
     """Runs a cell to its end; the first one starts the ranks."""
     reply = await agent("run", source=source)
-    while " has run for " in reply or " goes on." in reply:
+    while goes_on(reply):
         await asyncio.sleep(0.2)
         reply = await agent("state")
     return reply
@@ -131,14 +136,14 @@ async def find(agent, source):
     """The policy: returns the rank and the line to blame, from the replies alone."""
     reply = await agent("run", source=source)
     for _ in range(20):
-        if " has run for " not in reply:
+        if not goes_on(reply):
             break
         state = await agent("state")
         # A rank that has no line may be about to die: its report names the line.
         late = re.findall(rf"(?m)^{RANKS}: (?:running|silent) In\[\d+\]:(\d+)", state)
         if late and len(numbers(late[0][0])) == 1:
             await agent("interrupt")
-            while " has run for " in await agent("state"):
+            while goes_on(await agent("state")):
                 await asyncio.sleep(0.2)
             return min(numbers(late[0][0])), int(late[0][1])
         await asyncio.sleep(0.2)

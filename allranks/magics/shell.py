@@ -278,12 +278,13 @@ class AnsweredWhileBusy:
     """Answers Tab, Shift-Tab and a page that is opened while a cell waits for its ranks, not in a
     terminal.
 
-    ipykernel answers them after the cell. JupyterLab sends nothing else before it has the answer
-    about the kernel or has waited for three seconds, and it gives up on widgets after four. Without
-    them it asks for the list of comms. ipykernel handles messages of widgets during the cell, but
-    version 7.4 then restores the parent of output that it found before: if the next cell has begun
-    meanwhile, the end of that one is reported as the end of another, and JupyterLab shows that it
-    still runs.
+    ipykernel answers them after the cell. A page of JupyterLab asks about the kernel first, and
+    holds all other messages until it has the answer, or for three seconds. It asks for all widgets
+    at once, and after four seconds for the list of comms instead.
+
+    ipykernel handles messages of widgets during the cell, but version 7.4 then restores the parent
+    of output that it found before: if the next cell has begun meanwhile, the end of that one is
+    reported as the end of another, and JupyterLab shows that it still runs.
     """
 
     def __init__(self, kernel: Any, undo: ExitStack, busy: BusyStatus) -> None:

@@ -31,9 +31,9 @@ _PROBE_SECONDS = 0.5
 class NotebookConnection:
     """Sends numbered messages to the notebook, and receives its commands.
 
-    ``is_up`` is whether the notebook can be reached. Once the connection is interrupted for the
-    lease, or the notebook has ended, ``over`` says so. If the ranks stay when the notebook ends,
-    ``stays``, its caretaker connects in its place.
+    ``is_up`` is whether the notebook can be reached. ``over`` is empty until the connection has
+    been interrupted for the lease, or the notebook has ended; then it is the reason, as text. If
+    the ranks stay when the notebook ends, ``stays``, its caretaker connects in its place.
     """
 
     def __init__(
