@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import re
 import secrets
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 import uuid
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +32,7 @@ PAGE = REPOSITORY / "docs" / "jupyterhub.md"
 #: Where control groups are that share processor time: of version 1 if there are such.
 CPU_GROUPS = next(filter(Path.is_dir, map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"))), HERE)
 START_SECONDS = 120.0
+Send = Callable[[str], object]
 #: The student whose idle kernels end after a few seconds.
 IDLER = "ida"
 #: What a machine sets by itself; limits are as small as a test can reach.
@@ -82,6 +87,9 @@ class Hub:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._group = CPU_GROUPS / folder.name
+        self._connections: list[WebSocketClientConnection] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
         config = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
@@ -115,6 +123,7 @@ class Hub:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self._thread.start()
         wait_until(self._answers, self._log.read_text, START_SECONDS)
         for name in self._names:
             self.ask("POST", f"/hub/api/users/{name}")
@@ -123,9 +132,17 @@ class Hub:
     def __exit__(self, *_: object) -> None:
         self._process.kill()  # the namespaces of the processes end with it
         self._process.wait()
+        self._in_loop(self._close_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
         if self._group.exists():
             for group in (*self._group.glob("*/"), self._group):
                 wait_until(lambda group=group: _removed(group))
+
+    async def _close_all(self) -> None:
+        for connection in self._connections:
+            connection.close()
 
     def _answers(self) -> bool:
         try:
@@ -170,12 +187,30 @@ class Hub:
             START_SECONDS,
         )
 
-    def socket(self, path: str) -> HTTPRequest:
-        return HTTPRequest(
+    def connect(self, path: str, take: Callable[[str | bytes | None], object]) -> Send:
+        """Opens a websocket, and returns what sends a text over it.
+
+        ``take`` is called in a thread with every text that comes, and with None at the end.
+        """
+
+        async def opened() -> WebSocketClientConnection:
+            # A connection of which nobody reads answers no ping: the server closes it after 90 s.
+            return await websocket_connect(request, on_message_callback=take)
+
+        async def send(text: str) -> None:
+            await connection.write_message(text)
+
+        request = HTTPRequest(
             f"ws://127.0.0.1:{self._port}{path}",
             headers={"Authorization": f"token {self._token}"},
             request_timeout=START_SECONDS,
         )
+        connection = self._in_loop(opened())
+        self._connections.append(connection)
+        return lambda text: self._in_loop(send(text))
+
+    def _in_loop(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(START_SECONDS)
 
 
 def _removed(group: Path) -> bool:
@@ -192,12 +227,18 @@ class Student:
     def __init__(self, hub: Hub, name: str) -> None:
         self._hub, self._api = hub, f"/user/{name}/api"
         self._id = hub.ask("POST", f"{self._api}/kernels")["id"]
-        self._loop = asyncio.new_event_loop()
-        self._socket = self._loop.run_until_complete(self._connect())
+        #: The messages about each cell that was sent; None once the connection has ended.
+        self._cells: dict[str, queue.SimpleQueue[Any]] = {}
+        self._send = hub.connect(f"{self._api}/kernels/{self._id}/channels", self._take)
 
-    async def _connect(self) -> WebSocketClientConnection:
-        path = f"{self._api}/kernels/{self._id}/channels"
-        return await websocket_connect(self._hub.socket(path))
+    def _take(self, said: str | bytes | None) -> None:
+        if said is None:
+            for cell in self._cells.values():
+                cell.put(None)
+            return
+        message = json.loads(said)
+        if cell := self._cells.get(message["parent_header"].get("msg_id")):
+            cell.put(message)
 
     def kernels(self) -> list[str]:
         """Returns the ids of the kernels that the student's server has."""
@@ -210,25 +251,20 @@ class Student:
         content = {"code": source, "silent": False, "stop_on_error": False, "allow_stdin": False}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
         message |= {"channel": "shell", "buffers": []}
-        self._loop.run_until_complete(self._send(json.dumps(message)))
+        self._cells[number] = queue.SimpleQueue()
+        self._send(json.dumps(message))
         return number
-
-    async def _send(self, text: str) -> None:
-        await self._socket.write_message(text)
 
     def end(self, number: str, seconds: float = 120) -> str:
         """Returns the output of a cell, and its error as the last line."""
-        return self._loop.run_until_complete(asyncio.wait_for(self._read(number), seconds))
-
-    async def _read(self, number: str) -> str:
-        text = ""
+        deadline, text = time.monotonic() + seconds, ""
         while True:
-            said = await self._socket.read_message()
-            if said is None:
-                return f"{text}the connection ended"
-            message = json.loads(said)
-            if message["parent_header"].get("msg_id") != number:
-                continue
+            try:
+                message = self._cells[number].get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"the cell has not ended in {seconds:g} s:\n{text}") from None
+            if message is None:
+                raise ConnectionError(f"the connection ended during a cell:\n{text}")
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "stream":
                 text += content["text"]
@@ -237,6 +273,7 @@ class Student:
             elif kind == "error":
                 text += f"{content['ename']}: {content['evalue']}"
             elif kind == "status" and content["execution_state"] == "idle":
+                del self._cells[number]
                 return text
 
     def run(self, source: str) -> str:

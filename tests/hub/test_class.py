@@ -69,7 +69,8 @@ def students(hub: Hub) -> dict[str, Student]:
     with ThreadPoolExecutor() as pool:
         found = dict(zip(NAMES, pool.map(partial(Student, hub), NAMES), strict=True))
     for source in START:
-        run_all(found.values(), source)
+        said = run_all(found.values(), source)
+        assert "Error" not in "".join(said), said
     return found
 
 
