@@ -202,6 +202,9 @@ def serve_clients(kernel: Any, wire: RankWire, interrupts: Interrupts) -> None:
     def answering(handle: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
             failed.clear()
+            # A rank that drops the requests behind an error leaves the others waiting for it in
+            # a collective. The next `%%px` can come that early: an interrupted one does not wait.
+            parent["content"]["stop_on_error"] = False
             publish = partial(_publish, kernel, parent)
             with wire.output_for_client(publish) as alone, _like_a_cell(interrupts, alone):
                 done = handle(stream, ident, parent)

@@ -161,3 +161,10 @@ def test_px_is_ipyparallels_where_a_view_was_activated(px):
     kernel.run("%%px\ncomm.Barrier()\nprint('both')").says("[stdout:0] both").lacks("stderr")
     assert kernel.value("view['by_ipyparallel']") == "[0, 1]"
     assert kernel.run("%%distributed\n'by allranks'").text == "ranks 0–1 → 'by allranks'\n"
+
+
+def test_a_cell_of_px_that_waits_behind_an_error_runs_on_every_rank(px):
+    """If one rank dropped it, the others would wait for that rank in the collective."""
+    px.run("%%px --noblock -o failed\nimport time\ntime.sleep(1)\nif rank == 0: 1 / 0").ok()
+    px.run("%%px\ncomm.Barrier()\nprint('both')").says("[stdout:0] both", "[stdout:1] both")
+    assert px.value("failed.successful()") == "False"

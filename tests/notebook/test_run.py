@@ -29,7 +29,8 @@ def test_each_cell_is_shown_with_what_it_said_and_the_first_that_fails_is_the_la
     )
     assert "ZeroDivisionError: division by zero" in answer.stdout
     assert "\nthree" not in answer.stdout
-    assert answer.stderr.endswith("lab.ipynb: the cell above failed\n")
+    # Not the last line: a kernel on a busy machine may log errors of its sockets as it ends.
+    assert "lab.ipynb: the cell above failed\n" in answer.stderr
 
 
 def test_a_kernel_that_dies_is_said(run):
