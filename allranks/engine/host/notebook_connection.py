@@ -48,7 +48,8 @@ class NotebookConnection:
         self._owner = b""
         self._interrupted = min(_INTERRUPTED_SECONDS, invitation.lease_seconds / 3)
         self._lease_seconds = invitation.lease_seconds
-        self._give_up_at = time.monotonic() + self._lease_seconds
+        #: What is left of the lease. Time in which this process stood still does not count.
+        self._left_seconds, self._ticked = self._lease_seconds, time.monotonic()
         self._next_beat = self._next_probe = 0.0
         self._commands = context.socket(zmq.DEALER)
         self._commands.setsockopt(zmq.IDENTITY, self._host)
@@ -71,6 +72,8 @@ class NotebookConnection:
             # Bytes, not messages: a large message may take long.
             one.setsockopt(zmq.TCP_MAXRT, int(self._interrupted * 1000))
             one.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+            # By default 30 s: a connection that nobody serves would outlast the lease.
+            one.setsockopt(zmq.HANDSHAKE_IVL, int(self._interrupted * 1000))
             one.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             one.curve_serverkey = invitation.wire_key.encode()
             one.curve_publickey = public
@@ -101,7 +104,7 @@ class NotebookConnection:
             self._resume(source)
         elif source is self._monitors[0] and self.is_up:
             self.is_up = False
-            self._give_up_at = time.monotonic() + self._lease_seconds - self._interrupted
+            self._left_seconds = self._lease_seconds - self._interrupted
 
     def _begin(self, owner: bytes) -> None:
         if owner != self._owner:
@@ -127,12 +130,15 @@ class NotebookConnection:
     def tick(self) -> None:
         """Sends a heartbeat when it is due, and finds out whether the connection is over."""
         now = time.monotonic()
+        passed, self._ticked = min(now - self._ticked, BEAT_SECONDS), now
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             last = b"%d" % self._received.last
             self._events.send_multipart([b"beat", self._host, last, self._owner])
         if not self.is_up and not self.over:
-            if now >= self._give_up_at:
+            self._left_seconds -= passed
+            # A handshake that has succeeded may not be read yet.
+            if self._left_seconds <= 0 and not self._monitors[0].poll(0):
                 self.over = f"it was interrupted for {self._lease_seconds:g} s"
             elif now >= self._next_probe:
                 self._next_probe = now + BEAT_SECONDS

@@ -316,6 +316,7 @@ class Relay:
         except (OSError, zmq.ZMQError) as error:
             self._tell(event="host_refused", problem=str(error))
             self._end("could not begin again")
+            return
         for line in (*([self._stay] if self._stay else []), *self._for_next):
             self._say(line)
         self._for_next.clear()

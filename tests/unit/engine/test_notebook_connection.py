@@ -4,6 +4,7 @@ import dataclasses
 import json
 import socket
 import threading
+import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -28,6 +29,8 @@ class Network:
         self._listening = socket.create_server((LOOPBACK, 0))
         self.url = f"tcp://{LOOPBACK}:{self._listening.getsockname()[1]}"
         self._open: list[socket.socket] = []
+        #: How many of the next connections are accepted, and nothing else.
+        self.silent = 0
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -35,6 +38,10 @@ class Network:
         with suppress(OSError):
             while True:
                 near, _ = self._listening.accept()
+                if self.silent:
+                    self.silent -= 1
+                    self._open.append(near)
+                    continue
                 far = socket.create_connection((LOOPBACK, self._port))
                 self._open += [near, far]
                 for ends in ((near, far), (far, near)):
@@ -126,6 +133,65 @@ def test_messages_of_both_sides_survive_their_connections_once_and_in_order(note
     for network in (commands, events):
         network.close()
     host.wait()
+
+
+@pytest.fixture
+def hosts():
+    """Those that a test starts; they end with their networks."""
+    started: list[Host] = []
+    yield started
+    for host in started:
+        host.wait()
+
+
+@pytest.fixture
+def networks(notebook, hosts):
+    """The networks of both connections to the notebook."""
+    commands, events = Network(notebook.commands_url), Network(notebook.events_url)
+    yield commands, events
+    for network in (commands, events):
+        network.close()
+
+
+def invitation_to(notebook, networks, lease_seconds: float) -> Invitation:
+    urls = [network.url for network in networks]
+    return Invitation(*urls, notebook.key, "h1", lease_seconds=lease_seconds)
+
+
+def test_a_connection_that_nobody_serves_is_made_again_within_the_lease(notebook, networks, hosts):
+    host = Host(invitation_to(notebook, networks, 9.0))
+    hosts.append(host)
+    wait_until(lambda: host.resumed)
+    networks[0].silent = 1
+    networks[0].interrupt()
+    wait_until(lambda: host.resumed > 1 or host.connection.over)
+    assert not host.connection.over
+    notebook.command("h1", "count", "1")
+    wait_until(lambda: host.commands == [1])
+
+
+def test_a_relay_that_stood_still_finds_the_connection_that_was_made_meanwhile(notebook, networks):
+    context = zmq.Context()
+    made = NotebookConnection(context, invitation_to(notebook, networks, 1.5), "h1")
+
+    def serve_until(true) -> None:
+        def served():
+            for source in made.sources():
+                while source.poll(0) and not true():
+                    list(made.serve(source))
+            return true()
+
+        wait_until(served)
+
+    serve_until(lambda: made.is_up)
+    networks[0].interrupt()
+    serve_until(lambda: not made.is_up)
+    wait_until(lambda: made.sources()[1].poll(0))
+    time.sleep(2)
+    made.tick()
+    assert not made.over
+    serve_until(lambda: made.is_up)
+    context.destroy(linger=0)
 
 
 def test_an_interruption_for_the_lease_ends_the_connection():
