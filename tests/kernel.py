@@ -102,6 +102,12 @@ class Cell:
         self._kernel.pump(lambda: self.done, timeout, f"the end of {self.source!r}", self)
         return self
 
+    def wait_for_begin(self, timeout: float = 60) -> Self:
+        """Returns this cell once the kernel runs it: an interrupt before that does nothing."""
+        what = f"the begin of {self.source!r}"
+        self._kernel.pump(lambda: self.begun or self.done, timeout, what, self)
+        return self
+
     def wait_for(self, text: str, timeout: float = 60) -> Self:
         """Returns this cell once ``text`` stands in its output, whether or not it has ended."""
         self._kernel.pump(lambda: text in self.text, timeout, f"{text!r}", self)
@@ -318,7 +324,7 @@ class Kernel:
         """Returns every live process that came from this kernel, orphans included, oldest first."""
         return [process for process in marked(self.mark) if process.pid != self.pid]
 
-    def wait_for_no_children(self, timeout: float = 10) -> None:
+    def wait_for_no_children(self, timeout: float = 30) -> None:
         def left() -> list[psutil.Process]:
             time.sleep(0.05)
             return self.children()

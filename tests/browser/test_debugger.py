@@ -58,7 +58,7 @@ def test_a_clicked_breakpoint_and_fifty_steps_of_eight_ranks_on_two_hosts(lab: L
     path = lab.server.add(new_notebook(cells=cells, metadata=metadata))
     lab.open(path)
     lab.run_cell(0)
-    lab.wait_for(0, "started ranks 0–7")
+    lab.wait_for(0, "started ranks 0–7", timeout=240)
     lab.wait_idle()
     step_through(lab, STEPS, shown=0, chosen=5)
     lab.screenshot(PICTURES / "debugger_steps.png")

@@ -21,7 +21,7 @@ ALL = re.compile(r"rank 0 .* at step \d+.*rank 3 .* at step \d+")
 # Long enough to press the button again while a cell is being profiled.
 START = """%load_ext allranks
 from allranks.widgets.dashboard import view
-view.PROFILE_SECONDS = 12
+view.PROFILE_SECONDS = 40
 %distributed start -n 4"""
 
 TRAINING = """%%distributed
@@ -43,7 +43,7 @@ for block in range(100):
         print(f"line {line} of rank {rank}" + (" needle" if line % 10_000 == 7 else ""))
     print("a warning", block, file=sys.stderr, flush=True)
     time.sleep(0.05)
-for second in range(600):
+for second in range(3000):
     print("still here", second, flush=True)
     time.sleep(0.2)
 """

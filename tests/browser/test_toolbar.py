@@ -56,6 +56,7 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.wait_for(0, "hello from 3")
 
     page.keyboard.press("Control+Shift+C")
+    expect(page.locator(".lm-CommandPalette-input:visible")).to_be_focused()
     page.keyboard.type("Show the ranks")
     page.get_by_role("menuitem", name="Show the ranks").click()
     sidebar = page.locator(SIDEBAR)

@@ -88,10 +88,12 @@ def test_calls_of_several_threads_wait_for_each_other(cluster):
     assert results == {number: [2 * number] * 2 for number in range(8)}
 
 
-def test_a_call_within_a_cell_of_the_same_thread_is_refused(cluster):
-    run = cluster.begin("import time; time.sleep(0.2)")
+def test_a_call_within_a_cell_of_the_same_thread_is_refused(cluster, tmp_path):
+    go = tmp_path / "go"
+    run = cluster.begin(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)")
     with pytest.raises(UsageError, match="expected idle ranks"):
         cluster.run(double, 1)
+    go.touch()
     cluster.wait(run)
 
 
@@ -121,7 +123,8 @@ def test_the_cause_of_a_failure_is_the_ranks_own_exception(cluster):
     assert raised.value.__cause__ is None
 
 
-def test_output_is_captured_or_turned_off(cluster, capsys):
+def test_output_is_captured_or_turned_off(cluster, capsys, monkeypatch):
+    monkeypatch.setattr("allranks.widgets.text._LINE_HOLD_SECONDS", 60.0)
     captured = allranks.CapturedOutput()
     assert cluster.run("print('on', rank); rank", view=captured) == [0, 1]
     assert (captured[0], captured[1]) == ("on 0\n0\n", "on 1\n1\n")

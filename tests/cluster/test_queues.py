@@ -157,6 +157,7 @@ def test_a_silent_submit_command_is_ended_with_its_children_and_one_without_a_nu
     assert "The command was: sbatch --job-name=allranks" in str(failed)
     # One that has been killed ends when the system comes to it.
     wait_until(lambda: not [p for p in psutil.process_iter() if known in words_of(p)])
+    monkeypatch.setattr(batch, "_ASK_SECONDS", 20.0)
     failed = submit(commands, tmp_path, "echo later")
     assert str(failed).startswith("expected sbatch to print the job's number, found 'later'.")
 

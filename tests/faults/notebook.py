@@ -21,7 +21,7 @@ GONE_SECONDS = 30
 KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 _SHARED_MEMORY = Path("/dev/shm")
 #: Run in the notebook: what it has not heard of by then, the next cell would hear of in its middle.
-_HEARS_OF_A_DEATH = """
+HEARS_OF_A_DEATH = """
 def hears(rank):
     session = get_ipython().magics_manager.registry["DistributedMagics"].session
     ranks = session.running._ranks
@@ -116,7 +116,7 @@ class Notebook(Kernel):
 
     def kill_rank(self, rank: int) -> None:
         psutil.Process(self.pids()[rank]).kill()
-        heard = self.run(_HEARS_OF_A_DEATH.format(rank))
+        heard = self.run(HEARS_OF_A_DEATH.format(rank))
         assert heard.status == "ok", heard.text
 
     def logs(self) -> dict[str, Path]:

@@ -145,7 +145,8 @@ def test_a_cell_that_ended_while_nobody_was_there_is_shown_and_fails_as_it_did(n
 def test_a_cell_that_is_followed_can_be_interrupted_and_typed_to(notebook):
     notebook.start(
         "%%distributed\n"
-        "answer = input('name? ') if rank == 1 else ''\nprint('here')\nwhile True: barrier()",
+        "answer = input('name? ') if rank == 1 else ''\nprint('here', answer)\n"
+        "while True: barrier()",
         typing=True,
     ).wait_for("here")
     notebook.kill9()
@@ -153,7 +154,7 @@ def test_a_cell_that_is_followed_can_be_interrupted_and_typed_to(notebook):
     attached = notebook.start("%distributed attach", typing=True)
     assert "name?" in attached.prompt()
     attached.answer("Ada")
-    attached.wait_for("rank 1")
+    attached.wait_for("here Ada")
     notebook.drain(0.5)
     notebook.interrupt()
     assert attached.wait().error_name == "CellInterrupted"
@@ -301,8 +302,12 @@ def test_the_members_of_an_ensemble_that_are_left_run_after_an_attach(notebook, 
 
 def test_what_cannot_be_attached_to_is_said(notebook):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
+    # A busy host agent answers later than a notebook usually waits.
+    glance = "from allranks.cluster import sessions; sessions._GLANCE_SECONDS = {}"
+    notebook.run(glance.format(20.0))
     notebook.run("%distributed detach")
     cell = notebook.on_ranks("rank", "-n 1")
+    notebook.run(glance.format(0.2))
     assert (
         f"Starting new ranks. Earlier ones are detached: ranks 0–3 of {name}. To list them"
         in cell.text
@@ -323,10 +328,10 @@ def test_what_cannot_be_attached_to_is_said(notebook):
 def test_a_rank_that_does_not_answer_is_named_and_stays(notebook):
     victim = notebook.pids()[2]
     again(notebook, attach=False)
-    notebook.run("from allranks.cluster import connection; connection._ATTACH_SECONDS = 4.5")
+    notebook.run("from allranks.cluster import connection; connection._ATTACH_SECONDS = 15")
     with stopped(victim):
         refused = notebook.run("%distributed attach").error_value
-    assert "found that rank 2 did not answer within 4.5 s" in refused
+    assert "found that rank 2 did not answer within 15 s" in refused
     notebook.run("connection._ATTACH_SECONDS = 20")
     assert notebook.run("%distributed attach").status == "ok"
     check_at_work(notebook)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.faults.notebook import KEPT
+from tests.kernel import wait_until
 
 pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 
@@ -54,10 +55,20 @@ def test_help_is_printed_and_nothing_runs(notebook, typed, shown):
     notebook.run(typed).ok().says(shown)
 
 
+def completes(notebook, source, expected):
+    """The kernel waits half a second for a rank: if it is late, Tab is pressed again."""
+    wait_until(lambda: notebook.complete(source) == expected, lambda: f"{expected} for {source!r}")
+
+
+def describes(notebook, source, expected):
+    """The same for Shift-Tab, and two seconds."""
+    wait_until(lambda: expected in notebook.inspect(source), lambda: f"{expected} for {source!r}")
+
+
 def test_tab_completes_commands_and_options(notebook):
     assert notebook.complete("%distributed sta") == ["start", "status"]
     assert "--timeout" in notebook.complete("%%distributed --t")
-    assert notebook.complete("%%distributed\nkep") == ["kept"]
+    completes(notebook, "%%distributed\nkep", ["kept"])
 
 
 NAMES = """class Stuck:
@@ -73,32 +84,31 @@ def added(left, right=1):
 
 def test_names_of_a_rank_are_completed_and_described_while_it_is_idle_or_runs_a_cell(notebook):
     notebook.on_ranks(NAMES).ok()
-    assert notebook.complete("%%rank 2\nonly_th") == ["only_there"]
+    completes(notebook, "%%rank 2\nonly_th", ["only_there"])
     assert notebook.complete("%%distributed -r 0,2\nonly_th") == []
     notebook.run("%distributed inspect 2").says("rank 2")
-    assert notebook.complete("%%distributed\nonly_th") == ["only_there"]
+    completes(notebook, "%%distributed\nonly_th", ["only_there"])
     notebook.run("%distributed inspect 9").fails("UsageError", "expected ranks between 0 and 3")
     assert "left + right" in notebook.on_ranks("added??").says("rank 2 │ Signature").text
     # A text that never ends is left out, and the rank goes on.
-    assert "Its text never ends." in notebook.inspect("%%distributed\nstuck")
-    assert "2.5" in notebook.inspect("%%distributed\nonly_there")
+    describes(notebook, "%%distributed\nstuck", "Its text never ends.")
+    describes(notebook, "%%distributed\nonly_there", "2.5")
     # jedi raises if its cache is damaged; IPython then completes no attributes.
     damage = "import jedi, time; jedi.Interpreter.complete, whole = None, jedi.Interpreter.complete"
     notebook.on_ranks(damage).ok()
-    assert notebook.complete("%%distributed\ntime.slee") == ["time.sleep"]
+    completes(notebook, "%%distributed\ntime.slee", ["time.sleep"])
     notebook.on_ranks("jedi.Interpreter.complete = whole").ok()
 
     sleeps = notebook.start("%%distributed\nimport time\nprint('begun')\ntime.sleep(1000)")
-    sleeps.wait_for("begun")
-    assert notebook.complete("%%distributed\nonly_th") == ["only_there"]
-    assert notebook.complete("%%distributed\ntime.slee") == ["time.sleep"]
+    sleeps.wait_for("ranks 0–3 │ begun")
+    completes(notebook, "%%distributed\nonly_th", ["only_there"])
+    completes(notebook, "%%distributed\ntime.slee", ["time.sleep"])
     assert notebook.complete("%%distributed\nnowhere.slee") == []
-    told = notebook.inspect("%%distributed\nadded")
-    assert "Arguments: left, right" in told
-    assert "Adds." in told
-    assert "Value:     2.5" in notebook.inspect("%%distributed\nonly_there")
+    describes(notebook, "%%distributed\nadded", "Arguments: left, right")
+    describes(notebook, "%%distributed\nadded", "Adds.")
+    describes(notebook, "%%distributed\nonly_there", "Value:     2.5")
     assert notebook.inspect("%%distributed\nnowhere") == ""
-    assert notebook.complete("%distributed sta") == ["start", "status"]
+    completes(notebook, "%distributed sta", ["start", "status"])
     notebook.interrupt()
     sleeps.wait().fails("CellInterrupted")
     notebook.run("%distributed inspect 0")

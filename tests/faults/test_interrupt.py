@@ -57,7 +57,10 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(notebook, source):
     wait_until(lambda: not sleepers(notebook), lambda: f"the end of {sleepers(notebook)}")
 
 
-SLOW_TEXT = "import time\nclass Slow({}):\n    def __str__(self):\n        time.sleep(600)\n{}"
+SLOW_TEXT = (
+    "import time\nclass Slow({}):\n    def __str__(self):\n"
+    "        print('here'); time.sleep(600)\n{}"
+)
 SLOW_TEXTS = {
     "an exception": ("Exception", "raise Slow()", "Slow: <str() of it was interrupted>"),
     "an interrupt": ("KeyboardInterrupt", "raise Slow()", "Slow: <str() of it was interrupted>"),
@@ -73,7 +76,10 @@ SLOW_TEXTS = {
 
 @pytest.mark.parametrize(("kind", "line", "said"), SLOW_TEXTS.values(), ids=SLOW_TEXTS.keys())
 def test_an_interrupt_ends_what_an_exception_says(notebook, kind, line, said):
-    cell = notebook.on_ranks(SLOW_TEXT.format(kind, line), "--timeout 1", timeout=SETTLED_SECONDS)
+    cell = notebook.start_on_ranks(SLOW_TEXT.format(kind, line)).wait_for("ranks 0–3 │ here")
+    notebook.drain(0.3)
+    notebook.interrupt()
+    cell.wait(SETTLED_SECONDS)
     assert cell.status == "error"
     assert said in cell.error_value
     assert "raise " in cell.text
@@ -85,7 +91,8 @@ def test_an_interrupt_ends_the_pickling_of_a_value(notebook):
         "import time\nclass Slow:\n    def __reduce__(self):\n        print('here')\n"
         "        time.sleep(60)\nSlow()",
         "-o values",
-    ).wait_for("here")
+    ).wait_for("ranks 0–3 │ here")
+    notebook.drain(0.3)
     notebook.interrupt()
     cell.wait(SETTLED_SECONDS).fails("CellInterrupted", "at line 6: KeyboardInterrupt")
     assert notebook.on_ranks("kept").text == KEPT
@@ -155,11 +162,13 @@ def test_a_cell_may_answer_an_interrupt_itself_and_only_ranks_that_run_are_inter
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).status == "ok"
     assert "ranks 0–3 │ here\n          │ stopped early" in cell.text
-    # The others are not told of it by rank 2: they have a second's start.
+    # The others have ended before: their values are there.
     cell = notebook.start_on_ranks(
-        "import time\nif rank == 2: time.sleep(1); print('here'); time.sleep(60)"
+        "import time\nif rank == 2: print('here'); time.sleep(60)\n10 * rank"
     )
     cell.wait_for("here")
+    for other in (0, 1, 3):
+        cell.wait_for(f"rank {other} → {10 * other}")
     notebook.drain(0.5)
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_value == "rank 2 of 4 at line 3: KeyboardInterrupt"

@@ -45,10 +45,10 @@ def test_what_failed_is_told_by_item_and_the_rest_is_kept(notebook):
     said = notebook.run(caught).text
     assert "[7, None] expected a value that the notebook can read, found in member 1" in said
     cell = notebook.run(
-        "ranks.map(lambda x: __import__('time').sleep(30 * x), [0, 1, 0], timeout=1)"
+        "ranks.map(lambda x: __import__('time').sleep(30 * x), [0, 1, 0], timeout=5)"
     )
     assert cell.error_name == "MapFailed"
-    assert "1 of 3 items failed; the first, item 1 (1): it exceeded its timeout of 1 s" in cell.text
+    assert "1 of 3 items failed; the first, item 1 (1): it exceeded its timeout of 5 s" in cell.text
 
 
 def test_an_interrupt_ends_it_and_what_has_finished_is_kept(notebook):

@@ -40,8 +40,8 @@ def test_a_cell_is_profiled_where_it_is_asked_for_also_if_it_fails(notebook):
 
 def test_seconds_of_the_next_cell_are_shown_while_it_still_runs(notebook, tmp_path):
     file = tmp_path / "stacks.txt"
-    said = notebook.run(f"%distributed profile 0.3 --save {file}").text
-    assert "The first 0.3 s of the next cell on the ranks will be profiled." in said
+    said = notebook.run(f"%distributed profile 3 --save {file}").text
+    assert "The first 3 s of the next cell on the ranks will be profiled." in said
     cell = notebook.start_on_ranks("import time\nfor _ in range(600): time.sleep(0.1)")
     notebook.pump(lambda: "profile of ranks 0–3" in cell.text, 30, "the profile", cell)
     assert not cell.done
@@ -57,7 +57,7 @@ def test_seconds_of_the_next_cell_are_shown_while_it_still_runs(notebook, tmp_pa
 
 def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(notebook):
     cell = notebook.run(
-        "def nap():\n    import time\n    time.sleep(0.2)\n    return rank\n"
+        "def nap():\n    import time\n    time.sleep(2)\n    return rank\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "seen = []\n_ = cluster.hooks.command('profile', 0.0, None, seen.extend)\n"
         "cluster.run(nap), [max(p.stacks, key=p.stacks.get) for p in seen]"
@@ -70,7 +70,7 @@ def test_a_cell_that_runs_is_profiled_from_beside_it(notebook):
         "import threading, time\n"
         "def beside(magic=get_ipython().run_line_magic):\n"
         "    while not cluster.busy: time.sleep(0.05)\n"
-        "    magic('distributed', 'profile 0.3')\n"
+        "    magic('distributed', 'profile 3')\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "threading.Thread(target=beside).start()"
     )

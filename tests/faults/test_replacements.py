@@ -108,13 +108,20 @@ def check(cluster, dead):
 
 
 def leave(cluster, source):
-    """Sends a cell and leaves it: what would show it fails."""
+    """Sends a cell and leaves it once it has printed: what would show it fails."""
     view = text_view(range(SIZE), cluster.log_dir)
 
-    def refresh():
-        raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
+    show, came = view.output, []
 
-    view.refresh = refresh
+    def output(batch):
+        came.append(batch)
+        show(batch)
+
+    def refresh():
+        if came:
+            raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
+
+    view.output, view.refresh = output, refresh
     run = cluster.begin(source, view=view)
     with pytest.raises(UnicodeEncodeError):
         cluster.wait(run)
@@ -122,6 +129,7 @@ def leave(cluster, source):
 
 DIE_WHEN_INTERRUPTED = """
 try:
+    if rank == 1: print("in it")
     while True: time.sleep(0.1)
 except KeyboardInterrupt:
     if rank == 1:
@@ -174,8 +182,8 @@ def test_who_dies_once_all_have_agreed_is_replaced_and_an_interrupt_waits_for_th
 
 #: MPI itself waits for who dies while it makes the communicator with the new one.
 LOST = {
-    "another dies": (kill_others(2), 2.0, "could not be replaced: "),
-    "the new one dies": (kill_held, 2.0, "could not be replaced: "),
+    "another dies": (kill_others(2), 10.0, "could not be replaced: "),
+    "the new one dies": (kill_held, 10.0, "could not be replaced: "),
     "two interrupts": (lambda *_: (press(), press()), 30.0, "interrupted twice"),
 }
 
@@ -200,11 +208,13 @@ def test_an_interrupt_before_a_cell_waits_for_the_end_and_the_cell_does_not_run(
 def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, monkeypatch, capsys):
     monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", 0.0)
     monkeypatch.setattr("allranks.cluster.healing._SLOW_SECONDS", 0.2)
-    done = threading.Event()
-    with holds.hold("join", lambda: done.wait(20)):
+    pipe = holds.folder / "join"
+    os.mkfifo(pipe)  # a new rank waits there until the other end is opened: never
+    try:
         with pytest.raises(ClusterLost, match="took over 1 s"):
             cluster.run(DIE, timeout=30)
-        done.set()
+    finally:
+        pipe.unlink()
     assert "rank 1: still being replaced" in capsys.readouterr().out
 
 

@@ -81,10 +81,10 @@ def test_another_rank_is_shown_and_steps_alone(kernel: Kernel, debugger: Debugge
 def test_a_condition_pauses_one_rank_and_stops_the_timeout(
     kernel: Kernel, debugger: Debugger
 ) -> None:
-    source = "%%distributed --timeout 2\nx = rank\ny = x  # break if rank == 1\nbarrier()"
+    source = "%%distributed --timeout 8\nx = rank\ny = x  # break if rank == 1\nbarrier()"
     cell, pause = debugger.start(source, 3)
     assert debugger.lines(pause) == {"rank 1": 3}
-    kernel.drain(3)
+    kernel.drain(9)
     assert not cell.done
     pause = pause.step()
     assert pause.place == ("rank 1: <module>", 4)

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import psutil
 
 import allranks
+from tests.faults.notebook import GONE_SECONDS
 from tests.fuzz.grammar import Draw, act, check
 from tests.fuzz.sessions import Ended, InNotebook, InProcess, Session
 from tests.kernel import WARNINGS_AS_ERRORS
@@ -116,7 +117,7 @@ def asked_while_busy(draw: Draw, session: InProcess) -> None:
 @act(only="cluster")
 def a_cell_that_nobody_waits_for(draw: Draw, session: InProcess) -> None:
     session.cluster.begin(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + GONE_SECONDS
     while session.do(lambda: session.cluster.run("1")).how == "UsageError":
         check(time.monotonic() < deadline, "talk", "expected the cell to end, found the ranks busy")
         time.sleep(0.05)
@@ -189,7 +190,8 @@ def an_ensemble(draw: Draw, session: InNotebook) -> None:
 @act(only="notebook")
 def an_interrupted_ensemble(draw: Draw, session: InNotebook) -> None:
     notebook = session.notebook
-    cell = notebook.start(_ENSEMBLE.format(many=400, more="time.sleep(0.02)"))
+    cell = notebook.start(_ENSEMBLE.format(many=4000, more="time.sleep(0.02)"))
+    cell.wait_for_begin()
     notebook.drain(draw.rng.uniform(0.05, 0.5))
     notebook.interrupt()
     how = cell.wait(60).error_name
@@ -226,11 +228,9 @@ def a_stop(draw: Draw, session: Session) -> None:
 
 @act(lost=True)
 def a_death_while_idle(draw: Draw, session: Session) -> None:
-    pid = session.pids[draw.rank % session.size]
-    os.kill(pid, draw.rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)))
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(10)
-    time.sleep(0.5)  # the leader hears of it a moment later
+    rank = draw.rank % session.size
+    os.kill(session.pids[rank], draw.rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)))
+    session.hear_of_death(rank)
     session.revive()
 
 
@@ -262,7 +262,7 @@ def a_cluster_that_is_dropped(draw: Draw, session: Session) -> None:
     del other
     gc.collect()
     with suppress(psutil.Error):
-        psutil.Process(pid).wait(10)
+        psutil.Process(pid).wait(GONE_SECONDS)
     check(not psutil.pid_exists(pid), "left", "a rank of a cluster that was dropped")
 
 
@@ -283,7 +283,7 @@ def the_extension_is_loaded_again(draw: Draw, session: InNotebook) -> None:
 def the_kernel_is_restarted(draw: Draw, session: InNotebook) -> None:
     session.notebook.restart()
     with suppress(TimeoutError):
-        session.notebook.wait_for_no_children(10)
+        session.notebook.wait_for_no_children(GONE_SECONDS)
     left = session.notebook.children()
     check(not left, "left", f"{left}")
     cell = session.notebook.run(_LOAD.format(session.size))

@@ -25,7 +25,7 @@ import psutil
 
 import allranks
 from allranks.errors import AllranksError, CellFailed
-from tests.faults.notebook import GONE_SECONDS, Notebook
+from tests.faults.notebook import GONE_SECONDS, HEARS_OF_A_DEATH, Notebook
 from tests.fuzz.grammar import Fault, check
 from tests.fuzz.ranks import SETUP, Witness
 from tests.kernel import ANSI, Cell, KernelDied
@@ -71,7 +71,8 @@ class Session:
 
     ``cell``: runs a cell and returns how it ended. ``push``, ``pull``, ``status``: return how they
     ended, with one value a rank. ``restart(size)`` and ``stop``: of the ranks. ``revive``: what a
-    user does before the next cell where ranks were lost. ``press``: interrupts. ``leader``: the
+    user does before the next cell where ranks were lost. ``hear_of_death``: returns once the leader
+    knows that a rank has died. ``press``: interrupts. ``leader``: the
     process that leads the ranks. ``close``: ends everything; a `Fault` where something is left.
     ``abandon``: ends everything after a fault, whatever it takes. In ``folder`` the session may
     leave files, until it is closed.
@@ -228,6 +229,9 @@ class InNotebook(Session):
     def revive(self) -> None:
         """The next cell starts ranks by itself."""
 
+    def hear_of_death(self, rank: int) -> None:
+        self._must(HEARS_OF_A_DEATH.format(rank))
+
     def press(self) -> None:
         # As the front end's button does; its own function would make an event loop in this thread.
         os.killpg(os.getpgid(self.notebook.pid), signal.SIGINT)
@@ -375,6 +379,12 @@ class InProcess(Session):
     def stop(self) -> None:
         self.cluster.stop()
         self.cluster.start()
+
+    def hear_of_death(self, rank: int) -> None:
+        ranks, deadline = self.cluster._ranks, time.monotonic() + GONE_SECONDS
+        while not ranks.roster.ends and rank not in ranks.roster.dead:
+            check(time.monotonic() < deadline, "talk", "expected to hear of a death")
+            ranks.step(0.05)
 
     def revive(self) -> None:
         if not self.cluster.is_up():

@@ -21,7 +21,7 @@ from tests.missing import skip_missing
 
 pytestmark = pytest.mark.timeout(1500)
 SUBMISSIONS = CHOSEN | (OTHERS if os.environ.get("ALLRANKS_TEST_SUBMISSIONS") == "all" else {})
-CELL_SECONDS = 20
+CELL_SECONDS = 40
 
 
 @pytest.fixture(scope="module")

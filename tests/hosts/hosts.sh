@@ -104,7 +104,8 @@ rate)
 freeze|thaw)
   s=STOP; [ "$1" = thaw ] && s=CONT
   # One that has ended since it was listed needs no signal.
-  for p in $(ip netns pids "$P-$2"); do [ "$p" = "$(pid_of "$2")" ] || kill -$s "$p" 2>/dev/null || [ ! -e "/proc/$p" ]; done ;;
+  init=$(pid_of "$2")
+  for p in $(ip netns pids "$P-$2"); do [ "$p" = "$init" ] || kill -$s "$p" 2>/dev/null || [ ! -e "/proc/$p" ]; done ;;
 crash) ip -n "$P-sw" link set "$P${2#h}" nomaster; kill -9 "$(pid_of "$2")"; rm "$BASE/$2/init.pid" ;;
 boot)
   for p in $(ip netns pids "$P-$2"); do kill -9 "$p" 2>/dev/null || :; done

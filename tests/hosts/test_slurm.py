@@ -88,7 +88,9 @@ def test_an_exported_notebook_runs_on_the_nodes(hosts):
         hosts.command("h0", ["sbatch", "--wait", "n.sbatch"], folder), timeout=100
     )
     (log,) = folder.glob("n-*.log")
-    assert (ended.returncode, sorted(log.read_text().splitlines())) == (
+    # Open MPI's launcher may warn that a process which it has started was faster than itself.
+    lines = [line for line in log.read_text().splitlines() if "Warning: setpgid(" not in line]
+    assert (ended.returncode, sorted(lines)) == (
         0,
         ["0 4 h1 4.0", "1 4 h1 4.0", "2 4 h2 4.0", "3 4 h2 4.0"],
     )

@@ -31,10 +31,10 @@ REPOSITORY = HERE.parent.parent
 PAGE = REPOSITORY / "docs" / "jupyterhub.md"
 #: Where control groups are that share processor time: of version 1 if there are such.
 CPU_GROUPS = next(filter(Path.is_dir, map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"))), HERE)
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 Send = Callable[[str], object]
-#: The student whose idle kernels end after a few seconds.
-IDLER = "ida"
+#: The student whose idle kernels end after so many seconds. One that is starting counts as idle.
+IDLER, CULLED_SECONDS = "ida", 20
 #: What a machine sets by itself; limits are as small as a test can reach.
 ADDITIONS = """
 MAX_RANKS, MAX_PROCESSES, MAX_NBYTES = 2, 300, 1 << 30
@@ -45,7 +45,9 @@ c.Spawner.environment |= {{
 }}
 def cull_soon(spawner):
     if spawner.user.name == "{idler}":
-        spawner.args = [arg.replace("=3600", "=6").replace("=300", "=1") for arg in spawner.args]
+        soon = {{"=3600": "={culled}", "=300": "=1"}}
+        for old, new in soon.items():
+            spawner.args = [arg.replace(old, new) for arg in spawner.args]
 c.Spawner.pre_spawn_hook = cull_soon
 c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 0}}
 c.Spawner.http_timeout = c.Spawner.start_timeout = {seconds}
@@ -106,6 +108,7 @@ class Hub:
             token=self._token,
             group=str(self._group),
             idler=IDLER,
+            culled=CULLED_SECONDS,
         )
         (self._folder / "jupyterhub_config.py").write_text(config + additions + self._additions)
         with suppress(OSError):  # containers often may not

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.hub import IDLER, Hub, Student, proxy
+from tests.hub.hub import CULLED_SECONDS, IDLER, Hub, Student, proxy
 from tests.kernel import wait_until
 from tests.missing import skip_missing
 
-NAMES = ("ada", "eve", IDLER, *(f"student-{number}" for number in range(4, 11)))
+NAMES = ("ada", "eve", *(f"student-{number}" for number in range(3, 11)))
 GOOD = "%%distributed\nallreduce(rank + 1, op=Sum)"
 #: The first cells of a student, whose two ranks stay.
 START = ("%load_ext allranks", "%%distributed\nkept = 10 * rank")
@@ -52,7 +52,7 @@ def hub() -> Iterator[Hub]:
         pytest.skip("accounts of students need CAP_SYS_ADMIN: run as root")
     with (
         tempfile.TemporaryDirectory(prefix="hub-", ignore_cleanup_errors=True) as folder,
-        Hub(Path(folder), NAMES) as running,
+        Hub(Path(folder), (*NAMES, IDLER)) as running,
     ):
         yield running
 
@@ -146,8 +146,7 @@ def test_a_class_through_the_hub_shows_who_joins_to_the_teacher_who_was_named(hu
 def test_others_cells_are_right_while_a_student_forks_and_floods_until_the_server_is_stopped(
     hub, students, eve
 ):
-    # Kernels of IDLER are culled when they are idle.
-    others = [one for name, one in students.items() if name not in ("eve", IDLER)]
+    others = [one for name, one in students.items() if name != "eve"]
     hostile = eve.begin(f"%%distributed\n{FORKS}")
     for _ in range(3):
         assert_all_right(others)
@@ -162,10 +161,11 @@ def test_others_cells_are_right_while_a_student_forks_and_floods_until_the_serve
     assert_all_right([again])
 
 
-def test_a_kernel_is_culled_when_it_is_idle_and_never_while_a_cell_runs_on_its_ranks(hub, students):
-    ida = Student(hub, IDLER)  # earlier kernels have been idle for too long
+def test_a_kernel_is_culled_when_it_is_idle_and_never_while_a_cell_runs_on_its_ranks(hub):
+    ida = hub.student(IDLER)
     for source in START:
         ida.run(source)
-    text = ida.run("%%distributed\nimport time\ntime.sleep(12)\nallreduce(kept, op=Sum)")
+    sleep = f"import time\ntime.sleep({CULLED_SECONDS + 6})"
+    text = ida.run(f"%%distributed\n{sleep}\nallreduce(kept, op=Sum)")
     assert text.endswith("→ 10\n")
-    wait_until(lambda: not ida.kernels())
+    wait_until(lambda: not ida.kernels(), seconds=120)

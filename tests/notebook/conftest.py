@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import contextmanager
 
 import pytest
 from nbclient import NotebookClient
@@ -10,6 +11,7 @@ from nbformat import NotebookNode
 from tests import labs
 from tests.kernel import Kernel, spec_of
 from tests.labs import NEED_TORCH
+from tests.ports import free_port
 from tests.torch.conftest import MISSING, python_with_torch
 
 
@@ -19,6 +21,17 @@ def notebook(tmp_path_factory):
     with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
         kernel.run("%load_ext allranks\n%distributed start -n 2")
         yield kernel
+
+
+@contextmanager
+def held(notebook, seconds=60):
+    """Within, a console waits that long for the ranks that write the same line."""
+    change = "import allranks.widgets.text as _text; _text._LINE_HOLD_SECONDS = {}"
+    notebook.run(change.format(seconds)).ok()
+    try:
+        yield
+    finally:
+        notebook.run(change.format(0.25)).ok()
 
 
 def python_for(name: str) -> str:
@@ -35,14 +48,19 @@ def run_lab(tmp_path_factory):
         state = str(tmp_path_factory.mktemp("state"))
         client = NotebookClient(
             notebook,
-            timeout=120,
+            timeout=600,
             kernel_name="python3",
             # What fails is found in the outputs, whole and with the cells after it.
             allow_errors=True,
             resources={"metadata": {"path": labs.path_of(name).parent}},
         )
         # The spec that is found by name may belong to another environment.
-        client.create_kernel_manager()._kernel_spec = spec_of(python_for(name))
+        manager = client.create_kernel_manager()
+        manager._kernel_spec = spec_of(python_for(name))
+        # The manager's own choice may be taken by another program until the kernel listens.
+        manager.cache_ports = False
+        for channel in ("shell", "iopub", "stdin", "hb", "control"):
+            setattr(manager, f"{channel}_port", free_port())
         client.execute(env=os.environ | {"XDG_STATE_HOME": state, "IPYTHONDIR": state})
         return notebook
 

@@ -38,6 +38,8 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
         if found["fresh"]:
             kernel.restart()
         cell = kernel.start(found["source"])
+        if found["press"]:
+            cell.wait_for_begin(_PATIENT_SECONDS)
         for _ in (found["press"] or "").split():
             time.sleep(_PRESSED_AFTER_SECONDS)
             kernel.interrupt()

@@ -32,7 +32,9 @@ CHANGES = (
 """What differs: logs, hosts, processes, versions, memory, time, and the cells' numbers."""
 
 LATE = re.compile(
-    r"^[^\n]* · [^\n]*(has waited|waits in|is at|still being replaced)[^\n]*\n?", re.MULTILINE
+    r"^[^\n]* · [^\n]*(has waited|has moved no data|has not started|waits in|is at"
+    r"|does not answer|still being replaced)[^\n]*\n?",
+    re.MULTILINE,
 )
 """A busy machine may say that a rank is late, or that its replacement is."""
 

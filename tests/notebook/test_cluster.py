@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import ipyparallel
 import psutil
@@ -132,10 +133,11 @@ def test_a_rank_whose_own_code_fails_still_hears_and_speaks(cluster, capsys):
         "while TelemetrySender.news is fails and time.monotonic() < end: time.sleep(0.05)\n"
         "time.sleep(0.5)\nprint('heard')"
     )
+    assert cluster.run("kept") == [0, 10]
+    # What came late is shown with that cell.
     said = capsys.readouterr().out
     assert "RuntimeError: no news" in said
     assert "heard" in said
-    assert cluster.run("kept") == [0, 10]
 
 
 def test_tracebacks_and_breakpoints_of_a_program_without_a_notebook(cluster):
@@ -226,10 +228,15 @@ def test_a_cell_that_is_left_or_runs_beside_another_harms_none(cluster, tmp_path
     with pytest.raises(UnicodeEncodeError):
         cluster.wait(run)
     assert cluster.run("kept") == [0, 10]
-    run = cluster.begin("import time; time.sleep(0.5); own = 'kept too'")
+    go = tmp_path / "go"
+    run = cluster.begin(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+        "own = 'kept too'"
+    )
     for beside in (lambda: cluster.run("1"), lambda: cluster.crew(1).__enter__()):
         with pytest.raises(UsageError, match=r"found them running a cell.*cluster\.interrupt\(\)"):
             beside()
+    go.touch()
     cluster.wait(run)
     assert cluster.run("own") == ["kept too", "kept too"]
     cluster.begin("while True:\n    pass")
@@ -277,11 +284,20 @@ def test_a_start_that_takes_too_long_says_where_its_ranks_are(tmp_path, monkeypa
         "import time\nfrom allranks import collectives\nfrom allranks.engine import rank\n"
         "def never_up():\n    while True: time.sleep(1)\n"
         "collectives.init, rank.SLOW_START_SECONDS = never_up, 0.5\n"
+        # A busy rank is elsewhere the first time.
+        "import faulthandler, functools\nfaulthandler.dump_traceback_later = "
+        "functools.partial(faulthandler.dump_traceback_later, repeat=True)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("allranks.cluster.connection._START_SECONDS", 7.0)
-    monkeypatch.setattr("allranks.cluster.connection._PRELOAD_SECONDS", 0.0)
+    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path / "logs"))
+
+    def monotonic():  # The time is over once both ranks have said where they are.
+        logs = (tmp_path / "logs").glob("**/rank-*.log")
+        said = [log for log in logs if "in never_up" in log.read_text()]
+        return time.monotonic() + 1000 * (len(said) == 2)
+
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=monotonic))
     with pytest.raises(StartFailed) as failed:
         allranks.Cluster(2, preload=["slow"]).start()
     assert "ranks 0–1 did not start. No process has ended" in str(failed.value)

@@ -59,7 +59,7 @@ class Tab:
 
 @pytest.fixture
 def server(tmp_path):
-    options = ["cull_idle_timeout=2", "cull_interval=1"]
+    options = ["cull_idle_timeout=8", "cull_interval=1"]
     server = Server("jupyter_server", tmp_path, *(f"--MappingKernelManager.{o}" for o in options))
     yield server
     server.stop()

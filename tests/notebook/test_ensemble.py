@@ -41,7 +41,7 @@ def test_a_plain_view_ends_with_a_table_above_what_the_members_said(notebook):
     assert said == "member 0 │ said 0\nmember 1 │ said 1"
 
 
-def test_a_member_is_alone_with_its_variables_and_collectives(notebook):
+def test_a_member_is_alone_with_its_variables_and_collectives(notebook, tmp_path):
     notebook.run(
         "%%distributed\nbase = [1]\nscale = 10\ndef scaled(): return scale * x, rank, size"
     )
@@ -51,14 +51,17 @@ def test_a_member_is_alone_with_its_variables_and_collectives(notebook):
     cell = notebook.run("%%distributed\nscale, base, 'new' in globals(), 'x' in globals(), size")
     assert cell.text == "ranks 0–3 → (10, [1], False, False, 4)\n"
     assert notebook.run("%%distributed\nint(allreduce(rank, op=Sum))").text == "ranks 0–3 → 6\n"
-    body = """
-import time
+    body = f"""
+import os, time
 import numpy as np
-if member == 0: time.sleep(2)
+end = time.monotonic() + 60
+while member == 0 and len(os.listdir({str(tmp_path)!r})) < 11 and time.monotonic() < end:
+    time.sleep(0.05)
 total = allreduce(np.ones(3), op=Sum)
 barrier()
 both = comm.allgather(member)
 result = (rank, size, local_rank, total.tolist(), both)
+open(os.path.join({str(tmp_path)!r}, str(member)), "w").close()
 """
     run(notebook, "x=0:12", body)
     assert (
@@ -66,7 +69,7 @@ result = (rank, size, local_rank, total.tolist(), both)
         == "12"
     )
     # The others did not wait for the first.
-    assert notebook.value("max(m.seconds for m in runs[1:]) < runs[0].seconds") == "True"
+    assert notebook.value("runs[0].seconds < 60") == "True"
 
 
 def test_ranks_per_member_train_data_parallel_inside_their_own_set(notebook):
@@ -181,9 +184,9 @@ def test_what_members_write_and_log_is_known_by_member(notebook):
 
 
 def test_members_have_all_of_ipython_and_an_end(notebook):
-    run(notebook, "x=0:3 --timeout 1", "import time\nif x == 1: time.sleep(60)\nresult = x")
+    run(notebook, "x=0:3 --timeout 10", "import time\nif x == 1: time.sleep(60)\nresult = x")
     assert (
-        notebook.value("runs[1].error, runs[0].result") == "('it exceeded its timeout of 1 s', 0)"
+        notebook.value("runs[1].error, runs[0].result") == "('it exceeded its timeout of 10 s', 0)"
     )
     body = """
 import asyncio

@@ -8,6 +8,7 @@ import pexpect
 import pytest
 
 from tests.kernel import ANSI, Kernel, lines_of_two
+from tests.notebook.conftest import held
 
 LAB = {"cellId": "5e1a"}
 PNG = "iVBORw0KGgo="
@@ -38,13 +39,14 @@ def test_a_notebook_is_shown_displays_that_change_and_figures_between_the_lines(
         "ranks 0–1 │ line 0",
         *(f"          │ line {i}" for i in range(1, 4)),
     ]
-    cell = notebook.start(
-        "%%distributed\nbarrier()\nprint('before')\n"
-        f"display({{'image/png': '{PNG}', 'text/plain': '<a figure>'}}, raw=True)\n"
-        "display({'text/html': f'<b>{rank}</b>', 'text/plain': f'<of {rank}>'}, raw=True)\n"
-        "print('after')",
-        typing=True,
-    ).wait()
+    with held(notebook):
+        cell = notebook.start(
+            "%%distributed\nbarrier()\nprint('before')\n"
+            f"display({{'image/png': '{PNG}', 'text/plain': '<a figure>'}}, raw=True)\n"
+            "display({'text/html': f'<b>{rank}</b>', 'text/plain': f'<of {rank}>'}, raw=True)\n"
+            "print('after')",
+            typing=True,
+        ).wait()
     assert cell.text == (
         "ranks 0–1 │ before\nranks 0–1:\n<a figure>\nrank 0:\n<of 0>\nrank 1:\n<of 1>\n"
         "ranks 0–1 │ after\n"
@@ -56,12 +58,13 @@ def test_a_notebook_is_shown_displays_that_change_and_figures_between_the_lines(
 def test_the_environment_says_it_either_way(notebook, said, displays):
     notebook.run(f"%env ALLRANKS_FRONT_END={said}")
     try:
-        cells = [
-            notebook.start(
-                "%%distributed\nbarrier()\nprint('here')", typing=True, metadata=told
-            ).wait()
-            for told in (None, LAB)
-        ]
+        with held(notebook):
+            cells = [
+                notebook.start(
+                    "%%distributed\nbarrier()\nprint('here')", typing=True, metadata=told
+                ).wait()
+                for told in (None, LAB)
+            ]
         assert [len(cell.displays) for cell in cells] == [displays, displays]
         assert [cell.text for cell in cells] == ["ranks 0–1 │ here\n"] * 2
     finally:
@@ -81,7 +84,7 @@ whole, handlers["comm_msg"] = handlers["comm_msg"], slow"""
 def test_a_message_of_a_widget_may_begin_in_one_cell_and_end_in_the_next(notebook):
     notebook.run(SLOW).ok()
     first = notebook.start("await begun.wait()")
-    notebook.pump(lambda: first.begun, 60, "the first cell", first)
+    first.wait_for_begin()
     notebook.say("a widget", {})
     first.wait().ok()
     # Its end is that of this cell: else a front end shows that it runs forever.
@@ -102,7 +105,8 @@ def test_a_console_is_shown_the_end_of_updates_logs_and_members(notebook):
     assert lines[0] == "step 0"
     assert lines[-2:] == ["step 300", "after"]
     assert len(lines) <= 8
-    seen = in_console(notebook, "barrier()\nlog(loss=0.5)\nprint('logged')")
+    with held(notebook):
+        seen = in_console(notebook, "barrier()\nlog(loss=0.5)\nprint('logged')")
     assert "ranks 0–1 │ logged\n" in seen
     assert re.search(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\n", seen)
     cell = notebook.start("%%ensemble x=1,2\nprint('x is', x)\nresult = x", typing=True).wait().ok()
@@ -164,7 +168,8 @@ def test_a_terminals_ipython_shows_tables_and_members_and_asks_in_the_terminal(t
             [
                 "%load_ext allranks",
                 "%distributed start -n 2",
-                "run = get_ipython().run_cell_magic",
+                "run = get_ipython().run_cell_magic; "
+                "import allranks.widgets.text as text; text._LINE_HOLD_SECONDS = 60",
                 "run('distributed', '', 'log(loss=0.5)\\n1')",
             ],
             1,

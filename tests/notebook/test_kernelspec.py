@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
-from tests.kernel import Kernel, lines_of_two
+from tests.kernel import Kernel, lines_of_two, wait_until
 
 COMMAND = [sys.executable, "-m", "allranks.command.main", "install-kernel"]
 
@@ -90,8 +90,9 @@ def test_tab_and_shift_tab_ask_a_rank_unless_the_cell_is_local(kernel):
     assert complete(kernel, "ther") == ["there"]
     assert complete(kernel, "%%local\nher") == ["here"]
     assert complete(kernel, "%%rank 1\nonly_") == ["only_on_one"]
-    assert "7" in kernel.inspect("there")
-    assert kernel.inspect("%%rank 1\nonly_on_one").endswith("\nRank: 1")
+    # An answer that takes longer than 2 s is not awaited.
+    wait_until(lambda: "7" in kernel.inspect("there"))
+    wait_until(lambda: kernel.inspect("%%rank 1\nonly_on_one").endswith("\nRank: 1"))
     assert kernel.run("there?").text.startswith("rank 0 │ Type:        int\n")
 
 
@@ -103,8 +104,13 @@ def test_a_tab_that_takes_too_long_leaves_no_part_of_a_file_in_the_users_cache(k
         "    tried.append(file.write(b'part'))\n    raise KeyboardInterrupt\n"
         "pickle.dump = cut_short"
     )
-    kernel.complete("%%rank 1\nimport asyncio\nasyncio.ru")
-    assert kernel.run("pickle.dump = dump\nlen(tried) > 0").text.count("True") == 1
+
+    def was_tried():
+        kernel.complete("%%rank 1\nimport asyncio\nasyncio.ru")
+        return kernel.run("len(tried) > 0").text.count("True") == 1
+
+    wait_until(was_tried, seconds=60)
+    kernel.run("pickle.dump = dump")
     files = [path for path in cache.rglob("*") if path.is_file()]  # those of the notebook
     assert [path for path in files if path.read_bytes() == b"part"] == []
 

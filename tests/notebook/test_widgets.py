@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.kernel import Cell, Kernel
+from tests.notebook.conftest import held
 
 LAB = {"cellId": "5e1a"}
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -227,11 +228,12 @@ def test_an_exception_in_a_callback_is_in_the_log_and_the_widget_lives_on(notebo
 
 
 def test_where_no_widgets_are_drawn_they_are_text(notebook):
-    cell = notebook.start(
-        "%%distributed\no = w.Output()\nbarrier()\nprint('before')\nwith o: print('inside', rank)\n"
-        "print('after')",
-        typing=True,
-    ).wait()
+    with held(notebook):
+        cell = notebook.start(
+            "%%distributed\no = w.Output()\nbarrier()\nprint('before')\n"
+            "with o: print('inside', rank)\nprint('after')",
+            typing=True,
+        ).wait()
     assert cell.comms == []
     assert sorted(re.findall("(?:│|  ) ?(\\w+ ?\\d?)$", cell.text, re.MULTILINE)) == [
         "after",
@@ -307,7 +309,8 @@ print("ended")
 @pytest.mark.parametrize("metadata", [LAB, None], ids=["JupyterLab", "console"])
 def test_bars_of_rich_are_lines_of_the_slowest_and_the_mean(notebook, metadata):
     pytest.importorskip("rich")
-    cell = notebook.start(f"%%distributed\n{RICH}", typing=True, metadata=metadata).wait()
+    with held(notebook):
+        cell = notebook.start(f"%%distributed\n{RICH}", typing=True, metadata=metadata).wait()
     assert cell.comms == []
     assert "�" not in cell.text
     first, between, *drawn, last = cell.text.splitlines()

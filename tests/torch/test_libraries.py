@@ -129,7 +129,7 @@ def _leaves_nothing(ranks):
 @pytest.mark.parametrize(("cell", "shown"), LIBRARIES.values(), ids=LIBRARIES.keys())
 def test_a_library_trains_on_the_ranks(ranks, cell, shown):
     assert ranks.on_ranks(IMPORTS).status == "ok"
-    ended = ranks.on_ranks(cell, "--timeout 120")
+    ended = ranks.on_ranks(cell, "--timeout 120", timeout=180)
     assert ended.status == "ok", ended.text
     assert ended.text.endswith(shown), ended.text
 

@@ -201,9 +201,12 @@ def test_an_interrupt_ends_a_wait_inside_fit() -> None:
 
     mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
     x, y = data()
-    with nullcontext() if odd() else interrupted_after(2.0):
-        fit = lambda: mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Late()])  # noqa: E731
-        error = in_a_cell(fit)
+
+    def fit() -> None:
+        with nullcontext() if odd() else interrupted_after(2.0):
+            mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Late()])
+
+    error = in_a_cell(fit)
     assert isinstance(error, RankLeft if odd() else KeyboardInterrupt), error
     next_cell_works()
 

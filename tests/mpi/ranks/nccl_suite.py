@@ -329,12 +329,11 @@ def test_who_connects_for_long_says_so_where_warnings_are_errors(monkeypatch):
     monkeypatch.setattr(c.world.current(), "notice", said.append)
     monkeypatch.setattr(transport, "_TOLD_SECONDS", 0.1)
     if odd():
-        nccl.slow_seconds.append(0.5)
+        nccl.slow_seconds.append(3.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert in_a_cell(summed) is None
-    assert len(said) == 1
-    assert "NCCL has not connected ranks 0" in said[0]
+    assert sum("NCCL has not connected ranks 0" in text for text in said) == 1, said
 
 
 @fake_only

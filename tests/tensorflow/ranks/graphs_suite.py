@@ -123,9 +123,12 @@ def test_a_rank_that_leaves_a_dataset_is_named_by_the_others() -> None:
 
 
 def test_an_interrupt_that_was_heard_ends_nothing_later() -> None:
-    with interrupted_after(0.2):
-        error = in_a_cell(lambda: [tf.reduce_sum(tf.ones([500, 500])) for _ in iter(int, 1)])
-    assert isinstance(error, KeyboardInterrupt)
+    def busy() -> None:
+        with interrupted_after(0.2):
+            while True:
+                tf.reduce_sum(tf.ones([500, 500]))
+
+    assert isinstance(in_a_cell(busy), KeyboardInterrupt)
     mine = model()
 
     class Late(keras.callbacks.Callback):  # type: ignore[misc]
@@ -184,7 +187,7 @@ def test_many_collectives_in_another_order_on_every_rank() -> None:
 def test_a_collective_that_one_rank_does_not_fetch_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tf_bridge, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(tf_bridge, "_PATIENCE_SECONDS", 8.0)
     monkeypatch.setattr(tf_bridge.current(), "late_seconds", 0.3)
     with tf.Graph().as_default(), v1.Session() as session:
         both = [hvd.allreduce(tf.ones(2), name=name) for name in ("first", "second")]

@@ -27,8 +27,6 @@ def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tm
     context = zmq.Context()
     registrar = context.socket(zmq.DEALER)
     try:
-        for place in held:
-            place.close()
         ping, pong = (f"{engine['interface']}:{engine[name]}" for name in ("hb_ping", "hb_pong"))
         Heart(ping, pong, heart_id=identity).start()
         registrar.setsockopt(zmq.IDENTITY, identity)
@@ -43,6 +41,8 @@ def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tm
         session.send(registrar, "registration_request", content=content)
         assert ended.stdout.readline() == "complete\n"
     finally:
+        for place in held:  # until now, so that no other program has taken the ports
+            place.close()
         ended.kill()
         ended.wait()
         ended.stdout.close()

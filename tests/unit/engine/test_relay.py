@@ -93,12 +93,13 @@ def test_a_host_that_cannot_begin_says_why_and_leaves_what_was_there(
     assert Path(config.session_dir).exists() == (not instead)
 
 
-def test_a_relay_that_looks_for_the_notebook_ends_with_its_launcher(notebook):
+def test_a_relay_that_looks_for_the_notebook_ends_with_its_launcher(notebook, capfd):
     gone = dataclasses.replace(notebook.invitation("h1"), commands_url="tcp://127.0.0.1:9")
     relay = notebook.relay(gone)
     assert relay.stdin is not None
     relay.stdin.close()
-    assert relay.wait(10) == 1  # before it gives up by itself
+    assert relay.wait(SECONDS) == 1
+    assert "found no answer" not in capfd.readouterr().err  # it has not given up by itself
 
 
 @pytest.mark.timeout(200)

@@ -38,13 +38,19 @@ def slowly(*where):
     time.sleep(0.002)
     return seek(*where)
 os.lseek = slowly
+collected = threading.Semaphore(0)
 def complain():
-    for i in range(300): print("complaint", i, file=sys.stderr)
+    for i in range(300):
+        print("complaint", i, file=sys.stderr)
+        if i % 100 == 99: collected.acquire()
 thread = threading.Thread(target=complain)
 transcript.begin_cell(limit_nbytes=10**6)
 thread.start()
 found = []
-while thread.is_alive(): found += transcript.collect()[0]
+while thread.is_alive():
+    new = transcript.collect()[0]
+    found += new
+    if new: collected.release()
 """
     more = "os.write(answer, json.dumps([found, 0, 0, 0]).encode()); os._exit(0)"
     entries, *_, log = collected(tmp_path, body + more)
