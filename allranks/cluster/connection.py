@@ -621,14 +621,12 @@ class Connection:
         # The ranks were ended or have died: no event can follow.
         return self.closed or failures.all_over(self.roster.ends, self.size)
 
-    def all_up(self, clients_seconds: float = 0) -> None:
-        """Lets the agents note what the ranks share, and ipyparallel's clients connect, not before
-        ``clients_seconds``.
-        """
+    def all_up(self) -> None:
+        # The agents then note the processes that the ranks share.
         for agent in self._agents:
             agent.say("up")
             if self.size <= CLIENTS_RANKS:
-                agent.say(f"clients {clients_seconds}")
+                agent.say("clients")
 
     def lose(self, shown: bool = False) -> str:
         """Ends the ranks after a death; returns the text of :meth:`loss_text`."""

@@ -737,7 +737,7 @@ class MultiHostAgents:
 
     def say(self, text: str) -> None:
         """Sends a command to the agents of all hosts, or the first one's for ``clients``."""
-        for host in self._hosts[:1] if text.startswith("clients") else self._hosts:
+        for host in self._hosts[:1] if text == "clients" else self._hosts:
             self._wire.command(host.name, "say", text)
         if text == "up":
             self._starts_again = False

@@ -14,8 +14,6 @@ from allranks.records.ranks import label
 #: Models may be large.
 _SAVE_SECONDS = 120.0
 _START_SECONDS = 30.0
-#: The controller's start takes the processor time of a hundred cells; the next cell comes first.
-_CLIENTS_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 _TRIES = 3
 _SHOWN_NAMES = 5
@@ -64,7 +62,7 @@ class Relocation:
                 if not problem and not roster.ends:
                     problem = self._load(sets)
                 if not problem and not roster.dead and not roster.ends:
-                    ranks.all_up(_CLIENTS_SECONDS)
+                    ranks.all_up()
                     return
                 break
         roster.ends = roster.ends or list(self.dead.values())

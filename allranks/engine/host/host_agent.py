@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import math
 import os
 import selectors
 import shutil
@@ -94,7 +93,7 @@ class HostAgent:
         self.admitted = self.forked = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
-        self.controller, self._controller_at = 0, math.inf
+        self.controller = 0
         self.connection: dict[str, Any] = {}
         #: The client's connection information, the secret key, and sockets that reserve the ports.
         self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
@@ -235,9 +234,6 @@ class HostAgent:
                 key.data()
             self._reap()
             self.exits.look()
-            if time.monotonic() >= self._controller_at:
-                self._controller_at = math.inf
-                self._fork_controller()
             if self.attachment.left:
                 self._lose_notebook()
             if self.config.several_hosts and self.attachment.stays:
@@ -315,9 +311,8 @@ class HostAgent:
             for pid in (*self.ranks, *self.spares):
                 self.segments |= processes.shared_segments(pid)
             self._sweep()
-        elif word == "clients" and not self.controller:
-            # A client of ipyparallel will connect, not before so many seconds.
-            self._controller_at = time.monotonic() + float(rest or 0)
+        elif word == "clients" and not self.controller:  # a client of ipyparallel will connect
+            self._fork_controller()
         elif word in ("stop", "again"):
             self.stopping, self.begins_again = True, word == "again"
         elif word == "stay":
