@@ -12,8 +12,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -499,6 +499,24 @@ def _describe(process: psutil.Process) -> str:
         return f"{process.pid} {' '.join(process.cmdline())[:160]}"
     except psutil.Error:
         return f"{process.pid} (gone)"
+
+
+#: So long a console waits for ranks that write the same line.
+LINE_HOLD = "allranks.widgets.text._LINE_HOLD_SECONDS"
+
+
+@contextmanager
+def patched(run: Callable[[str], Cell], name: str, value: float) -> Iterator[None]:
+    """Within, ``name``, an attribute of a module, has another value where ``run`` runs its cells:
+    in a notebook, or on its ranks.
+    """
+    module, _, attribute = name.rpartition(".")
+    load = f"import {module} as _module\n"
+    run(f"{load}_module.before = _module.{attribute}\n_module.{attribute} = {value}").ok()
+    try:
+        yield
+    finally:
+        run(f"{load}_module.{attribute} = _module.before").ok()
 
 
 def wait_until(

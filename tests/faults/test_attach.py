@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.faults.notebook import KEPT, Notebook, stopped
+from tests.kernel import patched
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
@@ -303,11 +304,9 @@ def test_the_members_of_an_ensemble_that_are_left_run_after_an_attach(notebook, 
 def test_what_cannot_be_attached_to_is_said(notebook):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     # A busy host agent answers later than a notebook usually waits.
-    glance = "from allranks.cluster import sessions; sessions._GLANCE_SECONDS = {}"
-    notebook.run(glance.format(20.0))
-    notebook.run("%distributed detach")
-    cell = notebook.on_ranks("rank", "-n 1")
-    notebook.run(glance.format(0.2))
+    with patched(notebook.run, "allranks.cluster.sessions._GLANCE_SECONDS", 20):
+        notebook.run("%distributed detach")
+        cell = notebook.on_ranks("rank", "-n 1")
     assert (
         f"Starting new ranks. Earlier ones are detached: ranks 0–3 of {name}. To list them"
         in cell.text

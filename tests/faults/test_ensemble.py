@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import wait_until
+from tests.kernel import patched, wait_until
 
 DAMAGES_RANKS = True
 #: Slow enough to be disturbed, and large enough to be left in shared memory.
@@ -250,10 +250,11 @@ def test_large_results_leave_no_file_and_their_memory_goes_with_the_table(notebo
 
 def test_a_member_that_no_interrupt_reaches_ends_its_ranks_and_the_others_finish(notebook):
     notebook.run("from allranks.ensemble import runner; runner.GRACE_SECONDS = 4.0")
-    early = "from allranks.cluster import cells; cells._ASK_BEFORE_SECONDS = {}"
-    notebook.run(early.format(1.9))
     stuck = "MPI.Intracomm(MPI.COMM_WORLD).recv(source=0)"
-    cell = notebook.run(f"%%ensemble x=0:8 --timeout 5\nif x == 2: {stuck}\nresult = x", 90).ok()
+    with patched(notebook.run, "allranks.cluster.cells._ASK_BEFORE_SECONDS", 1.9):
+        cell = notebook.run(
+            f"%%ensemble x=0:8 --timeout 5\nif x == 2: {stuck}\nresult = x", 90
+        ).ok()
     assert notebook.value("[m.number for m in runs.finished]") == "[0, 1, 3, 4, 5, 6, 7]"
     where = f"In[{cell.execution_count}]:2  if x == 2: {stuck}"
     said = "member 2 has not ended 2 s after its interrupt: rank"
@@ -262,7 +263,6 @@ def test_a_member_that_no_interrupt_reaches_ends_its_ranks_and_the_others_finish
     assert "it exceeded its timeout of 5 s, and 4 s after the interrupt it was" in error
     assert where in error
     notebook.run("runner.GRACE_SECONDS = 10.0")
-    notebook.run(early.format(0.5))
     assert notebook.on_ranks("size").status == "ok"
     notebook.note_files()
 

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from tests.kernel import LINE_HOLD, patched
+
 pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 LAB = {"cellId": "5e1a"}
 
@@ -26,14 +28,10 @@ def typed(cell, *lines, first=1):
 @pytest.mark.parametrize("metadata", [LAB, None], ids=["JupyterLab", "console"])
 def test_a_line_is_typed_in_the_notebooks_own_field(notebook, metadata):
     source = "name = input('Your name? ') if rank == 2 else 'nobody'\nbarrier()\nname"
-    # A console waits so long for the ranks that write the same line.
-    hold = "from allranks.widgets import text; text._LINE_HOLD_SECONDS = {}"
-    notebook.run(hold.format(60.0))
-    cell = ask(notebook, source, metadata=metadata)
-    assert typed(cell, "Ada") == ["rank 2 │ Your name? "]
-    cell.wait()
-    notebook.run(hold.format(0.25))
-    assert cell.text == "ranks 0–1, 3 → 'nobody'\nrank 2       → 'Ada'\n"
+    with patched(notebook.run, LINE_HOLD, 60):
+        cell = ask(notebook, source, metadata=metadata)
+        assert typed(cell, "Ada") == ["rank 2 │ Your name? "]
+        assert cell.wait().text == "ranks 0–1, 3 → 'nobody'\nrank 2       → 'Ada'\n"
 
 
 def test_a_password_is_hidden_and_what_was_written_stands_above(notebook):
@@ -67,20 +65,19 @@ found
 
 
 def test_a_debugger_on_one_rank_while_the_others_wait_and_say_for_whom(notebook):
-    early = "from allranks.collectives.calls import watch; watch._ASK_BEFORE_SECONDS = {}"
-    notebook.on_ranks(early.format(4.0)).ok()  # so that a busy rank has told its line in time
-    cell = ask(notebook, SESSION)
-    prompts = typed(cell, "p total")
-    cell.prompt(2)
-    cell.wait_for("waits for rank 1, which is waiting for input:\n")
-    cell.wait_for("rank 1 is at In[")
-    cell.lacks("has waited")
-    prompts += typed(cell, "total = 12", "w", "n", "c", first=2)
-    cell.wait()
+    # So that a busy rank has told its line in time:
+    with patched(notebook.on_ranks, "allranks.collectives.calls.watch._ASK_BEFORE_SECONDS", 4):
+        cell = ask(notebook, SESSION)
+        prompts = typed(cell, "p total")
+        cell.prompt(2)
+        cell.wait_for("waits for rank 1, which is waiting for input:\n")
+        cell.wait_for("rank 1 is at In[")
+        cell.lacks("has waited")
+        prompts += typed(cell, "total = 12", "w", "n", "c", first=2)
+        cell.wait()
     assert cell.status == "ok"
     assert set(prompts) == {"rank 1 │ ipdb> "}
     cell.says("rank 1 │ 9", "> In[", "----> 6     return total / len(values)", "rank 1       → 4.0")
-    notebook.on_ranks(early.format(0.6)).ok()
 
 
 @pytest.mark.parametrize(

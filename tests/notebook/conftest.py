@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import contextmanager
 
 import pytest
 from nbclient import NotebookClient
@@ -21,17 +20,6 @@ def notebook(tmp_path_factory):
     with Kernel(tmp_path_factory.mktemp("kernel")) as kernel:
         kernel.run("%load_ext allranks\n%distributed start -n 2")
         yield kernel
-
-
-@contextmanager
-def held(notebook, seconds=60):
-    """Within, a console waits that long for the ranks that write the same line."""
-    change = "import allranks.widgets.text as _text; _text._LINE_HOLD_SECONDS = {}"
-    notebook.run(change.format(seconds)).ok()
-    try:
-        yield
-    finally:
-        notebook.run(change.format(0.25)).ok()
 
 
 def python_for(name: str) -> str:

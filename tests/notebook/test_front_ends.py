@@ -7,8 +7,7 @@ import sys
 import pexpect
 import pytest
 
-from tests.kernel import ANSI, Kernel, lines_of_two
-from tests.notebook.conftest import held
+from tests.kernel import ANSI, LINE_HOLD, Kernel, lines_of_two, patched
 
 LAB = {"cellId": "5e1a"}
 PNG = "iVBORw0KGgo="
@@ -39,7 +38,7 @@ def test_a_notebook_is_shown_displays_that_change_and_figures_between_the_lines(
         "ranks 0–1 │ line 0",
         *(f"          │ line {i}" for i in range(1, 4)),
     ]
-    with held(notebook):
+    with patched(notebook.run, LINE_HOLD, 60):
         cell = notebook.start(
             "%%distributed\nbarrier()\nprint('before')\n"
             f"display({{'image/png': '{PNG}', 'text/plain': '<a figure>'}}, raw=True)\n"
@@ -58,7 +57,7 @@ def test_a_notebook_is_shown_displays_that_change_and_figures_between_the_lines(
 def test_the_environment_says_it_either_way(notebook, said, displays):
     notebook.run(f"%env ALLRANKS_FRONT_END={said}")
     try:
-        with held(notebook):
+        with patched(notebook.run, LINE_HOLD, 60):
             cells = [
                 notebook.start(
                     "%%distributed\nbarrier()\nprint('here')", typing=True, metadata=told
@@ -105,7 +104,7 @@ def test_a_console_is_shown_the_end_of_updates_logs_and_members(notebook):
     assert lines[0] == "step 0"
     assert lines[-2:] == ["step 300", "after"]
     assert len(lines) <= 8
-    with held(notebook):
+    with patched(notebook.run, LINE_HOLD, 60):
         seen = in_console(notebook, "barrier()\nlog(loss=0.5)\nprint('logged')")
     assert "ranks 0–1 │ logged\n" in seen
     assert re.search(r"loss +0 +0\.5 +0\.5 +0\.5 +0\.5 +0\.5\n", seen)

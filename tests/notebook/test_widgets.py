@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from tests.kernel import Cell, Kernel
-from tests.notebook.conftest import held
+from tests.kernel import LINE_HOLD, Cell, Kernel, patched
 
 LAB = {"cellId": "5e1a"}
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -228,7 +227,7 @@ def test_an_exception_in_a_callback_is_in_the_log_and_the_widget_lives_on(notebo
 
 
 def test_where_no_widgets_are_drawn_they_are_text(notebook):
-    with held(notebook):
+    with patched(notebook.run, LINE_HOLD, 60):
         cell = notebook.start(
             "%%distributed\no = w.Output()\nbarrier()\nprint('before')\n"
             "with o: print('inside', rank)\nprint('after')",
@@ -309,7 +308,7 @@ print("ended")
 @pytest.mark.parametrize("metadata", [LAB, None], ids=["JupyterLab", "console"])
 def test_bars_of_rich_are_lines_of_the_slowest_and_the_mean(notebook, metadata):
     pytest.importorskip("rich")
-    with held(notebook):
+    with patched(notebook.run, LINE_HOLD, 60):
         cell = notebook.start(f"%%distributed\n{RICH}", typing=True, metadata=metadata).wait()
     assert cell.comms == []
     assert "�" not in cell.text

@@ -15,7 +15,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, RankSockets
 from allranks.engine.host.notebook_connection import NotebookConnection
-from allranks.records.config import Invitation
+from allranks.records.config import LEASE_SECONDS, Invitation
 from tests.kernel import wait_until
 
 COUNT = 600
@@ -113,28 +113,6 @@ def notebook():
     wire.close()
 
 
-def test_messages_of_both_sides_survive_their_connections_once_and_in_order(notebook):
-    heard: list[int] = []
-    notebook.deliver_host = lambda host, line: heard.append(json.loads(line)["n"])
-    commands, events = Network(notebook.commands_url), Network(notebook.events_url)
-    invitation = Invitation(commands.url, events.url, notebook.key, "h1")
-    host = Host(invitation)
-    wait_until(lambda: heard)
-    for n in range(1, COUNT + 1):
-        notebook.command("h1", "count", str(n))
-        if n % 200 == 0:
-            resumed = host.resumed
-            for network in (commands, events):
-                network.interrupt()
-            wait_until(lambda before=resumed: host.resumed > before)
-    everything = list(range(1, COUNT + 1))
-    wait_until(lambda: len(heard) >= COUNT and len(host.commands) >= COUNT)
-    assert (heard, host.commands) == (everything, everything)
-    for network in (commands, events):
-        network.close()
-    host.wait()
-
-
 @pytest.fixture
 def hosts():
     """Those that a test starts; they end with their networks."""
@@ -153,9 +131,29 @@ def networks(notebook, hosts):
         network.close()
 
 
-def invitation_to(notebook, networks, lease_seconds: float) -> Invitation:
+def invitation_to(notebook, networks, lease_seconds: float = LEASE_SECONDS) -> Invitation:
     urls = [network.url for network in networks]
-    return Invitation(*urls, notebook.key, "h1", lease_seconds=lease_seconds)
+    return Invitation(*urls, notebook.key, "h1", lease_seconds)
+
+
+def test_messages_of_both_sides_survive_their_connections_once_and_in_order(
+    notebook, networks, hosts
+):
+    heard: list[int] = []
+    notebook.deliver_host = lambda host, line: heard.append(json.loads(line)["n"])
+    host = Host(invitation_to(notebook, networks))
+    hosts.append(host)
+    wait_until(lambda: heard)
+    for n in range(1, COUNT + 1):
+        notebook.command("h1", "count", str(n))
+        if n % 200 == 0:
+            resumed = host.resumed
+            for network in networks:
+                network.interrupt()
+            wait_until(lambda before=resumed: host.resumed > before)
+    everything = list(range(1, COUNT + 1))
+    wait_until(lambda: len(heard) >= COUNT and len(host.commands) >= COUNT)
+    assert (heard, host.commands) == (everything, everything)
 
 
 def test_a_connection_that_nobody_serves_is_made_again_within_the_lease(notebook, networks, hosts):
