@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -374,6 +375,7 @@ class NetworkTest:
     """Whether each host can connect to each other one, as the processes of MPI do.
 
     Each host listens on a port, and then all try to connect. ``over`` is whether all have answered.
+    Answers to an earlier test, also one of another notebook, have another ``name``.
     """
 
     def __init__(self, addresses: Mapping[str, str], command: Callable[[str, str, str], None]):
@@ -381,13 +383,16 @@ class NetworkTest:
         self._command = command
         self._ports: dict[str, int] = {}
         self._problems: dict[str, dict[str, str]] = {}
+        self._name = secrets.token_hex(8)
 
     def begin(self) -> None:
         for host in self._addresses:
-            self._command(host, "listen", "")
+            self._command(host, "listen", self._name)
 
     def take(self, name: str, host: str, fields: Mapping[str, Any]) -> None:
         """Takes an event of a host: ``host_listens``, and then ``host_connected``."""
+        if fields["test"] != self._name:
+            return
         if name == "host_connected":
             self._problems[host] = fields["problems"]
             return
@@ -399,7 +404,7 @@ class NetworkTest:
                     for host, port in self._ports.items()
                     if host != source
                 ]
-                self._command(source, "connect", json.dumps(targets))
+                self._command(source, "connect", json.dumps([self._name, targets]))
 
     @property
     def over(self) -> bool:
@@ -478,6 +483,8 @@ class MultiHostAgents:
         self._seated: dict[int, tuple[str, int]] = {}
         #: Hosts that start their ranks again, and have not ended the old ones.
         self._moving: set[str] = set()
+        #: The name of the last relocation. A host's answer to an earlier one may come after it.
+        self._relocation = ""
         #: Whether ranks are started again, and do not have their variables yet.
         self._starts_again = False
         self._began = 0.0
@@ -570,6 +577,7 @@ class MultiHostAgents:
             self._note_running(each.name, 0)
         self._place(places)
         self._moving, self._starts_again = set(places), True
+        self._relocation = secrets.token_hex(8)
         self._dead, self._told = {}, {}
         self._save()
         self._held = HeldEnds(self._deliver, self._config.heals)
@@ -710,6 +718,7 @@ class MultiHostAgents:
             launch=(program, *(LASTING if self._config.heals else ()), *options),
             spares=self._spares,
             seats=tuple(self._seats),
+            relocation=self._relocation,
             local_size=host.ranks,
             head=host is first,
             interface=tcp_url(self.addresses[first.name]),
@@ -799,7 +808,8 @@ class MultiHostAgents:
 
     def _handle_event(self, host: str, name: str, fields: dict[str, Any]) -> None:
         if name == "host_again":
-            self._moving.discard(host)
+            if fields["relocation"] == self._relocation:
+                self._moving.discard(host)
         elif name == "host_up":
             with self._changed:
                 self.addresses[host] = fields["address"]
@@ -819,8 +829,8 @@ class MultiHostAgents:
         elif name == "host_refused":
             self._host_ended(host, f"could not start: {fields['problem']}")
         elif name in ("host_listens", "host_connected"):
-            assert self._test is not None  # they answer it
-            self._test.take(name, host, fields)
+            if self._test is not None:
+                self._test.take(name, host, fields)
         elif name == "host_ends":
             self._report(host, fields["why"])
         elif name == "launcher_exit" and host != self._hosts[0].name:

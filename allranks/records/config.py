@@ -116,7 +116,8 @@ class HostAgentConfig:
 
     Where the cluster ``heals``, the launcher lets the other ranks live when one dies. On several
     hosts it starts ``spares`` more processes on each host, which take the places of dead ranks;
-    ``seats`` has the rank of each of the launcher's processes, -1 for a spare.
+    ``seats`` has the rank of each of the launcher's processes, -1 for a spare. ``relocation`` is a
+    name for the start after a host was lost.
     ``kept_dirs`` are the folders of what ranks keep, which outlive them and not the notebook.
     ``rank_variables`` are the launcher's own, if its processes do not find their rank in those of
     mpiexec or srun.
@@ -139,6 +140,7 @@ class HostAgentConfig:
     heals: bool = False
     spares: int = 0
     seats: tuple[int, ...] = ()
+    relocation: str = ""
     kept_dirs: tuple[str, ...] = ()
     rank_variables: tuple[RankVariables, ...] = ()
 

@@ -70,6 +70,21 @@ def test_a_kernel_that_was_killed_has_its_ranks_back_and_they_are_replaced_as_be
     check_at_work(notebook)
 
 
+def test_a_kernel_that_was_killed_as_it_tested_the_network_has_its_ranks_back(notebook):
+    # As it does where ranks come late. The relays answer again, to the next notebook.
+    notebook.run("test = held.session.running._connection._agents[0].test_network()").ok()
+    while notebook.value("test.over") != "True":
+        time.sleep(0.01)
+    kill(notebook)
+    again(notebook)
+    notebook.run("%distributed attach").says("Attached to ranks 0–3", STAYS)
+    check_at_work(notebook)
+    tested = "held.session.running._connection._agents[0].test_network()"
+    while notebook.value(f"{tested}.over") != "True":
+        time.sleep(0.01)
+    assert notebook.value(f"{tested}.problems()") == "[]"
+
+
 def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(notebook):
     notebook.start_on_ranks(LONG).wait_for("begun")
     for _ in range(2):  # also one that has just attached

@@ -255,10 +255,12 @@ class Relay:
                 self._notebook.send([b"attached"])
         elif word == b"listen":
             self._tested = port_test.listen(_own_address(self._url))
-            self._tell(event="host_listens", port=self._tested.getsockname()[1])
+            port = self._tested.getsockname()[1]
+            self._tell(event="host_listens", test=first.decode(), port=port)
         elif word == b"connect":
-            targets = [port_test.Target(*target) for target in json.loads(first)]
-            self._tell(event="host_connected", problems=port_test.unreachable(targets))
+            name, targets = json.loads(first)
+            problems = port_test.unreachable(port_test.Target(*target) for target in targets)
+            self._tell(event="host_connected", test=name, problems=problems)
         elif word == b"config":
             try:
                 self._begin(HostAgentConfig.from_json(first.decode()))
@@ -310,7 +312,7 @@ class Relay:
         self._batching.send()
         self._detach()
         shutil.rmtree(config.session_dir, ignore_errors=True)
-        self._tell(event="host_again")
+        self._tell(event="host_again", relocation=config.relocation)
         try:
             self._begin(config)
         except (OSError, zmq.ZMQError) as error:

@@ -40,6 +40,7 @@ class Notebook:
     def __init__(self, heals: bool = False) -> None:
         self.ends: list[ProcessExit] = []
         self.asked: dict[str, dict[str, Any]] = {}
+        self.again: list[tuple[str, str]] = []
         self.wire = SimpleNamespace(
             commands_url="tcp://h0:1", events_url="tcp://h0:2", key="key", lease_seconds=30.0
         )
@@ -53,6 +54,8 @@ class Notebook:
     def _command(self, host: str, word: str, line: str) -> None:
         if line.startswith("seat "):
             self.asked[host] = json.loads(line.removeprefix("seat "))
+        elif word == "again":
+            self.again.append((host, json.loads(line)["relocation"]))
 
     def _deliver(self, name: str, fields: dict[str, Any]) -> None:
         if name in ("exit", "launcher_exit", "host_left"):
@@ -165,3 +168,29 @@ def test_if_none_is_left_the_problem_says_how_to_have_more(healing):
 def test_a_death_that_can_be_replaced_is_reported_at_once(healing):
     healing.say("h1", ABORT)
     assert healing.cause == "Rank 0 ended with exit code 14."
+
+
+def test_deaths_of_the_ranks_of_an_earlier_relocation_are_not_reported(healing):
+    healing.say("h3", {"event": "host_silent"})
+    healing.agents.relocate()
+    healing.say("h2", {"event": "host_silent"})
+    healing.agents.relocate()
+    first, last = (name for host, name in healing.again if host == "h1")
+    healing.ends.clear()
+    healing.say("h1", {"event": "host_again", "relocation": first})
+    healing.say("h1", KILLED)
+    assert healing.cause == ""
+    healing.say("h1", {"event": "host_again", "relocation": last})
+    healing.say("h1", KILLED)
+    assert healing.cause.startswith("Rank 3 was killed by signal 9")
+
+
+def test_late_answers_to_an_earlier_test_of_the_network_do_not_count(notebook):
+    notebook.agents.test_network()
+    early = {"event": "host_connected", "test": "of another notebook", "problems": {"h1": "-"}}
+    notebook.say("h2", early)
+    assert notebook.agents.test_network().problems() == []
+    other = Notebook()
+    other.come("h1", "h2", "h3")
+    other.say("h2", early)  # it has no test
+    assert not other.ends
