@@ -17,6 +17,7 @@ from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import CellContext
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.sockets import InterruptRequested
+from allranks.countdown import Countdown
 from allranks.errors import (
     CellFailed,
     CellInterrupted,
@@ -47,7 +48,8 @@ class InterruptTimeout:
 
     def __init__(self, ask_soon: AskSoon) -> None:
         self._ask_soon = ask_soon
-        self._asked = self._said = False
+        self._asked_at: float | None = None
+        self._said = False
         #: The last known line of each rank.
         self.lines: dict[int, str] = {}
 
@@ -56,10 +58,11 @@ class InterruptTimeout:
 
         ``waited`` is in seconds since the interrupt.
         """
-        if waited >= NOTICE_SECONDS - _ASK_BEFORE_SECONDS and not self._asked:
-            self._asked = True
+        if waited >= NOTICE_SECONDS - _ASK_BEFORE_SECONDS and self._asked_at is None:
+            self._asked_at = waited
             self._ask_soon(requests.STATUS, {}, self._take_status, pending)
-        if waited < NOTICE_SECONDS or self._said:
+        # The notebook may have stood still until now: the ranks need the time to answer.
+        if self._asked_at is None or waited < self._asked_at + _ASK_BEFORE_SECONDS or self._said:
             return False
         self._said = True
         return True
@@ -164,7 +167,8 @@ class CellRun:
         self.timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._values: dict[int, bytes] = {}
-        self._interrupted_at: float | None = None
+        #: From the first interrupt on.
+        self._grace: Countdown | None = None
         self._unheard = InterruptTimeout(connection.ask_soon)
         self._interrupts = 0
         #: Whether a feature waits for the user, as at a prompt of a rank.
@@ -242,8 +246,8 @@ class CellRun:
                 f"timeout of {self.timeout:g} s reached: interrupting {label(self.pending)}"
             )
             self.interrupt()
-        if self._interrupted_at is not None and self.pending and not self._connection.closed:
-            self._insist(time.monotonic() - self._interrupted_at)
+        if self._grace is not None and self.pending and not self._connection.closed:
+            self._insist(GRACE_SECONDS - self._grace.left())
         self.view.refresh()
 
     @property
@@ -270,8 +274,8 @@ class CellRun:
     def interrupt(self) -> None:
         self._interrupts += 1
         self._connection.send(self.pending, Interrupt(self.cell))
-        if self._interrupted_at is None:
-            self._interrupted_at = time.monotonic()
+        if self._grace is None:
+            self._grace = Countdown(GRACE_SECONDS)
 
     def _insist(self, waited: float) -> None:
         """Shows which ranks are still in an interrupted cell; a timeout ends them."""

@@ -35,6 +35,7 @@ from allranks.cluster.sockets import (
     InterruptRequested,
     RankSockets,
 )
+from allranks.countdown import Countdown
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS
@@ -257,8 +258,8 @@ class Connection:
         return agents.seat_spares(dead)
 
     def relocate(self) -> dict[str, list[int]]:
-        """Starts all ranks again on the hosts that are left; returns the ranks of each. They are up
-        once the roster misses none.
+        """Starts all ranks again on the hosts that are left; returns the ranks of each, which is
+        empty if no host is left. They are up once the roster misses none.
         """
         for client in self._clients:
             client.close()
@@ -266,7 +267,8 @@ class Connection:
         self._files.close()
         (agents,) = self._agents
         assert isinstance(agents, MultiHostAgents)
-        agents.relocate()
+        if not agents.relocate():
+            return {}
         self.step(0)  # the last news of the ranks that end
         self.roster.start_again()
         return agents.hosts()
@@ -290,15 +292,15 @@ class Connection:
         taken, deliver = self._taken, self._agent_listener()
         assert taken is not None
         self.state = "attaching"
-        taken.listen(deliver)
-        if taken.hosts is None:
-            self._agents.append(taken)
-        else:
-            assert isinstance(self._launcher, MultiHostLauncher)
-            self._agents.append(
-                MultiHostAgents(self._launcher, self._config, self._wire, deliver, taken.hosts)
-            )
         try:
+            taken.listen(deliver)
+            if taken.hosts is None:
+                self._agents.append(taken)
+            else:
+                assert isinstance(self._launcher, MultiHostLauncher)
+                self._agents.append(
+                    MultiHostAgents(self._launcher, self._config, self._wire, deliver, taken.hosts)
+                )
             with self._asking(requests.ATTACH, {}) as (ask, got):
                 self._reach(ask, got)
             gone = {end.rank: end for end in self._early_ends()}
@@ -363,12 +365,8 @@ class Connection:
         (agent,) = self._agents
         if seconds:
             agent.take_care(self.session_dir)
-        if seconds and visit(self.session_dir) is None:
-            raise UsageError(
-                f"expected {self.session_dir}, by which another notebook finds the ranks, found "
-                "that it has been removed: they end with this one. Fetch what you need, for example"
-                " with %distributed pull NAME, and type: %distributed restart"
-            )
+        if seconds:
+            self._visit()
         shared = self._taken is not None and self._taken.shared
         home = self._config.session_dir if seconds or shared else ""
         self.ask(requests.STAY, {"home": home}, ranks=self.roster.alive)
@@ -380,8 +378,16 @@ class Connection:
         (agent,) = self._agents
         self.ask(requests.STAY, {"home": self._config.session_dir}, ranks=self.roster.alive)
         agent.stay(seconds, memo)
-        visit(self.session_dir, "share")
+        self._visit("share")  # else they would end
         self.let_go()
+
+    def _visit(self, want: str = "about") -> None:
+        if visit(self.session_dir, want) is None:
+            raise UsageError(
+                f"expected {self.session_dir}, by which another notebook finds the ranks, found "
+                "that it has been removed: they end with this one. Fetch what you need, for example"
+                " with %distributed pull NAME, and type: %distributed restart"
+            )
 
     def let_go(self) -> None:
         self.state = "stopped"
@@ -432,8 +438,8 @@ class Connection:
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles events until ``done`` or the time is over; interrupts stay for the next wait."""
-        deadline = time.monotonic() + seconds
-        while not done() and time.monotonic() < deadline:
+        limit = Countdown(seconds)
+        while not done() and limit.left() > 0:
             for pressed in self.step(min(_POLL_SECONDS, seconds)):
                 self.inbox.put(pressed)
 
@@ -515,7 +521,7 @@ class Connection:
         self._clients[:] = [client for client in self._clients if not client._closed]
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
-            made = ipyparallel.Client(self.ipyparallel["client"])
+            made = ipyparallel.Client(self.ipyparallel["client"], timeout=_CLIENT_SECONDS)
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
             except TimeoutError:

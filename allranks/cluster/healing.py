@@ -13,6 +13,7 @@ from allranks.cluster.failures import NEXT_CELL, ProcessExit, ending, plain
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.relocation import Relocation
 from allranks.cluster.variables import OnRank
+from allranks.countdown import Countdown
 from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
@@ -121,7 +122,8 @@ class Replacement:
     def _wait(self, done: Callable[[], bool], seconds: float) -> None:
         dead = self._ranks.roster.dead
         known, began, slow = set(dead), time.monotonic(), False
-        while not done() and time.monotonic() < began + seconds and self.presses < 2:
+        limit = Countdown(seconds)
+        while not done() and limit.left() > 0 and self.presses < 2:
             try:
                 self.presses += len(self._ranks.step(_STEP_SECONDS))
             except Exception as error:  # an error of the display, not of the replacement

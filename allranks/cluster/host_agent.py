@@ -349,7 +349,7 @@ class HeldEnds:
         with self._lock:
             if host in self._beats:
                 self._beats[host] -= 1
-                if not any(self._beats.values()):
+                if max(self._beats.values()) <= 0:
                     self.release()
 
     def wait_for(self, host: str) -> bool:
@@ -366,7 +366,7 @@ class HeldEnds:
 #: Ranks come sooner. The test disturbs nothing if they are only slow.
 _TEST_AFTER_SECONDS = 8.0
 _SHOWN_PAIRS = 4
-_READY_SECONDS = 10.0
+_READY_SECONDS = 60.0
 #: For the host agents; the caretaker decides how long the ranks stay.
 _STAY = json.dumps({"seconds": 1, "memo": {}})
 
@@ -553,15 +553,17 @@ class MultiHostAgents:
         """Returns why the launcher's job has ended, or ""."""
         return self.job.why_ended()
 
-    def relocate(self) -> None:
+    def relocate(self) -> bool:
         """Makes the hosts that are left start all ranks again, also those of lost hosts: each on
-        the host that stores a copy of what it has kept.
+        the host that stores a copy of what it has kept. Returns whether a host is left.
         """
         old = [self._host_of[rank] for rank in range(self._config.size)]
         holders = copy_holders(tuple(old))
         places: dict[str, list[int]] = {
             host.name: [] for host in self._hosts if host.name not in self._reported
         }
+        if not places:
+            return False
         for rank, host in enumerate(old):
             if host not in places:
                 host = old[holders[rank]]
@@ -584,6 +586,7 @@ class MultiHostAgents:
         self._test, self._began = None, time.monotonic()
         for each in self._hosts:
             self._wire.command(each.name, "again", self._config_of(each).to_json())
+        return True
 
     def take_care(self, folder: str) -> None:
         """Starts the caretaker, with which the ranks can stay when this notebook ends.
@@ -609,16 +612,16 @@ class MultiHostAgents:
         )
 
         def deliver(name: str, fields: dict[str, Any]) -> None:
-            if name == "ready":
-                ready.set()
-            else:
+            ready.set()
+            if name != "ready":
                 self._deliver(name, fields)
 
         self._caretaker = CaretakerProcess(self._config, care, deliver)
         self._save()
-        ready.wait(_READY_SECONDS)
+        # First: an interrupt of the wait must not leave relays that end with this notebook.
         for host in self._hosts:
             self._wire.command(host.name, "stay", _STAY)
+        ready.wait(_READY_SECONDS)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import NEXT_CELL, ProcessExit, death_lines
+from allranks.countdown import Countdown
 from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
@@ -55,6 +55,8 @@ class Relocation:
                 if roster.ends:
                     break
                 self._hosts = ranks.relocate()
+                if not self._hosts:
+                    break
                 self._tell(f"the ranks start again on {', '.join(self._hosts)}")
                 problem = self._wait()
                 if roster.lost_hosts:
@@ -110,8 +112,8 @@ class Relocation:
         )
 
     def _step(self, done: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not done() and time.monotonic() < end and self.presses < 2:
+        limit = Countdown(seconds)
+        while not done() and limit.left() > 0 and self.presses < 2:
             try:
                 self.presses += len(self._ranks.step(_STEP_SECONDS))
             except Exception as error:  # an error of the display, not of the start

@@ -62,7 +62,8 @@ def as_time(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-_VISIT_SECONDS = 3.0
+#: A machine that stands still for a while must not make ranks seem to have ended.
+_VISIT_SECONDS = 20.0
 _GLANCE_SECONDS = 0.2
 _LIST = "%distributed clusters"
 _STAYS = (
@@ -109,7 +110,7 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
     """
     found = []
     for path in folders.session_folders():
-        with suppress(OSError):
+        with suppress(OSError, UsageError):
             if path.stat().st_uid == os.getuid():
                 found.append(visit(str(path), seconds=seconds))
     return sorted(filter(None, found), key=lambda session: session.began)
@@ -118,7 +119,8 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
 def visit(folder: str, want: str = "about", seconds: float = _VISIT_SECONDS) -> SessionInfo | None:
     """Returns the cluster of a session's folder; None if it has ended, or starts or ends just now.
 
-    ``want`` is a request beside: ``watch``, ``share`` or ``leave``.
+    ``want`` is a request beside: ``watch``, ``share`` or ``leave``. Raises UsageError if it runs
+    and does not answer within ``seconds``.
     """
     try:
         with _visit(folder, want, seconds) as connection:
@@ -242,8 +244,29 @@ def name_of(folder: str | Path) -> str:
 
 
 def _visit(folder: str, want: str, seconds: float = _VISIT_SECONDS) -> socket.socket:
+    """Returns a connection to a cluster's host agent that has begun to answer.
+
+    Raises OSError if it has ended, and UsageError if it does not answer.
+    """
     path = os.path.join(folder, NOTEBOOKS_DOOR)
-    return _asked(path, {"want": want, "notebook": own_notebook()}, seconds)
+    for _ in range(2):
+        connection = _asked(path, {"want": want, "notebook": own_notebook()}, seconds)
+        try:
+            answers = connection.recv(1, socket.MSG_PEEK)
+        except BaseException as error:
+            # Closed, so that a late answer gives this process nothing that it would not know of.
+            connection.close()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise UsageError(
+                f"expected an answer of the process that has the ranks of {name_of(folder)}, found "
+                f"none within {seconds:g} s: it or the whole machine stands still. Try again"
+            ) from error
+        if answers:
+            return connection
+        # It has ended; or this process stood still, and the request came too late for it.
+        connection.close()
+    raise ConnectionResetError(f"{path} was closed without an answer")
 
 
 def _asked(path: str, request: dict[str, Any], seconds: float) -> socket.socket:
@@ -275,11 +298,15 @@ class AttachedHostAgent(HostAgentProcess):
         gone = f"the ranks of {session.name} have just ended. Type: {_LIST}"
         try:
             self._socket = _visit(session.folder, "attach")
+        except OSError as error:
+            raise UsageError(gone) from error
+        try:
             self._input, self._lines = (self._socket.makefile(mode) for mode in ("wb", "rb"))
             # A caretaker's sockets come with the first byte.
             first, descriptors, *_ = socket.recv_fds(self._socket, 1, 2)
             name, told = event_of(first + self._lines.readline())
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            self._socket.close()
             raise UsageError(gone) from error
         if name != "attached":
             self._socket.close()

@@ -328,6 +328,9 @@ class RankSockets:
                 self._last_signs[host] = self._polls
                 self._unattached.add(host)
         for host in hosts:
+            with deferred(), self._lock:
+                # Its announcement may have been read already. A second greeting has no effect.
+                self._send([host.encode(), BEGIN, self.listening.owner])
             self.command(host, "attach", "")
 
     def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:

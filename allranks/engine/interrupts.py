@@ -165,6 +165,16 @@ def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
     sys.settrace(follow_no_calls)
 
 
+def _sessions() -> set[int]:
+    """Returns the children of this process that lead a session."""
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(OSError):
+            if os.getsid(child.pid) == child.pid:
+                found.add(child.pid)
+    return found
+
+
 def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
     """Has ``!command``, ``x = !command`` and ``%%bash`` raise the KeyboardInterrupt they caught.
 
@@ -175,11 +185,15 @@ def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
     def loud(quiet: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(quiet)
         def run(*args: Any, **kwargs: Any) -> Any:
-            before = interrupts.count
+            before, others = interrupts.count, _sessions()
             try:
                 return quiet(*args, **kwargs)
             finally:
                 if interrupts.count > before:
+                    # IPython does not know the process of a command that has just begun.
+                    for leader in _sessions() - others:
+                        with suppress(OSError):
+                            os.killpg(leader, signal.SIGKILL)
                     raise KeyboardInterrupt from None
 
         return run

@@ -17,6 +17,7 @@ from allranks.cluster.cells import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeo
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import CellRecord, culprits, ended, stubborn
 from allranks.cluster.members import MemberSlots, Slot
+from allranks.countdown import Countdown
 from allranks.ensemble.early import Early, remaining_seconds
 from allranks.ensemble.grid import Options
 from allranks.ensemble.member import (
@@ -61,7 +62,9 @@ class _Attempt:
     unheard: InterruptTimeout
     began: float = field(default_factory=time.monotonic)
     why: str = ""
-    interrupts: list[float] = field(default_factory=list)
+    #: The time of the last interrupt; the grace begins with the first one.
+    interrupted_at: float = 0.0
+    grace: Countdown | None = None
     result: Result | None = None
     payloads: list[bytes] = field(default_factory=list)
 
@@ -415,9 +418,10 @@ class EnsembleRunner:
     def _interrupt(self, attempt: _Attempt, why: str) -> None:
         now = time.monotonic()
         # One that still runs is interrupted again: a library may have caught the first interrupt.
-        if not attempt.interrupts or now - attempt.interrupts[-1] >= _AGAIN_SECONDS:
+        if attempt.grace is None or now - attempt.interrupted_at >= _AGAIN_SECONDS:
+            attempt.grace = attempt.grace or Countdown(GRACE_SECONDS)
             attempt.why = attempt.why or why
-            attempt.interrupts.append(now)
+            attempt.interrupted_at = now
             self._slots.interrupt(attempt.slot)
 
     def _stop_waiting(self, members: Sequence[Member]) -> None:
@@ -466,9 +470,9 @@ class EnsembleRunner:
 
     def _report_unheard(self) -> None:
         for attempt in self._attempts.values():
-            if not attempt.interrupts:
+            if attempt.grace is None:
                 continue
-            waited = time.monotonic() - attempt.interrupts[0]
+            waited = GRACE_SECONDS - attempt.grace.left()
             pending = [rank for rank in attempt.slot.ranks if rank not in attempt.slot.replies]
             late, where = attempt.why == FAILED, attempt.unheard.whereabouts
             if attempt.unheard.due(waited, pending):

@@ -433,7 +433,10 @@ class Session:
             await asyncio.sleep(_AGAIN_SECONDS)
             if self.running is not None:
                 continue
-            found = await asyncio.to_thread(sessions.visit, folder, "watch")
+            try:
+                found = await asyncio.to_thread(sessions.visit, folder, "watch")
+            except UsageError:  # no answer yet
+                continue
             if found is None:
                 break
             if found.holder in (0, os.getpid()):
@@ -455,7 +458,10 @@ class Session:
         """Returns a line about the shared ranks; empty if there are none."""
         if self.joined is None:
             return ""
-        found = sessions.visit(self.joined.folder)
+        try:
+            found = sessions.visit(self.joined.folder)
+        except UsageError as error:
+            return f"{self.joined.ranks}: {error}."
         what = " have ended" if found is None else f": {sessions.whose(found)}"
         return f"{self.joined.ranks}{what}."
 

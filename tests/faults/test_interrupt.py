@@ -28,6 +28,12 @@ CELLS = {
     ),
     "awaiting": "import asyncio\nprint('here')\nawait asyncio.sleep(60)",
     "in a shell command": "print('here')\n!sleep 60",
+    "as a shell command begins": (
+        "import pexpect, time\nbegin = pexpect.spawn.__init__\n"
+        "def slow(*args, **options):\n    begin(*args, **options)\n    print('here')\n"
+        "    time.sleep(60)\npexpect.spawn.__init__ = slow\n"
+        "try:\n    get_ipython().system('sleep 60')\nfinally:\n    pexpect.spawn.__init__ = begin"
+    ),
     "in captured output": "print('here')\nlines = !sleep 60",
     "in a script": "print('here')\nget_ipython().run_cell_magic('bash', '', 'sleep 60')",
     "waiting for a thread": "import threading\nprint('here')\nthreading.Event().wait()",

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from allranks.countdown import Countdown
 from allranks.records.config import BEAT_SECONDS, Invitation
 from allranks.records.numbered import BEGIN, Frames, ReceivedMessages, SentMessages
 
@@ -48,8 +49,7 @@ class NotebookConnection:
         self._owner = b""
         self._interrupted = min(_INTERRUPTED_SECONDS, invitation.lease_seconds / 3)
         self._lease_seconds = invitation.lease_seconds
-        #: What is left of the lease. Time in which this process stood still does not count.
-        self._left_seconds, self._ticked = self._lease_seconds, time.monotonic()
+        self._lease = Countdown(self._lease_seconds)
         self._next_beat = self._next_probe = 0.0
         self._commands = context.socket(zmq.DEALER)
         self._commands.setsockopt(zmq.IDENTITY, self._host)
@@ -104,7 +104,7 @@ class NotebookConnection:
             self._resume(source)
         elif source is self._monitors[0] and self.is_up:
             self.is_up = False
-            self._left_seconds = self._lease_seconds - self._interrupted
+            self._lease = Countdown(self._lease_seconds - self._interrupted)
 
     def _begin(self, owner: bytes) -> None:
         if owner != self._owner:
@@ -118,7 +118,8 @@ class NotebookConnection:
             self.is_up = True
             self._commands.send_multipart([b"%d" % self._received.last, self._owner])
         else:
-            self._post_again()
+            # The answer to the notebook's greeting may have been lost with the old connection.
+            self._begin(self._owner)
 
     def _post_again(self) -> None:
         for frames in self._sent.unconfirmed():
@@ -130,15 +131,13 @@ class NotebookConnection:
     def tick(self) -> None:
         """Sends a heartbeat when it is due, and finds out whether the connection is over."""
         now = time.monotonic()
-        passed, self._ticked = min(now - self._ticked, BEAT_SECONDS), now
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             last = b"%d" % self._received.last
             self._events.send_multipart([b"beat", self._host, last, self._owner])
         if not self.is_up and not self.over:
-            self._left_seconds -= passed
             # A handshake that has succeeded may not be read yet.
-            if self._left_seconds <= 0 and not self._monitors[0].poll(0):
+            if self._lease.left() <= 0 and not self._monitors[0].poll(0):
                 self.over = f"it was interrupted for {self._lease_seconds:g} s"
             elif now >= self._next_probe:
                 self._next_probe = now + BEAT_SECONDS

@@ -91,6 +91,15 @@ def test_an_exit_code_is_the_cause_once_all_other_hosts_have_been_heard(notebook
     assert notebook.cause == "Rank 0 ended with exit code 14."
 
 
+def test_hosts_need_not_beat_in_turns(notebook):
+    notebook.say("h1", ABORT)
+    for host in ("h2", "h2", "h2", "h3"):
+        notebook.say(host, BEAT)
+        assert notebook.cause == ""
+    notebook.say("h3", BEAT)
+    assert notebook.cause == "Rank 0 ended with exit code 14."
+
+
 def test_a_rank_that_was_killed_comes_before_the_ranks_that_mpi_ended_for_it(notebook):
     notebook.say("h1", ENDED_TOO)
     notebook.say("h1", ABORT)
@@ -183,6 +192,13 @@ def test_deaths_of_the_ranks_of_an_earlier_relocation_are_not_reported(healing):
     healing.say("h1", {"event": "host_again", "relocation": last})
     healing.say("h1", KILLED)
     assert healing.cause.startswith("Rank 3 was killed by signal 9")
+
+
+def test_ranks_cannot_start_again_without_a_host(healing):
+    for host in ("h1", "h2", "h3"):
+        healing.say(host, {"event": "host_silent"})
+    assert not healing.agents.relocate()
+    assert not healing.again
 
 
 def test_late_answers_to_an_earlier_test_of_the_network_do_not_count(notebook):
