@@ -128,6 +128,8 @@ def visit(folder: str, want: str = "about", seconds: float = _VISIT_SECONDS) -> 
         # Another version may send more fields.
         known = {it.name: told[it.name] for it in fields(SessionInfo) if it.name in told}
         return SessionInfo(name_of(folder), folder, **known)
+    except UsageError:
+        raise
     except (OSError, ValueError, TypeError):
         return None
 
