@@ -365,7 +365,6 @@ class Connection:
         (agent,) = self._agents
         if seconds:
             agent.take_care(self.session_dir)
-        if seconds:
             self._visit()
         shared = self._taken is not None and self._taken.shared
         home = self._config.session_dir if seconds or shared else ""
@@ -378,7 +377,7 @@ class Connection:
         (agent,) = self._agents
         self.ask(requests.STAY, {"home": self._config.session_dir}, ranks=self.roster.alive)
         agent.stay(seconds, memo)
-        self._visit("share")  # else they would end
+        self._visit("share")  # before they are released: else they would end
         self.let_go()
 
     def _visit(self, want: str = "about") -> None:

@@ -375,7 +375,8 @@ class NetworkTest:
     """Whether each host can connect to each other one, as the processes of MPI do.
 
     Each host listens on a port, and then all try to connect. ``over`` is whether all have answered.
-    Answers to an earlier test, also one of another notebook, have another ``name``.
+    Answers carry the name of their test: late ones to an earlier test, maybe of the notebook
+    before, do not count.
     """
 
     def __init__(self, addresses: Mapping[str, str], command: Callable[[str, str, str], None]):

@@ -128,7 +128,7 @@ def visit(folder: str, want: str = "about", seconds: float = _VISIT_SECONDS) -> 
         # Another version may send more fields.
         known = {it.name: told[it.name] for it in fields(SessionInfo) if it.name in told}
         return SessionInfo(name_of(folder), folder, **known)
-    except UsageError:
+    except UsageError:  # which is a ValueError
         raise
     except (OSError, ValueError, TypeError):
         return None
@@ -256,7 +256,7 @@ def _visit(folder: str, want: str, seconds: float = _VISIT_SECONDS) -> socket.so
         try:
             answers = connection.recv(1, socket.MSG_PEEK)
         except BaseException as error:
-            # Closed, so that a late answer gives this process nothing that it would not know of.
+            # An answer that comes later must not make this process the holder of the ranks.
             connection.close()
             if not isinstance(error, TimeoutError):
                 raise

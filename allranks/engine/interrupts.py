@@ -165,7 +165,7 @@ def _at_next_step(frame: FrameType, do: Callable[[], None]) -> None:
     sys.settrace(follow_no_calls)
 
 
-def _sessions() -> set[int]:
+def _session_leaders() -> set[int]:
     """Returns the children of this process that lead a session."""
     found = set()
     for child in psutil.Process().children():
@@ -185,13 +185,13 @@ def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
     def loud(quiet: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(quiet)
         def run(*args: Any, **kwargs: Any) -> Any:
-            before, others = interrupts.count, _sessions()
+            before, others = interrupts.count, _session_leaders()
             try:
                 return quiet(*args, **kwargs)
             finally:
                 if interrupts.count > before:
                     # IPython does not know the process of a command that has just begun.
-                    for leader in _sessions() - others:
+                    for leader in _session_leaders() - others:
                         with suppress(OSError):
                             os.killpg(leader, signal.SIGKILL)
                     raise KeyboardInterrupt from None
