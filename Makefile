@@ -2,7 +2,9 @@
 #
 #   make lab     JupyterLab on your copy of the first lab, in labs/; LAB=02_allreduce opens another
 #   make demo    the same lab without a browser, printing what each rank said
-#   make test    every check and every test; LANES=0 one after the other
+#   make test    every check, the tests of the core, and those that your change can reach: 15 minutes;
+#                LANES=0 one after the other; with PYTEST_ARGS="tests/unit -k guard" only those
+#   make test-all   every check and every test: half an hour
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13; SYSTEM_SITE=1
 #                   PYTHON=python3 with the packages that this Python has, and no registry;
 #                   PARTS=contract for those whose names begin so
@@ -11,6 +13,8 @@
 #   make docs-branch NAME=0.2.0 ALIAS=latest  the same on the branch gh-pages, beside other versions
 #   make dist    the sdist and the wheel, in dist/
 #   make release VERSION=0.2.0  all of a release but the publication: version, dist, checks, docs
+#   make test-lowest   the core's tests with the lower bounds of pyproject.toml, exactly
+#   make test-prereleases   the same with pre-releases of ipykernel, jupyterlab, numpy and mpi4py
 #   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
 #   make pictures   docs/pictures, taken anew; PICTURES="ring strips" takes some of them
 #   make gallery   each thing shown in JupyterLab and Notebook 7, in two themes and two widths
@@ -23,7 +27,7 @@
 #   make clean   removes what these targets have made
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter, LAB_ARGS="--port 9000" goes to JupyterLab,
-# PYTEST_ARGS="tests/unit -k guard" to pytest, CHROMIUM=/path/to/chromium to the browser tests.
+# CHROMIUM=/path/to/chromium to the browser tests.
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
@@ -36,6 +40,8 @@ MPICH := .venv-mpich
 CUPY := .venv-cupy
 TORCH := .venv-torch
 NBGRADER := .nbgrader
+LOWEST := .venv-lowest
+PRERELEASES := .venv-prereleases
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The pip of Python 3.11 says nothing while it installs what it has fetched: a minute or more.
@@ -58,7 +64,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test lanes beside newest grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures gallery soak many-hosts chaos bench lock clean
+.PHONY: help lab demo test test-all test-rest ready every rest beside newest test-lowest test-prereleases grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures gallery soak many-hosts chaos bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -69,25 +75,46 @@ lab: $(VENV)/.lab
 demo: $(VENV)/.lab
 	$(BIN)/python notebooks/run.py $(NOTEBOOK)
 
-test:
-	@test -e $(VENV)/.test || df -Pk . | awk '$$4 + 0 && $$4 < 8e6 { printf "make test expected 8 GB of free space for its packages, found %.1f GB here.\n", $$4 / 1e6 }'
-	@$(MAKE) --jobs=3 $(VENV)/.test $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made $(NBGRADER)/.made lint contract packages
-	@$(MAKE) --jobs=2 lanes beside
+IN_LANES = --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder --durations=40
+PYTESTS = ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
+    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
+    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) $(BIN)/python -m
 
-lanes:
-	ALLRANKS_TEST_PYTHONS=$(abspath $(MPICH)/bin/python) \
-	    ALLRANKS_TEST_CUPY=$(abspath $(CUPY)/bin/python) \
-	    ALLRANKS_TEST_TORCH=$(abspath $(TORCH)/bin/python) \
-	    $(BIN)/python -m pytest --numprocesses=$(LANES) --dist=loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+test: ready
+	$(PYTESTS) pytest $(IN_LANES) --junitxml=test-results/junit.xml $(or $(PYTEST_ARGS),--part=gate)
+
+test-all: ready
+	@$(MAKE) --jobs=2 every beside
+
+# The second part of CI: what "make test" left out, until UNTIL, in seconds since 1970.
+test-rest:
+	@$(MAKE) --jobs=2 rest beside
+
+# The environments, and the checks that take no minute.
+ready:
+	@test -e $(VENV)/.test || df -Pk . | awk '$$4 + 0 && $$4 < 8e6 { printf "make test expected 8 GB of free space for its packages, found %.1f GB here.\n", $$4 / 1e6 }'
+	@$(MAKE) --jobs=3 $(VENV)/.test lint contract types $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made $(NBGRADER)/.made packages
+
+every:
+	$(PYTESTS) pytest $(IN_LANES) --junitxml=test-results/junit.xml $(PYTEST_ARGS)
+
+rest:
+	$(PYTESTS) tests.rest --until $(UNTIL) $(IN_LANES)
 
 # What computes without a pause gets the third of two cores that the lanes leave while they wait.
 # Its output comes in one piece.
 beside:
-	@mkdir -p build; nice -n 5 $(MAKE) types docs $(if $(CI),newest) >build/beside.txt 2>&1; \
+	@mkdir -p build; nice -n 5 $(MAKE) docs $(if $(CI),newest) >build/beside.txt 2>&1; \
 	    status=$$?; echo; cat build/beside.txt; exit $$status
 
 grade: $(NBGRADER)/.made
 	ALLRANKS_TEST_SUBMISSIONS=all $(BIN)/python -m pytest -n0 tests/grading/test_nbgrader.py --durations=5
+
+test-lowest: $(LOWEST)/.made
+	$(LOWEST)/bin/python -m pytest $(IN_LANES) --part=core $(PYTEST_ARGS)
+
+test-prereleases: $(PRERELEASES)/.made
+	$(PRERELEASES)/bin/python -m pytest $(IN_LANES) --part=core $(PYTEST_ARGS)
 
 newest:
 	$(BIN)/python tests/pythons.py --newest --suites $(NEWEST_SUITES)
@@ -162,13 +189,11 @@ bench: $(VENV)/.test
 # CUDA 12 and CUDA 13 cannot be installed together, so each is resolved on its own and the two
 # results are laid over each other. They agree on everything but cuda-toolkit, which has no content:
 # it only pins the nvidia packages, and those are pinned here.
-UV = $(shell command -v uv || echo $(BIN)/uv)
-COMPILE = $(UV) pip compile pyproject.toml tests/mpi/requirements.txt tests/grading/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
+COMPILE = $(BIN)/uv pip compile pyproject.toml tests/mpi/requirements.txt tests/grading/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
 	--extra tensorflow --extra legacy-keras --extra lab --extra dask --extra ray --extra test --extra docs --extra dev
 
-lock: $(VENV)/.made
-	@test -x "$(UV)" || $(PIP) install --quiet uv
+lock: $(BIN)/uv
 	@set -e; trap 'rm -f .constraints.*' EXIT; \
 	$(COMPILE) tests/fakes/requirements.txt --extra cuda12 --output-file .constraints.12; \
 	$(COMPILE) --extra cuda13 --output-file .constraints.13; \
@@ -182,7 +207,7 @@ lock: $(VENV)/.made
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) $(NBGRADER) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) $(NBGRADER) $(LOWEST) $(PRERELEASES) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
 # In a terminal pip shows a bar while it fetches and while it installs; elsewhere it writes errors only.
 SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
@@ -220,6 +245,26 @@ $(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 # Its stamp is written only where torch was found, so that the next run looks again.
 $(TORCH)/.made: $(VENV)/.made tests/torch/requirements.txt tests/torch/constraints.txt tests/torch/install.sh pyproject.toml constraints.txt
 	@sh tests/torch/install.sh $(TORCH) $(BIN)/python
+
+$(BIN)/uv: $(VENV)/.made
+	@$(PIP) install --quiet uv
+	@touch $@
+
+$(LOWEST)/.made: $(BIN)/uv pyproject.toml
+	@echo 'Installing the lower bounds of pyproject.toml into $(@D).'
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(BIN)/uv pip compile pyproject.toml --quiet --resolution lowest-direct --extra lab --extra test \
+	    --python $(@D)/bin/python --output-file $(@D)/requirements.txt
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
+	    --requirement $(@D)/requirements.txt --editable .
+	@touch $@
+
+$(PRERELEASES)/.made: $(VENV)/.made pyproject.toml
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --editable '.[lab,test]'
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --no-compile --pre --upgrade \
+	    ipykernel jupyterlab numpy mpi4py
+	@touch $@
 
 # In a folder of its own: where it is installed, it adds its extensions to each JupyterLab. What it needs
 # besides, other tests need too.

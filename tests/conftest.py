@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
+import time
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import gate
 from tests.kernel import Kernel
 from tests.missing import skip_without_replacements, summary
 
@@ -24,16 +29,88 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+#: The paths that have changed; None if they are not known. Only the first process asks git.
+CHANGED = pytest.StashKey["list[str] | None"]()
+#: A line for each reason for which tests were left out.
+LEFT_OUT = pytest.StashKey[list[str]]()
+QUARTERS = 4
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("allranks")
+    group.addoption(
+        "--part",
+        choices=("core", "gate", "rest"),
+        help="of tests/gate.py: CORE; that and what the change can reach; or all others",
+    )
+    group.addoption(
+        "--first-quarter",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the quarter of the tests that several processes run first: 0 to 3",
+    )
+    group.addoption(
+        "--until",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="skip the tests that begin after this time (since 1970)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = []
+    started_by = getattr(config, "workerinput", None)
+    if started_by is not None:
+        config.stash[CHANGED] = started_by["changed"]
+    elif config.getoption("part"):
+        changed = gate.changes()
+        config.stash[CHANGED] = None if changed is None else sorted(changed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["changed"] = node.config.stash.get(CHANGED, None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("part")
+    if not part:
+        return
+    changed = [] if part == "core" else config.stash[CHANGED]
+    left = gate.choose([i.nodeid for i in items], gate.reached(changed), changed or ())
+    config.stash[LEFT_OUT] = gate.summary(left) if part == "gate" else []
+    rest = part == "rest"
+    config.hook.pytest_deselected(items=[i for i in items if (i.nodeid in left) != rest])
+    items[:] = [item for item in items if (item.nodeid in left) == rest]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    left_out = getattr(node, "workeroutput", {}).get("left_out")
+    if left_out:
+        node.config.stash[LEFT_OUT] = left_out
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Says which tests share a process where several share the work."""
     from xdist.scheduler import LoadScopeScheduling
 
+    first_quarter = config.getoption("first_quarter")
+    quarters = QUARTERS if config.getoption("part") == "rest" else 1
+
     class Lanes(LoadScopeScheduling):
         """From the third on, lanes take first what waits most of its time, and the others last.
 
-        Before all else come scopes of several files, which take long.
+        Before that come scopes of several files, which take long; and before all else the tests of
+        the first quarter.
         """
 
         def _split_scope(self, nodeid: str) -> str:
@@ -41,7 +118,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def _assign_work_unit(self, node: Any) -> None:
             waiting = int(node.gateway.id.removeprefix("gw")) > 1
-            first = min(self.workqueue, key=lambda scope: (_waits(scope) != waiting, "/" in scope))
+
+            def order(scope: str) -> tuple[int, bool, bool]:
+                later = (zlib.crc32(scope.encode()) - first_quarter) % quarters
+                return later, _waits(scope) != waiting, "/" in scope
+
+            first = min(self.workqueue, key=order)
             self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
 
@@ -76,19 +158,39 @@ def _scope(nodeid: str) -> str:
     return nodeid if launches else file
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures start what the test would need
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > item.config.getoption("until"):
+        pytest.skip("not run, because the time was over")
     if item.get_closest_marker("replaces"):
         skip_without_replacements()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Lists what was skipped, and why, below all else."""
-    lines = summary(terminalreporter.stats.get("skipped", []))
-    if lines:
-        terminalreporter.section("skipped")
+    """Lists below all else how long each suite took, and what was skipped or left out, and why."""
+    sections = {
+        "minutes": _minutes(terminalreporter.stats),
+        "skipped": summary(terminalreporter.stats.get("skipped", [])),
+        "left out: run by make test-all": terminalreporter.config.stash[LEFT_OUT],
+    }
+    for title, lines in sections.items():
+        if lines:
+            terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)
+
+
+def _minutes(stats: dict[str, list[Any]]) -> list[str]:
+    """Returns a line for each suite, the longest first; none for a run of less than a minute."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for report in (report for reports in stats.values() for report in reports):
+        if isinstance(report, pytest.TestReport):
+            seconds["/".join(report.nodeid.split("/")[:2])] += report.duration
+    if sum(seconds.values()) < 60:
+        return []
+    longest = sorted(seconds.items(), key=lambda item: -item[1])
+    return [f"{spent / 60:5.1f}  {suite}" for suite, spent in longest]
 
 
 @pytest.fixture
