@@ -233,10 +233,11 @@ _FABRIC = "/dev/infiniband"
 _PINNED_NBYTES = 2**30
 #: Two processes print the number of ranks that MPI has found, and the library.
 _ASK = (
-    "import json\n"
+    "import json, os\n"
     "from mpi4py import MPI\n"
     "version = MPI.Get_library_version().split('\\n')[0].split(',')[0]\n"
-    "print(json.dumps([MPI.COMM_WORLD.size, version]), flush=True)\n"
+    # In one piece: with PYTHONUNBUFFERED the other's text may come before print's end of line.
+    "os.write(1, json.dumps([MPI.COMM_WORLD.size, version]).encode() + b'\\n')\n"
 )
 _SECONDS = 60.0
 _SATURATES = "Open MPI v4.1.4"
