@@ -138,9 +138,12 @@ class Cluster(Calls):
             return self
         passing = ProgressLine()
         self.failed_first = None
+        several = isinstance(self.launcher, MultiHostLauncher)
+        # The relays of several hosts have removed their folders.
+        if self._kept is not None and (several or not self._kept.have_files):
+            self._forget()
         fresh = self._kept is None
         if fresh:
-            several = isinstance(self.launcher, MultiHostLauncher)
             self._kept = KeptFolders(on_several_hosts=several)
         connection = self._connect()
         self._begin()

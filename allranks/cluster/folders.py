@@ -24,6 +24,7 @@ from weakref import WeakSet
 
 import psutil
 
+from allranks import own_files
 from allranks.errors import UsageError
 from allranks.records.config import NOTEBOOKS_DOOR
 
@@ -228,9 +229,17 @@ class KeptFolders:
         # The lock keeps other kernels from removing the folders, which exist by now.
         _let_go(self._held)
         for path in self.paths:
-            with suppress(OSError):  # no files can be made there
-                self._held.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            with suppress(OSError):  # no files can be made there, or it is another user's
+                self._held.append(own_files.open_folder(path))
                 fcntl.flock(self._held[-1], fcntl.LOCK_SH)
+
+    @property
+    def have_files(self) -> bool:
+        """Whether ranks of this host have kept anything in the folders that are held.
+
+        The agent has removed empty folders, and any account can take their names then.
+        """
+        return any(os.listdir(folder) for folder in self._held)
 
     def stay(self, stays: bool) -> None:
         """Sets whether they stay, with the ranks, when the kernel exits."""
@@ -255,7 +264,7 @@ def _let_go(held: list[int]) -> None:
 def _sweep_kept(place: Path) -> None:
     for folder in place.glob(f"{_KEPT}*"):
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = own_files.open_folder(str(folder))
             try:
                 # A new folder may not be locked yet.
                 if time.time() - os.fstat(descriptor).st_mtime > _GRACE_SECONDS:

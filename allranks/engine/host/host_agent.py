@@ -35,7 +35,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from allranks import launched, port_filter
+from allranks import launched, own_files, port_filter
 from allranks.engine import libraries, processes
 from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Attachment
@@ -116,8 +116,10 @@ class HostAgent:
         if not self.config.several_hosts:  # else this host's relay has made it
             os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
         for folder in self.config.kept_dirs:
-            with suppress(OSError):  # an earlier agent has made it, or it cannot be made
-                os.mkdir(folder, 0o700)
+            # An earlier agent may have made it. If it cannot be made, or is another user's, the
+            # ranks do not use it.
+            with suppress(OSError):
+                own_files.make_folder(folder)
         address = os.path.join(self.config.session_dir, "host-agent")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
@@ -571,7 +573,7 @@ class HostAgent:
             # On several hosts the relay removes it, and may start ranks again before that.
             if self.abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
-            else:
+            elif not self.begins_again:  # else another user could take its name meanwhile
                 with suppress(OSError):  # not if it has variables for the next ranks
                     os.rmdir(folder)
         shutil.rmtree(self.config.session_dir, ignore_errors=True)

@@ -99,3 +99,34 @@ def test_a_temporary_folder_without_space_is_not_used(tmp_path, monkeypatch):
     free[Path("/tmp")] = 0
     with pytest.raises(UsageError, match=r"found /tmp full.*%env TMPDIR="):
         folders.name_session_folder()
+
+
+def test_a_name_is_used_again_only_if_something_was_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_MEMORY", str(tmp_path / "tmp"))
+    kept = folders.KeptFolders()
+    (path,) = kept.paths
+    assert not kept.have_files
+    os.mkdir(path, 0o700)
+    kept.hold()
+    assert not kept.have_files
+    os.rmdir(path)  # by the host agent: nothing was kept
+    os.mkdir(path)
+    Path(path, "cells-1-0-of-1").touch()  # by another user, who has taken the name
+    assert not kept.have_files
+    kept.hold()
+    assert not kept.have_files  # others may use it, so it is not held
+    os.chmod(path, 0o700)
+    kept.hold()
+    assert kept.have_files
+    kept.close()
+
+
+def test_what_another_user_puts_where_folders_are_swept_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_MEMORY", str(tmp_path / "tmp"))
+    os.mkfifo(tmp_path / "tmp" / "allranks-kept-0")  # whose opening waits for a writer
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").touch()
+    (tmp_path / "tmp" / "allranks-kept-1").symlink_to(tmp_path / "mine")
+    age(tmp_path / "mine", days=1)
+    folders.KeptFolders()
+    assert (tmp_path / "mine" / "thesis").exists()

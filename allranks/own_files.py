@@ -1,0 +1,107 @@
+"""Folders and files of this user alone, opened without following links. Standard library only.
+
+Any account of a machine can take a name in ``/tmp`` or ``/dev/shm``. What allranks reads back from
+such a place may be a pickle, which can run any code. So it is opened here: a link, a pipe, and a
+folder or file that belongs to another user or that others may use, is refused. The check is of the
+descriptor, and files are opened relative to the descriptor of their folder, so nothing can be
+exchanged between the check and the use.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: A pipe would make the open wait for its other end.
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_CREDENTIALS = struct.Struct("3i")
+
+
+def open_folder(path: str, others: int = 0) -> int:
+    """Returns a descriptor of a folder of this user alone.
+
+    ``others`` are the bits of the rights that others may have. Raises PermissionError if it is
+    another user's or others have more rights, and OSError if it is no folder.
+    """
+    return _checked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE), path, others)
+
+
+@contextmanager
+def own_folder(path: str) -> Iterator[int]:
+    """Within, the descriptor of a folder of this user alone is open; raises as `open_folder`."""
+    descriptor = open_folder(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_own_folder(path: str) -> bool:
+    """Whether there is a folder of this user alone."""
+    try:
+        os.close(open_folder(path))
+    except OSError:
+        return False
+    return True
+
+
+def make_folder(path: str) -> None:
+    """Makes a folder for this user alone, if there is none yet; raises as `open_folder`."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        os.close(open_folder(path))
+
+
+def open_file(path: str, folder: int | None = None, others: int = 0) -> int:
+    """Returns a descriptor to read a file of this user alone, in the folder of a descriptor if any.
+
+    ``others`` as in `open_folder`. Raises PermissionError if it is no file, another user's, or
+    others have more rights.
+    """
+    descriptor = _checked(os.open(path, os.O_RDONLY | _SAFE, dir_fd=folder), path, others)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise PermissionError(f"expected a file, found {path}, which is none")
+    return descriptor
+
+
+def create_file(name: str, folder: int) -> int:
+    """Returns a descriptor to write a new file for this user alone; the name must be free."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
+    return os.open(name, flags, 0o600, dir_fd=folder)
+
+
+def check_owner(descriptor: int, path: str) -> None:
+    """Raises PermissionError if an open file or folder belongs to another user."""
+    owner = os.fstat(descriptor).st_uid
+    if owner != os.geteuid():
+        raise PermissionError(f"expected {path} to be yours, found that user {owner} has made it")
+
+
+def check_peer(connection: socket.socket, path: str) -> None:
+    """Raises PermissionError if the process at the other end of a socket is another user's."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return  # the rights of the folder have to suffice
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(found)
+    if user not in (os.geteuid(), 0):
+        raise PermissionError(f"expected a process of yours at {path}, found one of user {user}")
+
+
+def _checked(descriptor: int, path: str, others: int) -> int:
+    try:
+        check_owner(descriptor, path)
+        if more := os.fstat(descriptor).st_mode & _ANY_OTHERS & ~others:
+            raise PermissionError(
+                f"expected {path} for you alone, found rights {more:03o} of others"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
