@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,6 +57,18 @@ def make_folder(path: str) -> None:
         os.mkdir(path, 0o700)
     except FileExistsError:
         os.close(open_folder(path))
+
+
+def temporary_folder(purpose: str) -> str:
+    """Returns a folder of this user alone in the temporary folder: always the same one, unless
+    another user has taken its name.
+    """
+    place = os.path.join(tempfile.gettempdir(), f"allranks-{purpose}-{os.getuid()}")
+    try:
+        make_folder(place)
+    except OSError:
+        return tempfile.mkdtemp(prefix=f"allranks-{purpose}-")
+    return place
 
 
 def open_file(path: str, folder: int | None = None, others: int = 0) -> int:

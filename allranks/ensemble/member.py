@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from allranks import own_files
 from allranks.cluster.variables import reading
 from allranks.errors import UsageError
 from allranks.records.wire import unpack
@@ -90,9 +91,10 @@ class SharedResult:
         # A rank in a container has another process id there, so the path may be another process's.
         if not os.readlink(address).startswith(_OURS):
             raise OSError(f"{address} is no shared memory of a rank")
-        self.fd = os.open(address, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = os.open(address, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._nbytes = nbytes
         weakref.finalize(self, os.close, self.fd)
+        own_files.check_owner(self.fd, address)
 
     def __len__(self) -> int:
         return self._nbytes

@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from allranks import own_files
 from allranks.engine import processes
 from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
@@ -441,7 +442,8 @@ def _own_address(url: str) -> str:
 def main(words: list[str]) -> int:
     if words:
         _, path, name = words
-        with open(path) as kept:
+        # It says what this host runs, so only this user's counts.
+        with open(own_files.open_file(path)) as kept:
             return Relay(Invitation.from_json(kept.read()), os.environ[name]).run()
     found = processes.first_line(0)
     if found is None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cluster import folders
+from allranks.cluster.launchers import mpiexec
 from allranks.errors import UsageError
 
 
@@ -119,6 +120,20 @@ def test_a_name_is_used_again_only_if_something_was_kept(tmp_path, monkeypatch):
     kept.hold()
     assert kept.have_files
     kept.close()
+
+
+def test_without_a_home_mpi_reads_settings_from_a_folder_of_this_user_alone(monkeypatch):
+    """Open MPI loads the libraries that a file there names."""
+    monkeypatch.setattr(mpiexec, "is_open_mpi", lambda: True)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.delenv("HOME")
+    home = Path(mpiexec.mpi_environment()["HOME"])
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert mpiexec.mpi_environment()["HOME"] == str(home)
+    home.chmod(0o777)  # another user has taken its name
+    other = Path(mpiexec.mpi_environment()["HOME"])
+    assert other != home
+    assert other.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_another_user_puts_where_folders_are_swept_is_left_alone(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, RELAY
 from allranks.cluster.sockets import EventQueue, RankSockets
+from allranks.engine.host.relay import main as run_relay
 from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
 
@@ -124,6 +125,18 @@ def test_a_driver_that_takes_long_keeps_no_host_from_answering(notebook, config,
         (tmp_path / "free").touch()
     assert relay.wait(SECONDS) == 0
     notebook.wait_for("host_down")
+
+
+@pytest.mark.parametrize("how", ["others may write it", "it is a link"])
+def test_an_invitation_that_another_user_may_have_written_is_not_read(tmp_path, how):
+    invitation = tmp_path / "invitation"
+    invitation.touch(0o600)
+    if how == "it is a link":
+        invitation.symlink_to(invitation.rename(tmp_path / "own"))
+    else:
+        invitation.chmod(0o666)
+    with pytest.raises(OSError, match=r"for you alone|symbolic links"):
+        run_relay(["--join", str(invitation), "HOSTNAME"])
 
 
 class Late:

@@ -109,6 +109,16 @@ def test_shared_memory_of_ours_outlives_its_rank_and_no_other_is_taken(tmp_path)
     os.close(descriptor)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_shared_memory_of_another_user_is_not_taken():
+    # As another user's process, which has the id that a rank of a container has there.
+    segment = Segment(8192)
+    os.chown(segment.fd, 65534, 65534)
+    with pytest.raises(PermissionError, match="to be yours, found that user 65534"):
+        SharedResult(segment.address, 1)
+    segment.close()
+
+
 def test_many_results_need_one_descriptor():
     arena = Arena()
     before = len(os.listdir("/proc/self/fd"))
