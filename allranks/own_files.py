@@ -42,10 +42,10 @@ def own_folder(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def is_own_folder(path: str) -> bool:
-    """Whether there is a folder of this user alone."""
+def is_own_folder(path: str, others: int = 0) -> bool:
+    """Whether there is a folder of this user alone; ``others`` as in `open_folder`."""
     try:
-        os.close(open_folder(path))
+        os.close(open_folder(path, others))
     except OSError:
         return False
     return True

@@ -147,6 +147,9 @@ def name_session_folder(where: str = "") -> str:
         )
     for folder in place.glob(f"{_SESSION}*"):
         owner = folder.name.removeprefix(_SESSION).partition("-")[0]
+        # Those of others are theirs to remove, and may contain anything.
+        if not own_files.is_own_folder(str(folder), others=0o077):
+            continue
         try:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
             gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
@@ -155,7 +158,7 @@ def name_session_folder(where: str = "") -> str:
             if old and gone and not any(map(answers, doors)):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # another process has swept it, or it is another user's
+            continue  # another process has swept it
     return str(place / f"{_SESSION}{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -178,10 +181,13 @@ def session_folders() -> list[Path]:
 
 
 def answers(path: Path) -> bool:
-    """Whether a process listens at a socket's path."""
+    """Whether a process listens at a socket's path; does not wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
+        visitor.setblocking(False)
         try:
             visitor.connect(str(path))
+        except BlockingIOError:
+            return True  # it has not accepted others yet
         except OSError:
             return False
     return True

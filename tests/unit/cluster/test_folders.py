@@ -1,9 +1,11 @@
 """Where a cluster keeps what it needs, and what is swept away."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,3 +147,27 @@ def test_what_another_user_puts_where_folders_are_swept_is_left_alone(tmp_path, 
     age(tmp_path / "mine", days=1)
     folders.KeptFolders()
     assert (tmp_path / "mine" / "thesis").exists()
+
+
+@pytest.mark.parametrize("whose", ["another user's", "this user's"])
+def test_a_socket_that_accepts_nothing_delays_no_start(tmp_path, monkeypatch, whose):
+    monkeypatch.setattr(folders, "_session_place", lambda where: tmp_path)
+    folder = tmp_path / f"allranks-session-{2**22 + 1}-0badcafe"
+    folder.mkdir(0o700)
+    with ExitStack() as ends:
+        door = ends.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(folder / "notebook"))
+        door.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                visitor = ends.enter_context(socket.socket(socket.AF_UNIX))
+                visitor.setblocking(False)
+                visitor.connect(str(folder / "notebook"))
+        age(folder, days=1)
+        if whose == "another user's":
+            if os.getuid():
+                pytest.skip("only root can give a folder away")
+            os.chown(folder, 65534, 65534)
+            monkeypatch.setattr(folders, "answers", lambda path: pytest.fail(f"{path} was asked"))
+        folders.name_session_folder()
+    assert folder.exists()
