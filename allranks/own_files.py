@@ -9,13 +9,16 @@ exchanged between the check and the use.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import socket
 import stat
 import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 #: A pipe would make the open wait for its other end.
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -88,6 +91,44 @@ def create_file(name: str, folder: int) -> int:
     """Returns a descriptor to write a new file for this user alone; the name must be free."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
     return os.open(name, flags, 0o600, dir_fd=folder)
+
+
+def exposed_part(path: str) -> str:
+    """Returns the first folder of a path, without links, whose content other users can exchange; ""
+    if there is none. Parts that do not exist yet are not exposed.
+
+    Root is trusted, and so is the user's home: others who can write there can run code anyway. In a
+    folder with the sticky bit, as ``/tmp``, others can exchange only what belongs to them.
+    """
+    home = os.path.realpath(os.path.expanduser("~"))
+    way = Path(os.path.realpath(path))
+    parts = [str(part) for part in (*reversed(way.parents), way)]
+    if home in parts:
+        parts = parts[parts.index(home) + 1 :]
+    for part in parts:
+        try:
+            found = os.lstat(part)
+        except FileNotFoundError:
+            break
+        trusted = stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0)
+        if not trusted or (others_can_write(found) and not found.st_mode & stat.S_ISVTX):
+            return part
+    return ""
+
+
+def others_can_write(found: os.stat_result) -> bool:
+    """Whether users other than the owner can write; a group of this user alone does not count."""
+    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    return bool(found.st_mode & stat.S_IWOTH or by_group)
+
+
+def _is_own_group(gid: int) -> bool:
+    # Many systems make a group of the same name for each user.
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def check_owner(descriptor: int, path: str) -> None:

@@ -10,7 +10,6 @@ import re
 import secrets
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -88,18 +87,37 @@ def make_log_folder() -> str:
     It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, or the temporary folder
     if the home is read-only. Logs older than seven days are removed.
     """
-    places = [os.environ.get(FOLDER, ""), state_folder()]
-    places.append(os.path.join(tempfile.gettempdir(), f"allranks-logs-{os.getuid()}"))
-    for place in filter(None, places):
+    named = os.environ.get(FOLDER, "")
+    for place in filter(None, [named, state_folder()]):
         try:
+            # Before the folder is made, and after: another user could have been faster.
+            if place == named and refused_log_folder():
+                continue
             os.makedirs(place, mode=0o700, exist_ok=True)
-            if place == places[-1]:
-                check_own(place)
-            _sweep_logs(Path(place))
-            return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
+            if place == named and refused_log_folder():
+                continue
+            # A link on the way could lead elsewhere later.
+            return _new_logs(os.path.realpath(place))
         except OSError:
             continue
-    return tempfile.mkdtemp(prefix="allranks-logs-")
+    return _new_logs(own_files.temporary_folder("logs"))
+
+
+def _new_logs(place: str) -> str:
+    _sweep_logs(Path(place))
+    return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
+
+
+def refused_log_folder() -> str:
+    """Returns why ``$ALLRANKS_LOG_DIR`` is not used, in one line; "" if it is not set, or used."""
+    named = os.environ.get(FOLDER, "")
+    exposed = own_files.exposed_part(named) if named else ""
+    if not exposed:
+        return ""
+    return (
+        f"The logs are not in {FOLDER}={named}, because other users can write to {exposed}. "
+        f"They are in {state_folder()}"
+    )
 
 
 def state_folder() -> str:
@@ -107,13 +125,6 @@ def state_folder() -> str:
         os.path.expanduser("~"), ".local/state"
     )
     return os.path.join(state, "allranks")
-
-
-def check_own(place: str) -> None:
-    """Raises PermissionError unless a folder is this user's alone: any user can take its name."""
-    found = os.lstat(place)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{place} was not made by this user")
 
 
 def _sweep_logs(place: Path) -> None:

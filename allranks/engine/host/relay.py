@@ -18,6 +18,7 @@ caretaker takes its place, and the relay disconnects the ranks until another not
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -340,12 +341,30 @@ class Relay:
         self._folders = config.session_dir, *config.kept_dirs
         with open(name, "w") as text:
             text.write(self.host)
-        os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
+        config = self._with_own_logs(config)
         self._urls = config.commands_url, config.events_url
         self._listen(*self._urls)
         if self._agent is None:
             self._start_agent(config)
         self._say(config.to_json().encode())
+
+    def _with_own_logs(self, config: HostAgentConfig) -> HostAgentConfig:
+        """Makes the folder of the logs; another one if other users can write to that one here."""
+        exposed = own_files.exposed_part(config.log_dir)
+        if not exposed:
+            os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
+            exposed = own_files.exposed_part(config.log_dir)
+        if not exposed:
+            return config
+        place = own_files.temporary_folder("logs")
+        log_dir = os.path.join(place, os.path.basename(config.log_dir))
+        own_files.make_folder(log_dir)
+        self._tell(
+            event="notice",
+            text=f"The logs of host {self.host} are not in {config.log_dir}, because other users "
+            f"can write to {exposed} there. They are in {log_dir}",
+        )
+        return dataclasses.replace(config, log_dir=log_dir)
 
     def _start_agent(self, config: HostAgentConfig) -> None:
         log = os.path.join(config.log_dir, f"host-agent-{self.host}.log")

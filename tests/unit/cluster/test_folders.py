@@ -1,6 +1,7 @@
 """Where a cluster keeps what it needs, and what is swept away."""
 
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -73,9 +74,66 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypat
             pytest.skip("only root can give a folder away")
         os.chown(place, 65534, 65534)
     folder = Path(folders.make_log_folder())
-    assert folder.parent == tmp_path / "tmp"
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.parent.parent == tmp_path / "tmp"
+    assert {each.stat().st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
+    assert folder.parent != place
     assert list(place.iterdir()) == []
+
+
+def by_another(path: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root can give a folder away")
+    os.chown(path, 65534, 65534)
+
+
+EXPOSES = {
+    "it belongs to another user": by_another,
+    "all can write": lambda path: path.chmod(0o777),
+    "a group can write, as to a lab's project folder": lambda path: (
+        path.chmod(0o2770),
+        os.chown(path, -1, 65534) if not os.getuid() else pytest.skip("needs another group"),
+    ),
+}
+
+
+@pytest.mark.parametrize("below", ["lab", "lab/logs", "link"])
+@pytest.mark.parametrize("expose", EXPOSES.values(), ids=EXPOSES)
+def test_logs_are_not_where_others_can_exchange_a_part_of_the_path(
+    tmp_path, monkeypatch, expose, below
+):
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    (tmp_path / "link").symlink_to(lab)
+    expose(lab)
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / below))
+    folder = Path(folders.make_log_folder())
+    assert folder.parent == tmp_path / "home" / ".local" / "state" / "allranks"
+    assert list(lab.iterdir()) == []
+    refused = folders.refused_log_folder()
+    assert "\n" not in refused
+    assert f"because other users can write to {lab}. They are in {folder.parent}" in refused
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755, 0o775])
+def test_logs_are_where_others_can_exchange_nothing(tmp_path, monkeypatch, mode):
+    """As below /tmp, below a folder that others may read, and where the user's own group writes."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    own = SimpleNamespace(gr_name=user, gr_mem=[])
+    monkeypatch.setattr("grp.getgrgid", lambda gid: own)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine").chmod(mode)
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "mine" / "logs"))
+    assert Path(folders.make_log_folder()).parent == tmp_path / "mine" / "logs"
+    assert folders.refused_log_folder() == ""
+    own.gr_mem.append("eve")
+    assert bool(folders.refused_log_folder()) == (mode == 0o775)
+
+
+def test_a_link_on_the_way_to_the_logs_is_not_followed_later(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "link"))
+    assert Path(folders.make_log_folder()).parent == tmp_path / "mine"
 
 
 def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):

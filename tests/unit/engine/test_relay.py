@@ -127,6 +127,27 @@ def test_a_driver_that_takes_long_keeps_no_host_from_answering(notebook, config,
     notebook.wait_for("host_down")
 
 
+def test_a_host_where_others_can_write_to_the_folder_of_the_logs_has_them_elsewhere(
+    notebook, config, tmp_path
+):
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab").chmod(0o777)
+    (tmp_path / "tmp").mkdir()
+    exposed = dataclasses.replace(config, log_dir=str(tmp_path / "lab" / "20261128-logs"))
+    relay = notebook.relay(notebook.invitation("h1"), {**os.environ, "TMPDIR": f"{tmp_path}/tmp"})
+    notebook.wait_for("host_up")
+    notebook.wire.command("h1", "config", exposed.to_json())
+    own = tmp_path / "tmp" / f"allranks-logs-{os.getuid()}" / "20261128-logs"
+    assert notebook.wait_for("notice")["text"] == (
+        f"The logs of host h1 are not in {exposed.log_dir}, because other users can write to "
+        f"{tmp_path}/lab there. They are in {own}"
+    )
+    wait_until((own / "host-agent-h1.log").exists)
+    assert list((tmp_path / "lab").iterdir()) == []
+    notebook.wire.command("h1", "stop", "")
+    assert relay.wait(SECONDS) == 0
+
+
 @pytest.mark.parametrize("how", ["others may write it", "it is a link"])
 def test_an_invitation_that_another_user_may_have_written_is_not_read(tmp_path, how):
     invitation = tmp_path / "invitation"
