@@ -9,6 +9,7 @@ exchanged between the check and the use.
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -74,16 +75,23 @@ def temporary_folder(purpose: str) -> str:
     return place
 
 
-def open_file(path: str, folder: int | None = None, others: int = 0) -> int:
+def open_file(path: str, folder: int | None = None) -> int:
     """Returns a descriptor to read a file of this user alone, in the folder of a descriptor if any.
 
-    ``others`` as in `open_folder`. Raises PermissionError if it is no file, another user's, or
-    others have more rights.
+    Raises PermissionError if it is another user's or others have any rights, and OSError if it is
+    a link or no file.
     """
-    descriptor = _checked(os.open(path, os.O_RDONLY | _SAFE, dir_fd=folder), path, others)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    return _checked(open_any_file(path, folder), path, 0)
+
+
+def open_any_file(path: str, folder: int | None = None) -> int:
+    """Returns a descriptor to read any user's file. Raises OSError if it is a link or no file."""
+    descriptor = os.open(path, os.O_RDONLY | _SAFE, dir_fd=folder)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
         os.close(descriptor)
-        raise PermissionError(f"expected a file, found {path}, which is none")
+        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EPERM
+        raise OSError(number, f"{os.strerror(number)}, expected a file", path)
     return descriptor
 
 
