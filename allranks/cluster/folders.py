@@ -176,6 +176,8 @@ def name_session_folder(where: str = "") -> str:
 def _session_place(where: str = "") -> Path:
     place = Path(where or tempfile.gettempdir())
     unfit = len(os.fsencode(place)) > _LONGEST_NBYTES or (not where and _is_full(place))
+    # Other users could exchange the folder, and send the ranks cells by its sockets.
+    unfit = unfit or bool(own_files.exposed_part(str(place)))
     return Path("/tmp") if unfit and os.access("/tmp", os.W_OK) else place
 
 

@@ -443,7 +443,8 @@ class Relay:
 
 def _first_line(path: str) -> str:
     try:
-        with open(path) as text:
+        with open(own_files.open_any_file(path)) as text:
+            own_files.check_owner(text.fileno(), path)
             return f"host {text.readline().strip()}"
     except OSError:
         return "another process"

@@ -207,6 +207,15 @@ def test_what_another_user_puts_where_folders_are_swept_is_left_alone(tmp_path, 
     assert (tmp_path / "mine" / "thesis").exists()
 
 
+def test_sockets_are_not_where_others_can_exchange_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "_LONGEST_NBYTES", 1000)
+    tmp_path.chmod(0o1777)
+    assert Path(folders.name_session_folder()).parent == tmp_path
+    tmp_path.chmod(0o777)
+    assert Path(folders.name_session_folder()).parent == Path("/tmp")
+
+
 @pytest.mark.parametrize("whose", ["another user's", "this user's"])
 def test_a_socket_that_accepts_nothing_delays_no_start(tmp_path, monkeypatch, whose):
     monkeypatch.setattr(folders, "_session_place", lambda where: tmp_path)
