@@ -25,7 +25,7 @@ import psutil
 
 from allranks import own_files
 from allranks.errors import UsageError
-from allranks.records.config import NOTEBOOKS_DOOR
+from allranks.records.config import MPI_FILES, NOTEBOOKS_DOOR
 
 _waiting: WeakSet[CleanupProcess] = WeakSet()
 
@@ -239,7 +239,8 @@ class KeptFolders:
         name = f"{_KEPT}{secrets.token_hex(8)}"
         places = dict.fromkeys((_MEMORY, "/tmp" if on_several_hosts else tempfile.gettempdir()))
         for place in places:
-            _sweep_kept(Path(place))
+            _sweep_unlocked(Path(place), _KEPT)
+        _sweep_unlocked(Path(_MEMORY), MPI_FILES)
         self.paths = tuple(paths) or tuple(os.path.join(place, name) for place in places)
         self._held: list[int] = []
         self.close = weakref.finalize(self, _end_kept, self.paths, self._held)
@@ -280,8 +281,8 @@ def _let_go(held: list[int]) -> None:
         os.close(held.pop())
 
 
-def _sweep_kept(place: Path) -> None:
-    for folder in place.glob(f"{_KEPT}*"):
+def _sweep_unlocked(place: Path, name: str) -> None:
+    for folder in place.glob(f"{name}*"):
         try:
             descriptor = own_files.open_folder(str(folder))
             try:

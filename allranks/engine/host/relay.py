@@ -338,7 +338,7 @@ class Relay:
                 "host, or two hosts with one /tmp. Give all ranks of a host to one name: HOST:4"
             ) from None
         # The host agent removes them too, if it is not killed.
-        self._folders = config.session_dir, *config.kept_dirs
+        self._folders = config.session_dir, config.shared_dir, *config.kept_dirs
         with open(name, "w") as text:
             text.write(self.host)
         config = self._with_own_logs(config)
