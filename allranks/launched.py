@@ -39,6 +39,8 @@ _KNOWN = (_OPEN_MPI, _MPICH, _SLURM)
 #: Open MPI's setting of the folder for the files through which ranks of a host share memory. Its
 #: default is /dev/shm.
 SHARED_FILES = "OMPI_MCA_btl_sm_backing_directory"
+#: The same for windows.
+WINDOW_FILES = "OMPI_MCA_osc_sm_backing_directory", "OMPI_MCA_osc_rdma_backing_directory"
 
 
 def rank(environment: Mapping[str, str], own: Sequence[RankVariables] = ()) -> int:

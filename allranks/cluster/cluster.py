@@ -14,7 +14,7 @@ from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus, end_of, read_statuses
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.folders import KeptFolders
+from allranks.cluster.folders import KeptFolders, refused_log_folder
 from allranks.cluster.healing import AfterCells, have, keep_here, listed
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import (
@@ -138,9 +138,12 @@ class Cluster(Calls):
             return self
         passing = ProgressLine()
         self.failed_first = None
+        several = isinstance(self.launcher, MultiHostLauncher)
+        # The relays of several hosts have removed their folders.
+        if self._kept is not None and (several or not self._kept.have_files):
+            self._forget()
         fresh = self._kept is None
         if fresh:
-            several = isinstance(self.launcher, MultiHostLauncher)
             self._kept = KeptFolders(on_several_hosts=several)
         connection = self._connect()
         self._begin()
@@ -162,6 +165,7 @@ class Cluster(Calls):
             passing.end()
         if self._kept is not None:
             self._kept.hold()
+        self.news += filter(None, [refused_log_folder(), *connection.notices])
         # Folders of a lost cluster: the new ranks begin with what its ranks had kept.
         if not fresh and (kept := self._restore(range(self.size))):
             self.news.append(f"{label(range(self.size))} {have(self.size)} {kept}")

@@ -90,6 +90,8 @@ class Connection:
         self.state = "starting"
         self.lost_because = ""
         self.launcher_text = ""
+        #: Lines of hosts for the user.
+        self.notices: list[str] = []
         self.hooks = NotebookHooks(()) if hooks is None else hooks
         self._launcher, self._taken = launcher, taken
         self._take_record, self._on_deaths = take_record, on_deaths
@@ -560,6 +562,8 @@ class Connection:
                 self._started.add(event.fields["rank"])
             elif event.name == "launcher":
                 self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
+            elif event.name == "notice":
+                self.notices.append(event.fields["text"])
             elif event.name == "opened_cuda":
                 raise StartFailed(
                     f"--preload {event.fields['module']}: importing this module initializes CUDA, "

@@ -315,7 +315,7 @@ def _size(nbytes: int) -> str:
 def _mpi() -> Finding:
     # Two processes, started by mpiexec, find each other.
     try:
-        command = [mpiexec(), "-n", "2", sys.executable, "-c", _ASK]
+        command = [mpiexec(), "-n", "2", sys.executable, "-P", "-c", _ASK]
         environment = os.environ | mpi_environment()
     except AllranksError as error:
         return Finding("MPI", WRONG, str(error))

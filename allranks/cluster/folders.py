@@ -10,7 +10,6 @@ import re
 import secrets
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,9 @@ from weakref import WeakSet
 
 import psutil
 
+from allranks import own_files
 from allranks.errors import UsageError
-from allranks.records.config import NOTEBOOKS_DOOR
+from allranks.records.config import MPI_FILES, NOTEBOOKS_DOOR
 
 _waiting: WeakSet[CleanupProcess] = WeakSet()
 
@@ -87,18 +87,37 @@ def make_log_folder() -> str:
     It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, or the temporary folder
     if the home is read-only. Logs older than seven days are removed.
     """
-    places = [os.environ.get(FOLDER, ""), state_folder()]
-    places.append(os.path.join(tempfile.gettempdir(), f"allranks-logs-{os.getuid()}"))
-    for place in filter(None, places):
+    named = os.environ.get(FOLDER, "")
+    for place in filter(None, [named, state_folder()]):
         try:
+            # Before the folder is made, and after: another user could have been faster.
+            if place == named and refused_log_folder():
+                continue
             os.makedirs(place, mode=0o700, exist_ok=True)
-            if place == places[-1]:
-                check_own(place)
-            _sweep_logs(Path(place))
-            return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
+            if place == named and refused_log_folder():
+                continue
+            # A link on the way could lead elsewhere later.
+            return _new_logs(os.path.realpath(place))
         except OSError:
             continue
-    return tempfile.mkdtemp(prefix="allranks-logs-")
+    return _new_logs(own_files.temporary_folder("logs"))
+
+
+def _new_logs(place: str) -> str:
+    _sweep_logs(Path(place))
+    return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
+
+
+def refused_log_folder() -> str:
+    """Returns why ``$ALLRANKS_LOG_DIR`` is not used, in one line; "" if it is not set, or used."""
+    named = os.environ.get(FOLDER, "")
+    exposed = own_files.exposed_part(named) if named else ""
+    if not exposed:
+        return ""
+    return (
+        f"The logs are not in {FOLDER}={named}, because other users can write to {exposed}. "
+        f"They are in {state_folder()}"
+    )
 
 
 def state_folder() -> str:
@@ -106,13 +125,6 @@ def state_folder() -> str:
         os.path.expanduser("~"), ".local/state"
     )
     return os.path.join(state, "allranks")
-
-
-def check_own(place: str) -> None:
-    """Raises PermissionError unless a folder is this user's alone: any user can take its name."""
-    found = os.lstat(place)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{place} was not made by this user")
 
 
 def _sweep_logs(place: Path) -> None:
@@ -146,6 +158,9 @@ def name_session_folder(where: str = "") -> str:
         )
     for folder in place.glob(f"{_SESSION}*"):
         owner = folder.name.removeprefix(_SESSION).partition("-")[0]
+        # Those of others are theirs to remove, and may contain anything.
+        if not own_files.is_own_folder(str(folder), others=0o077):
+            continue
         try:
             old = time.time() - folder.stat().st_mtime > _GRACE_SECONDS
             gone = owner.isdecimal() and not psutil.pid_exists(int(owner))
@@ -154,13 +169,15 @@ def name_session_folder(where: str = "") -> str:
             if old and gone and not any(map(answers, doors)):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # another process has swept it, or it is another user's
+            continue  # another process has swept it
     return str(place / f"{_SESSION}{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def _session_place(where: str = "") -> Path:
     place = Path(where or tempfile.gettempdir())
     unfit = len(os.fsencode(place)) > _LONGEST_NBYTES or (not where and _is_full(place))
+    # Other users could exchange the folder, and send the ranks cells by its sockets.
+    unfit = unfit or bool(own_files.exposed_part(str(place)))
     return Path("/tmp") if unfit and os.access("/tmp", os.W_OK) else place
 
 
@@ -177,10 +194,13 @@ def session_folders() -> list[Path]:
 
 
 def answers(path: Path) -> bool:
-    """Whether a process listens at a socket's path."""
+    """Whether a process listens at a socket's path; does not wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
+        visitor.setblocking(False)
         try:
             visitor.connect(str(path))
+        except BlockingIOError:
+            return True  # it has not accepted others yet
         except OSError:
             return False
     return True
@@ -219,7 +239,8 @@ class KeptFolders:
         name = f"{_KEPT}{secrets.token_hex(8)}"
         places = dict.fromkeys((_MEMORY, "/tmp" if on_several_hosts else tempfile.gettempdir()))
         for place in places:
-            _sweep_kept(Path(place))
+            _sweep_unlocked(Path(place), _KEPT)
+        _sweep_unlocked(Path(_MEMORY), MPI_FILES)
         self.paths = tuple(paths) or tuple(os.path.join(place, name) for place in places)
         self._held: list[int] = []
         self.close = weakref.finalize(self, _end_kept, self.paths, self._held)
@@ -228,9 +249,17 @@ class KeptFolders:
         # The lock keeps other kernels from removing the folders, which exist by now.
         _let_go(self._held)
         for path in self.paths:
-            with suppress(OSError):  # no files can be made there
-                self._held.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            with suppress(OSError):  # no files can be made there, or it is another user's
+                self._held.append(own_files.open_folder(path))
                 fcntl.flock(self._held[-1], fcntl.LOCK_SH)
+
+    @property
+    def have_files(self) -> bool:
+        """Whether ranks of this host have kept anything in the folders that are held.
+
+        The agent has removed empty folders, and any account can take their names then.
+        """
+        return any(os.listdir(folder) for folder in self._held)
 
     def stay(self, stays: bool) -> None:
         """Sets whether they stay, with the ranks, when the kernel exits."""
@@ -252,10 +281,10 @@ def _let_go(held: list[int]) -> None:
         os.close(held.pop())
 
 
-def _sweep_kept(place: Path) -> None:
-    for folder in place.glob(f"{_KEPT}*"):
+def _sweep_unlocked(place: Path, name: str) -> None:
+    for folder in place.glob(f"{name}*"):
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = own_files.open_folder(str(folder))
             try:
                 # A new folder may not be locked yet.
                 if time.time() - os.fstat(descriptor).st_mtime > _GRACE_SECONDS:

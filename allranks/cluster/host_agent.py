@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,6 +231,7 @@ class HostAgentProcess:
         deliver("agent_exit", {"code": code})
         if code < 0:  # it was killed, and could end nothing
             end_session(self.pid, self.config.session_dir)
+            shutil.rmtree(self.config.shared_dir, ignore_errors=True)
 
     def _exit_code(self, stopped: bool) -> int | None:
         # None if it is still running; ``stopped`` is whether it has reported its end.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from allranks import own_files
 from allranks.cluster import folders
 from allranks.cluster.host_agent import HostAgentProcess, TakenHosts, event_of
 from allranks.cluster.sharing import unpack
@@ -110,8 +111,8 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
     """
     found = []
     for path in folders.session_folders():
-        with suppress(OSError, UsageError):
-            if path.stat().st_uid == os.getuid():
+        if own_files.is_own_folder(str(path)):
+            with suppress(UsageError):
                 found.append(visit(str(path), seconds=seconds))
     return sorted(filter(None, found), key=lambda session: session.began)
 
@@ -225,7 +226,7 @@ def _not_found(name: str, named: Sequence[SessionInfo]) -> str:
         return f"expected the name of one cluster, found that {name} matches {names}"
     for path in folders.session_folders():
         with suppress(OSError):
-            uid = path.stat().st_uid
+            uid = path.lstat().st_uid
             if name_of(path).startswith(name) and uid != os.getuid():
                 try:
                     user = pwd.getpwuid(uid).pw_name
@@ -277,6 +278,8 @@ def _asked(path: str, request: dict[str, Any], seconds: float) -> socket.socket:
     try:
         connection.settimeout(seconds)
         connection.connect(path)
+        # What comes back says where ranks are, whose answers are unpickled.
+        own_files.check_peer(connection, path)
         connection.sendall(json.dumps(request).encode() + b"\n")
     except BaseException:
         connection.close()

@@ -7,6 +7,7 @@ import glob
 import math
 import os
 import signal
+import stat
 import sys
 import time
 import traceback
@@ -171,7 +172,11 @@ def segments_since(began: float) -> set[str]:
     for path in glob.glob(f"{_SHARED_MEMORY}*"):
         with suppress(OSError):  # it has just been removed
             about = os.stat(path)
-            if about.st_uid == os.geteuid() and about.st_ctime >= began - 1:
+            if (
+                stat.S_ISREG(about.st_mode)
+                and about.st_uid == os.geteuid()
+                and about.st_ctime >= began - 1
+            ):
                 found.add(path)
     return found
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from allranks import own_files
 from allranks.cluster.variables import reading
 from allranks.errors import UsageError
 from allranks.records.wire import unpack
@@ -65,19 +66,23 @@ class Place:
     def load(self) -> Any:
         """Returns a new copy of the result.
 
-        Raises OSError if the file does not exist, or belongs to another user now.
+        Raises OSError if the file does not exist, or another user can have written it.
         """
         if isinstance(self.where, Arena):
             return _load(self.where.fd, self.start, self.nbytes)
-        with self.where.open("rb") as file:
-            if not self.trusted and is_foreign(os.fstat(file.fileno())):
-                raise PermissionError(f"{self.where} is another user's by now: not unpickled")
+        with open(own_files.open_any_file(str(self.where)), "rb") as file:
+            if distrusted(os.fstat(file.fileno())) and not self.trusted:
+                problem = "is another user's by now, or others can write to it: not unpickled"
+                raise PermissionError(f"{self.where} {problem}")
             return _load(file.fileno(), self.start, self.nbytes)
 
 
-def is_foreign(file: os.stat_result) -> bool:
-    # Another user could have put code into a pickle; files of root are trusted.
-    return file.st_uid not in (os.getuid(), 0)
+def distrusted(file: os.stat_result) -> str:
+    """Returns why another user could have put code into a file with a pickle; else ""."""
+    # Files of root are trusted.
+    if file.st_uid not in (os.geteuid(), 0):
+        return f"of user {file.st_uid}"
+    return "that others can write" if own_files.others_can_write(file) else ""
 
 
 class SharedResult:
@@ -90,9 +95,10 @@ class SharedResult:
         # A rank in a container has another process id there, so the path may be another process's.
         if not os.readlink(address).startswith(_OURS):
             raise OSError(f"{address} is no shared memory of a rank")
-        self.fd = os.open(address, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = os.open(address, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._nbytes = nbytes
         weakref.finalize(self, os.close, self.fd)
+        own_files.check_owner(self.fd, address)
 
     def __len__(self) -> int:
         return self._nbytes

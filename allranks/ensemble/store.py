@@ -19,6 +19,7 @@ import json
 import os
 import pickle
 import sys
+import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,8 @@ from typing import Any
 
 import cloudpickle
 
-from allranks.ensemble.member import ENDED, FAILED, Member, Place, SharedResult, is_foreign, write
+from allranks import own_files
+from allranks.ensemble.member import ENDED, FAILED, Member, Place, SharedResult, distrusted, write
 from allranks.errors import UsageError
 
 _ATOMS = (type(None), type(...), str, bytes, bool, int, float, complex)
@@ -246,7 +248,8 @@ class Store:
                 f"--store expected a new folder, or one of an ensemble, found {self.shown} with "
                 "other files in it. Type another folder."
             )
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = os.open(self.path / ".lock", flags, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._check_owners()
@@ -265,12 +268,19 @@ class Store:
             raise
 
     def _check_owners(self) -> None:
-        owners = [path.stat() for path in self.path.glob(f"*{_SUFFIX}")]
-        foreign = [owner.st_uid for owner in owners if is_foreign(owner)]
+        lock = os.fstat(self._lock)
+        if lock.st_uid == os.geteuid() and distrusted(lock) and not self._trusted:
+            raise UsageError(
+                f"--store {self.shown} expected a folder where new files are yours alone, found "
+                "that others can write to them: its file system has no rights. Type another "
+                "folder or, if you are alone there, add: --trust-store"
+            )
+        whose = [distrusted(path.lstat()) for path in self.path.glob(f"*{_SUFFIX}")]
+        foreign = [each for each in whose if each]
         if foreign and not self._trusted:
             raise UsageError(
-                f"--store {self.shown} expected members that you have stored, found "
-                f"{len(foreign)} of user {foreign[0]}: results are pickles, which may run any code "
+                f"--store {self.shown} expected members that only you have stored, found "
+                f"{len(foreign)} {foreign[0]}: results are pickles, which may run any code "
                 "when they are read. If you trust who wrote them, add: --trust-store"
             )
 
@@ -279,7 +289,8 @@ class Store:
             self._replace(about, json.dumps({"version": _VERSION, "source": source}).encode())
             return
         try:
-            before = json.loads(about.read_text("utf-8"))
+            with open(own_files.open_any_file(str(about)), encoding="utf-8") as file:
+                before = json.load(file)
             kept, version = str(before["source"]), before["version"]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{about} cannot be read: {error}. Type another folder.") from error
@@ -305,7 +316,7 @@ class Store:
         # Failed members run again.
         for path in self.path.glob(f"*{_SUFFIX}"):
             try:
-                with path.open("rb") as file:
+                with open(own_files.open_any_file(str(path)), "rb") as file:
                     line = file.readline()
                 try:
                     failed = json.loads(line)["state"] == FAILED
@@ -323,10 +334,12 @@ class Store:
     def _read(self, member: Member) -> bool:
         path = self._path(member)
         try:
-            with path.open("rb") as file:
-                line = file.readline()
+            with open(own_files.open_any_file(str(path)), "rb") as file:
+                line, about = file.readline(), os.fstat(file.fileno())
             head = json.loads(line)
-            if head["state"] not in ENDED or path.stat().st_size != len(line) + head["nbytes"]:
+            if head["state"] not in ENDED or about.st_size != len(line) + head["nbytes"]:
+                return False
+            if distrusted(about) and not self._trusted:
                 return False
             found = Member(member.number, member.values)
             for name in _KEPT:
@@ -337,7 +350,7 @@ class Store:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False  # no complete file: the member runs
         member.become(found)
-        ended = path.stat().st_mtime
+        ended = about.st_mtime
         self.oldest = min(ended, self.oldest or ended)
         if head["nbytes"]:
             member.place = Place(path, len(line), head["nbytes"], self._trusted)
@@ -365,11 +378,12 @@ class Store:
                 "before are kept; free some space, and run the cell again."
             ) from error
         if len(packed):
-            member.place = Place(path, len(line), len(packed))
+            member.place = Place(path, len(line), len(packed), self._trusted)
 
     def _replace(self, path: Path, head: bytes, packed: bytes | SharedResult = b"") -> None:
-        beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # A new file: others who can write to the folder could have put a link there.
+        descriptor, name = tempfile.mkstemp(".tmp", f"{path.name}.", path.parent)
+        beside = Path(name)
         try:
             write(descriptor, head)
             write(descriptor, packed)

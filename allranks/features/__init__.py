@@ -20,11 +20,12 @@ part of the other features is still in `allranks.cluster`, `allranks.magics` and
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import warnings
 from functools import cache
 from typing import Any
+
+from allranks import installed
 
 #: What is below this package, in the order in which the hooks are called.
 BUILT_IN: tuple[str, ...] = (
@@ -81,4 +82,4 @@ def _side(package: str, side: str) -> list[Any]:
 @cache
 def _of_others(group: str) -> tuple[str, ...]:
     # The look-up takes up to 50 ms.
-    return tuple(entry.value for entry in importlib.metadata.entry_points(group=group))
+    return tuple(entry.value for entry in installed.entry_points(group))

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from allranks import port_filter
+from allranks import own_files, port_filter
 from allranks.collectives import world
 from allranks.collectives.ops.keeping import VariableStore, pieces_of
 from allranks.collectives.start import healing
@@ -32,7 +32,7 @@ class RankHeal(RankFeature):
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._stub = stubs.command("rank", os.path.join(rank.config.session_dir, "host-agent"))
-        folders = tuple(filter(os.path.isdir, rank.config.kept_dirs))
+        folders = tuple(filter(own_files.is_own_folder, rank.config.kept_dirs))
         several = rank.config.several_hosts
         # On several hosts it ends with the ranks, which are replaced where none has a GPU.
         if folders and (not several or rank.device == "cpu"):

@@ -38,6 +38,8 @@ FIRST_SECONDS = 15.0
 COMMANDS_AT_HOME = "ipc://{}/commands"
 #: Where a notebook listens that has attached to ranks, formatted with their session folder.
 EVENTS_AT_HOME = "ipc://{}/events"
+#: How the folders for MPI's files in shared memory begin.
+MPI_FILES = "allranks-mpi-"
 #: The socket in that folder that accepts notebooks that want to attach.
 NOTEBOOKS_DOOR = "notebook"
 #: The socket in that folder at which the attached notebook serves notebooks that watch.
@@ -148,6 +150,11 @@ class HostAgentConfig:
     def ranks_here(self) -> int:
         """How many of the ranks are on this host."""
         return self.local_size or self.size
+
+    @property
+    def shared_dir(self) -> str:
+        """The folder in shared memory for MPI's files; its name is as random as the session's."""
+        return f"/dev/shm/{MPI_FILES}{os.path.basename(self.session_dir).rpartition('-')[2]}"
 
     @property
     def several_hosts(self) -> bool:

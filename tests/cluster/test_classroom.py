@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,63 @@ def test_a_class_of_another_account_is_not_joined(tmp_path, monkeypatch):
         impostor.listen()
         with pytest.raises(UsageError, match="opened by another account"):
             door.connect(other)
+
+
+def full(path: Path, ends: ExitStack) -> None:
+    """Makes a socket that accepts no more connections."""
+    door = ends.enter_context(socket.socket(socket.AF_UNIX))
+    door.bind(str(path))
+    door.listen(0)
+    with suppress(BlockingIOError):
+        while True:
+            visitor = ends.enter_context(socket.socket(socket.AF_UNIX))
+            visitor.setblocking(False)
+            visitor.connect(str(path))
+
+
+def test_a_socket_that_another_account_keeps_full_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    other = "nobody" if TEACHER != "nobody" else "root"
+    folder = door.folder_of(other)
+    folder.mkdir()
+    with ExitStack() as ends:
+        full(folder / "door", ends)
+        with pytest.raises(UsageError, match="opened by another account"):
+            door.connect(other)
+
+
+def test_a_class_that_many_students_join_at_once_says_so_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    monkeypatch.setattr(door, "_CONNECT_SECONDS", 1)
+    with ExitStack() as ends:
+        ends.enter_context(door.listen(None))
+        os.unlink(door.folder_of(TEACHER) / "door")
+        full(door.folder_of(TEACHER) / "door", ends)
+        with pytest.raises(UsageError, match="too many students that join at once"):
+            door.connect(TEACHER)
+
+
+@pytest.mark.parametrize("taken", ["by another account", "for all to write", "as a link"])
+def test_a_name_that_another_account_has_taken_prevents_no_class(tmp_path, monkeypatch, taken):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    folder = door.folder_of(TEACHER)
+    if taken == "as a link":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    if taken == "by another account":
+        if os.getuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, OTHER_ACCOUNT, OTHER_ACCOUNT)
+    (tmp_path / f"{folder.name}-more").symlink_to(tmp_path)
+    opened = board.ClassBoard(None)
+    connection = door.connect(TEACHER)
+    assert door.peer_uid(connection) == os.getuid()
+    connection.close()
+    with pytest.raises(UsageError, match="another notebook of yours has the class"):
+        door.listen(None)
+    opened.close()
+    assert [path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()] == [
+        *([folder] if taken != "as a link" else [])
+    ]

@@ -119,6 +119,21 @@ def test_a_long_temporary_folder_warnings_as_errors_and_little_shared_memory_are
         pytest.skip("this user may not mount a /dev/shm of 64 KiB")
 
 
+def test_mpi_shares_memory_by_files_where_no_other_account_can_make_them_first(new_notebook):
+    """Open MPI opens a file that is there already, and its names can be guessed."""
+    notebook = new_notebook({})
+    notebook.on_ranks("comm.allreduce(1)", "-n 2").says("ranks 0–1 → 2\n")
+    files = [Path("/dev/shm", name) for name in notebook.note_files() if "sm_segment" in name]
+    if not files:
+        pytest.skip("this MPI has no files in shared memory")
+    (folder,) = {file.parent for file in files}
+    assert folder != Path("/dev/shm")
+    assert folder.stat().st_mode & 0o7777 == 0o700
+    notebook.shutdown()
+    notebook.check_nothing_left()
+    assert not folder.exists()
+
+
 def test_an_environment_that_others_stumble_over_is_good_enough(idle, tmp_path):
     """The variables of all schedulers at once, of a job on a node that cannot be reached from here.
 

@@ -3,7 +3,13 @@
 The simplest case is on docs/failures.md.
 """
 
+import os
+import subprocess
+from contextlib import ExitStack
+
 import pytest
+
+from tests.kernel import wait_until
 
 pytestmark = pytest.mark.replaces
 DAMAGES_RANKS = True
@@ -12,7 +18,7 @@ DIE = "import os\nif rank == 1: os._exit(5)\nbarrier()"
 DURING = {
     "it copies": "class Dies:\n    def __reduce__(self): os._exit(5)\n"
     "step = Dies() if rank == 1 else 2\n",
-    "it writes": "if rank == 1: os.replace = lambda *_: os._exit(5)\nstep = 2\n",
+    "it writes": "if rank == 1: os.replace = lambda *_, **__: os._exit(5)\nstep = 2\n",
 }
 
 
@@ -106,3 +112,69 @@ def test_ranks_that_are_stopped_keep_nothing_and_leave_nothing(notebook):
     notebook.run("%distributed stop")
     assert notebook.kept_folders() == []
     assert "ranks 0–3 │ False" in ok(notebook.on_ranks("print('step' in globals())", "-n 4"))
+
+
+NOBODY = 65534
+#: Another account: it takes the names of folders, and puts files there that run code when they are
+#: unpickled. It holds them until its input ends.
+ATTACK = """
+import os, pickle, shutil, struct, sys
+ran, *folders = sys.argv[1:]
+class Runs:
+    def __reduce__(self):
+        return open, (ran, "w")
+for folder in folders:
+    os.mkdir(folder)
+    os.chmod(folder, 0o777)
+    for rank in range(4):
+        head = pickle.dumps((0.0, {"step": Runs()}))
+        for name in ("cells", "life", "training"):
+            with open(f"{folder}/{name}-9-{rank}-of-4", "wb") as file:
+                file.write(struct.pack("<2Q48x", 1, len(head)) + head)
+print("taken", flush=True)
+sys.stdin.read()
+for folder in folders:
+    shutil.rmtree(folder)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="not root: no other account can be tried")
+@pytest.mark.parametrize("keeps", [False, True])
+def test_another_account_that_takes_a_removed_folders_name_runs_nothing(notebook, tmp_path, keeps):
+    ran = tmp_path / "ran"
+    with ExitStack() as ends:
+        for place in (*tmp_path.parents[:3], tmp_path, notebook.temporary):
+            ends.callback(place.chmod, place.stat().st_mode & 0o7777)
+            place.chmod(0o1777)
+        if keeps:
+            ok(notebook.on_ranks("keep(step=1)"))
+        folders = notebook.kept_folders()
+        assert len(folders) == 2
+        notebook.run("%distributed heal off")
+        assert notebook.on_ranks(DIE).error_name == "ClusterLost"
+        # Where the ranks have kept nothing, the host agent removes it.
+        wait_until(lambda: sum(folder.exists() for folder in folders) == int(keeps))
+        free = [str(folder) for folder in folders if not folder.exists()]
+        attacker = ends.enter_context(
+            subprocess.Popen(
+                ["/usr/bin/env", "python3", "-c", ATTACK, str(ran), *free],
+                user=NOBODY,
+                group=NOBODY,
+                extra_groups=(),
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+        assert attacker.stdin is not None
+        assert attacker.stdout is not None
+        ends.callback(attacker.stdin.close)
+        assert attacker.stdout.readline() == b"taken\n"
+        cell = notebook.on_ranks("globals().get('step')")
+        assert ("have step kept" in ok(cell)) == keeps, cell.text
+        assert "ranks 0–3 → 1" in cell.text or not keeps
+        ok(notebook.on_ranks("keep(step=2)"))
+        notebook.run("%distributed heal on")
+        notebook.on_ranks(DIE).says("rank 1 was replaced, with step kept")
+        ok(notebook.on_ranks("barrier()"))
+    assert not ran.exists()

@@ -127,11 +127,11 @@ def cluster(site: Path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
+        paths = [str(site), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         look_again()
         with pytest.warns(UserWarning, match="the feature allranks_lost to be importable"):
             load_features()
-        paths = [str(site), os.environ.get("PYTHONPATH", "")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         with allranks.Cluster(2) as started:
             yield started
     look_again()

@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
+from allranks import own_files
 from allranks.errors import MissingDependency
 
 #: Names an mpiexec to use instead of the wheel's: a system MPI's, say.
@@ -79,7 +79,8 @@ def mpi_environment(*, alone: bool = True) -> dict[str, str]:
     # Open MPI does not start without a home folder. It is expanded from the password database if
     # HOME is not set.
     home = os.path.expanduser("~")
-    settings["HOME"] = home if os.path.isabs(home) else tempfile.gettempdir()
+    # Open MPI loads what a file there names, so it must not be a folder in which others write.
+    settings["HOME"] = home if os.path.isabs(home) else own_files.temporary_folder("home")
     return {name: value for name, value in settings.items() if name not in os.environ}
 
 

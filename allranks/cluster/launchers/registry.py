@@ -18,7 +18,6 @@ A table with a command that reaches hosts is a launcher: ``--on pods:ranks-0:4,r
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import shlex
 import sys
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from allranks import installed
 from allranks.cluster.launchers.launcher import (
     CommandLauncher,
     LocalLauncher,
@@ -144,7 +144,7 @@ def _of_others() -> tuple[dict[str, type[AnyLauncher]], dict[str, str]]:
     """Looks once, in 4 to 50 ms, and only for a name that is neither built in nor a place's."""
     found: dict[str, type[AnyLauncher]] = {}
     problems: dict[str, str] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in installed.entry_points(GROUP):
         try:
             if entry.name in BUILT_IN or entry.name in found:
                 raise TypeError(f"there is another launcher {entry.name}")

@@ -25,6 +25,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from allranks import own_files
 from allranks.collectives.calls.call import NOWHERE, Place
 from allranks.collectives.calls.rank_state import Board
 from allranks.records.deferred import deferred
@@ -104,8 +105,12 @@ def _flags(populate: bool) -> int:
 
 
 def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
-    fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+    # A descriptor of another process is a link.
+    follow = 0 if address.startswith("/proc/") else os.O_NOFOLLOW
+    fd = os.open(address, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | follow)
     try:
+        # The owner of the name may have ended: objects that pass through it are unpickled.
+        own_files.check_owner(fd, address)
         # Mapping all pages now takes a tenth of the time of one by one.
         return mmap.mmap(fd, nbytes, _flags(populate))
     finally:

@@ -7,6 +7,9 @@ removed only then: if a rank dies before, it is still there.
 On several hosts a rank sees the files of its own host. There a version is valid once it is whole on
 every host. All ranks know that at the next call, and remove the version before it only then. A rank
 of another host stores a copy of each file, for the loss of a host.
+
+The files are pickles, which may run any code. So only files of this user alone are read, in folders
+of this user alone (`allranks.own_files`).
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from allranks import own_files
 from allranks.collectives import world
 from allranks.collectives.calls.call import Call, Steps
 from allranks.collectives.calls.guard import Spec
@@ -224,11 +227,15 @@ class VersionedFiles:
 
     def read(self, version: int) -> bytearray | None:
         """The file of this rank's part of a version; None without one."""
-        path = self._found().get(version, {}).get(self.rank)
-        if path is None:
+        found = self._found().get(version, {}).get(self.rank)
+        if found is None:
             return None
-        data = bytearray(os.path.getsize(path))
-        with open(path, "rb") as file:
+        folder, name = found
+        with (
+            own_files.own_folder(folder) as place,
+            open(own_files.open_file(name, place), "rb") as file,
+        ):
+            data = bytearray(os.fstat(file.fileno()).st_size)
             file.readinto(data)
         return data
 
@@ -237,7 +244,7 @@ class VersionedFiles:
         self.settle()
         for files in self._found().values():
             if self.rank in files:
-                Path(files[self.rank]).unlink(missing_ok=True)
+                _remove(*files[self.rank])
 
     def _write(self, version: int, files: Mapping[int, Pieces]) -> None:
         for rank, pieces in files.items():
@@ -246,25 +253,27 @@ class VersionedFiles:
                 break
         # Older versions go only once all ranks have written a newer one.
         newest = self.newest() if self._here is None else self.valid
-        for number, paths in self._found().items():
-            for path in paths.values() if number < newest else ():
-                Path(path).unlink(missing_ok=True)
+        for number, files_of in self._found().items():
+            for folder, name in files_of.values() if number < newest else ():
+                _remove(folder, name)
 
     def _write_file(self, version: int, rank: int, pieces: Pieces) -> str:
         # Returns why it could not be written, or "".
         problem = "no folder for it could be made"
+        name = f"{self._name}-{version}-{rank}-of-{self._size}"
         for folder in self._with_room(_nbytes(pieces)):
-            path = os.path.join(folder, f"{self._name}-{version}-{rank}-of-{self._size}")
+            _remove(folder, f"{name}.part")  # of a rank that has died
             try:
-                with open(f"{path}.part", "wb", opener=partial(os.open, mode=0o600)) as file:
-                    for start, part in pieces:
-                        file.seek(start)
-                        file.write(part)
-                # A file under its own name is complete, also if the rank dies now.
-                os.replace(f"{path}.part", path)
+                with own_files.own_folder(folder) as place:
+                    with open(own_files.create_file(f"{name}.part", place), "wb") as file:
+                        for start, part in pieces:
+                            file.seek(start)
+                            file.write(part)
+                    # A file under its own name is complete, also if the rank dies now.
+                    os.replace(f"{name}.part", name, src_dir_fd=place, dst_dir_fd=place)
             except OSError as error:
                 problem = str(error)
-                Path(f"{path}.part").unlink(missing_ok=True)
+                _remove(folder, f"{name}.part")
             else:
                 return ""
         return problem
@@ -278,13 +287,14 @@ class VersionedFiles:
                     continue
             yield folder
 
-    def _found(self) -> dict[int, dict[int, str]]:
-        found: dict[int, dict[int, str]] = {}
+    def _found(self) -> dict[int, dict[int, tuple[str, str]]]:
+        # The folder and the name of each file, by version and rank.
+        found: dict[int, dict[int, tuple[str, str]]] = {}
         for folder in self._folders:
             for name in _names(folder):
                 if match := self._file.fullmatch(name):
                     number, rank = map(int, match.groups())
-                    found.setdefault(number, {})[rank] = os.path.join(folder, name)
+                    found.setdefault(number, {})[rank] = folder, name
         return found
 
 
@@ -320,7 +330,7 @@ class VariableStore:
         for folder in self.folders:
             for name in _names(folder):
                 if name.startswith(prefix):
-                    Path(os.path.join(folder, name)).unlink(missing_ok=True)
+                    _remove(folder, name)
 
     def cut_off(self) -> None:
         """A training has ended because a rank has left it; its next start continues it."""
@@ -368,6 +378,12 @@ def _nbytes(pieces: Pieces) -> int:
 
 def _names(folder: str) -> list[str]:
     try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []  # removed by another process
+        with own_files.own_folder(folder) as place:
+            return os.listdir(place)
+    except OSError:
+        return []  # removed by another process, or another user's
+
+
+def _remove(folder: str, name: str) -> None:
+    with suppress(OSError), own_files.own_folder(folder) as place:
+        os.unlink(name, dir_fd=place)

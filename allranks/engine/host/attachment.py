@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from allranks import own_files
 from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, own_notebook, version
 
 _VISIT_SECONDS = 1.0
@@ -128,7 +129,7 @@ class Attachment:
         # A lock that is held stays: released and taken again, it would leave a gap.
         for folder in self._config.kept_dirs if hold and not self._kept else ():
             with suppress(OSError):
-                self._kept.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+                self._kept.append(own_files.open_folder(folder))
                 fcntl.flock(self._kept[-1], fcntl.LOCK_SH)
 
     def visited(self, watched: Callable[[], object]) -> dict[str, Any] | None:

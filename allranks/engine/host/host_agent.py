@@ -19,6 +19,7 @@ the others run the command that the launcher would run there through ssh (see
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import gc
 import json
 import os
@@ -35,7 +36,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from allranks import launched, port_filter
+from allranks import launched, own_files, port_filter
 from allranks.engine import libraries, processes
 from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Attachment
@@ -107,6 +108,8 @@ class HostAgent:
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: stubs.RemoteShells | None = None
         self._heard = heard
+        #: Keeps the folder of MPI's files from others who remove what is left.
+        self._shared = -1
         processes.adopt_orphans()
 
     def run(self) -> None:
@@ -116,8 +119,11 @@ class HostAgent:
         if not self.config.several_hosts:  # else this host's relay has made it
             os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
         for folder in self.config.kept_dirs:
-            with suppress(OSError):  # an earlier agent has made it, or it cannot be made
-                os.mkdir(folder, 0o700)
+            # An earlier agent may have made it. If it cannot be made, or is another user's, the
+            # ranks do not use it.
+            with suppress(OSError):
+                own_files.make_folder(folder)
+        self._make_shared_dir()
         address = os.path.join(self.config.session_dir, "host-agent")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
@@ -150,6 +156,18 @@ class HostAgent:
         finally:
             self._end()
 
+    def _make_shared_dir(self) -> None:
+        place = self.config.shared_dir
+        try:
+            own_files.make_folder(place)
+            self._shared = own_files.open_folder(place)
+            # A notebook that starts removes what no process holds.
+            fcntl.flock(self._shared, fcntl.LOCK_SH)
+        except OSError:  # there is no shared memory, or no room in it
+            # On several hosts the first one says where MPI's files are: not where others wait.
+            if self.config.several_hosts and os.path.lexists(place):
+                raise
+
     def _launch(self, address: str) -> None:
         # The launcher starts a stub for each rank, which connects to the agent.
         command = [*self.config.launch, *stubs.command("rank", address)]
@@ -160,9 +178,14 @@ class HostAgent:
     def _start_launcher(self, command: Sequence[str], more: Mapping[str, str] = _NO_MORE) -> None:
         environment = {**os.environ, **self.config.environment, **more}
         environment["TMPDIR"] = self.config.session_dir
-        if processes.shared_memory_left() < self.config.ranks_here * _MPI_NBYTES:
-            # Open MPI makes a file for each rank. A signal ends the rank if it does not fit.
-            environment.setdefault(launched.SHARED_FILES, self.config.session_dir)
+        # Open MPI makes a file for each rank. A signal ends the rank if it does not fit.
+        has_room = processes.shared_memory_left() >= self.config.ranks_here * _MPI_NBYTES
+        place = (
+            self.config.shared_dir if has_room and self._shared >= 0 else self.config.session_dir
+        )
+        for name in (launched.SHARED_FILES, *launched.WINDOW_FILES):
+            # In /dev/shm itself, Open MPI would open a file that another user has made.
+            environment.setdefault(name, place)
         self.launcher = subprocess.Popen(
             command,
             env=environment,
@@ -571,10 +594,14 @@ class HostAgent:
             # On several hosts the relay removes it, and may start ranks again before that.
             if self.abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
-            else:
+            elif not self.begins_again:  # else another user could take its name meanwhile
                 with suppress(OSError):  # not if it has variables for the next ranks
                     os.rmdir(folder)
         shutil.rmtree(self.config.session_dir, ignore_errors=True)
+        if not self.begins_again:  # as above
+            shutil.rmtree(self.config.shared_dir, ignore_errors=True)
+        if self._shared >= 0:
+            os.close(self._shared)
         self.door.close()
         self.selector.close()
         self._tell("again" if self.begins_again else "stopped")

@@ -18,6 +18,7 @@ caretaker takes its place, and the relay disconnects the ranks until another not
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -33,6 +34,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from allranks import own_files
 from allranks.engine import processes
 from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
@@ -336,15 +338,33 @@ class Relay:
                 "host, or two hosts with one /tmp. Give all ranks of a host to one name: HOST:4"
             ) from None
         # The host agent removes them too, if it is not killed.
-        self._folders = config.session_dir, *config.kept_dirs
+        self._folders = config.session_dir, config.shared_dir, *config.kept_dirs
         with open(name, "w") as text:
             text.write(self.host)
-        os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
+        config = self._with_own_logs(config)
         self._urls = config.commands_url, config.events_url
         self._listen(*self._urls)
         if self._agent is None:
             self._start_agent(config)
         self._say(config.to_json().encode())
+
+    def _with_own_logs(self, config: HostAgentConfig) -> HostAgentConfig:
+        """Makes the folder of the logs; another one if other users can write to that one here."""
+        exposed = own_files.exposed_part(config.log_dir)
+        if not exposed:
+            os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
+            exposed = own_files.exposed_part(config.log_dir)
+        if not exposed:
+            return config
+        place = own_files.temporary_folder("logs")
+        log_dir = os.path.join(place, os.path.basename(config.log_dir))
+        own_files.make_folder(log_dir)
+        self._tell(
+            event="notice",
+            text=f"The logs of host {self.host} are not in {config.log_dir}, because other users "
+            f"can write to {exposed} there. They are in {log_dir}",
+        )
+        return dataclasses.replace(config, log_dir=log_dir)
 
     def _start_agent(self, config: HostAgentConfig) -> None:
         log = os.path.join(config.log_dir, f"host-agent-{self.host}.log")
@@ -423,7 +443,8 @@ class Relay:
 
 def _first_line(path: str) -> str:
     try:
-        with open(path) as text:
+        with open(own_files.open_any_file(path)) as text:
+            own_files.check_owner(text.fileno(), path)
             return f"host {text.readline().strip()}"
     except OSError:
         return "another process"
@@ -441,7 +462,8 @@ def _own_address(url: str) -> str:
 def main(words: list[str]) -> int:
     if words:
         _, path, name = words
-        with open(path) as kept:
+        # It says what this host runs, so only this user's counts.
+        with open(own_files.open_file(path)) as kept:
             return Relay(Invitation.from_json(kept.read()), os.environ[name]).run()
     found = processes.first_line(0)
     if found is None:

@@ -8,30 +8,61 @@ the whole state; the teacher sends lines with requests.
 
 from __future__ import annotations
 
+import glob
 import grp
 import json
 import os
 import pwd
 import socket
+import stat
 import struct
-from contextlib import suppress
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from allranks.cluster.folders import answers, check_own
+from allranks.cluster.folders import answers
 from allranks.errors import UsageError
 
 #: A state with a picture of a panel. A longer line ends its connection.
 MAX_NBYTES = 4_000_000
 _CREDENTIALS = struct.Struct("3i")
+#: The time of a connection that waits, because many students join at once; and no limit.
+_CONNECT_SECONDS, _FOR_EVER = 5, 0
+_TIME = struct.Struct("ll")
 
 
 def folder_of(account: str) -> Path:
     """Returns the folder of a teacher's socket, which students of the same machine can find.
 
-    ``ALLRANKS_CLASS_DIR`` names another parent, for accounts that have no common /tmp.
+    ``ALLRANKS_CLASS_DIR`` names another parent, for accounts that have no common /tmp. Any account
+    can take the folder's name, but only the teacher's account can make a folder that belongs to it:
+    so a longer name counts as well, and a folder of another account does not.
     """
-    return Path(os.environ.get("ALLRANKS_CLASS_DIR", "/tmp")) / f"allranks-class-{account}"
+    place = Path(os.environ.get("ALLRANKS_CLASS_DIR", "/tmp"))
+    name = f"allranks-class-{account}"
+    uid = os.getuid() if account == own_account() else pwd.getpwnam(account).pw_uid
+    longer = sorted(place.glob(f"{glob.escape(name)}-*"))
+    return next((each for each in (place / name, *longer) if _is_of(each, uid)), place / name)
+
+
+def _is_of(folder: Path, uid: int) -> bool:
+    """Whether only this account can make files in a folder."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022
+
+
+def _make_folder() -> Path:
+    folder = folder_of(own_account())
+    if not _is_of(folder, os.getuid()):
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:  # another account has taken the name
+            folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+        folder.chmod(0o711)  # whatever the umask is
+    return folder
 
 
 def own_account() -> str:
@@ -64,13 +95,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 def listen(group: str | None) -> socket.socket:
     """Opens this account's socket, for all accounts of the machine or those of a group."""
-    folder = folder_of(own_account())
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o711)
-    try:
-        check_own(str(folder))
-    except PermissionError:
-        raise UsageError(f"{folder} belongs to another account. Ask who made it") from None
+    folder = _make_folder()
     path, new = folder / "door", folder / f"door-{os.getpid()}"
     if answers(path):
         raise UsageError(
@@ -103,13 +128,25 @@ def connect(teacher: str) -> socket.socket:
         uid = pwd.getpwnam(teacher).pw_uid
     except KeyError:
         raise UsageError(f"expected the account of your teacher, found {teacher!r}") from None
+    folder = folder_of(teacher)
+    # The socket of another account could keep this waiting.
+    by_another = os.path.lexists(folder) and not _is_of(folder, uid)
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(str(folder_of(teacher) / "door"))
-        if peer_uid(connection) != uid:
+        if not by_another:
+            _set_limit(connection, _CONNECT_SECONDS)
+            connection.connect(str(folder / "door"))
+            _set_limit(connection, _FOR_EVER)
+        if by_another or peer_uid(connection) != uid:
             raise UsageError(
                 f"the class of {teacher} was opened by another account. Tell {teacher}"
             )
+    except BlockingIOError:
+        connection.close()
+        raise UsageError(
+            f"expected the class of {teacher} to answer, found too many students that join at once "
+            f"for {_CONNECT_SECONDS} s. Type again: %distributed join {teacher}"
+        ) from None
     except OSError as error:
         connection.close()
         why = "does not admit your account" if isinstance(error, PermissionError) else "is not open"
@@ -120,6 +157,11 @@ def connect(teacher: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _set_limit(connection: socket.socket, seconds: int) -> None:
+    # With settimeout, a connection to a full queue would be refused at once.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(seconds, 0))
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The service of a JupyterHub through which the notebooks of a class meet that share no folder.
 
-python -m allranks.features.classroom.hub_service      # see docs/jupyterhub.md
+python -P -m allranks.features.classroom.hub_service      # see docs/jupyterhub.md
 
 A student's notebook sends its state once a second, with the token that the hub gave to its server.
 The hub knows whose token it is, so no student can have the name of another. Only the teacher that

@@ -1,15 +1,19 @@
 """Where a cluster keeps what it needs, and what is swept away."""
 
 import os
+import pwd
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import folders
+from allranks.cluster.launchers import mpiexec
 from allranks.errors import UsageError
 
 
@@ -70,9 +74,66 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypat
             pytest.skip("only root can give a folder away")
         os.chown(place, 65534, 65534)
     folder = Path(folders.make_log_folder())
-    assert folder.parent == tmp_path / "tmp"
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.parent.parent == tmp_path / "tmp"
+    assert {each.stat().st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
+    assert folder.parent != place
     assert list(place.iterdir()) == []
+
+
+def by_another(path: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root can give a folder away")
+    os.chown(path, 65534, 65534)
+
+
+EXPOSES = {
+    "it belongs to another user": by_another,
+    "all can write": lambda path: path.chmod(0o777),
+    "a group can write, as to a lab's project folder": lambda path: (
+        path.chmod(0o2770),
+        os.chown(path, -1, 65534) if not os.getuid() else pytest.skip("needs another group"),
+    ),
+}
+
+
+@pytest.mark.parametrize("below", ["lab", "lab/logs", "link"])
+@pytest.mark.parametrize("expose", EXPOSES.values(), ids=EXPOSES)
+def test_logs_are_not_where_others_can_exchange_a_part_of_the_path(
+    tmp_path, monkeypatch, expose, below
+):
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    (tmp_path / "link").symlink_to(lab)
+    expose(lab)
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / below))
+    folder = Path(folders.make_log_folder())
+    assert folder.parent == tmp_path / "home" / ".local" / "state" / "allranks"
+    assert list(lab.iterdir()) == []
+    refused = folders.refused_log_folder()
+    assert "\n" not in refused
+    assert f"because other users can write to {lab}. They are in {folder.parent}" in refused
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755, 0o775])
+def test_logs_are_where_others_can_exchange_nothing(tmp_path, monkeypatch, mode):
+    """As below /tmp, below a folder that others may read, and where the user's own group writes."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    own = SimpleNamespace(gr_name=user, gr_mem=[])
+    monkeypatch.setattr("grp.getgrgid", lambda gid: own)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine").chmod(mode)
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "mine" / "logs"))
+    assert Path(folders.make_log_folder()).parent == tmp_path / "mine" / "logs"
+    assert folders.refused_log_folder() == ""
+    own.gr_mem.append("eve")
+    assert bool(folders.refused_log_folder()) == (mode == 0o775)
+
+
+def test_a_link_on_the_way_to_the_logs_is_not_followed_later(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "link"))
+    assert Path(folders.make_log_folder()).parent == tmp_path / "mine"
 
 
 def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
@@ -99,3 +160,81 @@ def test_a_temporary_folder_without_space_is_not_used(tmp_path, monkeypatch):
     free[Path("/tmp")] = 0
     with pytest.raises(UsageError, match=r"found /tmp full.*%env TMPDIR="):
         folders.name_session_folder()
+
+
+def test_a_name_is_used_again_only_if_something_was_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_MEMORY", str(tmp_path / "tmp"))
+    kept = folders.KeptFolders()
+    (path,) = kept.paths
+    assert not kept.have_files
+    os.mkdir(path, 0o700)
+    kept.hold()
+    assert not kept.have_files
+    os.rmdir(path)  # by the host agent: nothing was kept
+    os.mkdir(path)
+    Path(path, "cells-1-0-of-1").touch()  # by another user, who has taken the name
+    assert not kept.have_files
+    kept.hold()
+    assert not kept.have_files  # others may use it, so it is not held
+    os.chmod(path, 0o700)
+    kept.hold()
+    assert kept.have_files
+    kept.close()
+
+
+def test_without_a_home_mpi_reads_settings_from_a_folder_of_this_user_alone(monkeypatch):
+    """Open MPI loads the libraries that a file there names."""
+    monkeypatch.setattr(mpiexec, "is_open_mpi", lambda: True)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.delenv("HOME")
+    home = Path(mpiexec.mpi_environment()["HOME"])
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert mpiexec.mpi_environment()["HOME"] == str(home)
+    home.chmod(0o777)  # another user has taken its name
+    other = Path(mpiexec.mpi_environment()["HOME"])
+    assert other != home
+    assert other.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_another_user_puts_where_folders_are_swept_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_MEMORY", str(tmp_path / "tmp"))
+    os.mkfifo(tmp_path / "tmp" / "allranks-kept-0")  # whose opening waits for a writer
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").touch()
+    (tmp_path / "tmp" / "allranks-kept-1").symlink_to(tmp_path / "mine")
+    age(tmp_path / "mine", days=1)
+    folders.KeptFolders()
+    assert (tmp_path / "mine" / "thesis").exists()
+
+
+def test_sockets_are_not_where_others_can_exchange_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "_LONGEST_NBYTES", 1000)
+    tmp_path.chmod(0o1777)
+    assert Path(folders.name_session_folder()).parent == tmp_path
+    tmp_path.chmod(0o777)
+    assert Path(folders.name_session_folder()).parent == Path("/tmp")
+
+
+@pytest.mark.parametrize("whose", ["another user's", "this user's"])
+def test_a_socket_that_accepts_nothing_delays_no_start(tmp_path, monkeypatch, whose):
+    monkeypatch.setattr(folders, "_session_place", lambda where: tmp_path)
+    folder = tmp_path / f"allranks-session-{2**22 + 1}-0badcafe"
+    folder.mkdir(0o700)
+    with ExitStack() as ends:
+        door = ends.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(folder / "notebook"))
+        door.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                visitor = ends.enter_context(socket.socket(socket.AF_UNIX))
+                visitor.setblocking(False)
+                visitor.connect(str(folder / "notebook"))
+        age(folder, days=1)
+        if whose == "another user's":
+            if os.getuid():
+                pytest.skip("only root can give a folder away")
+            os.chown(folder, 65534, 65534)
+            monkeypatch.setattr(folders, "answers", lambda path: pytest.fail(f"{path} was asked"))
+        folders.name_session_folder()
+    assert folder.exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 
@@ -73,3 +75,38 @@ def test_without_a_socket_or_an_answer_ranks_have_ended(tmp_path):
         assert sessions.visit(str(tmp_path)) is None
     assert sessions.visit(str(tmp_path)) is None  # nobody listens
     assert sessions.visit(str(tmp_path / "gone")) is None
+
+
+#: The account that listens is the one of the socket's other end.
+LISTENS = """
+import os, socket, sys
+door = socket.socket(socket.AF_UNIX)
+door.bind(sys.argv[1])
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+door.listen()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="not root: no other account can be tried")
+def test_another_users_process_that_answers_for_ranks_is_not_asked(tmp_path):
+    command = [sys.executable, "-c", LISTENS, tmp_path / NOTEBOOKS_DOOR]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"listens\n"
+        with pytest.raises(PermissionError, match="found one of user 65534"):
+            sessions._asked(str(tmp_path / NOTEBOOKS_DOOR), {}, 60)
+        assert sessions.visit(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("taken", ["a link", "a folder in which others write"])
+def test_only_folders_of_this_user_alone_are_listed(tmp_path, monkeypatch, taken):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own, folder = tmp_path / "own", tmp_path / "allranks-session-1-0badcafe"
+    (own if taken == "a link" else folder).mkdir()
+    if taken == "a link":
+        folder.symlink_to(own)
+    monkeypatch.setattr(sessions, "visit", lambda *_, **__: pytest.fail("it was visited"))
+    monkeypatch.setattr("allranks.cluster.folders._session_place", lambda: tmp_path)
+    assert sessions.running() == []

@@ -1,8 +1,11 @@
 """A version of what ranks keep is valid once all of them have written it, and not before."""
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from allranks.collectives.ops import keeping as kept
 from allranks.collectives.ops.keeping import VersionedFiles, pieces_of, snapshot
@@ -53,7 +56,7 @@ def test_where_one_folder_has_no_room_the_next_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "_SPARED_NBYTES", 1 << 62)
     folders = [tmp_path / "memory", tmp_path / "disk"]
     for folder in folders:
-        folder.mkdir()
+        folder.mkdir(0o700)
     series = VersionedFiles([str(folder) for folder in folders], "cells", 0, 1, None)
     write(series, 1, x=1)
     assert [len(list(folder.iterdir())) for folder in folders] == [0, 1]
@@ -66,3 +69,48 @@ def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_pat
     assert "No such file" in gone.settle()
     assert gone.settle() == ""
     assert gone.newest() == 0
+
+
+RAN: list[int] = []
+NOBODY = 65534
+
+
+class Runs:
+    """A value whose pickle runs code, as that of an attacker does."""
+
+    def __reduce__(self):
+        return RAN.append, (1,)
+
+
+def owned_by_another(path: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root can give a file away")
+    os.chown(path, NOBODY, NOBODY)
+
+
+def linked(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+@pytest.mark.parametrize("taken", ["folder", "file"])
+@pytest.mark.parametrize("how", [owned_by_another, linked, lambda path: path.chmod(0o777)])
+def test_what_another_user_may_have_written_is_not_unpickled(tmp_path, taken, how):
+    folder = tmp_path / "kept"
+    folder.mkdir(0o700)
+    series = VersionedFiles([str(folder)], "cells", 0, 1, None)
+    write(series, 1, x=Runs())
+    how(folder if taken == "folder" else folder / "cells-1-0-of-1")
+    refused = pytest.raises(OSError, match=r"to be yours|for you alone|symbolic links")
+    with refused if taken == "file" else nullcontext():
+        assert series.load() is None
+    assert RAN == []
+
+
+def test_a_link_that_waits_under_the_next_name_is_not_followed(tmp_path):
+    (tmp_path / "diary").write_text("private")
+    folder = tmp_path / "kept"
+    folder.mkdir(0o700)
+    series = VersionedFiles([str(folder)], "cells", 0, 1, None)
+    (folder / "cells-1-0-of-1.part").symlink_to(tmp_path / "diary")
+    write(series, 1, x=1)
+    assert (series.newest(), (tmp_path / "diary").read_text()) == (1, "private")

@@ -76,6 +76,22 @@ def test_a_named_segment_is_swept_when_its_owner_is_gone():
     assert not os.path.exists(f"/dev/shm/{os.path.basename(kept.address)}")
 
 
+@linux
+@pytest.mark.parametrize("how", ["made by another user", "a link"])
+def test_memory_that_is_not_of_this_user_is_not_mapped(tmp_path, how):
+    segment = memory.Segment(10, named=True)
+    address = segment.address
+    if how == "a link":
+        address = str(tmp_path / "link")
+        os.symlink(segment.address, address)
+    elif os.getuid():
+        pytest.skip("only root can give a file away")
+    else:
+        os.chown(segment.fd, 65534, 65534)
+    assert memory.attempt(address, 10) is None
+    segment.close()
+
+
 def board_of(ranks: int, rank: int, memory_of: memory.Segment | None = None) -> Board:
     segment = memory_of or memory.Segment(Board.nbytes(ranks))
     return Board(segment.memory, tuple(range(ranks)), rank)

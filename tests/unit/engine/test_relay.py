@@ -17,6 +17,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, RELAY
 from allranks.cluster.sockets import EventQueue, RankSockets
+from allranks.engine.host.relay import main as run_relay
 from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
 
@@ -124,6 +125,39 @@ def test_a_driver_that_takes_long_keeps_no_host_from_answering(notebook, config,
         (tmp_path / "free").touch()
     assert relay.wait(SECONDS) == 0
     notebook.wait_for("host_down")
+
+
+def test_a_host_where_others_can_write_to_the_folder_of_the_logs_has_them_elsewhere(
+    notebook, config, tmp_path
+):
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab").chmod(0o777)
+    (tmp_path / "tmp").mkdir()
+    exposed = dataclasses.replace(config, log_dir=str(tmp_path / "lab" / "20261128-logs"))
+    relay = notebook.relay(notebook.invitation("h1"), {**os.environ, "TMPDIR": f"{tmp_path}/tmp"})
+    notebook.wait_for("host_up")
+    notebook.wire.command("h1", "config", exposed.to_json())
+    own = tmp_path / "tmp" / f"allranks-logs-{os.getuid()}" / "20261128-logs"
+    assert notebook.wait_for("notice")["text"] == (
+        f"The logs of host h1 are not in {exposed.log_dir}, because other users can write to "
+        f"{tmp_path}/lab there. They are in {own}"
+    )
+    wait_until((own / "host-agent-h1.log").exists)
+    assert list((tmp_path / "lab").iterdir()) == []
+    notebook.wire.command("h1", "stop", "")
+    assert relay.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize("how", ["others may write it", "it is a link"])
+def test_an_invitation_that_another_user_may_have_written_is_not_read(tmp_path, how):
+    invitation = tmp_path / "invitation"
+    invitation.touch(0o600)
+    if how == "it is a link":
+        invitation.symlink_to(invitation.rename(tmp_path / "own"))
+    else:
+        invitation.chmod(0o666)
+    with pytest.raises(OSError, match=r"for you alone|symbolic links"):
+        run_relay(["--join", str(invitation), "HOSTNAME"])
 
 
 class Late:

@@ -109,6 +109,16 @@ def test_shared_memory_of_ours_outlives_its_rank_and_no_other_is_taken(tmp_path)
     os.close(descriptor)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_shared_memory_of_another_user_is_not_taken():
+    # As another user's process, which has the id that a rank of a container has there.
+    segment = Segment(8192)
+    os.chown(segment.fd, 65534, 65534)
+    with pytest.raises(PermissionError, match="to be yours, found that user 65534"):
+        SharedResult(segment.address, 1)
+    segment.close()
+
+
 def test_many_results_need_one_descriptor():
     arena = Arena()
     before = len(os.listdir("/proc/self/fd"))
@@ -163,6 +173,54 @@ def test_members_that_another_user_has_stored_are_not_unpickled_unless_told(tmp_
     assert trusting.read([member := Member(0, {"lr": 0.1})]) == [member]
     assert member.result == 42
     trusting.close()
+
+
+@pytest.mark.parametrize("how", ["others can write it", "it is a link", "it is a pipe"])
+def test_a_member_that_another_user_may_have_written_is_not_unpickled(tmp_path, how):
+    folder = tmp_path / "store"
+    store = Store(str(folder), "x")
+    store.write(ended(0, lr=0.1), packed(42))
+    (mine,) = store.read([Member(0, {"lr": 0.1})])
+    (path,) = folder.glob("*.member")
+    if how == "others can write it":
+        path.chmod(0o606)
+    elif how == "it is a link":
+        path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    else:
+        path.unlink()
+        os.mkfifo(path)
+    assert store.read([Member(0, {"lr": 0.1})]) == []
+    with pytest.raises(OSError, match=r"others can write to it|symbolic links|not permitted"):
+        mine.place.load()
+    store.close()
+    if how != "it is a pipe":
+        with pytest.raises(UsageError, match=r"found 1 that others can write.*--trust-store"):
+            Store(str(folder), "x")
+
+
+def test_a_link_that_waits_in_a_store_is_not_followed(tmp_path):
+    (tmp_path / "diary").write_text("private")
+    folder = tmp_path / "store"
+    store = Store(str(folder), "x")
+    store.write(ended(0, lr=0.1), packed(42))
+    (path,) = folder.glob("*.member")
+    for name in (f"{path.name}.{os.getpid()}.tmp", ".lock"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(tmp_path / "diary")
+    store.write(ended(0, lr=0.1), packed(43))
+    store.close()
+    with pytest.raises(UsageError, match=r"cannot be written: .*symbolic links"):
+        Store(str(folder), "x")
+    assert (tmp_path / "diary").read_text() == "private"
+
+
+def test_a_store_where_files_have_no_rights_needs_trust(tmp_path):
+    store = Store(str(tmp_path), "x")
+    store.close()
+    (tmp_path / ".lock").chmod(0o777)
+    with pytest.raises(UsageError, match=r"others can write to them.*add: --trust-store"):
+        Store(str(tmp_path), "x")
+    Store(str(tmp_path), "x", trusted=True).close()
 
 
 def cut_short(data):

@@ -1,0 +1,169 @@
+"""Folders and files of this user alone, opened without following links. Standard library only.
+
+Any account of a machine can take a name in ``/tmp`` or ``/dev/shm``. What allranks reads back from
+such a place may be a pickle, which can run any code. So it is opened here: a link, a pipe, and a
+folder or file that belongs to another user or that others may use, is refused. The check is of the
+descriptor, and files are opened relative to the descriptor of their folder, so nothing can be
+exchanged between the check and the use.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: A pipe would make the open wait for its other end.
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_CREDENTIALS = struct.Struct("3i")
+
+
+def open_folder(path: str, others: int = 0) -> int:
+    """Returns a descriptor of a folder of this user alone.
+
+    ``others`` are the bits of the rights that others may have. Raises PermissionError if it is
+    another user's or others have more rights, and OSError if it is no folder.
+    """
+    return _checked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE), path, others)
+
+
+@contextmanager
+def own_folder(path: str) -> Iterator[int]:
+    """Within, the descriptor of a folder of this user alone is open; raises as `open_folder`."""
+    descriptor = open_folder(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_own_folder(path: str, others: int = 0) -> bool:
+    """Whether there is a folder of this user alone; ``others`` as in `open_folder`."""
+    try:
+        os.close(open_folder(path, others))
+    except OSError:
+        return False
+    return True
+
+
+def make_folder(path: str) -> None:
+    """Makes a folder for this user alone, if there is none yet; raises as `open_folder`."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        os.close(open_folder(path))
+
+
+def temporary_folder(purpose: str) -> str:
+    """Returns a folder of this user alone in the temporary folder: always the same one, unless
+    another user has taken its name.
+    """
+    place = os.path.join(tempfile.gettempdir(), f"allranks-{purpose}-{os.getuid()}")
+    try:
+        make_folder(place)
+    except OSError:
+        return tempfile.mkdtemp(prefix=f"allranks-{purpose}-")
+    return place
+
+
+def open_file(path: str, folder: int | None = None) -> int:
+    """Returns a descriptor to read a file of this user alone, in the folder of a descriptor if any.
+
+    Raises PermissionError if it is another user's or others have any rights, and OSError if it is
+    a link or no file.
+    """
+    return _checked(open_any_file(path, folder), path, 0)
+
+
+def open_any_file(path: str, folder: int | None = None) -> int:
+    """Returns a descriptor to read any user's file. Raises OSError if it is a link or no file."""
+    descriptor = os.open(path, os.O_RDONLY | _SAFE, dir_fd=folder)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EPERM
+        raise OSError(number, f"{os.strerror(number)}, expected a file", path)
+    return descriptor
+
+
+def create_file(name: str, folder: int) -> int:
+    """Returns a descriptor to write a new file for this user alone; the name must be free."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
+    return os.open(name, flags, 0o600, dir_fd=folder)
+
+
+def exposed_part(path: str) -> str:
+    """Returns the first folder of a path, without links, whose content other users can exchange; ""
+    if there is none. Parts that do not exist yet are not exposed.
+
+    Root is trusted, and so is the user's home: others who can write there can run code anyway. In a
+    folder with the sticky bit, as ``/tmp``, others can exchange only what belongs to them.
+    """
+    home = os.path.realpath(os.path.expanduser("~"))
+    way = Path(os.path.realpath(path))
+    parts = [str(part) for part in (*reversed(way.parents), way)]
+    if home in parts:
+        parts = parts[parts.index(home) + 1 :]
+    for part in parts:
+        try:
+            found = os.lstat(part)
+        except FileNotFoundError:
+            break
+        trusted = stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0)
+        if not trusted or (others_can_write(found) and not found.st_mode & stat.S_ISVTX):
+            return part
+    return ""
+
+
+def others_can_write(found: os.stat_result) -> bool:
+    """Whether users other than the owner can write; a group of this user alone does not count."""
+    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    return bool(found.st_mode & stat.S_IWOTH or by_group)
+
+
+def _is_own_group(gid: int) -> bool:
+    # Many systems make a group of the same name for each user.
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
+
+
+def check_owner(descriptor: int, path: str) -> None:
+    """Raises PermissionError if an open file or folder belongs to another user."""
+    owner = os.fstat(descriptor).st_uid
+    if owner != os.geteuid():
+        raise PermissionError(f"expected {path} to be yours, found that user {owner} has made it")
+
+
+def check_peer(connection: socket.socket, path: str) -> None:
+    """Raises PermissionError if the process at the other end of a socket is another user's."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return  # the rights of the folder have to suffice
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(found)
+    if user not in (os.geteuid(), 0):
+        raise PermissionError(f"expected a process of yours at {path}, found one of user {user}")
+
+
+def _checked(descriptor: int, path: str, others: int) -> int:
+    try:
+        check_owner(descriptor, path)
+        if more := os.fstat(descriptor).st_mode & _ANY_OTHERS & ~others:
+            raise PermissionError(
+                f"expected {path} for you alone, found rights {more:03o} of others"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

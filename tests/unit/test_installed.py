@@ -1,0 +1,52 @@
+"""Only what is installed in the environment adds launchers and features, and runs beside it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks import installed
+from tests.distributions import install
+
+GROUP = "allranks.features"
+
+
+def added() -> list[str]:
+    return [entry.name for entry in installed.entry_points(GROUP)]
+
+
+def test_a_distribution_in_the_current_folder_adds_nothing(tmp_path, monkeypatch):
+    """As in the folder of a notebook that came from another person."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path])
+    install(tmp_path, "evil", group=GROUP, entries={"evil": "evil"})
+    assert added() == []
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}.")  # which name the current folder too
+    assert added() == []
+
+
+@pytest.mark.parametrize("how", ["installed", "for development", "by PYTHONPATH"])
+def test_a_distribution_of_the_environment_adds_its_entry_points(tmp_path, monkeypatch, how):
+    site, sources = tmp_path / "site", tmp_path / "sources"
+    site.mkdir()
+    sources.mkdir()
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(site)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site), str(sources)])
+    place = site if how == "installed" else sources
+    pythonpath = install(place, "good", group=GROUP, entries={"good": "good"})
+    if how == "for development":
+        (site / "good.pth").write_text(f"# sources\nimport sys\n{sources}\n")
+    if how == "by PYTHONPATH":
+        monkeypatch.setenv("PYTHONPATH", pythonpath)
+    assert added() == ["good"]
+    assert installed.entry_points(GROUP)[0].dist.name == "good"
+
+
+def test_no_file_of_the_current_folder_takes_a_modules_place_in_our_processes(tmp_path):
+    for name in ("json", "socket", "mpi4py", "asyncio"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    command = Path(sys.prefix, "bin", "allranks")
+    subprocess.run([command, "doctor"], cwd=tmp_path, capture_output=True, check=False)
+    assert not (tmp_path / "ran").exists()
