@@ -14,7 +14,6 @@ from tests.kernel import patched
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
-DAMAGES_RANKS = True
 NONE = "No ranks of yours run on this machine.\n"
 SUM = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
 LONG = (

@@ -9,7 +9,6 @@ import pytest
 
 from tests.kernel import patched, wait_until
 
-DAMAGES_RANKS = True
 #: Slow enough to be disturbed, and large enough to be left in shared memory.
 BODY = """
 import os, time

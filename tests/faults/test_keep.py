@@ -6,7 +6,6 @@ The simplest case is on docs/failures.md.
 import pytest
 
 pytestmark = pytest.mark.replaces
-DAMAGES_RANKS = True
 SIZE = 4
 DIE = "import os\nif rank == 1: os._exit(5)\nbarrier()"
 DURING = {
