@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,12 +18,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent 
 NONE = "No ranks of yours run on this machine.\n"
 SUM = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
 LONG = (
-    "import os, time\nbegan = time.monotonic()\n"
+    "import os, time\n"
     "display({'text/plain': 'shown'}, raw=True)\n"
     "for step in range(3):\n    log(loss=1.0 / (1 + step))\n"
     "print('begun')\n"
     "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
-    "print('ended')\ntook = time.monotonic() - began\nkept\n"
+    "print('ended')\nkept\n"
 )
 
 
@@ -98,6 +99,7 @@ def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
 
 def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(notebook, go):
     cell = notebook.start_on_ranks(LONG).wait_for("begun")
+    begun = time.monotonic()
     notebook.kill9()
     for seconds in (0.0, 0.2):  # kernels come and go
         again(notebook, attach=False)
@@ -106,6 +108,7 @@ def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(no
         notebook.kill9()
     again(notebook, attach=False)
     assert "running In[" in notebook.run("%distributed clusters").text
+    before = time.monotonic() - begun
     attached = notebook.start("%distributed attach").wait_for("begun")
     go()
     attached.wait()
@@ -114,9 +117,9 @@ def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(no
     )
     assert attached.text.count("begun") == 1
     assert "loss" in str(attached.displays)
+    # The time before the attach counts too.
     shown = re.search(r"ranks 0–3: finished, ([\d.]+) s", attached.text)[1]
-    took = notebook.on_ranks("took", "-r 0").text.rpartition("→ ")[2]
-    assert float(shown) > float(took) - 0.06  # above 10 s it is shown to 0.1 s
+    assert float(shown) > before - 0.06  # above 10 s it is shown to 0.1 s
     assert cell.status == "aborted"
     check_at_work(notebook)
 
@@ -130,7 +133,7 @@ def test_a_cell_that_ended_while_nobody_was_there_is_shown_and_fails_as_it_did(n
         notebook.drain(0.2)
     attached = notebook.run("%distributed attach")
     assert attached.error_name == "CellFailed"
-    assert "rank 2 of 4 at line 13: ZeroDivisionError" in attached.error_value
+    assert "rank 2 of 4 at line 11: ZeroDivisionError" in attached.error_value
     assert re.search(r"In\[\d+\] finished while no notebook was attached:", attached.text)
     assert "ended" in attached.text
     check_at_work(notebook)
