@@ -68,7 +68,7 @@ def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
         "import threading, time\n"
         "import os\ndef later():\n    while not os.path.exists('go'): time.sleep(0.02)\n"
         "    print('said while nobody was there')\n"
-        "threading.Thread(target=later).start()",
+        "thread = threading.Thread(target=later)\nthread.start()",
         "-r 1",
     )
     pids = notebook.pids()
@@ -89,7 +89,7 @@ def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
         said,
     )
     if "said while nobody" not in said:  # the kernel was that fast
-        said = notebook.on_ranks("import time; time.sleep(1)").text
+        said = notebook.on_ranks("thread.join()", "-r 1").text
     assert "said while nobody was there" in said
     assert notebook.pids() == pids
     check_at_work(notebook)
