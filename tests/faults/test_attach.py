@@ -326,6 +326,7 @@ def test_what_cannot_be_attached_to_is_said(notebook):
     assert notebook.run("%distributed attach").status == "ok"
 
 
+@pytest.mark.leases
 def test_a_rank_that_does_not_answer_is_named_and_stays(notebook):
     victim = notebook.pids()[2]
     again(notebook, attach=False)
@@ -360,6 +361,7 @@ def test_a_process_that_has_the_line_of_a_killed_kernel_does_not_hold_its_ranks(
     check_at_work(notebook)
 
 
+@pytest.mark.leases
 def test_nothing_is_left_where_no_rank_can_be_replaced_or_nobody_has_come_in_time(new_notebook):
     notebook = new_notebook({"OMPI_MCA_coll": "^han"})  # a setting of the user's own
     notebook.run("%distributed detach-on-exit 60s")

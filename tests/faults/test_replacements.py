@@ -203,6 +203,7 @@ LOST = {
 }
 
 
+@pytest.mark.leases
 @pytest.mark.parametrize(("act", "seconds", "said"), LOST.values(), ids=LOST.keys())
 def test_before_that_a_death_or_two_interrupts_cost_all_ranks_but_no_more_time(
     cluster, holds, monkeypatch, act, seconds, said
@@ -220,6 +221,7 @@ def test_an_interrupt_before_a_cell_waits_for_the_end_and_the_cell_does_not_run(
     check(cluster, [1])
 
 
+@pytest.mark.leases
 def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, monkeypatch, capsys):
     monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", 0.0)
     monkeypatch.setattr("allranks.cluster.healing._SLOW_SECONDS", 0.2)
