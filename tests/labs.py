@@ -28,9 +28,6 @@ FAILS = "raises-exception"
 MEASURED = "measured"
 """The tag of a cell whose numbers differ from run to run: what stands around them is compared."""
 
-_RUNS: dict[str, NotebookNode] = {}
-"""What this process has run, by name."""
-
 STILL = '<div class="allranks-still">'
 """How a live view's still picture begins."""
 
@@ -101,15 +98,6 @@ def with_ranks(notebook: NotebookNode, ranks: int) -> NotebookNode:
     for cell in code_cells(notebook):
         cell.source = re.sub(r"\A(%%distributed .*)?-n 4\b", rf"\1-n {ranks}", cell.source)
     return notebook
-
-
-def note_run(name: str, notebook: NotebookNode) -> None:
-    _RUNS[name] = notebook
-
-
-def noted_run(name: str) -> NotebookNode | None:
-    """Returns what was kept of a lab, or None where it has not run in this process."""
-    return _RUNS.get(name)
 
 
 def text_of(cell: NotebookNode) -> str:

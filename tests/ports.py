@@ -1,38 +1,36 @@
 """Ports that stay free until who was told of one has taken it.
 
 A port that the system gives to whoever asks for any may be given to another program before a kernel
-or a server, which takes a second to start, has it.
+or a server, which takes a second to start, has it. Other processes that test on this machine, of
+this run or another, get other ports: each port that was given away stays locked until the process
+that asked for it has ended.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import socket
 
-#: Below those that the system gives by itself; each process of a run has a part of its own, and
-#: the last one is that of tests which run beside the lanes.
-_FIRST, _EACH, _PARTS = 12_000, 5_000, 4
+#: Below those that the system gives by itself.
+_OWN = range(12_000, 32_000)
 
-
-def _own() -> range:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw3")
-    first = _FIRST + _EACH * (int(worker.removeprefix("gw")) % _PARTS)
-    return range(first, first + _EACH)
-
-
-_turn = random.randrange(_EACH)
+_turn = random.randrange(len(_OWN))
+# A byte for each port, which is locked and never written. The system unlocks what a process leaves.
+_locks = os.open(f"/tmp/allranks-test-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def free_port() -> int:
     global _turn
-    own = _own()
-    for _ in own:
-        _turn = (_turn + 1) % _EACH
+    for _ in _OWN:
+        _turn = (_turn + 1) % len(_OWN)
+        port = _OWN[_turn]
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", own[_turn]))
+                fcntl.lockf(_locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+                probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return own[_turn]
-    raise RuntimeError(f"expected a free port between {own[0]} and {own[-1]}, found none")
+            return port
+    raise RuntimeError(f"expected a free port between {_OWN[0]} and {_OWN[-1]}, found none")

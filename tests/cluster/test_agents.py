@@ -30,10 +30,8 @@ def test_a_policy_finds_rank_and_line_of_seeded_bugs():
         assert "rank 2" in await agent("run", source="print('rank', rank)")
         return missed
 
-    missed = with_agent(act)
-    print(*missed, sep="\n")
     assert len(BUGS) == 40
-    assert len(missed) <= 2, missed
+    assert with_agent(act) == []
 
 
 def test_replies_are_short_and_go_on_and_values_are_compared():

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from allranks.errors import UsageError
 from allranks.features.classroom import board, door
 from allranks.features.classroom import student as student_side
-from tests.kernel import Kernel
+from tests.kernel import Kernel, wait_until
 
 TEACHER = door.own_account()
 _SECONDS = 30.0
@@ -47,13 +47,23 @@ def student(tmp_path_factory, folder) -> Iterator[Kernel]:
 
 def seen(teacher: Kernel, *texts: str) -> str:
     """Returns the teacher's list once it has these texts."""
-    deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline:
-        said = teacher.run("%distributed class").text
-        if all(text in said for text in texts):
-            return said
-        time.sleep(0.2)
-    raise AssertionError(f"expected {texts} in {said}")
+    return until(lambda: teacher.run("%distributed class").text, *texts)
+
+
+def waited(kernel: Kernel, expression: str, text: str) -> str:
+    return until(lambda: kernel.run(f"print({expression})").text, text)
+
+
+def until(read: Callable[[], str], *texts: str) -> str:
+    """Returns what is read once it has these texts."""
+    said = [""]
+
+    def come() -> bool:
+        said[0] = read()
+        return all(text in said[0] for text in texts)
+
+    wait_until(come, lambda: f"{texts} in {said[0]:.500}")
+    return said[0]
 
 
 def test_without_a_class_nobody_joins(student):
@@ -71,8 +81,13 @@ def test_nothing_is_seen_before_a_student_joins_and_after_leaving(teacher, stude
     assert "zoe" in seen(teacher, "01_ranks.ipynb", "idle")
     assert student.run("%distributed leave").text.startswith(f"{TEACHER} no longer sees")
     assert "failed" not in seen(teacher, "left")
+    student.run(
+        "import threading\n"
+        "def sends(): return [t for t in threading.enumerate() if 'allranks-class' in t.name]"
+    )
+    waited(student, "sends()", "[]")  # what sends has ended, so that nothing comes later
     student.run("raise ValueError('a secret')")
-    time.sleep(1.5)  # longer than the interval of a member
+    assert student.value("sends()") == "[]"
     assert "secret" not in teacher.run("%distributed class").text
 
 
@@ -81,7 +96,7 @@ def test_a_teacher_sees_errors_and_who_waits_for_whom(teacher, student):
     student.run("%%distributed\nif rank == 1: raise ValueError('no data')\nallreduce(1.0)")
     seen(teacher, "failed", "rank 1 of 2 at line 2: ValueError: no data")
     late = student.start(
-        "%%distributed\nimport time\nif rank == 1:\n    time.sleep(60)\nallreduce(1.0)"
+        "%%distributed\nimport time\nif rank == 1:\n    time.sleep(600)\nallreduce(1.0)"
     )
     seen(teacher, "runs", "rank 0 is waiting in allreduce(Average) for rank 1 at")
     student.interrupt()
@@ -118,16 +133,6 @@ def test_a_panel_is_shown_only_with_consent_and_runs_no_script(teacher, student)
     assert "loss" not in waited(teacher, "view._panel.value", "has left")
 
 
-def waited(kernel: Kernel, expression: str, text: str) -> str:
-    deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline:
-        said = kernel.run(f"print({expression})").text
-        if text in said:
-            return said
-        time.sleep(0.2)
-    raise AssertionError(f"expected {text} in {said:.500}")
-
-
 def test_the_class_ends_with_its_teacher_and_can_be_opened_again(teacher, student, folder):
     assert teacher.run("%distributed class close").text == "The class is closed.\n"
     assert os.listdir(folder) == []
@@ -146,9 +151,15 @@ def opened(tmp_path, monkeypatch) -> Iterator[board.ClassBoard]:
 
 
 def test_a_student_stays_while_the_teacher_sends_nothing(opened, monkeypatch):
-    monkeypatch.setattr(student_side, "_SEND_SECONDS", 1)
+    connection = door.connect(TEACHER)
+    monkeypatch.setattr(door, "connect", lambda teacher: connection)
     member = student_side.Membership(TEACHER, False, lambda with_panel: {"cell": 7})
-    time.sleep(2.5)  # longer than the limit for sending
+    wait_until(lambda: any(one.cell == 7 for one in opened.students()))
+    # There is a time limit for sending, and none for receiving.
+    assert connection.gettimeout() is None
+    limits = (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO)
+    found = [any(connection.getsockopt(socket.SOL_SOCKET, limit, 16)) for limit in limits]
+    assert found == [True, False]
     assert member.is_open
     member.close()
 
@@ -217,9 +228,7 @@ def test_the_system_says_who_a_student_is_and_a_group_keeps_others_out(monkeypat
     try:
         opened = board.ClassBoard(None)
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-            deadline = time.monotonic() + _SECONDS
-            while not any(one.cell for one in opened.students()) and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: any(one.cell for one in opened.students()))
             (one,) = opened.students()
             assert (one.uid, one.name) == (OTHER_ACCOUNT, "root (nobody)")
             assert process.stdin is not None

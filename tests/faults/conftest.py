@@ -17,20 +17,15 @@ def shared_notebook(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def notebook(shared_notebook, request):
-    """That notebook, with four ranks, each with ``kept``.
-
-    A file that damages its ranks, or makes them keep variables, has ``DAMAGES_RANKS = True``:
-    the next file has fresh ones.
-    """
-    shared_notebook.settle()
+def notebook(shared_notebook):
+    """That notebook, with four fresh ranks for each file, each with ``kept``."""
     cell = shared_notebook.on_ranks("kept = 10 * rank", "-n 4")
     assert cell.status == "ok", cell.text
     shared_notebook.run("%distributed heal on")
     shared_notebook.note_files()
     yield shared_notebook
-    if getattr(request.module, "DAMAGES_RANKS", False):
-        shared_notebook.run("%distributed stop")
+    shared_notebook.settle()
+    shared_notebook.run("%distributed stop")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -14,16 +15,15 @@ from tests.kernel import patched
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
-DAMAGES_RANKS = True
 NONE = "No ranks of yours run on this machine.\n"
 SUM = "import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])"
 LONG = (
-    "import os, time\nbegan = time.monotonic()\n"
+    "import os, time\n"
     "display({'text/plain': 'shown'}, raw=True)\n"
     "for step in range(3):\n    log(loss=1.0 / (1 + step))\n"
     "print('begun')\n"
     "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
-    "print('ended')\ntook = time.monotonic() - began\nkept\n"
+    "print('ended')\nkept\n"
 )
 
 
@@ -68,7 +68,7 @@ def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
         "import threading, time\n"
         "import os\ndef later():\n    while not os.path.exists('go'): time.sleep(0.02)\n"
         "    print('said while nobody was there')\n"
-        "threading.Thread(target=later).start()",
+        "thread = threading.Thread(target=later)\nthread.start()",
         "-r 1",
     )
     pids = notebook.pids()
@@ -89,7 +89,7 @@ def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
         said,
     )
     if "said while nobody" not in said:  # the kernel was that fast
-        said = notebook.on_ranks("import time; time.sleep(1)").text
+        said = notebook.on_ranks("thread.join()", "-r 1").text
     assert "said while nobody was there" in said
     assert notebook.pids() == pids
     check_at_work(notebook)
@@ -99,6 +99,7 @@ def test_a_kernel_that_was_killed_has_its_ranks_back(notebook, go):
 
 def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(notebook, go):
     cell = notebook.start_on_ranks(LONG).wait_for("begun")
+    begun = time.monotonic()
     notebook.kill9()
     for seconds in (0.0, 0.2):  # kernels come and go
         again(notebook, attach=False)
@@ -107,6 +108,7 @@ def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(no
         notebook.kill9()
     again(notebook, attach=False)
     assert "running In[" in notebook.run("%distributed clusters").text
+    before = time.monotonic() - begun
     attached = notebook.start("%distributed attach").wait_for("begun")
     go()
     attached.wait()
@@ -115,9 +117,9 @@ def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(no
     )
     assert attached.text.count("begun") == 1
     assert "loss" in str(attached.displays)
+    # The time before the attach counts too.
     shown = re.search(r"ranks 0–3: finished, ([\d.]+) s", attached.text)[1]
-    took = notebook.on_ranks("took", "-r 0").text.rpartition("→ ")[2]
-    assert float(shown) > float(took) - 0.06  # above 10 s it is shown to 0.1 s
+    assert float(shown) > before - 0.06  # above 10 s it is shown to 0.1 s
     assert cell.status == "aborted"
     check_at_work(notebook)
 
@@ -131,7 +133,7 @@ def test_a_cell_that_ended_while_nobody_was_there_is_shown_and_fails_as_it_did(n
         notebook.drain(0.2)
     attached = notebook.run("%distributed attach")
     assert attached.error_name == "CellFailed"
-    assert "rank 2 of 4 at line 13: ZeroDivisionError" in attached.error_value
+    assert "rank 2 of 4 at line 11: ZeroDivisionError" in attached.error_value
     assert re.search(r"In\[\d+\] finished while no notebook was attached:", attached.text)
     assert "ended" in attached.text
     check_at_work(notebook)
@@ -324,6 +326,7 @@ def test_what_cannot_be_attached_to_is_said(notebook):
     assert notebook.run("%distributed attach").status == "ok"
 
 
+@pytest.mark.leases
 def test_a_rank_that_does_not_answer_is_named_and_stays(notebook):
     victim = notebook.pids()[2]
     again(notebook, attach=False)
@@ -358,6 +361,7 @@ def test_a_process_that_has_the_line_of_a_killed_kernel_does_not_hold_its_ranks(
     check_at_work(notebook)
 
 
+@pytest.mark.leases
 def test_nothing_is_left_where_no_rank_can_be_replaced_or_nobody_has_come_in_time(new_notebook):
     notebook = new_notebook({"OMPI_MCA_coll": "^han"})  # a setting of the user's own
     notebook.run("%distributed detach-on-exit 60s")

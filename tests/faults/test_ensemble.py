@@ -9,7 +9,6 @@ import pytest
 
 from tests.kernel import patched, wait_until
 
-DAMAGES_RANKS = True
 #: Slow enough to be disturbed, and large enough to be left in shared memory.
 BODY = """
 import os, time
@@ -248,6 +247,7 @@ def test_large_results_leave_no_file_and_their_memory_goes_with_the_table(notebo
     assert int(notebook.value(size)) == before
 
 
+@pytest.mark.leases
 def test_a_member_that_no_interrupt_reaches_ends_its_ranks_and_the_others_finish(notebook):
     notebook.run("from allranks.ensemble import runner; runner.GRACE_SECONDS = 4.0")
     stuck = "MPI.Intracomm(MPI.COMM_WORLD).recv(source=0)"

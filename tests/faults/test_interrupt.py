@@ -181,12 +181,18 @@ def test_a_cell_may_answer_an_interrupt_itself_and_only_ranks_that_run_are_inter
     assert notebook.on_ranks("kept").text == KEPT
 
 
-def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_them(notebook):
+def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_them(
+    notebook, tmp_path
+):
+    go, gone = tmp_path / "go", tmp_path / "gone"
     cell = notebook.start_on_ranks(
-        "import time\nif rank == 1:\n    print('here')\n    time.sleep(1)\n    sum(range(10**13))"
+        "import os, time\nif rank == 1:\n    print('here')\n"
+        f"    while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        f"    os.mkdir({str(gone)!r}); sum(range(10**13))"
     )
     cell.wait_for("here")
-    notebook.drain(3)  # from here on the rank lets none of its threads send anything
+    go.touch()
+    wait_until(gone.exists)  # from here on the rank lets none of its threads send anything
     notebook.interrupt()
     cell.wait_for("still in the cell 2 s after the interrupt: rank 1", SETTLED_SECONDS)
     assert "; all ranks will be killed by the next interrupt" in cell.text

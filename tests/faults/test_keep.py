@@ -12,7 +12,6 @@ import pytest
 from tests.kernel import wait_until
 
 pytestmark = pytest.mark.replaces
-DAMAGES_RANKS = True
 SIZE = 4
 DIE = "import os\nif rank == 1: os._exit(5)\nbarrier()"
 DURING = {

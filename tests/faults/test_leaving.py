@@ -3,7 +3,6 @@
 import pytest
 
 pytestmark = pytest.mark.usefixtures("_ranks_live_on")
-DAMAGES_RANKS = True
 LEAVES = """
 class Leaves:
     def __reduce__(self):

@@ -6,8 +6,6 @@ import pytest
 
 from tests.kernel import lines_of_two
 
-DAMAGES_RANKS = True
-
 PNG = "image/png"
 
 

@@ -7,7 +7,6 @@ import textwrap
 
 from tests.mpi.launch import mpiexec
 
-DAMAGES_RANKS = True
 ASK = """
 import os
 names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()

@@ -15,7 +15,6 @@ from tests.faults.notebook import Notebook
 from tests.fuzz.ranks import numbers
 from tests.kernel import wait_until
 
-DAMAGES_RANKS = True
 CELLS_LEFT = 15
 FLAT_NBYTES = 8_000_000
 SETUP = """

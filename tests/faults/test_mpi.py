@@ -6,7 +6,6 @@ import pytest
 
 from tests.faults.notebook import KEPT
 
-DAMAGES_RANKS = True
 START = "from mpi4py import MPI\nimport numpy as np\nworld = MPI.COMM_WORLD\n"
 #: What one rank does, or all but one, and the line that is blamed. More of mpi4py's calls, without
 #: cells: MISSED in tests/mpi/ranks/communicator_suite.py, and WAITING in misuse_suite.py.

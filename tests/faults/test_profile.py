@@ -10,9 +10,20 @@ def works():
     while time.monotonic() < end:
         sum(range(1000))
 
+barrier()
 if rank == 3:
     works()
 allreduce(1.0, op=Sum)
+"""
+#: On the ranks: a line that waits for ``looks[0] >= 2`` has been seen by the profile.
+LOOKS = """
+import time
+from allranks.features.profile.rank import Sampler
+looks, look = [0], Sampler._look
+def counted(self):
+    looks[0] += 1
+    return look(self)
+Sampler._look = counted
 """
 
 
@@ -20,9 +31,12 @@ def test_a_profile_shows_which_rank_is_at_what(notebook):
     cell = notebook.on_ranks(UNEVEN, "--profile").ok()
     shown = next(d for d in cell.displays if d["text/plain"].startswith("profile of ranks 0–3"))
     assert re.search(r"^≠ works In\[\d+\]:\d+ .*: rank 3 [\d.]+ m?s", shown["text/plain"], re.M)
-    assert re.search(
-        r"^≠ allreduce \(allranks\): ranks 0–2 [\d.]+ m?s, rank 3", shown["text/plain"], re.M
+    # The others have waited longer; whether as long as each other depends on when they began.
+    found = re.search(
+        r"^≠ allreduce \(allranks\): (ranks? .*), rank 3 [\d.]+ \w+$", shown["text/plain"], re.M
     )
+    assert found, shown["text/plain"]
+    assert "rank 3" not in found[1]
     assert 'usemap="#allranks-' in shown["text/html"]
 
 
@@ -30,9 +44,13 @@ def test_a_cell_is_profiled_where_it_is_asked_for_also_if_it_fails(notebook):
     notebook.on_ranks("import threading; [t.name for t in threading.enumerate()]").says(
         "allranks-wire"
     ).lacks("allranks-sampler", "profile of")
-    cell = notebook.on_ranks("import time\ntime.sleep(0.2)\n1 / 0", "--profile")
+    notebook.on_ranks(LOOKS).ok()
+    cell = notebook.on_ranks(
+        "looks[0] = 0\nwhile looks[0] < 2: time.sleep(0.1)\n1 / 0", "--profile"
+    )
     assert "ZeroDivisionError" in cell.text
-    assert re.search(r"In\[\d+\]:3  time.sleep\(0.2\)", cell.text)
+    assert re.search(r"In\[\d+\]:3  while looks\[0\] < 2: time.sleep\(0.1\)", cell.text)
+    notebook.on_ranks("Sampler._look = look").ok()
     cell = notebook.on_ranks("1", "--profile --save /nowhere/at/all.txt")
     assert "expected a file in an existing folder" in cell.text
     assert "→" not in cell.text
@@ -60,9 +78,9 @@ def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(no
         "def nap():\n    import time\n    time.sleep(2)\n    return rank\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "seen = []\n_ = cluster.hooks.command('profile', 0.0, None, seen.extend)\n"
-        "cluster.run(nap), [max(p.stacks, key=p.stacks.get) for p in seen]"
+        "cluster.run(nap), [s for p in seen for s in p.stacks if 'nap' in str(s)]"
     ).ok()
-    assert cell.text.count("('nap (__main__)',)") == 4, cell.text
+    assert cell.text.count("('nap (__main__)',)") == cell.text.count("nap (") == 4, cell.text
 
 
 def test_a_cell_that_runs_is_profiled_from_beside_it(notebook):

@@ -6,7 +6,6 @@ import pytest
 
 from tests.faults.notebook import KEPT
 
-DAMAGES_RANKS = True
 VALUE = re.compile(r"^(?:rank \d)? +→ (\d+)$", re.MULTILINE)
 NEXT = "import numpy as np\nprint('printed')\nfloat(allreduce(np.ones(2), op=Sum)[0])"
 #: By what is replaced, and whether that is there again for the next cell.

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import psutil
 import pytest
 
 import allranks
+from allranks.cluster import sockets
+from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import CellFailed, ClusterLost, RankDied
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.view import text_view
@@ -68,9 +69,23 @@ class Holds:
         return held()
 
 
+heard = []
+
+
+@pytest.fixture(autouse=True)
+def _count_interrupts(monkeypatch):
+    def counted():
+        heard.append("an interrupt")
+        return InterruptRequested()
+
+    monkeypatch.setattr(sockets, "InterruptRequested", counted)
+
+
 def press(*_):
+    """Interrupts this process; returns when that was heard: two that come at once are one."""
+    before = len(heard)
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.3)  # two that come at once are one
+    wait_until(lambda: len(heard) > before)
 
 
 def kill(cluster, rank):
@@ -188,6 +203,7 @@ LOST = {
 }
 
 
+@pytest.mark.leases
 @pytest.mark.parametrize(("act", "seconds", "said"), LOST.values(), ids=LOST.keys())
 def test_before_that_a_death_or_two_interrupts_cost_all_ranks_but_no_more_time(
     cluster, holds, monkeypatch, act, seconds, said
@@ -205,6 +221,7 @@ def test_an_interrupt_before_a_cell_waits_for_the_end_and_the_cell_does_not_run(
     check(cluster, [1])
 
 
+@pytest.mark.leases
 def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, monkeypatch, capsys):
     monkeypatch.setattr("allranks.cluster.healing._REPLACE_SECONDS", 0.0)
     monkeypatch.setattr("allranks.cluster.healing._SLOW_SECONDS", 0.2)
@@ -294,28 +311,43 @@ def test_a_rank_that_dies_while_the_ranks_are_made_ready_is_replaced(cluster):
         check(cluster, [1])
 
 
+@contextmanager
+def once(begun, act):
+    """Within, ``act`` is called once there is the file ``begun``."""
+
+    def wait_and_act():
+        wait_until(begun.exists)
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    yield
+    thread.join()
+
+
 @pytest.mark.parametrize("call", ["comm.Dup()", "comm.Split(rank % 2, rank)"])
-def test_a_rank_that_dies_while_communicators_are_made_is_replaced(shared, call):
+def test_a_rank_that_dies_while_communicators_are_made_is_replaced(shared, call, tmp_path):
     shared.stop()  # Open MPI itself may crash there if a rank has been replaced before
     shared.start().run("import os, signal, time; kept = 10 * rank")
-    pid = shared.hellos[1].pid
-    with soon(lambda: os.kill(pid, signal.SIGKILL)), pytest.raises(RankDied) as raised:
-        shared.run(f"while True: {call}", timeout=30)
+    pid, begun = shared.hellos[1].pid, tmp_path / "begun"
+    with once(begun, lambda: os.kill(pid, signal.SIGKILL)), pytest.raises(RankDied) as raised:
+        shared.run(f"open({str(begun)!r}, 'w').close()\nwhile True: {call}", timeout=30)
     assert "signal 11" not in raised.value.text
     check(shared, [1])
 
 
 def test_a_death_beside_a_cell_is_named_in_it(cluster, capsys, tmp_path):
     pid = cluster.hellos[2].pid
-    go = tmp_path / "go"
+    begun, go = tmp_path / "begun", tmp_path / "go"
 
     def kill_and_go():
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: 2 in cluster.dead, lambda: "the news of the death")
         go.touch()
 
-    with soon(kill_and_go):
-        cluster.run(f"while not os.path.exists({str(go)!r}): time.sleep(0.02)", ranks=[0])
+    begins = f"open({str(begun)!r}, 'w').close()"
+    with once(begun, kill_and_go):
+        cluster.run(f"{begins}\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)", ranks=[0])
     said = capsys.readouterr().out
     assert "rank 2 was killed by signal 9" in said
     assert "rank 2 was replaced" in said
@@ -334,9 +366,10 @@ def stub_of(cluster, rank):
     raise LookupError(f"rank {rank} has no process of the launcher")
 
 
-def test_a_rank_that_the_launcher_has_ended_ends_all(cluster):
-    with soon(stub_of(cluster, 3).kill), pytest.raises(ClusterLost) as raised:
-        cluster.run("time.sleep(20)", timeout=30)
+def test_a_rank_that_the_launcher_has_ended_ends_all(cluster, tmp_path):
+    begun = tmp_path / "begun"
+    with once(begun, stub_of(cluster, 3).kill), pytest.raises(ClusterLost) as raised:
+        cluster.run(f"open({str(begun)!r}, 'w').close()\ntime.sleep(60)", timeout=60)
     assert "could not be replaced" not in str(raised.value)
 
 

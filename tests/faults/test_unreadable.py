@@ -4,7 +4,6 @@ import pytest
 
 from tests.faults.notebook import KEPT
 
-DAMAGES_RANKS = True
 SEND = """
 import gc
 from allranks.engine.wire import RankWire

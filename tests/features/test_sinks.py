@@ -182,7 +182,7 @@ def test_spans_of_a_cell_have_its_ranks_and_their_calls(collector, tmp_path):
         assert found["allranks.line"] == "gradients"
         assert found["allranks.last_rank"] == 2
     waits = [details(below(spans, part)[0])["allranks.wait_seconds"] for part in parts]
-    assert min(waits[:2]) > 0.1 > waits[2]
+    assert min(waits[:2]) > waits[2] == 0
     (failed,) = (
         span for span in spans if "no data" in span.status.message and not span.parent_span_id
     )

@@ -109,6 +109,7 @@ def test_a_rank_that_died_meanwhile_is_replaced_at_the_next_attach(hosts, notebo
     check_at_work(notebook)
 
 
+@pytest.mark.leases
 def test_a_host_that_is_lost_meanwhile_is_named_and_the_ranks_start_on_the_other(hosts, notebook):
     notebook.run("%distributed restart").ok()
     defined = notebook.on_ranks("mine, kept = rank, 10 * rank\nkeep('kept')")
@@ -135,6 +136,7 @@ def test_a_host_that_is_lost_meanwhile_is_named_and_the_ranks_start_on_the_other
         hosts.boot("h2")
 
 
+@pytest.mark.leases
 def test_ranks_that_nobody_attaches_to_end_on_all_hosts(hosts, notebook):
     said = notebook.run("%distributed detach 2s")
     assert "keep running for 2 s. Type in another notebook" in said.text

@@ -17,6 +17,7 @@ def chaos(hosts):
         chaos.notebook.check_nothing_left()
 
 
+@pytest.mark.leases
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
 def test_no_sum_is_wrong_and_a_fault_is_named_and_healed(chaos, fault):
     played = chaos.play(fault)

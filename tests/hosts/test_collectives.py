@@ -103,6 +103,7 @@ def told(folder: Path, ranks: int) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in wait_for(folder, "told", ranks)]
 
 
+@pytest.mark.leases
 def test_a_host_that_is_cut_off_is_named_to_all_others_and_scripts_that_catch_it_end(
     hosts: Hosts,
 ) -> None:
@@ -130,6 +131,7 @@ def is_rank(line: str, folder: Path) -> bool:
     return line.split()[2] == sys.executable and str(folder) in line
 
 
+@pytest.mark.leases
 def test_a_host_that_stands_still_for_a_while_is_awaited(hosts: Hosts) -> None:
     with ranks_on(hosts, "h0:1,h1:1", 3, calls=300) as folder:
         frozen = time.monotonic()

@@ -36,6 +36,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host_and_signal(notebook):
     notebook.on_ranks("kept = 10 * rank")
 
 
+@pytest.mark.leases
 def test_a_host_that_is_cut_off_is_named_within_its_lease(hosts, notebook):
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
     hosts.cut("h2")
@@ -54,6 +55,7 @@ def test_a_host_that_is_cut_off_is_named_within_its_lease(hosts, notebook):
     notebook.run("%distributed restart")
 
 
+@pytest.mark.leases
 def test_a_host_that_is_frozen_for_six_seconds_goes_on(hosts, notebook):
     frozen = time.monotonic()
     hosts.freeze("h2")
@@ -68,6 +70,7 @@ def test_a_host_that_is_frozen_for_six_seconds_goes_on(hosts, notebook):
     assert notebook.on_ranks("kept", "-r 0").text == "rank 0 → 0\n"
 
 
+@pytest.mark.leases
 def test_a_cable_that_is_mended_within_the_lease_costs_nothing(hosts, notebook):
     cell = notebook.start_on_ranks(
         "import time\nprint('here')\n"
@@ -84,6 +87,7 @@ def test_a_cable_that_is_mended_within_the_lease_costs_nothing(hosts, notebook):
     assert notebook.on_ranks("allreduce(kept, Sum)").text == "ranks 0–3 → 60\n"
 
 
+@pytest.mark.leases
 @pytest.mark.parametrize("name", ["-m allranks.engine.host.relay", "-m allranks.agent", "^prted "])
 def test_the_end_of_what_a_host_runs_for_its_ranks_is_named_with_the_host(hosts, notebook, name):
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")

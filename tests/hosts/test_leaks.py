@@ -37,6 +37,7 @@ def test_a_kernel_killed_with_9_while_the_ranks_start_leaves_nothing(hosts, new_
     notebook.check_nothing_left()
 
 
+@pytest.mark.leases
 def test_a_notebook_that_is_cut_off_leaves_nothing_on_the_hosts(hosts, notebook):
     notebook.start_on_ranks(SLEEP).wait_for("here")
     hosts.cut("h0")

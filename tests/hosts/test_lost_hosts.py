@@ -59,6 +59,7 @@ def check(notebook, host_of, lost):
     assert notebook.on_ranks(used).status == "ok"
 
 
+@pytest.mark.leases
 def test_a_host_that_is_cut_off_costs_its_ranks_what_they_had_not_kept(hosts, notebook):
     cell = notebook.start_on_ranks(LOOP).wait_for("here")
     hosts.cut("h2")
@@ -79,6 +80,7 @@ def test_a_host_that_is_cut_off_costs_its_ranks_what_they_had_not_kept(hosts, no
     check(notebook, ["h1"] * 4, {2, 3})
 
 
+@pytest.mark.leases
 def test_the_first_host_crashes_while_the_ranks_are_idle(hosts, notebook):
     notebook.run("%distributed restart").ok()
     assert notebook.on_ranks(DEFINED).status == "ok"

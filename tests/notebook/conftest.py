@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import cache
 
 import pytest
 from nbclient import NotebookClient
@@ -59,14 +60,6 @@ def run_lab(tmp_path_factory):
 def executed(run_lab):
     """Returns a lab after a run of all of its cells, with the exercises solved at its end.
 
-    Where the browser's suite has run it before, that run; else one without a browser.
+    Each runs once, without a browser, whichever suites came before.
     """
-
-    def run(name: str) -> NotebookNode:
-        notebook = labs.noted_run(name)
-        if notebook is None:
-            notebook = run_lab(name, labs.solved(name))
-            labs.note_run(name, notebook)
-        return notebook
-
-    return run
+    return cache(lambda name: run_lab(name, labs.solved(name)))

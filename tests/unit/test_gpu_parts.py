@@ -9,6 +9,7 @@ import pytest
 
 import benchmarks.gpu
 from tests.gpu import parts
+from tests.kernel import wait_until
 from tests.mpi import launch
 
 BARE = """
@@ -66,11 +67,21 @@ def test_a_part_whose_tests_all_skip_has_neither_passed_nor_failed(monkeypatch):
     assert "cupy" in why
 
 
-def test_what_is_late_is_told_to_end_before_it_is_killed():
-    waits = "trap 'echo ended; exit' TERM; echo began; while :; do sleep 0.1; done"
-    with pytest.raises(subprocess.TimeoutExpired) as late:
-        launch.run(["sh", "-c", waits], timeout=10)
-    assert late.value.output == "began\nended\n"
+def test_what_is_late_is_told_to_end_before_it_is_killed(monkeypatch, tmp_path):
+    began = tmp_path / "began"
+    waits = f"trap 'echo ended; exit' TERM; echo began; touch {began}; while :; do sleep 0.1; done"
+    communicate = subprocess.Popen.communicate
+
+    def late(process, input=None, timeout=None):
+        """Its time is over as soon as it has begun."""
+        if timeout == 600:
+            wait_until(began.exists)
+        return communicate(process, input, 0 if timeout == 600 else timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", late)
+    with pytest.raises(subprocess.TimeoutExpired) as found:
+        launch.run(["sh", "-c", waits], timeout=600)
+    assert found.value.output == "began\nended\n"
 
 
 def test_a_rank_that_is_killed_leaves_no_temporary_file():

@@ -73,6 +73,7 @@ def host(told):
         thread.join()
 
 
+@pytest.mark.leases
 def test_a_silent_host_is_noticed_while_another_talks_without_end(told, host):
     host("h1")
     host("h2").set()
@@ -80,6 +81,7 @@ def test_a_silent_host_is_noticed_while_another_talks_without_end(told, host):
     assert ("h1", "host_silent") not in told.lines
 
 
+@pytest.mark.leases
 def test_no_host_is_taken_for_silent_because_the_notebook_has_stood_still(told, host):
     host("h1")
     host("h2")

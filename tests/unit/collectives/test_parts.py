@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from allranks.collectives.calls.call import Cut, cut
+from allranks.collectives.calls import call
+from allranks.collectives.calls.call import LONGEST_SLEEP, Cut, Pause, cut
 from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack_text
 from allranks.collectives.calls.rank_state import (
     ANSWERED,
@@ -48,6 +49,22 @@ def test_a_record_tells_the_bandwidths_of_nccl_tests_and_waiting_from_transfer()
     assert record(ranks=1).busbw_gbps is None
     assert record().wait_seconds == pytest.approx(0.5)
     assert record().transfer_seconds == pytest.approx(0.004)
+
+
+def test_who_waits_for_a_second_sleeps_nearly_all_of_it(monkeypatch):
+    now, slept = [0.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(call, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(call, "sleep", sleep)
+    pause = Pause()
+    while pause() < 1.0:
+        now[0] += 20e-6  # a look at the others
+    assert sum(slept) > 0.95 * now[0]
+    assert max(slept) == LONGEST_SLEEP
 
 
 def test_a_trace_has_a_row_a_rank_and_two_slices_a_call():

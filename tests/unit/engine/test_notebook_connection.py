@@ -156,6 +156,7 @@ def test_messages_of_both_sides_survive_their_connections_once_and_in_order(
     assert (heard, host.commands) == (everything, everything)
 
 
+@pytest.mark.leases
 def test_a_connection_that_nobody_serves_is_made_again_within_the_lease(notebook, networks, hosts):
     host = Host(invitation_to(notebook, networks, 9.0))
     hosts.append(host)
@@ -168,6 +169,7 @@ def test_a_connection_that_nobody_serves_is_made_again_within_the_lease(notebook
     wait_until(lambda: host.commands == [1])
 
 
+@pytest.mark.leases
 def test_a_relay_that_stood_still_finds_the_connection_that_was_made_meanwhile(notebook, networks):
     context = zmq.Context()
     made = NotebookConnection(context, invitation_to(notebook, networks, 1.5), "h1")
@@ -192,6 +194,7 @@ def test_a_relay_that_stood_still_finds_the_connection_that_was_made_meanwhile(n
     context.destroy(linger=0)
 
 
+@pytest.mark.leases
 def test_an_interruption_for_the_lease_ends_the_connection():
     with socket.create_server((LOOPBACK, 0)) as silent:
         url = f"tcp://{LOOPBACK}:{silent.getsockname()[1]}"
