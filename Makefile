@@ -213,7 +213,15 @@ clean:
 SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
 
 # One stamp for each set of packages: a changed pyproject.toml or constraints.txt installs again. Modules
-# are compiled as they are first imported: most never are.
+# are compiled as they are first imported: most never are. This notebook imports what a start and a cell
+# need: outside of make, images that set PYTHONDONTWRITEBYTECODE would compile it in each process.
+define FIRST_NOTEBOOK
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+cells = "%load_ext allranks", "%%distributed -n 2\nallreduce(rank, op=Sum)"
+NotebookClient(new_notebook(cells=[*map(new_code_cell, cells)]), timeout=100, kernel_name="python3").execute()
+endef
+export FIRST_NOTEBOOK
 
 $(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,dask,ray,test,docs,dev
 $(VENV)/.lab: EXTRAS = lab,tensorflow
@@ -225,6 +233,10 @@ $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml co
 	@# A link instead of the copy, so that a change is seen when the page is loaded again.
 	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
 	@ln -s $(CURDIR)/allranks/features/toolbar/labextension $(VENV)/$(LABEXTENSIONS)/allranks
+	@# Without ranks, the lab and the tests say why.
+	@mkdir -p build/ipython
+	@IPYTHONDIR=$(CURDIR)/build/ipython ALLRANKS_LOG_DIR=$(CURDIR)/build/logs \
+	    $(BIN)/python -c "$$FIRST_NOTEBOOK" >/dev/null 2>&1 || :
 	@touch $@
 
 # The collectives run on both MPI wheels, and one environment cannot hold both. Nor is the real cupy

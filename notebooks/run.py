@@ -3,7 +3,9 @@
 python notebooks/run.py notebooks/01_ranks.ipynb
 python notebooks/run.py --write notebooks/01_ranks.ipynb    # keeps what they say in the file
 
-Exits with 1 as soon as a cell fails, as "Run all" stops there; nothing is written then.
+Exercises and their checks, which fail until they are solved, run only with --write: the file has
+what they say. Exits with 1 as soon as a cell fails, as "Run all" stops there; nothing is written
+then.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from nbformat import NotebookNode
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 EMBEDDED = re.compile(r"(data:[^\"']*)")
+#: The ids of an exercise and of its check begin so.
+EXERCISE = ("exercise-", "check-")
 LOGS = re.compile(r"[^\s<>]*/(?=allranks/\d{8}-\d{6}-\w+)")
 
 
@@ -42,13 +46,18 @@ def run(path: Path, timeout: float, write: bool = False) -> int:
         coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
+    heading, left_out = "", False
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type == "markdown":
-                say(headings(cell.source))
+                heading += headings(cell.source)
             if cell.cell_type != "code" or not cell.source.strip():
                 continue
-            say(prompted(cell.source))
+            if not write and cell.get("id", "").startswith(EXERCISE):
+                heading, left_out = "", True
+                continue
+            say(heading + prompted(cell.source))
+            heading = ""
             try:
                 client.execute_cell(cell, index)
             except CellExecutionError:
@@ -64,6 +73,8 @@ def run(path: Path, timeout: float, write: bool = False) -> int:
             if cell.cell_type == "code":
                 cell.outputs = [anonymous(output) for output in cell.outputs]
         nbformat.write(notebook, path)
+    if left_out:
+        say(f"This lab has exercises for you. Open it in JupyterLab: make lab LAB={path.stem}\n")
     return 0
 
 

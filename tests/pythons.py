@@ -3,6 +3,7 @@
 python tests/pythons.py                                # the unit tests on each from 3.11 on
 python tests/pythons.py --suites tests/unit,tests/faults python3.12
 python tests/pythons.py --newest                       # on the newest one, unless that runs this
+python tests/pythons.py --list python3.12              # this path, and those of the others found
 
 Looks on PATH and among what pyenv and uv have installed; of several of one version it takes the
 newest. A Python for which a dependency has no wheel is named, and counts as failed only where it
@@ -22,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PLACE = REPOSITORY / ".venv-pythons"
 NAMES = [f"python3.{minor}" for minor in range(11, 20)]
 INSTALLED = (".pyenv/versions/*/bin/python3", ".local/share/uv/python/*/bin/python3")
-SAYS = "import sys, venv; print(*sys.version_info[:3], sys.executable)"
+SAYS = "import ensurepip, sys, venv; print(*sys.version_info[:3], sys.executable)"
 
 Version = tuple[int, ...]
 
@@ -70,8 +71,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="those; else all there are")
     parser.add_argument("--newest", action="store_true", help="only on the newest, if not on this")
+    parser.add_argument("--list", action="store_true", help="only list PYTHON and all there are")
     parser.add_argument("--suites", default="tests/unit", metavar="A,B", help="(tests/unit)")
     said = parser.parse_args()
+    if said.list:
+        print(*dict.fromkeys(said.pythons + list(found(candidates()).values())[::-1]), sep="\n")
+        return 0
     pythons = found(said.pythons or candidates())
     if said.newest:
         newest = max(pythons)

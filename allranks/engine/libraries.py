@@ -103,19 +103,38 @@ def restore_warnings() -> None:
 
 
 def keep_temporary_files_in(folder: str) -> None:
-    """Has multiprocessing and TensorFlow's AutoGraph write temporary files to the session's folder.
+    """Has multiprocessing and TensorFlow's AutoGraph write temporary files to the session's folder,
+    and IPython if it cannot write in the user's home.
 
-    The libraries remove them at the exit of the process, but a rank is killed.
+    The libraries remove them at the exit of the process, but a rank is killed. IPython never does.
     """
     import multiprocessing
 
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+    if not _has_ipython_folder(folder):
+        os.environ["IPYTHONDIR"] = os.path.join(folder, "ipython")
 
     def write_there(loader: Any) -> None:
         named = partial(tempfile.NamedTemporaryFile, dir=folder)
         loader.tempfile = SimpleNamespace(NamedTemporaryFile=named)
 
     PostImportHook([_WRITES_SOURCE], write_there).install()
+
+
+def _has_ipython_folder(temporary: str) -> bool:
+    """Whether IPython finds a folder for its profiles, and makes none in ``temporary`` instead."""
+    from IPython.core.profiledir import ProfileDir
+    from IPython.paths import get_ipython_dir
+
+    before, tempfile.tempdir = tempfile.tempdir, temporary
+    try:
+        found = get_ipython_dir()
+        ProfileDir.create_profile_dir_by_name(found)
+    except OSError:  # the disk is full, or the mode of a folder promises too much
+        return False
+    finally:
+        tempfile.tempdir = before
+    return os.path.dirname(found) != temporary
 
 
 def show_progress_as_text() -> None:

@@ -87,16 +87,36 @@ def test_a_rank_whose_folder_is_gone_may_wait_for_others(idle):
     ).says("rank 0 was waiting at line 4: barrier()")
 
 
-def test_a_home_that_cannot_be_written_keeps_the_logs_elsewhere(idle):
-    environ(idle, HOME="/proc/home", XDG_STATE_HOME=None)
+@pytest.mark.parametrize("home", ["/proc/home", "/proc", "a file"])
+def test_without_a_home_that_can_be_written_only_logs_stay_in_the_temporary_folder(
+    idle, home, tmp_path
+):
+    if home == "a file":  # not a read-only folder: root may write in any
+        home = str(tmp_path / "home")
+        Path(home).touch()
+    environ(idle, HOME=home, XDG_STATE_HOME=None, IPYTHONDIR=None)
     environ(idle, **_mpi4py({"THREADS": "0", "RECV_MPROBE": "0", "FAST_REDUCE": "0"}))
     assert idle.on_ranks(WORK, "-n 2").text.endswith(WORKED)
+    assert idle.on_ranks("%store").status == "ok"
     idle.run("%distributed status").says(f"logs in {idle.temporary}/allranks-logs-")
     idle.run("%distributed stop")
     idle.wait_for_no_children()
-    assert {path.suffix for path in idle.temporary.rglob("*.*")} == {".log"}
-    for folder in idle.temporary.glob("allranks-logs-*"):
-        shutil.rmtree(folder)
+    files = [path for path in idle.temporary.rglob("*") if not path.is_dir()]
+    assert {path.suffix for path in files} == {".log"}
+    (logs,) = idle.temporary.iterdir()
+    shutil.rmtree(logs)
+
+
+def test_ranks_use_the_profile_of_a_home_below_the_temporary_folder(idle):
+    home = idle.temporary / "home"
+    home.mkdir()
+    environ(idle, HOME=str(home), IPYTHONDIR=None)
+    idle.on_ranks("stored = 5\nif rank == 0:\n    %store stored", "-n 2").ok()
+    idle.run("%distributed stop")
+    idle.on_ranks("%store -r stored\nstored", "-n 2").says("ranks 0–1 → 5\n")
+    assert not list(idle.temporary.glob("tmp*"))
+    idle.run("%distributed stop")
+    shutil.rmtree(home)
 
 
 def test_a_long_temporary_folder_warnings_as_errors_and_little_shared_memory_are_good_enough(

@@ -54,7 +54,10 @@ class System:
         return [*filter(OURS.search, lines), *(file for file in files if "sem.mp-" not in file)]
 
     def check_nothing_left(self) -> None:
-        wait_until(lambda: not self.left(), lambda: f"the end of {self.left()}", GONE_SECONDS)
+        try:
+            wait_until(lambda: not self.left(), lambda: f"the end of {self.left()}", GONE_SECONDS)
+        finally:
+            self._files = self._all_files()  # a later test does not fail for the same files
 
 
 def start_dask(hosts: Hosts) -> System:
@@ -101,12 +104,26 @@ def system(hosts: Hosts, request: pytest.FixtureRequest) -> System:
 
 
 @pytest.fixture(scope="module")
-def notebook(hosts: Hosts, system: System) -> Iterator[NotebookOnAHost]:
+def shared_notebook(hosts: Hosts, system: System) -> Iterator[NotebookOnAHost]:
     """Two ranks on each of two hosts."""
     with NotebookOnAHost(hosts, folder_in(hosts.shared), {**SECRET}) as shared:
         started = shared.on_ranks("kept = 10 * rank", system.on, START_SECONDS)
         assert started.status == "ok", started.text
         yield shared
+
+
+@pytest.fixture
+def notebook(shared_notebook: NotebookOnAHost) -> NotebookOnAHost:
+    """That notebook, with a kernel that is ready for a cell, however the test before has ended."""
+    shared_notebook.settle()
+    return shared_notebook
+
+
+@pytest.fixture
+def idle(notebook: NotebookOnAHost) -> NotebookOnAHost:
+    """That notebook without ranks."""
+    notebook.run("%distributed stop").ok()
+    return notebook
 
 
 def test_ranks_run_on_its_nodes_and_an_interrupt_keeps_their_variables(notebook, system):
@@ -127,43 +144,42 @@ def test_a_kernel_killed_with_9_leaves_nothing_on_its_nodes(notebook, system):
     notebook.start_on_ranks(SLEEP).wait_for("here")
     notebook.kill9()
     system.check_nothing_left()
-    notebook.reopen()
 
 
-def test_what_its_nodes_lack_is_named_at_the_start(notebook, system):
-    cell = notebook.run(f"%distributed start {system.on} --nodes 3")
+def test_what_its_nodes_lack_is_named_at_the_start(idle, system):
+    cell = idle.run(f"%distributed start {system.on} --nodes 3")
     found = ", ".join(f"{name} (2 CPUs, 0 GPUs)" for name in system.names)
     cell.fails("UsageError", f"expected 3 nodes of {system.name}, found {found}. Type for example")
-    cell = notebook.run(f"%distributed start {system.on} --account me")
+    cell = idle.run(f"%distributed start {system.on} --account me")
     cell.fails("UsageError", "expected --nodes and --ntasks-per-node, found --account")
 
 
 @pytest.mark.parametrize("system", [start_dask], ids=["dask"], indirect=True)
-def test_the_doctor_names_the_nodes_and_a_system_that_does_not_answer(notebook, system):
-    text = notebook.run(f"!{sys.executable} -m allranks doctor {system.on}").text
+def test_the_doctor_names_the_nodes_and_a_system_that_does_not_answer(idle, system):
+    text = idle.run(f"!{sys.executable} -m allranks doctor {system.on}").text
     for name in system.names:
         assert re.search(rf"{name} +connects to this machine", text), text
-    cell = notebook.run("%distributed start --on dask:tcp://10.77.0.12:9")
+    cell = idle.run("%distributed start --on dask:tcp://10.77.0.12:9")
     cell.fails("StartFailed", "expected Dask at tcp://10.77.0.12:9, found OSError: Timed out")
 
 
 @pytest.mark.parametrize("system", [start_ray], ids=["ray"], indirect=True)
-def test_ranks_wait_until_their_nodes_are_free_or_an_interrupt(notebook, system, new_notebook):
+def test_ranks_wait_until_their_nodes_are_free_or_an_interrupt(idle, system, new_notebook):
     one = f"{system.on} --nodes 2 --ntasks-per-node 1"
-    assert notebook.on_ranks("rank", one, START_SECONDS).status == "ok"
+    assert idle.on_ranks("rank", one, START_SECONDS).status == "ok"
     other = new_notebook({**SECRET})
     cell = other.start_on_ranks("rank", system.on).wait_for("Ray has not started", START_SECONDS)
     other.interrupt()
     assert cell.wait().error_name == "KeyboardInterrupt", cell.text
     other.shutdown()
-    notebook.run("%distributed stop").ok()
+    idle.run("%distributed stop").ok()
 
 
-def test_ranks_end_with_the_nodes_of_their_system(notebook, system):
-    cell = notebook.start_on_ranks(SLEEP, system.on).wait_for("here", START_SECONDS)
+def test_ranks_end_with_the_nodes_of_their_system(idle, system):
+    cell = idle.start_on_ranks(SLEEP, system.on).wait_for("here", START_SECONDS)
     system.end(system.names[1])
     cell.wait().fails("ClusterLost", f"Host {system.names[1]} was lost")
     # Whichever came first: the end of the host's relay, or the system's own error.
     assert re.search(f"lost: its launcher has ended|lost by {system.name}: ", cell.error_value)
-    notebook.shutdown()
+    idle.shutdown()
     system.check_nothing_left()

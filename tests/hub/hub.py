@@ -76,6 +76,12 @@ def proxy() -> str:
     return str(own) if own.exists() else shutil.which("configurable-http-proxy") or ""
 
 
+def has_npm() -> bool:
+    """Whether there is what installs the proxy: on PATH, or beside this Python."""
+    beside = os.path.dirname(sys.executable)
+    return shutil.which("npm", path=f"{beside}:{os.environ.get('PATH', '')}") is not None
+
+
 class Hub:
     """A hub on a free port, with an account for each of the names.
 

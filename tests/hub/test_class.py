@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.hub import CULLED_SECONDS, IDLER, Hub, Student, proxy
+from tests.hub.hub import CULLED_SECONDS, IDLER, Hub, Student, has_npm, proxy
 from tests.kernel import wait_until
 from tests.missing import skip_missing
 
@@ -46,7 +46,8 @@ FORKS = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(300)"
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
     if not proxy():
-        skip_missing("JupyterHub needs its proxy: npm install -g configurable-http-proxy")
+        without = "" if has_npm() else ", and npm for that, which was not found"
+        skip_missing(f"JupyterHub needs configurable-http-proxy{without}: make packages")
     tried = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True)
     if os.geteuid() != 0 or tried.returncode:
         pytest.skip("accounts of students need CAP_SYS_ADMIN: run as root")

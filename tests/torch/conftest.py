@@ -14,7 +14,7 @@ from tests.faults.notebook import Notebook
 
 SETTING = "ALLRANKS_TEST_TORCH"
 MISSING = (
-    "needs torch built for CPUs, which pip does not find by itself. Type: "
+    "needs torch: pip finds no build for CPUs, and another needs 14 GB of free space. Type: "
     "PIP_EXTRA_INDEX_URL=… make test, with the address for CPU builds on torch's install page. "
     f"Or, with a Python that has torch: {SETTING}=/path/to/that/python make test"
 )
