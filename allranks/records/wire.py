@@ -357,6 +357,15 @@ def process_of(frame: Any) -> int:
     return int(found[1]) if found is not None else 0
 
 
+def read_object(line: bytes) -> dict[str, Any]:
+    """Returns the object of a line of JSON that another process has sent; {} if it has none."""
+    try:
+        found = _loads(line.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 #: The first frame; the second one has the number of frames of each message, as JSON.
 BATCH = b"batch"
 

@@ -293,6 +293,8 @@ class Relay:
             one.setsockopt(zmq.SNDHWM, 0)
             one.setsockopt(zmq.RCVHWM, 0)
             one.setsockopt(zmq.LINGER, _LINGER_MS)
+        # Nothing is read from it: what ranks sent there would only take memory.
+        self._commands.setsockopt(zmq.RCVHWM, 1)
         self._bind(commands_url, events_url)
         self._poller.register(self._told, zmq.POLLIN)
 
