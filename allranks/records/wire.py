@@ -59,7 +59,7 @@ class Record:
 
     def check(self) -> None:
         """Raises TypeError if a field is of another type."""
-        for name, types in _types_of(type(self)):
+        for name, types in _types_of(type(self)):  # type: ignore[arg-type]
             if not isinstance(getattr(self, name), types):
                 raise TypeError(f"{name} is of another type: {getattr(self, name)!r:.60}")
 

@@ -16,6 +16,7 @@ from tornado.web import Application, RequestHandler
 
 from allranks.errors import UsageError
 from allranks.features.classroom import hub, hub_service
+from tests.kernel import wait_until
 from tests.missing import skip_missing
 from tests.ports import free_port
 
@@ -202,7 +203,14 @@ def certificates(tmp_path, monkeypatch):
     return found
 
 
+def described(with_panel: bool) -> dict[str, Any]:
+    return {"cell": 7} | ({"panel": "<p>loss</p>"} if with_panel else {})
+
+
 def test_notebooks_meet_over_https_and_only_at_a_service_that_they_trust(certificates, monkeypatch):
+    monkeypatch.setattr(hub, "_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(hub_service, "_MAX_REQUESTS", 10_000)
+
     async def run() -> None:
         ports = free_port(), free_port()
         url = f"https://127.0.0.1:{ports[1]}"
@@ -218,6 +226,12 @@ def test_notebooks_meet_over_https_and_only_at_a_service_that_they_trust(certifi
             monkeypatch.setenv("ALLRANKS_CLASS_CA", str(certificates))
             opened = await asyncio.to_thread(hub.HubBoard)
             assert opened.students() == []
+            member = await asyncio.to_thread(hub.HubMembership, "ana", True, described)
+            await asyncio.to_thread(wait_until, opened.students)
+            (one,) = opened.students()
+            opened.ask_panel(one)
+            await asyncio.to_thread(wait_until, lambda: one.panel == "<p>loss</p>")
+            await asyncio.to_thread(member.close)
             await asyncio.to_thread(opened.close)
         finally:
             for server in (fake, service):

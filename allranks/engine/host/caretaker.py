@@ -231,8 +231,8 @@ class Caretaker:
         # A relay announces itself on each new connection.
         name, last, owner = frames
         if host := self._hosts.get(name.decode()):
-            for frames in host.messages.on_connection(int(last), owner):
-                self._send(name, frames)
+            for sent in host.messages.on_connection(int(last), owner):
+                self._send(name, sent)
 
     def _send(self, name: bytes, frames: Frames) -> None:
         assert self._commands is not None

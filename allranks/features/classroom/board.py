@@ -60,7 +60,7 @@ class Student:
         *lines, rest = self._received.split(b"\n")
         self._received = rest
         for line in lines:
-            self._take_line(line)
+            self._take_line(bytes(line))
         if len(rest) > (states.PANEL_NBYTES if self.panels_asked else states.STATE_NBYTES):
             raise states.Refused("too long a line")
 

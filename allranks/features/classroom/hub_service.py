@@ -138,7 +138,9 @@ class _Handler(RequestHandler):
         length = self.request.headers.get("Content-Length", "0")
         if not length.isdecimal() or int(length[:12]) > most:
             raise HTTPError(413)
-        self.request.connection.set_max_body_size(most)  # type: ignore[attr-defined]
+        # tornado's type of it names what HTTP/1 and others have in common.
+        connection: Any = self.request.connection
+        connection.set_max_body_size(most)
         late = time.monotonic() - _CLASS_SECONDS
         for teacher in [name for name, one in self.classes.items() if one.asked < late]:
             del self.classes[teacher]
@@ -282,12 +284,12 @@ class ConnectionCounter:
 class ClassServer(HTTPServer):
     """A server with limits for connections."""
 
-    def initialize(self, *arguments: Any, **named: Any) -> None:
+    def initialize(self, service: Application, ssl_options: ssl.SSLContext | None = None) -> None:  # type: ignore[override]
         """Sets the limits of each connection."""
         self._places = ConnectionCounter()
         super().initialize(
-            *arguments,
-            **named,
+            service,
+            ssl_options=ssl_options,
             max_buffer_size=2 * states.STATE_NBYTES,
             max_body_size=states.STATE_NBYTES,
             body_timeout=_BODY_SECONDS,
