@@ -88,7 +88,14 @@ class ClusterLost(ClusterError):
 
 
 class WireError(ClusterError):
-    """A message between notebook and ranks cannot be read or written."""
+    """A message between notebook and ranks cannot be read or written.
+
+    ``pid`` is the process that has sent it, and ``rank`` the rank that it names, where they are
+    known.
+    """
+
+    pid = 0
+    rank = -1
 
 
 class CellFailed(AllranksError):

@@ -9,6 +9,7 @@ import ctypes
 import os
 import socket
 import struct
+import subprocess
 import sys
 from contextlib import suppress
 
@@ -19,6 +20,10 @@ _SO_ATTACH_FILTER = 26
 NOT_SUPPORTED = (
     "this system lets you attach no packet filter to a socket (SO_ATTACH_FILTER), which would "
     "close MPI's ports to the network"
+)
+NOT_INSPECTED = (
+    "this system lets no process take a descriptor of its child (pidfd_getfd), which is needed to "
+    "close the port of mpiexec to the network"
 )
 #: A program of one instruction for the kernel's packet filter: keep no byte of any packet.
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
@@ -73,6 +78,22 @@ def is_supported() -> bool:
         except OSError:
             return False
     return True
+
+
+def can_inspect_children() -> bool:
+    """Whether this process can take a descriptor of its child, for example a socket."""
+    if sys.platform != "linux":
+        return False
+    with subprocess.Popen(["/bin/sh", "-c", "read -r _"], stdin=subprocess.PIPE) as child:
+        try:
+            opened = os.pidfd_open(child.pid)
+        except OSError:
+            return False
+        descriptor = ctypes.CDLL(None).syscall(_PIDFD_GETFD, opened, 0, 0)
+        os.close(opened)
+        if descriptor >= 0:
+            os.close(descriptor)
+        return bool(descriptor >= 0)
 
 
 def restrict_own_ports(*, allow_this_host: bool) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -538,6 +539,8 @@ class Connection:
         return self._clients[0]
 
     def _handle(self, event: Event) -> None:
+        if isinstance(event, WireError) and self._end_sender(event):
+            return
         if isinstance(event, Exception):
             raise WireError(
                 f"expected a readable message from a rank, found {event}: its content is lost. The "
@@ -576,6 +579,15 @@ class Connection:
                 self._handle_lost_host(failures.ProcessExit.of(event.name, event.fields))
             elif event.name in ("exit", "launcher_exit", "agent_exit"):
                 self._handle_exit(failures.ProcessExit.of(event.name, event.fields))
+
+    def _end_sender(self, error: WireError) -> bool:
+        """Ends the rank that has sent what cannot be read; returns whether it is known."""
+        known: dict[str, Any] = {"pid": error.pid} if error.pid else {"rank": error.rank}
+        if not error.pid and error.rank not in range(self.size):
+            return False
+        for agent in self._agents:
+            agent.say(f"end {json.dumps({'why': str(error), **known})}")
+        return True
 
     def _handle_lost_host(self, end: failures.ProcessExit) -> None:
         roster, spared = self.roster, self.can_relocate and self._spares_others()

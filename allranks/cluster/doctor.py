@@ -89,6 +89,7 @@ def examine() -> list[Finding]:
         _mpi(),
         *_wheels(have),
         *_dead_ranks(),
+        _port_of_mpiexec(),
         *_launchers(),
         _cores(),
         _shared_memory(),
@@ -247,6 +248,20 @@ def _dead_ranks() -> Iterator[Finding]:
     if sys.platform == "linux" and not port_filter.is_supported():
         found = f"not replaced: when one dies, all end, because {port_filter.NOT_SUPPORTED}"
         yield Finding("dead ranks", ABSENT, found)
+
+
+def _port_of_mpiexec() -> Finding:
+    """Whether the port is closed on which prterun, or MPICH's mpiexec, waits for helpers."""
+    if sys.platform != "linux":
+        return Finding("port of mpiexec", ABSENT, "open to the network: closing it needs Linux")
+    tried = {
+        port_filter.NOT_SUPPORTED: port_filter.is_supported(),
+        port_filter.NOT_INSPECTED: port_filter.can_inspect_children(),
+    }
+    if why := [reason for reason, works in tried.items() if not works]:
+        found = f"open to the network while ranks run, because {'; and '.join(why)}"
+        return Finding("port of mpiexec", ABSENT, found)
+    return Finding("port of mpiexec", OK, "closed to the network as soon as a rank has started")
 
 
 def _cores() -> Finding:

@@ -38,6 +38,7 @@ from allranks.records.wire import (
     RunCell,
     RunMember,
     encode,
+    read_object,
 )
 
 
@@ -93,6 +94,7 @@ class DetachedCell:
 _MOST_NBYTES = 16 << 20
 _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
+_MOST_VISITORS = 32
 _LENGTH = struct.Struct("<I")
 #: Records from which the state of the ranks and of their cell follows, and those that watchers get.
 _STATE = (Hello, RunCell, Reply, Died)
@@ -241,25 +243,26 @@ class WatcherFeed:
             self._woken.recv(_LINE_NBYTES)
 
     def _admit(self) -> None:
-        visitor, _ = self._listener.accept()
+        try:
+            visitor, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone, or this process has no descriptor left
+        if len(self._selector.get_map()) > _MOST_VISITORS:
+            visitor.close()
+            return
         visitor.setblocking(False)
         self._selector.register(visitor, selectors.EVENT_READ, lambda: self._read_request(visitor))
 
     def _read_request(self, visitor: socket.socket) -> None:
-        said = visitor.recv(_LINE_NBYTES)  # one short packet
-        try:
-            asked = json.loads(said)
-            wants = asked["want"]
-        except (ValueError, LookupError, TypeError):  # it has most likely disconnected
-            self._drop(visitor)
-            return
-        if wants == "watch" and visitor not in self._watchers:
+        asked = read_object(visitor.recv(_LINE_NBYTES))  # one short packet
+        wants, seen = asked.get("want"), asked.get("seen")
+        if wants == "watch" and isinstance(seen, int) and visitor not in self._watchers:
             with self._lock:
                 watcher = self._watchers[visitor] = _Watcher()
                 # Under the lock, so that no record comes between the state and what follows.
-                for message in self._state(asked["seen"]):
+                for message in self._state(seen):
                     watcher.add(message)
-        elif wants == "lend":
+        elif wants == "lend" and visitor not in self._watchers:
             self._selector.unregister(visitor)  # the main thread may answer, and close it
             if self.running:
                 answer(visitor, f"it runs {self.running}. Wait for its end there")
@@ -267,6 +270,8 @@ class WatcherFeed:
                 answer(visitor, "it cannot be asked. Type there: %distributed detach 30m")
             else:
                 self.lend(visitor)
+        else:  # it has most likely disconnected
+            self._drop(visitor)
 
     def _drop(self, visitor: socket.socket) -> None:
         with suppress(KeyError):

@@ -41,7 +41,7 @@ from allranks.records.config import (
 )
 from allranks.records.deferred import deferred
 from allranks.records.numbered import BEGIN, Frames, HostMessages
-from allranks.records.wire import Answer, Record, decode_all, encode
+from allranks.records.wire import Answer, Record, decode_all, encode, process_of
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,8 @@ class RankSockets:
         #: Hosts whose records are for the last notebook.
         self._unattached: set[str] = set()
         self._polls, self._next_poll = 0, 0.0
+        #: The process of the last message, if it is known.
+        self._sender = 0
         #: Sends messages to the notebooks that watch this one.
         self.sharing = WatcherFeed()
         _expect_threads()
@@ -367,14 +369,16 @@ class RankSockets:
             ready = dict(poller.poll(left_ms if self._hosts else None))
             try:
                 if self._events in ready:
-                    self._take(self._events.recv_multipart())
+                    received = self._events.recv_multipart(copy=False)
+                    self._sender = process_of(received[0])
+                    self._take([frame.bytes for frame in received])
                 elif self._stop_reader in ready:
                     return
                 if self._hosts and time.monotonic() >= self._next_poll:
                     self._find_silent_hosts()
             except Exception as error:
                 # The thread must go on: without it no cell would ever end.
-                self._inbox.put(error)
+                self._report(error)
 
     def _take(self, frames: list[bytes]) -> None:
         if frames[0] == b"beat":
@@ -410,7 +414,12 @@ class RankSockets:
                 else:
                     self._inbox.put(FromRank(record, payloads))
             except Exception as error:
-                self._inbox.put(error)  # the other ranks' are handled all the same
+                self._report(error)  # the other ranks' are handled all the same
+
+    def _report(self, error: Exception) -> None:
+        if isinstance(error, WireError):
+            error.pid = self._sender
+        self._inbox.put(error)
 
     def _messages_of(self, host: str) -> HostMessages:
         messages = self._hosts.setdefault(host, HostMessages())

@@ -34,6 +34,7 @@ from allranks.errors import (
 from allranks.notebook import load_features
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
+from allranks.records.config import MAX_RANKS
 from allranks.records.ranks import label
 from allranks.records.wire import Answer, Hello
 from allranks.widgets.dashboard.tables import call_table, rank_table
@@ -98,13 +99,14 @@ class AgentTools:
 
     Args:
         options: of the ranks; their number is the largest that the agent gets.
-        seconds: how long cells may run, all of them together.
+        seconds: how long cells may run, and values may be read, all together. Then the ranks end,
+            with the threads and the processes that cells have left.
     """
 
     def __init__(self, options: ClusterOptions, seconds: float) -> None:
         load_features()
         # Made, not started: a client lists the tools long before it needs ranks, if ever.
-        self._cluster: Cluster = options.make(Cluster)
+        self._cluster: Cluster = options.make(_limited)
         self._budget = seconds
         self._cells: dict[int, _CellRecord] = {}
         self._count = 0
@@ -127,12 +129,9 @@ class AgentTools:
         with self._lock:
             if self._is_busy():
                 return f"{self._latest().title()}. Wait for its end, or call interrupt."
-            left = self._budget - self._used
-            if left < _LEAST_SECONDS:
-                return (
-                    f"The cells have run for {self._used:.0f} s, and may run for "
-                    f"{self._budget:.0f} s. Ask the user to start allranks mcp with more --seconds."
-                )
+            if spent := self._spent():
+                return spent
+            left = self._left
             self._count += 1
             cell = self._cells[self._count] = _CellRecord(self._count, source)
             # The transcripts of a day would fill the memory; the logs have all of them.
@@ -167,12 +166,31 @@ class AgentTools:
             cell.error = plain(error.text) if isinstance(error, CellFailed) else text
         finally:
             cell.seconds = time.monotonic() - cell.began
-            self._used += cell.seconds
+            self._use(cell.seconds)
+
+    @property
+    def _left(self) -> float:
+        return self._budget - self._used
+
+    def _use(self, seconds: float) -> None:
+        """Counts seconds of the budget; ends the ranks if that was the last of it."""
+        self._used += seconds
+        if self._spent():
+            self._cluster.stop()
+
+    def _spent(self) -> str:
+        """Returns that the budget is used up; "" if it is not."""
+        if self._left >= _LEAST_SECONDS:
+            return ""
+        return (
+            f"The cells have run for {self._used:.0f} s, and may run for {self._budget:.0f} s, so "
+            "the ranks have ended. Ask the user to start allranks mcp with more --seconds."
+        )
 
     def state(self) -> str:
         """Returns what every rank does: computes at a line, or waits for which rank."""
         if self._cluster.state != "running":
-            ranks = "The ranks start." if self._is_busy() else _NO_RANKS
+            ranks = self._spent() or ("The ranks start." if self._is_busy() else _NO_RANKS)
             return f"{ranks} {self._latest().title()}." if self._cells else ranks
         title = f"{self._latest().title()}.\n" if self._cells else ""
         groups = _by_text(
@@ -223,12 +241,12 @@ class AgentTools:
         unfit = [word for word in words if not word.isidentifier()]
         if unfit:
             return f"expected names of variables, such as 'x, loss', found {unfit[0]!r:.60}."
+        if spent := self._spent():
+            return spent
         if self._is_busy() or self._cluster.state != "running":
             return "Variables can be read between cells of running ranks. Call state or run."
         with self._lock:
-            reading = self._running = self._thread.submit(
-                self._cluster.call, _reader(), (words,), view=CapturedOutput()
-            )
+            reading = self._running = self._thread.submit(self._read, words)
         try:
             found = reading.result(_WAIT_SECONDS)
         except TimeoutError:
@@ -241,6 +259,16 @@ class AgentTools:
             groups = _by_text((rank, row[index]) for rank, row in enumerate(found))
             lines += [f"{word} on {label(ranks)}: {text}" for text, ranks in groups.items()]
         return _cut("\n".join(lines), more="ask for fewer names")
+
+    def _read(self, words: list[str]) -> list[list[str]]:
+        # A repr() is code of the ranks, too.
+        began = time.monotonic()
+        try:
+            return self._cluster.call(
+                _reader(), (words,), timeout=self._left, view=CapturedOutput()
+            )
+        finally:
+            self._use(time.monotonic() - began)
 
     def timings(self, cell: int = 0) -> str:
         """Returns how long each rank waited and transferred data in a cell's collectives, and the
@@ -318,6 +346,12 @@ class AgentTools:
             longest = _LONGEST - sum(map(len, parts))
             parts.insert(1, _part("output", cell, output, longest=longest))
         return "\n".join(parts)
+
+
+def _limited(*given: Any, settings: dict[str, str], **named: Any) -> Cluster:
+    """Returns a cluster whose cells cannot start larger ones by mistake."""
+    size = Cluster(*given, settings=settings, **named).size
+    return Cluster(*given, settings={**settings, MAX_RANKS: str(size)}, **named)
 
 
 def in_time(tool: Callable[..., str]) -> Callable[..., str]:

@@ -21,12 +21,23 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Any, Self
 
 from allranks.errors import Report, WireError
 
 _RECORDS: dict[str, type[Record]] = {}
+#: The types of a field, by the beginning of its annotation.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "float": (int, float),
+    "str": str,
+    "bool": bool,
+    "tuple": tuple,
+    "dict": dict,
+}
+_OUTERMOST = re.compile(r"\w+(?=\[|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,19 @@ class Record:
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+    def check(self) -> None:
+        """Raises TypeError if a field is of another type."""
+        for name, types in _types_of(type(self)):  # type: ignore[arg-type]
+            if not isinstance(getattr(self, name), types):
+                raise TypeError(f"{name} is of another type: {getattr(self, name)!r:.60}")
+
+
+@cache
+def _types_of(kind: type[Record]) -> tuple[tuple[str, type | tuple[type, ...]], ...]:
+    outermost = {one.name: _OUTERMOST.match(str(one.type)) for one in dataclasses.fields(kind)}
+    known = {name: found[0] for name, found in outermost.items() if found is not None}
+    return tuple((name, _TYPES[word]) for name, word in known.items() if word in _TYPES)
 
 
 #: A record and its payloads.
@@ -292,11 +316,54 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
 
     Raises WireError if the frames were not written by :func:`encode`.
     """
+    fields: Any = None
     try:
-        name, fields = _loads(frames[0].decode("utf-8", "surrogateescape"))
-        return _RECORDS[name].from_fields(fields), list(frames[1:])
+        name, fields = _parse(frames[0])
+        record = _RECORDS[name].from_fields(fields)
+        record.check()
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise WireError(f"a message of {len(frames)} frames cannot be read: {error!r}") from error
+        failed = WireError(f"a message of {len(frames)} frames cannot be read: {error!r:.300}")
+        rank = fields.get("rank") if isinstance(fields, dict) else None
+        failed.rank = rank if isinstance(rank, int) else -1
+        raise failed from error
+    return record, list(frames[1:])
+
+
+def _parse(frame: bytes) -> Any:
+    return _loads(frame.decode("utf-8", "surrogateescape"))
+
+
+def check_text(frame: bytes) -> None:
+    """Raises WireError if a message's first frame is no record's text, of a known name or not."""
+    try:
+        name, fields = _parse(frame)
+        fits = isinstance(name, str) and isinstance(fields, dict)
+    except (TypeError, ValueError, RecursionError):
+        fits = False
+    if not fits:
+        raise WireError(f"expected a record, found {bytes(frame[:60])!r}")
+
+
+#: ZeroMQ's address of a process of this machine: host, account, group and process.
+_LOCAL_PEER = re.compile(r"[^:]*:\d+:\d+:(\d+)")
+
+
+def process_of(frame: Any) -> int:
+    """Returns the process that has sent a ZeroMQ frame over a socket of this machine; else 0."""
+    try:
+        found = _LOCAL_PEER.fullmatch(frame.get("Peer-Address"))
+    except Exception:  # ZeroMQ's own: it has no address
+        return 0
+    return int(found[1]) if found is not None else 0
+
+
+def read_object(line: bytes) -> dict[str, Any]:
+    """Returns the object of a line of JSON that another process has sent; {} if it has none."""
+    try:
+        found = _loads(line.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 #: The first frame; the second one has the number of frames of each message, as JSON.
@@ -336,12 +403,15 @@ def split_messages(frames: list[Any]) -> list[list[Any]]:
     if bytes(frames[0]) != BATCH:
         return [frames]
     try:
-        counts = [int(count) for count in _loads(bytes(frames[1]).decode())]
-    except (IndexError, TypeError, ValueError) as error:
-        raise WireError(f"a batch of {len(frames)} frames cannot be read: {error!r}") from error
+        counts = _loads(bytes(frames[1]).decode())
+        fit = all(type(count) is int and count > 0 for count in counts)
+    except (IndexError, TypeError, ValueError, RecursionError) as error:
+        raise WireError(
+            f"a batch of {len(frames)} frames cannot be read: {error!r:.300}"
+        ) from error
     rest = frames[2:]
-    if sum(counts) != len(rest) or min(counts, default=0) < 1:
-        raise WireError(f"expected messages of {counts} frames, found {len(rest)} frames")
+    if not fit or not counts or sum(counts) != len(rest):
+        raise WireError(f"expected messages of {counts!r:.60} frames, found {len(rest)} frames")
     ends = [*accumulate(counts)]
     return [rest[end - count : end] for count, end in zip(counts, ends, strict=True)]
 

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 
+import psutil
 import pytest
 
 from allranks.cluster.options import ClusterOptions
@@ -14,6 +15,7 @@ from allranks.command import agents
 from allranks.errors import MissingDependency
 from tests.agents import BUGS, CALLS, LONGEST, finish, goes_on, missed_bugs, with_agent
 from tests.fuzz.ranks import unfold
+from tests.kernel import wait_until
 
 
 def no_values(reply):
@@ -85,6 +87,51 @@ def test_cells_end_when_the_seconds_of_all_cells_are_used():
         return await agent("run", source="1")
 
     assert "--seconds" in with_agent(act, "--seconds", "2")
+
+
+LEAVES = """
+import os, subprocess, threading, time
+left = subprocess.Popen(["sleep", "600"])
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("pids", os.getpid(), left.pid)
+time.sleep(60)
+"""
+
+
+def test_what_cells_have_left_ends_with_the_seconds_of_all_cells():
+    async def act(agent):
+        await finish(agent, LEAVES)
+        told = await agent("output", cell=1)
+        found = [int(pid) for line in re.findall(r"pids (\d+) (\d+)", told) for pid in line]
+        assert len(found) == 6
+        while "the ranks have ended" not in await agent("state"):
+            await asyncio.sleep(0.1)
+        wait_until(lambda: not any(map(psutil.pid_exists, found)))
+        assert "--seconds" in await agent("values", names="left")
+
+    with_agent(act, "--seconds", "3")
+
+
+def test_reading_values_is_a_part_of_the_seconds_of_all_cells():
+    async def act(agent):
+        slow = "import time\nclass Slow:\n    def __repr__(self): time.sleep(60)\nx = Slow()"
+        await finish(agent, slow)
+        await agent("values", names="x")
+        while "the ranks have ended" not in await agent("state"):
+            await asyncio.sleep(0.1)
+        return await agent("run", source="1")
+
+    assert "--seconds" in with_agent(act, "--seconds", "3")
+
+
+def test_a_cluster_that_a_cell_starts_has_no_more_ranks_than_the_agent_gets():
+    async def act(agent):
+        await finish(agent, "from allranks import Cluster\nif rank == 0: Cluster(n=64)")
+        return await agent("error")
+
+    assert "expected at most 3 ranks, as ALLRANKS_MAX_RANKS allows here, found 64" in (
+        with_agent(act)
+    )
 
 
 class Stuck:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,7 +14,10 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from allranks.features.classroom import hub_service
+from allranks.errors import UsageError
+from allranks.features.classroom import hub, hub_service
+from tests.kernel import wait_until
+from tests.missing import skip_missing
 from tests.ports import free_port
 
 KINDS = {"ana": "user", "eve": "user", "zoe": "user", "culler": "service"}
@@ -28,6 +33,13 @@ class FakeHub(RequestHandler):
             self.write({"kind": KINDS[name], "name": name})
 
 
+def lines(body: Any) -> str:
+    """Returns the body of a request: a state, and the panel below it."""
+    if not isinstance(body, dict) or "panel" not in body:
+        return json.dumps(body)
+    return json.dumps({}) + "\n" + json.dumps(body["panel"])
+
+
 def with_service(steps: Callable[[Ask], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         hub, service = free_port(), free_port()
@@ -35,7 +47,7 @@ def with_service(steps: Callable[[Ask], Coroutine[Any, Any, None]]) -> None:
             hub: Application([("/hub/api/user", FakeHub)]),
             service: hub_service.application(f"http://127.0.0.1:{hub}/hub/api"),
         }
-        servers = [HTTPServer(one) for one in applications.values()]
+        servers = [HTTPServer(applications[hub]), hub_service.ClassServer(applications[service])]
         for server, port in zip(servers, applications, strict=True):
             server.listen(port, "127.0.0.1")
 
@@ -44,7 +56,7 @@ def with_service(steps: Callable[[Ask], Coroutine[Any, Any, None]]) -> None:
                 f"http://127.0.0.1:{service}{path}",
                 method=method,
                 headers={"Authorization": f"token of-{name}"},
-                body=None if method == "DELETE" else json.dumps(body or {}),
+                body=None if method == "DELETE" else lines(body or {}),
                 raise_error=False,
             )
             return answer.code, json.loads(answer.body or b"{}") if answer.code == 200 else {}
@@ -117,6 +129,126 @@ def test_what_is_no_state_of_a_user_is_refused(name, body, status):
         await ask("ana", "POST", "/class")
         assert (await ask(name, "POST", "/class/ana/1", body))[0] == status
         assert (await ask("ana", "POST", "/class"))[1]["students"] == []
+
+    with_service(steps)
+
+
+def test_a_student_whose_notebook_has_left_joins_again_at_once():
+    async def steps(ask: Ask) -> None:
+        await ask("ana", "POST", "/class")
+        for n in range(4):
+            await ask("eve", "POST", f"/class/ana/{n}", {})
+        await ask("eve", "DELETE", "/class/ana/0")
+        assert (await ask("eve", "POST", "/class/ana/new", {}))[0] == 200
+
+    with_service(steps)
+
+
+def test_notebooks_that_have_ended_without_leaving_make_room_in_every_class():
+    now, long_ago = 1000.0, 900.0
+    ana, ben = hub_service.HubClass(now), hub_service.HubClass(now)
+    for n, one in enumerate([ana, ana, ben, ben]):
+        one.members[f"eve/{n}"] = hub_service.StudentState("eve", {}, sent=now)
+    classes = {"ana": ana, "ben": ben}
+    assert not hub_service.admit(classes, ana, "eve", "eve/new", now)
+    assert hub_service.admit(classes, ana, "eve", "eve/0", now)
+    assert hub_service.admit(classes, ana, "zoe", "zoe/0", now)
+    ben.members["eve/3"].sent = long_ago
+    assert hub_service.admit(classes, ana, "eve", "eve/new", now)
+
+
+def test_each_client_has_limits_and_leaves_room_for_the_others(monkeypatch):
+    requests = hub_service.RequestCounter()
+    found = [requests.admits("eve", 100.0) for _ in range(200)]
+    assert (found.count(True), requests.admits("zoe", 100.0)) == (100, True)
+    assert requests.admits("eve", 111.0)
+    connections = hub_service.ConnectionCounter()
+    assert [connections.take("10.0.0.1") for _ in range(300)].count(True) == 256
+    assert [connections.take(f"10.0.1.{n}") for n in range(300)].count(True) == 256
+    connections.release("10.0.0.1")
+    assert connections.take("10.0.0.2")
+
+
+@pytest.mark.parametrize("url", ["http://hub:10101", "http://10.1.0.1:80", "ftp://h", "x", ""])
+def test_no_token_crosses_a_network_without_encryption(url, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_URL", url)
+    with pytest.raises(UsageError, match="expected ALLRANKS_CLASS_URL to begin with https"):
+        hub_service.certificate(url)
+    with pytest.raises(UsageError, match="begin with https"):
+        hub.HubBoard()
+
+
+def test_an_address_of_this_machine_needs_no_certificate_and_others_do(monkeypatch, tmp_path):
+    for url in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"):
+        assert hub_service.certificate(url) is None
+    monkeypatch.setenv("ALLRANKS_CLASS_CERTIFICATE", str(tmp_path / "none.pem"))
+    with pytest.raises(UsageError, match="expected a file with a key and a certificate"):
+        hub_service.certificate("https://hub:10101")
+
+
+@pytest.fixture
+def certificates(tmp_path, monkeypatch):
+    """A key and a certificate for 127.0.0.1, which the service has and notebooks trust."""
+    if shutil.which("openssl") is None:
+        skip_missing("a certificate is made by openssl: apt-get install openssl")
+    key, found = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-subj", "/CN=class", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(key), "-out", str(found)]
+    subprocess.run(command, check=True, capture_output=True)
+    both = tmp_path / "both.pem"
+    both.write_text(key.read_text() + found.read_text())
+    monkeypatch.setenv("ALLRANKS_CLASS_CERTIFICATE", str(both))
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "of-ana")
+    return found
+
+
+def described(with_panel: bool) -> dict[str, Any]:
+    return {"cell": 7} | ({"panel": "<p>loss</p>"} if with_panel else {})
+
+
+def test_notebooks_meet_over_https_and_only_at_a_service_that_they_trust(certificates, monkeypatch):
+    monkeypatch.setattr(hub, "_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(hub_service, "_MAX_REQUESTS", 10_000)
+
+    async def run() -> None:
+        ports = free_port(), free_port()
+        url = f"https://127.0.0.1:{ports[1]}"
+        monkeypatch.setenv("ALLRANKS_CLASS_URL", url)
+        fake = HTTPServer(Application([("/hub/api/user", FakeHub)]))
+        made = hub_service.application(f"http://127.0.0.1:{ports[0]}/hub/api")
+        service = hub_service.ClassServer(made, ssl_options=hub_service.certificate(url))
+        for server, port in zip((fake, service), ports, strict=True):
+            server.listen(port, "127.0.0.1")
+        try:
+            with pytest.raises(UsageError, match="CERTIFICATE_VERIFY_FAILED"):
+                await asyncio.to_thread(hub.HubBoard)
+            monkeypatch.setenv("ALLRANKS_CLASS_CA", str(certificates))
+            opened = await asyncio.to_thread(hub.HubBoard)
+            assert opened.students() == []
+            member = await asyncio.to_thread(hub.HubMembership, "ana", True, described)
+            await asyncio.to_thread(wait_until, opened.students)
+            (one,) = opened.students()
+            opened.ask_panel(one)
+            await asyncio.to_thread(wait_until, lambda: one.panel == "<p>loss</p>")
+            await asyncio.to_thread(member.close)
+            await asyncio.to_thread(opened.close)
+        finally:
+            for server in (fake, service):
+                server.stop()
+                await server.close_all_connections()
+
+    asyncio.run(run())
+
+
+def test_the_body_of_a_client_without_a_token_is_not_read():
+    async def steps(ask: Ask) -> None:
+        await ask("ana", "POST", "/class")
+        large = {"panel": "x" * 3_000_000}
+        assert (await ask("nobody", "POST", "/class/ana/1", large))[0] == 403
+        assert (await ask("eve", "POST", "/class/ana/1", large))[0] == 413
+        await ask("ana", "POST", "/class", {"opened": "eve/1"})
+        assert (await ask("eve", "POST", "/class/ana/1", large))[0] == 200
 
     with_service(steps)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import UsageError
-from allranks.features.classroom import board, door
+from allranks.features.classroom import board, door, states
 from allranks.features.classroom import student as student_side
 from tests.kernel import Kernel, wait_until
 
@@ -184,14 +186,15 @@ def student_who_sends(opened: board.ClassBoard, line: bytes) -> list[board.Stude
 def test_a_student_cannot_write_html_into_the_teachers_notebook(opened):
     evil = "<img src=x onerror=alert(1)>"
     message = {"user": evil, "notebook": evil, "exercise": evil, "state": "failed", "error": evil}
-    message |= {"cell": 7, "ranks": evil, "panel": f'"></iframe>{evil}', "shows_panel": True}
+    message |= {"cell": 7, "ranks": evil, "shows_panel": True}
     (one,) = student_who_sends(opened, json.dumps(message).encode() + b"\n")
+    one.panel = f'"></iframe>{evil}'
     assert "<img" not in board.as_html([one]) + board.ranks_html(one) + board.panel_html(one)
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"no json\n", b"[]\n", b"[" * 100_000 + b"\n", b"x" * (door.MAX_NBYTES + 70_000)],
+    [b"no json\n", b"[]\n", b"[" * 100_000 + b"\n", b"x" * (states.PANEL_NBYTES + 70_000)],
     ids=["text", "list", "depth", "length"],
 )
 def test_a_student_who_sends_something_else_is_disconnected(opened, line):
@@ -205,6 +208,43 @@ def test_wrong_types_of_a_state_are_replaced(opened):
     message = {"cell": 7, "seconds": "long", "error": ["x"], "state": None, "notebook": {}}
     (one,) = student_who_sends(opened, json.dumps(message).encode() + b"\n")
     assert (one.error, one.notebook, one.seconds) == ("", "", 0.0)
+
+
+def test_one_account_cannot_take_all_places_and_students_who_share_the_teachers_can():
+    own, other = os.getuid(), os.getuid() + 1
+    assert board.has_place(other, [other] * 3)
+    assert not board.has_place(other, [other] * 4)
+    assert board.has_place(other, [own] * 499)
+    assert board.has_place(own, [own] * 499)
+    assert not board.has_place(own, [own] * 500)
+
+
+def test_the_panel_that_comes_unasked_ends_its_connection_and_the_one_asked_for_is_kept(opened):
+    with door.connect(TEACHER) as connection:
+        door.send(connection, {"cell": 7})
+        wait_until(opened.students)
+        (one,) = opened.students()
+        opened.ask_panel(one)
+        door.send(connection, "<p>" + "x" * 3_000_000)
+        wait_until(lambda: one.panel is not None)
+        door.send(connection, "<p>second")
+        wait_until(lambda: one.panel == "<p>second")
+        door.send(connection, "<p>third")
+        wait_until(lambda: one.gone)
+    assert one.panel is None
+
+
+@pytest.mark.parametrize(("group", "mode"), [(None, 0o666), (os.getgid(), 0o660)])
+def test_the_door_admits_every_account_or_a_group_and_its_folder_only_this_one(
+    group, mode, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    name = None if group is None else grp.getgrgid(group).gr_name
+    with door.listen(name):
+        folder = door.folder_of(TEACHER)
+        assert stat.S_IMODE((folder / "door").stat().st_mode) == mode
+        assert (folder / "door").stat().st_gid == os.getgid()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o711
 
 
 OTHER_ACCOUNT = 65534

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks import port_filter
 from allranks.cluster.doctor import ABSENT, OK, WRONG, Finding, examine, lines_of
 from allranks.launched import SHARED_FILES
 from tests.distributions import install
@@ -75,6 +76,30 @@ def test_a_system_that_refuses_packet_filters_does_not_replace_dead_ranks(monkey
     assert said.state == ABSENT
     assert said.found.startswith("not replaced")
     assert not dead_ranks(True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no packet filters")
+@pytest.mark.parametrize("filters", [True, False])
+@pytest.mark.parametrize("inspects", [True, False])
+def test_each_reason_for_which_the_port_of_mpiexec_stays_open_is_named(
+    filters, inspects, monkeypatch
+):
+    monkeypatch.setenv("ALLRANKS_MPIEXEC", NO_MPI["ALLRANKS_MPIEXEC"])
+    monkeypatch.setattr("allranks.port_filter.is_supported", lambda: filters)
+    monkeypatch.setattr("allranks.port_filter.can_inspect_children", lambda: inspects)
+    (said,) = [one for one in examine() if one.about == "port of mpiexec"]
+    assert said.state == (OK if filters and inspects else ABSENT)
+    assert ("SO_ATTACH_FILTER" in said.found) == (not filters)
+    assert ("pidfd_getfd" in said.found) == (not inspects)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such call")
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_system_that_forbids_to_take_a_descriptor_of_a_child_is_found_out(refused, monkeypatch):
+    if refused:
+        # A descriptor of no process: the call fails as in a container that forbids it.
+        monkeypatch.setattr("os.pidfd_open", lambda pid: os.open(os.devnull, os.O_RDONLY))
+    assert port_filter.can_inspect_children() == (not refused)
 
 
 def test_the_limit_of_processes_in_the_page_on_jupyterhub_is_enough(monkeypatch, repository):

@@ -50,6 +50,27 @@ def test_ranks_that_are_not_there_are_refused_and_nothing_is_sent(cluster, call,
     assert cluster.run("kept", ranks=[1, 0, 1]) == [0, 10]
 
 
+UNREADABLE = """
+import gc, time
+if rank == 1:
+    wire = next(one for one in gc.get_objects() if type(one).__name__ == "RankWire")
+    wire._events.send_multipart([b'["Output", {"rank": 1, "cell": "none"}]'])
+    time.sleep(60)
+"""
+
+
+@pytest.mark.replaces
+def test_a_rank_that_sends_what_cannot_be_read_ends_alone_and_is_named():
+    with allranks.Cluster(2) as ranks:
+        ranks.run("kept = 10 * rank")
+        with pytest.raises(CellFailed) as failed:
+            ranks.run(UNREADABLE)
+        assert [report.rank for report in failed.value.reports] == [1]
+        assert "ended by allranks, because a message" in failed.value.text
+        assert ranks.run("kept", ranks=[0]) == [0]
+        assert ranks.run("rank") == [0, 1]
+
+
 def test_a_start_tells_how_many_processes_run_and_a_stop_how_to_start_again(monkeypatch):
     told = []
     monkeypatch.setattr(ProgressLine, "show", lambda _, *said: told.append(said))

@@ -28,8 +28,11 @@ from typing import Any
 
 from allranks import own_files
 from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, own_notebook, version
+from allranks.records.wire import read_object
 
 _VISIT_SECONDS = 1.0
+#: The path of a notebook is the longest part of a request.
+_REQUEST_NBYTES, _PATH_LENGTH = 1 << 16, 4096
 
 
 class Attachment:
@@ -135,12 +138,15 @@ class Attachment:
     def visited(self, watched: Callable[[], object]) -> dict[str, Any] | None:
         """Serves a notebook at the socket; returns the answer if it has the ranks from now on."""
         assert self.door is not None
-        visitor, _ = self.door.accept()
+        try:
+            visitor, _ = self.door.accept()
+        except OSError:
+            return None  # it has gone, or this process has no descriptor left
         with visitor:
             visitor.settimeout(_VISIT_SECONDS)
             try:
-                said = json.loads(visitor.makefile("rb").readline())
-                wants = said["want"]
+                # One packet: a visitor that sends without end must not keep the ranks unwatched.
+                wants, notebook = read_request(visitor.recv(_REQUEST_NBYTES))
                 who = process_of(visitor)
                 if wants == "leave":
                     self._forget(who)
@@ -155,14 +161,13 @@ class Attachment:
                     refused = {"event": "refused"} if wants == "attach" else {}
                     visitor.sendall(json.dumps(about | refused).encode() + b"\n")
                     return None
-            except (OSError, ValueError, LookupError, TypeError):
+            except (OSError, ValueError):
                 return None  # a liveness probe, or a notebook that ended
             visitor.settimeout(None)
             os.dup2(visitor.fileno(), 0)
             os.dup2(visitor.fileno(), 1)
             self._until = None
             self._holder = who
-            notebook = said.get("notebook", "")
             self._notebooks = [*(one for one in self._notebooks if one != notebook), notebook]
             self._sign = sign_of(self._holder)
         self._hold_kept(self.stays)
@@ -184,6 +189,15 @@ class Attachment:
             "sharing": self._sharing(),
             "notebooks": self._notebooks,
         }
+
+
+def read_request(line: bytes) -> tuple[str, str]:
+    """Returns what a visitor wants, and the path of its notebook; raises ValueError."""
+    said = read_object(line)
+    wants, notebook = said.get("want"), said.get("notebook", "")
+    if not isinstance(wants, str) or not isinstance(notebook, str):
+        raise ValueError("expected a request")
+    return wants, notebook[:_PATH_LENGTH]
 
 
 _UCRED = struct.Struct("3i")

@@ -25,7 +25,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -35,12 +35,24 @@ from allranks.engine import processes
 from allranks.engine.host.attachment import Attachment
 from allranks.records.config import BEAT_SECONDS, CaretakerConfig, HostAgentConfig
 from allranks.records.numbered import BEGIN, Frames, HostMessages
+from allranks.records.wire import read_object
 
 _TICK_MS = 500
 _STOP_SECONDS = 10.0
 _SILENT = {"event": "host_silent"}
 #: Events that the next notebook need not know.
 _NO_NEWS = ("running", "launcher", "host_beat")
+
+
+#: A host that sends more events has lost its way.
+_MOST_NEWS_NBYTES = 4 << 20
+_MOST_CELLS = 1 << 31
+
+
+def _number(found: object, limit: int) -> int:
+    if not isinstance(found, int) or not 0 <= found < limit:
+        raise ValueError(f"expected a number below {limit}")
+    return found
 
 
 class KeptHost:
@@ -69,6 +81,7 @@ class Caretaker:
         #: What the notebook knew, and the events since then, with their hosts.
         self._state: dict[str, Any] = {}
         self._news: list[tuple[str, dict[str, Any]]] = []
+        self._news_nbytes = 0
         self._dead: set[int] = set()
         self._running: dict[str, int] = {}
         self._hosts: dict[str, KeptHost] = {}
@@ -108,9 +121,9 @@ class Caretaker:
         if source == 0:
             self._hear()
         elif source is self._events:
-            self._take(self._events.recv_multipart())
+            self._take_from_host(self._take, self._events.recv_multipart())
         elif source is self._commands:
-            self._greet(*self._commands.recv_multipart())
+            self._take_from_host(self._greet, self._commands.recv_multipart())
         elif not isinstance(source, zmq.Socket):  # else it has just been closed
             self._visited()
 
@@ -128,7 +141,7 @@ class Caretaker:
             elif word == "stay":
                 self._attachment.stay(**json.loads(rest))
             elif word == "state":
-                self._state, self._news = json.loads(rest), []
+                self._state, self._news, self._news_nbytes = json.loads(rest), [], 0
                 self._dead = {end["rank"] for end in self._state["dead"]}
                 if self._state["starts_again"]:
                     self._over_at = math.inf
@@ -209,11 +222,17 @@ class Caretaker:
         if about["watchers"]:
             self._tell("watched")
 
-    def _greet(self, name: bytes, last: bytes, owner: bytes) -> None:
+    def _take_from_host(self, take: Callable[[list[bytes]], None], frames: list[bytes]) -> None:
+        # Every host has the key: what one sends must not end the ranks of the others.
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
+            take(frames)
+
+    def _greet(self, frames: list[bytes]) -> None:
         # A relay announces itself on each new connection.
+        name, last, owner = frames
         if host := self._hosts.get(name.decode()):
-            for frames in host.messages.on_connection(int(last), owner):
-                self._send(name, frames)
+            for sent in host.messages.on_connection(int(last), owner):
+                self._send(name, sent)
 
     def _send(self, name: bytes, frames: Frames) -> None:
         assert self._commands is not None
@@ -237,16 +256,24 @@ class Caretaker:
                 self._send(name, confirmation)
         elif kind == b"host" and host.messages.accept(int(rest[0])) and rest[1] == b"agent":
             # Records of ranks were for the last notebook: the ranks keep them.
-            self._take_event(name.decode(), json.loads(rest[2]))
+            self._take_event(name.decode(), rest[2])
 
-    def _take_event(self, name: str, told: dict[str, Any]) -> None:
+    def _take_event(self, name: str, line: bytes) -> None:
+        told = read_object(line)
         event = told["event"]
         if not self._hosts[name].is_up:
             return
         if event == "running":
-            self._note_running(name, told["cell"])
+            self._note_running(name, _number(told["cell"], _MOST_CELLS))
+        if event == "exit":
+            _number(told["rank"], self._size)
         if event not in _NO_NEWS:
             self._news.append((name, told))
+            self._news_nbytes += len(line)
+            if self._news_nbytes > _MOST_NEWS_NBYTES:
+                self._news.append((name, _SILENT))
+                self._lose(name)
+                return
         if event == "exit":
             self._dead.add(told["rank"])
             if len(self._dead) == self._size:

@@ -87,6 +87,8 @@ class HostAgent:
         self.first: set[int] = set()
         self.anchor: socket.socket | None = None
         self.exits = processes.ExitReports()
+        #: Why ranks were ended, by their processes.
+        self._reasons: dict[int, str] = {}
         self.segments: set[str] = set()
         self.stopping = self.begins_again = False
         #: Whether the notebook's kernel is gone: then the agent removes kept variables.
@@ -324,8 +326,9 @@ class HostAgent:
             self._obey(word, rest)
 
     def _obey(self, word: str, rest: str) -> None:
-        """Runs a command of the kernel: ``up``, ``clients``, ``stay`` or ``stop``.
+        """Runs a command of the kernel: ``up``, ``clients``, ``stay``, ``end`` or ``stop``.
 
+        ``end`` is for a rank that has sent what cannot be read.
         On several hosts: ``seat``; on hosts other than the first: ``join``, ``serve``. ``again``
         also ends all ranks; the next configuration follows.
         """
@@ -340,6 +343,8 @@ class HostAgent:
             self.stopping, self.begins_again = True, word == "again"
         elif word == "stay":
             self.attachment.stay(**json.loads(rest))
+        elif word == "end":
+            self._end_rank(**json.loads(rest))
         elif word == "seat":
             self._seat_spares(**json.loads(rest))
         elif word == "join":  # where ipyparallel's controller will be
@@ -350,6 +355,12 @@ class HostAgent:
             self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
             if self.connection:
                 self._open_door()
+
+    def _end_rank(self, why: str, pid: int = 0, rank: int = -1) -> None:
+        for own, number in self.ranks.items():
+            if pid == own or rank == number:
+                self._reasons[own] = f"ended by allranks, because {why}"
+                processes.kill(own)
 
     def _sweep(self) -> None:
         """Removes files of dead ranks in shared memory that no rank maps any longer."""
@@ -524,7 +535,8 @@ class HostAgent:
                 rank = self.ranks.pop(pid)
                 place = self._take_place(pid)
                 self.first.discard(pid)
-                about = {"code": code, "by_launcher": place is None, "memory": ended.memory}
+                why = self._reasons.pop(pid, ended.memory)
+                about = {"code": code, "by_launcher": place is None, "memory": why}
                 self.dead[rank] = {"rank": rank, "pid": pid, **about}
                 self.attachment.running[rank] = 0
                 self._tell("exit", **self.dead[rank])

@@ -38,6 +38,7 @@ from allranks import own_files
 from allranks.engine import processes
 from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
+from allranks.errors import WireError
 from allranks.records.config import (
     BEAT_SECONDS,
     COMMANDS_AT_HOME,
@@ -49,7 +50,7 @@ from allranks.records.config import (
     version,
 )
 from allranks.records.numbered import Frames
-from allranks.records.wire import join_messages, split_messages
+from allranks.records.wire import check_text, join_messages, process_of, split_messages
 
 _AGENT = "allranks.agent"
 #: The host agent has ended all ranks, and awaits its next configuration.
@@ -79,8 +80,14 @@ class Batching:
     sent at once, after those that wait, so the order of each rank's messages stays.
     """
 
-    def __init__(self, send: Callable[[Frames], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Frames], None],
+        refuse: Callable[[int, str], None] = lambda pid, why: None,
+    ) -> None:
         self._send = send
+        #: Called with the process that has sent what cannot be read, and why.
+        self._refuse = refuse
         self._waiting: list[Sequence[zmq.Frame]] = []
         self._nbytes = 0
         self._since = 0.0
@@ -103,7 +110,15 @@ class Batching:
             if nbytes + self._nbytes > _MOST_NBYTES:
                 self.send()
                 urgent = False
-            for message in split_messages(frames):
+            try:
+                messages = split_messages(frames)
+                for message in messages:
+                    check_text(message[0].bytes)
+            except WireError as error:
+                # Nothing of it: the notebook would not know whose it is.
+                self._refuse(process_of(frames[0]), str(error))
+                continue
+            for message in messages:
                 self._waiting.append(message)
                 urgent = urgent or not bytes(message[0].buffer[:_LONGEST]).startswith(_WAITING)
             self._nbytes += nbytes
@@ -145,7 +160,7 @@ class Relay:
         self._commands: zmq.Socket[bytes] | None = None
         self._told: zmq.Socket[bytes] | None = None
         self._notebook = NotebookConnection(self._context, invitation, host)
-        self._batching = Batching(self._notebook.send)
+        self._batching = Batching(self._notebook.send, self._end_rank)
         self._url = invitation.commands_url
         self._tested: socket.socket | None = None
 
@@ -280,6 +295,8 @@ class Relay:
             one.setsockopt(zmq.SNDHWM, 0)
             one.setsockopt(zmq.RCVHWM, 0)
             one.setsockopt(zmq.LINGER, _LINGER_MS)
+        # Nothing is read from it: what ranks sent there would only take memory.
+        self._commands.setsockopt(zmq.RCVHWM, 1)
         self._bind(commands_url, events_url)
         self._poller.register(self._told, zmq.POLLIN)
 
@@ -306,6 +323,10 @@ class Relay:
             self._agent.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended, which its standard output shows
+
+    def _end_rank(self, pid: int, why: str) -> None:
+        if self._agent is not None and self._next is None:
+            self._say(f"end {json.dumps({'pid': pid, 'why': why})}".encode())
 
     def _begin_again(self, config: HostAgentConfig) -> None:
         self._next, self._heard = None, b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-import json
+import os
 import selectors
 import socket
 import threading
@@ -14,11 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.features.classroom import door
+from allranks.features.classroom import door, states
 
 #: Ranks that wait for longer than this need help.
 _WAITING_SECONDS = 30.0
-_MAX_STUDENTS = 500
 _FAILED, _WAITING, _RUNNING, _IDLE, _GONE = range(5)
 _WORDS = {_FAILED: "failed", _WAITING: "waits", _RUNNING: "runs", _IDLE: "idle", _GONE: "left"}
 _COLOURS = {
@@ -30,13 +29,9 @@ _COLOURS = {
 }
 
 
-def _text(value: Any, length: int = 300) -> str:
-    return value[:length] if isinstance(value, str) else ""
-
-
 @dataclass
 class Student:
-    """One student's notebook, from the messages of its kernel, which are not trusted."""
+    """One student's notebook, from its messages, which `states` reads."""
 
     name: str
     account: str
@@ -55,30 +50,47 @@ class Student:
     shows_panel: bool = False
     gone: bool = False
     has_sent: bool = False
+    #: How many panels may still come: one is under way when the teacher asks for the next.
+    panels_asked: int = 0
+    _received: bytearray = field(default_factory=bytearray, repr=False)
 
-    def take(self, message: dict[str, Any]) -> None:
+    def receive(self, data: bytes) -> None:
+        """Takes what has come over the student's connection; raises `states.Refused`."""
+        self._received += data
+        *lines, rest = self._received.split(b"\n")
+        self._received = rest
+        for line in lines:
+            self._take_line(bytes(line))
+        if len(rest) > (states.PANEL_NBYTES if self.panels_asked else states.STATE_NBYTES):
+            raise states.Refused("too long a line")
+
+    def _take_line(self, line: bytes) -> None:
+        if line.startswith(b'"'):
+            if not self.panels_asked:
+                raise states.Refused("expected no panel")
+            self.panel = states.read_panel(line)
+            self.panels_asked -= 1
+        else:
+            self.take(states.read_state(line))
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Takes the clean fields of a state."""
         self.has_sent = True
-        said = _text(message.get("user"), 60)
+        said = state.get("user")
         if said and said != self.account:
             self.name = f"{said} ({self.account})"
-        self.notebook, self.exercise = (
-            _text(message.get("notebook")),
-            _text(message.get("exercise"), 40),
-        )
-        self.state, self.error = _text(message.get("state"), 20), _text(message.get("error"))
-        self.waits, self.ranks = _text(message.get("waits")), _text(message.get("ranks"), 5000)
-        cell, seconds = message.get("cell"), message.get("seconds")
-        self.cell = cell if isinstance(cell, int) else 0
-        self.seconds = float(seconds) if isinstance(seconds, int | float) else 0.0
-        self.shows_panel = message.get("shows_panel") is True
-        if "panel" in message:
-            self.panel = _text(message["panel"], door.MAX_NBYTES)
+        self.notebook, self.exercise = state.get("notebook", ""), state.get("exercise", "")
+        self.state, self.error = state.get("state", ""), state.get("error", "")
+        self.waits, self.ranks = state.get("waits", ""), state.get("ranks", "")
+        self.cell, self.seconds = state.get("cell", 0), state.get("seconds", 0.0)
+        self.shows_panel = state.get("shows_panel", False)
         self.taken = time.monotonic()
 
     def leave(self) -> None:
         """Forgets all but the name: nothing of a student is visible after leaving."""
         self.notebook = self.exercise = self.error = self.waits = self.ranks = ""
         self.panel, self.shows_panel, self.gone = None, False, True
+        self._received.clear()
 
     @property
     def idle_seconds(self) -> float:
@@ -107,6 +119,16 @@ def by_need(students: Iterable[Student]) -> list[Student]:
     return sorted(students, key=lambda one: (one.need, -one.idle_seconds, one.name))
 
 
+def _places_of(uid: int) -> int:
+    # The teacher's own account is that of all students where they share one.
+    return states.MAX_STUDENTS if uid == os.getuid() else states.MAX_NOTEBOOKS
+
+
+def has_place(uid: int, here: Sequence[int]) -> bool:
+    """Whether one more notebook of an account is admitted; ``here`` has the accounts of all."""
+    return len(here) < states.MAX_STUDENTS and here.count(uid) < _places_of(uid)
+
+
 class ClassBoard:
     """All students, and the thread that receives from them."""
 
@@ -116,7 +138,6 @@ class ClassBoard:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._students: dict[socket.socket, Student] = {}
-        self._buffers: dict[socket.socket, bytearray] = {}
         self._gone: dict[tuple[int, str], Student] = {}
         self._lock = threading.Lock()
         self._over = False
@@ -140,7 +161,11 @@ class ClassBoard:
         """Asks for a student's panel, which comes only if the student has allowed it."""
         with self._lock:
             found = [to for to, one in self._students.items() if one is student]
+            for one in self._students.values():
+                if one is not student:
+                    one.panel = None  # only the one that is open is kept
         for connection in found:
+            student.panels_asked = 2
             with suppress(OSError):
                 door.send(connection, {"want": "panel"})
 
@@ -167,12 +192,11 @@ class ClassBoard:
     def _admit(self) -> None:
         with suppress(OSError):
             connection, _ = self._door.accept()
-            if len(self._students) >= _MAX_STUDENTS:
+            uid = door.peer_uid(connection)
+            if not has_place(uid, [one.uid for one in self._students.values()]):
                 connection.close()
                 return
             connection.setblocking(False)
-            uid = door.peer_uid(connection)
-            self._buffers[connection] = bytearray()
             with self._lock:
                 self._students[connection] = Student(
                     door.full_name(uid), door.account_name(uid), uid
@@ -180,29 +204,25 @@ class ClassBoard:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: socket.socket) -> None:
-        buffer, student = self._buffers[connection], self._students[connection]
+        student = self._students[connection]
         try:
             data = connection.recv(1 << 16)
-            buffer += data
-            *lines, rest = buffer.split(b"\n")
-            if not data or len(rest) > door.MAX_NBYTES:
-                raise OSError("the end, or too long a line")
-            buffer[:] = rest
-            for line in lines:
-                message = json.loads(line)
-                if not isinstance(message, dict):
-                    raise ValueError("expected a state")
-                student.take(message)
+            if not data:
+                raise OSError("the end")
+            student.receive(data)
         except BlockingIOError:
             pass
-        except (OSError, ValueError, RecursionError):
-            del self._buffers[connection]
+        except (OSError, states.Refused):
             with self._lock:
                 del self._students[connection]
                 student.leave()
                 if student.has_sent:
                     self._gone[student.uid, student.name] = student
-                for key in [*self._gone][:-_MAX_STUDENTS]:
+                # With other names, one account could fill the list.
+                own = [key for key in self._gone if key[0] == student.uid]
+                for key in own[: -_places_of(student.uid)]:
+                    del self._gone[key]
+                for key in [*self._gone][: -states.MAX_STUDENTS]:
                     del self._gone[key]
             self._selector.unregister(connection)
             connection.close()

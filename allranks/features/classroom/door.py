@@ -2,8 +2,8 @@
 
 The teacher's notebook listens. A student's notebook connects only after ``%distributed join``, so
 nothing of a notebook is visible without that. The kernel of the system gives each side the account
-of the other one; a name in a message could be false. A student sends lines of JSON, each with
-the whole state; the teacher sends lines with requests.
+of the other one; a name in a message could be false. A student sends lines
+(`allranks.features.classroom.states`); the teacher sends lines with requests.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any
 
 from allranks.cluster.folders import answers
 from allranks.errors import UsageError
+from allranks.features.classroom.states import one_line
 
-#: A state with a picture of a panel. A longer line ends its connection.
-MAX_NBYTES = 4_000_000
 _CREDENTIALS = struct.Struct("3i")
 #: The time of a connection that waits, because many students join at once; and no limit.
 _CONNECT_SECONDS, _FOR_EVER = 5, 0
@@ -79,7 +78,8 @@ def account_name(uid: int) -> str:
 def full_name(uid: int) -> str:
     """Returns the name that the system has for an account; without one, the account's."""
     try:
-        return pwd.getpwuid(uid).pw_gecos.split(",")[0] or account_name(uid)
+        # Accounts can often change it themselves.
+        return one_line(pwd.getpwuid(uid).pw_gecos.split(",")[0]) or account_name(uid)
     except KeyError:
         return account_name(uid)
 
@@ -164,5 +164,5 @@ def _set_limit(connection: socket.socket, seconds: int) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(seconds, 0))
 
 
-def send(connection: socket.socket, message: dict[str, Any]) -> None:
+def send(connection: socket.socket, message: dict[str, Any] | str) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")

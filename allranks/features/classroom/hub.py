@@ -5,22 +5,29 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
+import ssl
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from allranks.errors import UsageError
-from allranks.features.classroom import board
+from allranks.features.classroom import board, states
 
 CLASS_URL = "ALLRANKS_CLASS_URL"
 """The environment variable with the address of the service; without it a class uses a socket."""
 
+CLASS_CA = "ALLRANKS_CLASS_CA"
+"""Names a file with the certificate of the service, if no known authority has signed it."""
+
+#: Of an answer with the states of all students, and a panel.
+_MAX_NBYTES = 32_000_000
 _INTERVAL_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 #: After this many requests without an answer, a student has left.
@@ -35,30 +42,62 @@ def own_user() -> str:
     return os.environ.get("JUPYTERHUB_USER", "")
 
 
+def check_url(url: str) -> None:
+    """Raises UsageError if the tokens of users would cross a network without encryption."""
+    place = urlsplit(url)
+    if place.scheme != "https" and not is_loopback(place.hostname or ""):
+        raise UsageError(
+            f"expected {CLASS_URL} to begin with https:// or to name this machine, as "
+            f"http://127.0.0.1:10101, found {url!r:.200}. Ask who runs the JupyterHub"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class _Refused(Exception):
     def __init__(self, status: int) -> None:
         self.status = status
 
 
 def _ask(method: str, path: str, message: dict[str, Any] | None = None) -> dict[str, Any]:
+    check_url(os.environ[CLASS_URL])
     url = os.environ[CLASS_URL].rstrip("/") + path
     token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
-    data = None if message is None else json.dumps(message).encode()
+    data = None
+    if message is not None:
+        state = {name: value for name, value in message.items() if name != "panel"}
+        lines = [state, *([message["panel"]] if "panel" in message else [])]
+        data = "\n".join(map(json.dumps, lines)).encode()
     request = urllib.request.Request(url, data, {"Authorization": f"token {token}"}, method=method)
     # Straight to it: no proxy may see the token.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        trusted = ssl.create_default_context(cafile=os.environ.get(CLASS_CA))
+        handlers.append(urllib.request.HTTPSHandler(context=trusted))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(request, timeout=_ANSWER_SECONDS) as answer:
-            found: dict[str, Any] = json.loads(answer.read() or b"{}")
-            return found
+            found = json.loads(answer.read(_MAX_NBYTES) or b"{}")
     except urllib.error.HTTPError as error:
         raise _Refused(error.code) from None
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict):
+        raise states.Refused("expected an answer of the class")
+    return found
 
 
 def _checked(method: str, path: str, message: dict[str, Any], teacher: str) -> dict[str, Any]:
     """Asks. An error has the command that a user can type."""
     try:
         return _ask(method, path, message)
+    except UsageError:
+        raise
     except _Refused as refused:
         if refused.status == 404:
             raise UsageError(
@@ -89,7 +128,13 @@ class HubBoard:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.changed: Callable[[], None] = lambda: None
-        self._take(_checked("POST", "/class", {"opened": ""}, own_user()))
+        try:
+            self._take(_checked("POST", "/class", {"opened": ""}, own_user()))
+        except states.Refused as refused:
+            raise UsageError(
+                f"{refused} from {os.environ[CLASS_URL]}, found another answer. Ask who runs the "
+                "JupyterHub"
+            ) from None
         self._thread = threading.Thread(target=self._receive, name="allranks-class", daemon=True)
         self._thread.start()
 
@@ -120,22 +165,22 @@ class HubBoard:
             self.changed()
 
     def _take(self, answer: dict[str, Any]) -> None:
+        students, panel = states.read_class(answer)
         with self._lock:
             before, self._students = self._students, {}
-            for found in answer["students"]:
+            for found in students:
                 key = found["key"]
                 one = self._students[key] = before.get(key) or board.Student(
                     found["user"], found["user"]
                 )
-                state = dict(found["state"])
-                if key == self._opened and answer["panel"] is not None:
-                    state["panel"] = answer["panel"]
                 if not found["gone"]:
-                    one.take(state)
+                    one.take(found["state"])
                     one.taken -= found["seconds_ago"]
                     one.gone = False
+                    if key == self._opened and panel is not None:
+                        one.panel = panel
                 elif not one.gone:
-                    one.take(state)
+                    one.take(found["state"])
                     one.leave()
 
 

@@ -12,15 +12,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
+import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
-from tornado.web import Application, HTTPError, RequestHandler
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
-from allranks.features.classroom import door
+from allranks.errors import UsageError
+from allranks.features.classroom import states
+from allranks.features.classroom.hub import CLASS_URL, check_url
+
+CERTIFICATE = "ALLRANKS_CLASS_CERTIFICATE"
+"""Names a file with the key and the certificate of the service, for an address with https."""
 
 #: A teacher's notebook asks once a second; without it for this long, the class is closed.
 _CLASS_SECONDS = 30.0
@@ -28,19 +37,27 @@ _CLASS_SECONDS = 30.0
 _STUDENT_SECONDS = 15.0
 #: For this long, a token that the hub has withdrawn is still accepted.
 _TOKEN_SECONDS = 60.0
-_MAX_STUDENTS, _MAX_NOTEBOOKS = 500, 4
-#: Of a state without its panel.
-_STATE_NBYTES = 50_000
+#: A notebook of a student, or of a teacher, sends one request a second.
+_MAX_REQUESTS, _REQUESTS_SECONDS = 100, 10.0
+#: Of all clients, and of one address; requests take milliseconds.
+_MAX_CONNECTIONS, _MAX_OF_ADDRESS = 512, 256
+_TOKEN_LENGTH = 200
+_OPENED_LENGTH = 300
+_CONNECTION_SECONDS, _BODY_SECONDS = 10.0, 30.0
 
 
 @dataclass
 class StudentState:
-    """A student's notebook: its last state, as it was sent."""
+    """A student's notebook: the clean fields of its last state."""
 
     user: str
     state: dict[str, Any]
     sent: float = field(default_factory=time.monotonic)
     gone: bool = False
+
+    def has_left(self, now: float) -> bool:
+        """Whether the notebook has left, or has sent nothing for a while."""
+        return self.gone or now - self.sent > _STUDENT_SECONDS
 
 
 @dataclass
@@ -79,20 +96,51 @@ class Users:
         return self._known[token][0]
 
 
+class RequestCounter:
+    """Counts the requests of each user in spells of ten seconds."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._counts: Counter[str] = Counter()
+
+    def admits(self, user: str, now: float) -> bool:
+        if now - self._began > _REQUESTS_SECONDS:
+            self._began, self._counts = now, Counter()
+        self._counts[user] += 1
+        return self._counts[user] <= _MAX_REQUESTS
+
+
+@stream_request_body
 class _Handler(RequestHandler):
-    """What both kinds of requests need: the user, and the body."""
+    """What both kinds of requests need: the user, and the body, which is read after the token."""
 
     user: str
     classes: dict[str, HubClass]
 
-    def initialize(self, users: Users, classes: dict[str, HubClass]) -> None:
-        self.users, self.classes = users, classes
+    def initialize(
+        self, users: Users, classes: dict[str, HubClass], requests: RequestCounter
+    ) -> None:
+        self.users, self.classes, self.requests = users, classes, requests
+        self._body = bytearray()
+
+    def most_nbytes(self) -> int:
+        """Returns the longest body of this request."""
+        return states.STATE_NBYTES
 
     async def prepare(self) -> None:
         _, _, token = self.request.headers.get("Authorization", "").partition(" ")
-        self.user = await self.users.name(token) if token else ""
+        self.user = await self.users.name(token) if 0 < len(token) <= _TOKEN_LENGTH else ""
         if not self.user:
             raise HTTPError(403)
+        if not self.requests.admits(self.user, time.monotonic()):
+            raise HTTPError(429)
+        most = self.most_nbytes()
+        length = self.request.headers.get("Content-Length", "0")
+        if not length.isdecimal() or int(length[:12]) > most:
+            raise HTTPError(413)
+        # tornado's type of it names what HTTP/1 and others have in common.
+        connection: Any = self.request.connection
+        connection.set_max_body_size(most)
         late = time.monotonic() - _CLASS_SECONDS
         for teacher in [name for name, one in self.classes.items() if one.asked < late]:
             del self.classes[teacher]
@@ -100,14 +148,49 @@ class _Handler(RequestHandler):
     def check_xsrf_cookie(self) -> None:
         """No cookie gives access here, only the token."""
 
-    def body(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.request.body)
-        except (ValueError, RecursionError):
-            raise HTTPError(400) from None
-        if not isinstance(found, dict):
-            raise HTTPError(400)
-        return found
+    def data_received(self, chunk: bytes) -> None:
+        self._body += chunk
+
+
+def read_opened(body: bytes) -> str:
+    """Returns the student whose panel a teacher has opened."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise HTTPError(400)
+    return states.one_line(found.get("opened"), _OPENED_LENGTH)
+
+
+def read_body(body: bytes) -> tuple[dict[str, Any], str | None]:
+    """Returns the clean state of a student, and the panel, if one was sent."""
+    line, _, rest = body.partition(b"\n")
+    if len(line) > states.STATE_NBYTES:
+        raise HTTPError(413)
+    try:
+        return states.read_state(line), states.read_panel(rest) if rest else None
+    except states.Refused:
+        raise HTTPError(400) from None
+
+
+def admit(classes: dict[str, HubClass], found: HubClass, user: str, key: str, now: float) -> bool:
+    """Whether a notebook of a user may be in a class.
+
+    Those of this user that have left make room. All classes count, because the states of each are
+    kept in memory.
+    """
+    if key in found.members:
+        return True
+    count = 0
+    for one in classes.values():
+        own = [name for name, member in one.members.items() if member.user == user]
+        for name in own:
+            if one.members[name].has_left(now):
+                del one.members[name]
+            else:
+                count += 1
+    return count < states.MAX_NOTEBOOKS and len(found.members) < states.MAX_STUDENTS
 
 
 class TeacherHandler(_Handler):
@@ -115,9 +198,9 @@ class TeacherHandler(_Handler):
 
     def post(self) -> None:
         now = time.monotonic()
+        opened = read_opened(bytes(self._body))
         found = self.classes.setdefault(self.user, HubClass(now))
         found.asked = now
-        opened = str(self.body().get("opened") or "")
         if opened != found.opened:
             found.opened, found.panel = opened, None
         students = [
@@ -125,7 +208,7 @@ class TeacherHandler(_Handler):
                 "key": key,
                 "user": one.user,
                 "seconds_ago": now - one.sent,
-                "gone": one.gone or now - one.sent > _STUDENT_SECONDS,
+                "gone": one.has_left(now),
                 "state": one.state,
             }
             for key, one in found.members.items()
@@ -139,24 +222,22 @@ class TeacherHandler(_Handler):
 class StudentHandler(_Handler):
     """``POST`` sends the state of a notebook to a teacher's class; ``DELETE`` leaves it."""
 
+    def most_nbytes(self) -> int:
+        teacher, notebook = self.path_args
+        found = self.classes.get(teacher)
+        opened = found is not None and found.opened == f"{self.user}/{notebook}"
+        return states.STATE_NBYTES + (states.PANEL_NBYTES if opened else 0)
+
     def post(self, teacher: str, notebook: str) -> None:
         found = self.classes.get(teacher)
         if found is None:
             raise HTTPError(404)
-        state, key = self.body(), f"{self.user}/{notebook}"
-        panel = state.pop("panel", None)
-        if len(json.dumps(state)) > _STATE_NBYTES:
-            raise HTTPError(413)
-        own = [name for name, one in found.members.items() if one.user == self.user]
-        if key not in own:
-            # A student who comes again takes the place of the notebook that left.
-            for name in own:
-                if found.members[name].gone:
-                    del found.members[name]
-            if len(found.members) >= _MAX_STUDENTS or len(own) >= _MAX_NOTEBOOKS:
-                raise HTTPError(429)
+        key = f"{self.user}/{notebook}"
+        state, panel = read_body(bytes(self._body))
+        if not admit(self.classes, found, self.user, key, time.monotonic()):
+            raise HTTPError(429)
         found.members[key] = StudentState(self.user, state)
-        if key == found.opened and isinstance(panel, str):
+        if key == found.opened and panel is not None:
             found.panel = panel
         self.write({"want": "panel" if key == found.opened else ""})
 
@@ -170,7 +251,11 @@ class StudentHandler(_Handler):
 
 def application(hub_url: str) -> Application:
     """Returns the service, for the hub's API at this address."""
-    about: dict[str, Any] = {"users": Users(hub_url), "classes": {}}
+    about: dict[str, Any] = {
+        "users": Users(hub_url),
+        "classes": {},
+        "requests": RequestCounter(),
+    }
     return Application(
         [
             ("/class", TeacherHandler, about),
@@ -179,19 +264,79 @@ def application(hub_url: str) -> Application:
     )
 
 
+class ConnectionCounter:
+    """Whether one more connection of an address is admitted."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    def take(self, address: str) -> bool:
+        if self._open.total() >= _MAX_CONNECTIONS or self._open[address] >= _MAX_OF_ADDRESS:
+            return False
+        self._open[address] += 1
+        return True
+
+    def release(self, address: str) -> None:
+        self._open[address] -= 1
+        self._open += Counter()  # without those that have none
+
+
+class ClassServer(HTTPServer):
+    """A server with limits for connections."""
+
+    def initialize(self, service: Application, ssl_options: ssl.SSLContext | None = None) -> None:  # type: ignore[override]
+        """Sets the limits of each connection."""
+        self._places = ConnectionCounter()
+        super().initialize(
+            service,
+            ssl_options=ssl_options,
+            max_buffer_size=2 * states.STATE_NBYTES,
+            max_body_size=states.STATE_NBYTES,
+            body_timeout=_BODY_SECONDS,
+            idle_connection_timeout=_CONNECTION_SECONDS,
+        )
+
+    def handle_stream(self, stream: Any, address: Any) -> None:
+        """Serves a connection, or closes it."""
+        if self._places.take(address[0]):
+            super().handle_stream(stream, address)
+        else:
+            stream.close()
+
+    def on_close(self, server_conn: Any) -> None:
+        """Makes room for another connection."""
+        super().on_close(server_conn)
+        self._places.release(server_conn.context.address[0])
+
+
+def certificate(url: str) -> ssl.SSLContext | None:
+    """Returns what encrypts the connections; None at an address of this machine with http."""
+    check_url(url)
+    if urlsplit(url).scheme != "https":
+        return None
+    found = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    path = os.environ.get(CERTIFICATE, "")
+    try:
+        found.load_cert_chain(path)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(
+            f"expected a file with a key and a certificate in {CERTIFICATE}, found {path!r}: "
+            f"{error}. Name one: docs/jupyterhub.md says how it is made"
+        ) from None
+    return found
+
+
 async def main() -> None:
     """Serves at ``ALLRANKS_CLASS_URL`` until the hub ends."""
-    place = urlsplit(os.environ["ALLRANKS_CLASS_URL"])
-    application(os.environ["JUPYTERHUB_API_URL"]).listen(
-        place.port or 80,
-        place.hostname or "",
-        max_body_size=door.MAX_NBYTES + _STATE_NBYTES,
-        max_buffer_size=door.MAX_NBYTES + 2 * _STATE_NBYTES,
-        body_timeout=30.0,
-        idle_connection_timeout=60.0,
-    )
+    url = os.environ[CLASS_URL]
+    place, encryption = urlsplit(url), certificate(url)
+    server = ClassServer(application(os.environ["JUPYTERHUB_API_URL"]), ssl_options=encryption)
+    server.listen(place.port or (80 if encryption is None else 443), place.hostname or "")
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except UsageError as error:
+        sys.exit(str(error))

@@ -99,7 +99,10 @@ class Membership:
                 opened = self._wanted.is_set() and self.shows_panel
                 self._wanted.clear()
                 state = {**self._described(opened), "shows_panel": self.shows_panel}
+                panel = state.pop("panel", None)
                 door.send(self._connection, state)
+                if panel is not None:
+                    door.send(self._connection, panel)
                 self._over.wait(_INTERVAL_SECONDS)
         except OSError:
             self.close()

@@ -32,6 +32,11 @@ class Toolbar(AskingFeature):
 
     in_cells = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: The questions that wait for answers, which all pages get.
+        self._pending: set[str] = set()
+
     def started(self, cluster: ClusterContext) -> None:
         super().started(cluster)
         if getattr(get_ipython(), "kernel", None) is not None:
@@ -45,14 +50,27 @@ class Toolbar(AskingFeature):
         seconds: float,
     ) -> None:
         """Sends the answers of all ranks that live to the page."""
+        # A page may send requests without end, and each question has a thread.
+        if name in self._pending or self.context is None:
+            return
 
         def deliver(answers: dict[int, Answer]) -> None:
+            self._pending.discard(name)
             running = cluster.running()
             if running is not None:
                 send(running, {r: {} if a.problem else a.content for r, a in answers.items()})
 
         alive = [rank for rank in range(asked.size) if rank not in asked.dead]
-        self.ask(alive, name, {}, deliver, seconds)
+        self._pending.add(name)
+        try:
+            self.ask(alive, name, {}, deliver, seconds)
+        except BaseException:
+            self._pending.discard(name)
+            raise
+
+    def stopped(self) -> None:
+        super().stopped()
+        self._pending.clear()
 
 
 def _asked(message: dict[str, Any]) -> None:
@@ -63,10 +81,16 @@ def _asked(message: dict[str, Any]) -> None:
     toolbar = next((one for one in found if isinstance(one, Toolbar)), None)
     if running is None or toolbar is None:
         _send({"ranks": [], "logs": "", "every_cell": _every_cell()})
-    elif message["content"]["data"].get("variables"):
+    elif wants_variables(message):
         toolbar.ask_all(running, "variables", _send_variables, _VARIABLES_SECONDS)
     else:
         toolbar.ask_all(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
+
+
+def wants_variables(message: dict[str, Any]) -> bool:
+    """Whether a request of the page is for variables; all others are for the state."""
+    data = message["content"].get("data")
+    return isinstance(data, dict) and data.get("variables") is True
 
 
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:

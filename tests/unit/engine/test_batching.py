@@ -1,5 +1,7 @@
 """What ranks of one host tell goes to the notebook as few messages, whole and in order."""
 
+import os
+
 import pytest
 import zmq
 
@@ -83,9 +85,48 @@ def test_what_is_large_keeps_nothing_waiting_and_what_waits_goes_in_time(host, m
     assert host.heard() == [[output(0, "a"), output(1, "b")]]
 
 
-@pytest.mark.parametrize(
-    "frames", [[b"batch"], [b"batch", b"{"], [b"batch", b"[2]", b"x"], [b"batch", b"[0]"]]
-)
+BAD_BATCHES = [
+    [b"batch"],
+    [b"batch", b"{"],
+    [b"batch", b"[2]", b"x"],
+    [b"batch", b"[0]"],
+    [b"batch", b"[Infinity]", b"x"],
+    [b"batch", b"[true]", b"x"],
+    [b"batch", b"[" * 100_000, b"x"],
+    [b"batch", b"1", b"x"],
+]
+
+
+def test_what_cannot_be_read_costs_its_rank_and_nothing_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(relay, "TICK_SECONDS", 0.0)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    rank, told = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    told.bind(f"ipc://{tmp_path}/events")
+    rank.connect(f"ipc://{tmp_path}/events")
+    sent: list[list[bytes]] = []
+    refused: list[int] = []
+    batching = Batching(sent.append, lambda pid, why: refused.append(pid))  # type: ignore[arg-type]
+    bad = [*BAD_BATCHES, [b"what"], [b"\xff"], [b"[1, 2]"], [b"{}"]]
+    try:
+        for frames in bad:
+            rank.send_multipart(frames)
+            rank.send_multipart(output(1, "b"))
+
+        def all_came() -> bool:
+            batching.drain(told)
+            return len(refused) == len(bad)
+
+        wait_until(all_came)
+        batching.drain(told)
+        batching.send()
+    finally:
+        context.destroy(0)
+    assert refused == [os.getpid()] * len(bad)
+    texts = [bytes(frame) for frames in sent for frame in frames if bytes(frame).startswith(b'["O')]
+    assert texts == output(1, "b") * len(bad)
+
+
+@pytest.mark.parametrize("frames", BAD_BATCHES)
 def test_a_batch_that_is_none_is_refused(frames):
     with pytest.raises(WireError):
         list(split_messages(frames))

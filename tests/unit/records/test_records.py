@@ -1,12 +1,24 @@
 """Records survive the wire; lists of ranks and settings are understood, or refused."""
 
+import json
+
 import pytest
 
 from allranks.errors import UsageError, WireError
 from allranks.records import config
 from allranks.records.config import HostAgentConfig
 from allranks.records.ranks import compact, label, parse
-from allranks.records.wire import Ask, Output, Reply, Report, Result, RunMember, decode, encode
+from allranks.records.wire import (
+    Ask,
+    Output,
+    Reply,
+    Report,
+    Result,
+    RunMember,
+    decode,
+    encode,
+    process_of,
+)
 
 REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", waiting=False)
 
@@ -47,6 +59,17 @@ def test_what_is_no_record_is_refused(frames):
         decode(frames)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rank", "1"), ("cell", None), ("entries", "text"), ("log_nbytes", 0.5), ("rank", [1])],
+)
+def test_a_field_of_another_type_is_refused_with_the_rank_that_it_names(field, value):
+    name, fields = json.loads(encode(Output(3, 1, (["out", "a"],), 0, 0, 9))[0])
+    with pytest.raises(WireError, match=f"{field} is of another type") as refused:
+        decode([json.dumps([name, {**fields, field: value}]).encode()])
+    assert refused.value.rank == (-1 if field == "rank" else 3)
+
+
 def test_the_configuration_comes_back_equal_and_a_field_that_is_not_json_is_refused():
     with pytest.raises(WireError, match="Ask cannot be sent"):
         encode(Ask(1, "push", {"x": object()}))
@@ -54,6 +77,21 @@ def test_the_configuration_comes_back_equal_and_a_field_that_is_not_json_is_refu
         2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "tcp://c", "tcp://e", "key"
     )
     assert HostAgentConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("address", "pid"),
+    [
+        ("localhost:1000:1000:4711", 4711),
+        ("10.1.0.12", 0),
+        ("fd00::1:2:3", 0),
+        ("1:2:3:4:5:6:7:8", 0),
+        ("", 0),
+    ],
+)
+def test_the_process_of_a_message_is_known_on_this_machine_only(address, pid):
+    assert process_of({"Peer-Address": address}) == pid
+    assert process_of({}) == 0
 
 
 @pytest.mark.parametrize(

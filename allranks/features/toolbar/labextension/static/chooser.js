@@ -4,17 +4,20 @@
 const KEY = "allranks";
 const VIEWS = [["all", "all ranks"], ["tabs", "tab per rank"], ["side", "side by side"]];
 const MOST_COLUMNS = 16;
+// A notebook may have any text as an output: a longer list of ranks is one of no cluster.
+const MOST_RANKS = 16_384;
 const LOOK_MS = 500;
 // As allranks prints a line: "ranks 0, 2–3 │ text"; "→" is before a value, "·" before a notice,
 // "!" before standard error.
 const LINE = /^(ranks? [\d–, ]+?|) *([│→·!]) ?(.*)$/;
 const LABEL = /^ranks? ([\d–, ]+):$/;
 
-export const ranksOf = (label) =>
-  label.replace(/^ranks? /, "").split(",").flatMap((part) => {
-    const [first, last = first] = part.split("–").map(Number);
-    return Array.from({ length: last - first + 1 }, (_, index) => first + index);
-  });
+export const ranksOf = (label) => {
+  const parts = label.replace(/^ranks? /, "").split(",").map((part) => part.split("–").map(Number));
+  const lengths = parts.map(([first, last = first]) => Math.max(0, last - first + 1));
+  if (!(lengths.reduce((sum, length) => sum + length, 0) <= MOST_RANKS)) return [];
+  return parts.flatMap(([first], index) => Array.from({ length: lengths[index] }, (_, at) => first + at));
+};
 
 // The text of a stream, or of a display of labelled lines; null for other outputs.
 const textOf = ({ output_type: type, text, data }) => {

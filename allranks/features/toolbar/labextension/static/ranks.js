@@ -24,6 +24,10 @@ const plain = (text) => text.replace(/\x1b\[[0-9;]*m/g, "");
 
 const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
+// Any notebook can have a button that calls a command with arguments of its own. They become part of a
+// line that the kernel runs, so no other value may.
+const isSize = (n) => n === undefined || SIZES.includes(n);
+
 const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
 
 /** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
@@ -164,6 +168,7 @@ class Ranks {
 
   /** Chooses the rank that the debugger shows, and whether it steps alone. */
   async choose(rank, only) {
+    if (!Number.isInteger(rank)) return;
     const expression = `%distributed debug -r ${rank}${only ? " --only" : ""}`;
     await this.debug("evaluate", { expression }).catch((error) => {
       this.text = error.message;
@@ -269,7 +274,7 @@ export const plugins = (packages) => {
     const running = { isEnabled: () => Boolean(current()?.size) && !current().doing };
     // Also in place of ranks that run, but not as many again: that is "restart".
     const startable = {
-      isEnabled: ({ n }) => Boolean(current()?.python) && !current().doing && (!n || n !== current().size),
+      isEnabled: ({ n }) => isSize(n) && Boolean(current()?.python) && !current().doing && n !== current().size,
     };
 
     const interrupts = (ranks) => (ranks.runs ? " The running cell is interrupted." : "");
@@ -284,6 +289,8 @@ export const plugins = (packages) => {
 
     const startLabel = ({ n }) => `${current()?.size ? "Restart with" : "Start"} ${n ? `${n} ranks` : "ranks …"}`;
     add("start", startLabel, async ({ n }) => {
+      // Lumino does not ask isEnabled before it executes a command.
+      if (!isSize(n)) throw new Error(`expected ${SIZES.join(", ")} or no number of ranks. Choose one in the toolbar's menu`);
       const ranks = current();
       const runs = ranks.size > 0;
       let options = n ? `-n ${n}` : "";
@@ -294,7 +301,8 @@ export const plugins = (packages) => {
           text: `-n ${ranks.size || 4}`,
         });
         if (!asked.button.accept) return;
-        options = (asked.value ?? "").replace(/\s+/g, " ");
+        // Python ends lines at more characters than \s has.
+        options = (asked.value ?? "").replace(/[\s\p{Cc}]+/gu, " ");
       } else if (runs && !(await confirm(ranks, `Restart with ${n} ranks?`, "Restart"))) return;
       await report(ranks, runs ? ranks.restart(options) : ranks.start(options));
     }, startable);

@@ -1,0 +1,89 @@
+"""What a student sends is read in one place: it becomes clean values, or is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from allranks.features.classroom import board, states
+
+NAME = "Ana\nIn[9]  failed\x1b[2J\u202e\ud83d\x00 Z"
+
+
+def rows(*messages: bytes) -> str:
+    student = board.Student("zoe", "zoe", 7)
+    for message in messages:
+        student.receive(message + b"\n")
+    return board.as_text([student]) + board.as_html([student]) + board.ranks_html(student)
+
+
+@pytest.mark.parametrize(
+    "number", ["NaN", "Infinity", "-Infinity", "9" * 400, "-1", "1e400", "true"]
+)
+def test_a_number_that_is_none_or_too_large_does_not_reach_the_board(number):
+    shown = rows(f'{{"cell": {number}, "seconds": {number}, "state": "running"}}'.encode())
+    assert "In[0]" in shown or "In[1]" in shown
+    assert "now" in shown
+
+
+def test_a_text_is_one_line_of_printable_characters():
+    message = dict.fromkeys(("user", "notebook", "exercise", "error", "waits", "state"), NAME)
+    found = states.read_state(json.dumps(message).encode())
+    assert found["user"] == "Ana In[9] failed [2J Z"
+    assert all(text.isprintable() for text in found.values())
+    student = board.Student("zoe", "zoe", 7)
+    student.take(found)
+    assert len(board.as_text([student]).splitlines()) == 1
+
+
+def test_only_the_states_of_ranks_have_lines():
+    found = states.clean({"ranks": "4 ranks\n├── rank 0\x1b[2J\u2028\ud800"})
+    assert found == {"ranks": "4 ranks\n├── rank 0 [2J  "}
+
+
+def test_a_panel_has_no_half_of_a_character():
+    assert states.read_panel(rb'"<p>\ud83d</p>"') == "<p>?</p>"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]",
+        b"7",
+        b"{",
+        b"[" * 40_000,
+        b'{"cell": ' + b"9" * 5000 + b"}",
+        b"\xff",
+        b" " * 60_000,
+        b'{"error": "' + b"x" * 60_000 + b'"}',
+        b'"an unasked panel"',
+    ],
+)
+def test_what_is_no_state_is_refused(line):
+    with pytest.raises(states.Refused):
+        rows(line)
+
+
+def test_a_line_without_an_end_is_refused_once_it_is_longer_than_a_state():
+    student = board.Student("zoe", "zoe", 7)
+    student.receive(b"x" * states.STATE_NBYTES)
+    with pytest.raises(states.Refused):
+        student.receive(b"x")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], {}, {"students": 1}, {"students": [1]}, {"students": [{"state": []}]}],
+)
+def test_an_answer_of_another_service_is_refused(answer):
+    with pytest.raises(states.Refused):
+        states.read_class(answer)
+
+
+def test_the_hubs_answer_is_as_clean_as_a_students_message():
+    one = {"key": "eve/1", "user": NAME, "seconds_ago": float("nan"), "state": {"error": NAME}}
+    (found,), panel = states.read_class({"students": [one], "panel": "\ud800"})
+    assert (found["user"], found["seconds_ago"]) == ("Ana In[9] failed [2J Z", 0.0)
+    assert found["state"]["error"] == found["user"]
+    assert panel == "?"

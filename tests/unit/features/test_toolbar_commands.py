@@ -1,0 +1,64 @@
+"""What a notebook contains never becomes source: the extension's commands, called by node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.missing import skip_missing
+
+START = "%distributed start {}\n%distributed on"
+
+
+def node() -> str:
+    try:
+        from playwright._impl._driver import compute_driver_executable
+    except ImportError:
+        found = shutil.which("node")
+        if found is None:
+            skip_missing("the extension's commands need node or Playwright: pip install playwright")
+        return found
+    return str(compute_driver_executable()[0])
+
+
+@pytest.fixture
+def press(repository):
+    static = repository / "allranks" / "features" / "toolbar" / "labextension" / "static"
+    script = Path(__file__).with_name("toolbar_commands.mjs")
+
+    def press(arguments=(), typed="", labels=()):
+        given = json.dumps({"arguments": [*arguments], "typed": typed, "labels": [*labels]})
+        command = [node(), str(script), str(static), given]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return press
+
+
+def test_a_button_of_a_notebook_can_pass_neither_source_nor_any_number_of_ranks(press):
+    values = ["4\nimport os", "4", "", 3, 4.5, -2, 10**30, None, True, [4], {"valueOf": 4}]
+    for found in press([{"n": n} for n in values])["results"]:
+        assert not found["enabled"]
+        assert found["refused"].startswith("expected 2, 4, 8 or no number of ranks")
+        assert found["sent"] == []
+
+
+def test_the_numbers_of_the_menu_start_ranks(press):
+    found = press([{"n": n} for n in (2, 4, 8)])["results"]
+    assert [one["sent"][-1] for one in found] == [START.format(f"-n {n}") for n in (2, 4, 8)]
+    assert all(one["enabled"] and not one["refused"] for one in found)
+
+
+def test_options_that_a_person_types_are_one_line(press):
+    (found,) = press([{}], typed="-n 2\r\n\x85\x1c\u2028import os")["results"]
+    assert found["sent"][-1] == START.format("-n 2 import os")
+
+
+def test_an_output_names_no_more_ranks_than_a_cluster_can_have(press):
+    labels = ["ranks 0–2, 5", "ranks 0–99999999999", "ranks 0–16000, 0–16000", "ranks 7–3"]
+    assert press(labels=labels)["labels"] == [[0, 1, 2, 5], [], [], []]

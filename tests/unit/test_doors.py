@@ -1,0 +1,473 @@
+"""10,000 malformed messages at each door: it answers the next good one, and keeps little of them.
+
+Each message is made of a good one, from a seed. Where a door has a function that decides, most
+messages go to it directly, and some through the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, HTTPError, RequestHandler
+
+from allranks.cluster import cluster
+from allranks.cluster.options import ClusterOptions
+from allranks.cluster.sharing import WatcherFeed
+from allranks.command import agents
+from allranks.engine.host.attachment import Attachment
+from allranks.engine.host.caretaker import Caretaker, KeptHost
+from allranks.engine.host.relay import Batching
+from allranks.errors import UsageError, WireError
+from allranks.features.classroom import board, door, hub_service, states
+from allranks.features.toolbar import notebook as toolbar
+from allranks.records.config import (
+    NOTEBOOKS_DOOR,
+    WATCHERS_DOOR,
+    CaretakerConfig,
+    HostAgentConfig,
+)
+from allranks.records.wire import Hello, Output, decode_all, encode, join_messages
+from tests.kernel import wait_until
+from tests.ports import free_port
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the doors need Linux")
+COUNT, SOME = 10_000, 200
+_MOST_NBYTES = 64 << 20
+HOSTILE = [
+    None,
+    True,
+    -1,
+    2**31,
+    int("9" * 400),
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "a\nIn[9]  failed\x1b[2J\u202e\x00\r\u2028",
+    "\ud83d",
+    "x" * 5000,
+    [],
+    [1],
+    {},
+    {"rank": {"rank": []}},
+    [[[[]]]],
+]
+#: What no reader of JSON accepts, or what costs one the most.
+TEXTS = [
+    b"",
+    b"\x00",
+    b"\xff\xfe",
+    b"{",
+    b"[" * 40_000,
+    b'{"a":' * 3000,
+    b'{"cell": ' + b"9" * 5000 + b"}",
+    b"[]" + b",[]" * 9000,
+    b'"' + b"\\ud800" * 5000 + b'"',
+    b"NaN",
+    b"null",
+    b" " * 9000,
+]
+
+
+class Malformed:
+    """Messages that differ from good ones in a field, in a few bytes or entirely."""
+
+    def __init__(self, *good: Any) -> None:
+        self._random = random.Random(f"doors {good}")
+        self._good = good
+
+    def value(self) -> Any:
+        return self._random.choice(HOSTILE)
+
+    def choose(self, *choices: Any) -> Any:
+        return self._random.choice(choices)
+
+    def message(self) -> Any:
+        good = self._random.choice(self._good)
+        kind = self._random.randrange(4)
+        if kind == 0 or not isinstance(good, dict):
+            return self.value()
+        if kind == 1:
+            left_out = self._random.choice([*good])
+            return {name: value for name, value in good.items() if name != left_out}
+        return {**good, self._random.choice([*good]): self.value()}
+
+    def line(self) -> bytes:
+        kind = self._random.randrange(4)
+        if kind == 0:
+            return bytes(self._random.choice(TEXTS))
+        text = json.dumps(self.message()).encode()
+        if kind == 1:
+            return text[: self._random.randrange(len(text))]
+        if kind == 2:
+            at = self._random.randrange(len(text))
+            return text[:at] + self._random.randbytes(3) + text[at:]
+        return text
+
+    def frames(self) -> list[bytes]:
+        return [self.line() for _ in range(self._random.randrange(5))]
+
+
+@contextmanager
+def little_memory() -> Iterator[Callable[[], None]]:
+    """Gives a function to call now and then: it fails if the door has taken too much memory."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+
+    def look() -> None:
+        taken = process.memory_info().rss - before
+        assert taken < _MOST_NBYTES, f"{taken / 1e6:.0f} MB"
+
+    yield look
+    look()
+
+
+def each(count: int, look: Callable[[], None]) -> Iterable[int]:
+    for number in range(count):
+        if number % 500 == 0:
+            look()
+        yield number
+
+
+def at_socket(path: str, line: bytes) -> socket.socket:
+    visitor = socket.socket(socket.AF_UNIX)
+    visitor.connect(path)
+    with suppress(BrokenPipeError):
+        visitor.sendall(line)
+    return visitor
+
+
+def test_the_session_socket(tmp_path):
+    config = HostAgentConfig(2, (), {}, str(tmp_path), "", "", (), "", "", "")
+    attachment = Attachment(config)
+    attachment.listen()
+    assert attachment.door is not None
+    path = str(tmp_path / NOTEBOOKS_DOOR)
+    malformed = Malformed({"want": "about", "notebook": "/a.ipynb"}, {"want": "attach"})
+    watched: list[None] = []
+
+    def answer_to(line: bytes) -> bytes:
+        with at_socket(path, line) as visitor:
+            visitor.shutdown(socket.SHUT_WR)
+            assert attachment.visited(lambda: watched.append(None)) is None
+            with suppress(ConnectionResetError):  # it has not read all of the line
+                return visitor.recv(1 << 16)
+        return b""
+
+    with attachment.door, little_memory() as look:
+        for _ in each(COUNT, look):
+            answer_to(malformed.line())
+        assert json.loads(answer_to(b'{"want": "about"}\n'))["size"] == 2
+
+
+def test_the_share_socket(tmp_path):
+    feed = WatcherFeed()
+    hello = Hello(0, 1, 0, 1, "h", 7, "cpu", "e", "MPI", "")
+    feed.take(hello, encode(hello))
+    feed.open(str(tmp_path))
+    path = str(tmp_path / WATCHERS_DOOR)
+    malformed = Malformed({"want": "watch", "seen": 7}, {"want": "lend"})
+    try:
+        with little_memory() as look:
+            for number in each(COUNT, look):
+                visitor = at_socket(path, malformed.line())
+                if number % 50:
+                    visitor.close()
+                else:
+                    # Another line from one that may watch by now.
+                    with visitor, suppress(BrokenPipeError, ConnectionResetError):
+                        visitor.sendall(b'{"want": "lend"}')
+            with at_socket(path, b'{"want": "watch", "seen": 0}') as watcher:
+                assert b"Hello" in watcher.recv(1 << 16)
+    finally:
+        feed.close()
+
+
+STATE = {
+    "user": "zoe",
+    "notebook": "a.ipynb",
+    "exercise": "1",
+    "state": "failed",
+    "error": "E",
+    "waits": "rank 0 waits",
+    "ranks": "2 ranks\n├── rank 0",
+    "cell": 7,
+    "seconds": 0.5,
+    "shows_panel": True,
+}
+
+
+def test_the_class(tmp_path, monkeypatch):
+    malformed = Malformed(STATE, "a panel")
+    with little_memory() as look:
+        student = board.Student("zoe", "zoe", 7)
+        for number in each(COUNT, look):
+            student.panels_asked = malformed.choose(0, 2)
+            try:
+                student.receive(malformed.line() + malformed.choose(b"\n", b"\n\n", b""))
+            except states.Refused:
+                student = board.Student("zoe", "zoe", 7)
+            if number % 100 == 0:
+                assert len(board.as_text([student]).splitlines()) == 1
+                assert board.as_text([student]).isprintable()
+                board.as_html([student]).encode()
+                (board.ranks_html(student) + board.panel_html(student)).encode()
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    opened = board.ClassBoard(None)
+    try:
+        for _ in range(SOME):
+            with door.connect(door.own_account()) as connection, suppress(OSError):
+                connection.sendall(malformed.line() + b"\n" + malformed.line())
+        with door.connect(door.own_account()) as connection:
+            door.send(connection, {"cell": 4711})
+            wait_until(lambda: any(one.cell == 4711 for one in opened.students()))
+    finally:
+        opened.close()
+
+
+class FakeHub(RequestHandler):
+    def get(self) -> None:
+        self.write({"kind": "user", "name": "ana"})
+
+
+def test_the_service_of_a_hub():
+    malformed = Malformed(STATE, {"opened": "ana/1"})
+    answers = Malformed({"students": [], "panel": None}, {"students": [{}]}, {"students": [STATE]})
+    with little_memory() as look:
+        for _ in each(COUNT, look):
+            with suppress(HTTPError):
+                hub_service.read_body(malformed.line() + malformed.choose(b"", b"\n", b'\n"p"'))
+            with suppress(HTTPError):
+                hub_service.read_opened(malformed.line())
+            with suppress(states.Refused):
+                states.read_class(answers.message())
+
+    async def run() -> None:
+        ports = free_port(), free_port()
+        made = hub_service.application(f"http://127.0.0.1:{ports[0]}/hub/api")
+        servers = (
+            HTTPServer(Application([("/hub/api/user", FakeHub)])),
+            hub_service.ClassServer(made),
+        )
+        for server, port in zip(servers, ports, strict=True):
+            server.listen(port, "127.0.0.1")
+
+        async def answer_to(request: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", ports[1])
+            try:
+                writer.write(request)
+                writer.write_eof()
+                return await reader.read(1 << 16)
+            except ConnectionError:
+                return b""
+            finally:
+                writer.close()
+
+        def post(body: bytes) -> bytes:
+            head = "POST /class HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAuthorization: token t"
+            return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+        try:
+            for _ in range(SOME // 5):
+                await answer_to(malformed.line())
+                await answer_to(post(malformed.line()))
+                await answer_to(post(b"{}")[: malformed.choose(20, 60, 100)])
+            assert b"200 OK" in await answer_to(post(b"{}"))
+        finally:
+            for server in servers:
+                server.stop()
+                await server.close_all_connections()
+
+    asyncio.run(run())
+
+
+def test_the_relay(tmp_path):
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    rank, told = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    told.bind(f"ipc://{tmp_path}/events")
+    rank.connect(f"ipc://{tmp_path}/events")
+    output = encode(Output(0, 1, (["out", "good"],), 0, 0, 9))
+    name, fields = json.loads(output[0])
+    malformed = Malformed(fields, [name, fields])
+    refused: list[int] = []
+    good = 0
+
+    def send(frames: Any) -> None:
+        # As the notebook reads it.
+        nonlocal good
+        read = decode_all([bytes(frame) for frame in frames])
+        good += sum(isinstance(record, Output) for _, record in read)
+
+    batching = Batching(send, lambda pid, why: refused.append(pid))
+    try:
+        with little_memory() as look:
+            for number in each(COUNT, look):
+                frames = malformed.frames()
+                frames = malformed.choose(
+                    frames or [b""],
+                    [b"batch", *frames],
+                    [b"batch", b"[%d]" % len(frames), *frames],
+                    [json.dumps([name, malformed.message()]).encode()],
+                )
+                rank.send_multipart(frames)
+                with suppress(WireError):
+                    decode_all(frames)
+                if number % 100 == 0:
+                    rank.send_multipart(join_messages([output, output]))
+                    batching.drain(told)
+
+            def all_came() -> bool:
+                batching.drain(told)
+                batching.send()
+                return good >= 2 * COUNT // 100
+
+            wait_until(all_came)
+        assert set(refused) == {os.getpid()}
+    finally:
+        context.destroy(0)
+
+
+def test_the_caretaker():
+    ranks = json.loads(HostAgentConfig(2, (), {}, "", "", "", (), "", "", "", heals=True).to_json())
+    made = Caretaker(CaretakerConfig("", ranks, "", "", 30.0, (0, 0)))
+    sent: list[list[bytes]] = []
+    made._commands = SimpleNamespace(send_multipart=sent.append)  # type: ignore[assignment]
+    made._state = {"hosts": [["h1", 2]], "starts_again": False, "ended": [], "dead": []}
+    good = KeptHost(b"")
+    made._hosts = {"h1": KeptHost(b""), "h2": good}
+    exit_event = {"event": "exit", "rank": 0, "code": 1, "pid": 7}
+    malformed = Malformed(exit_event, {"event": "running", "cell": 3}, {"event": "launcher_exit"})
+    with little_memory() as look:
+        for number in each(COUNT, look):
+            frames = malformed.frames()
+            frames = malformed.choose(
+                frames,
+                [malformed.choose(b"beat", b"begin", b"host"), b"h1", *frames],
+                [b"host", b"h1", b"%d" % (number + 1), b"agent", malformed.line()],
+                [b"host", b"h1", malformed.line(), b"agent", malformed.line()],
+            )
+            made._take_from_host(made._take, frames)
+            made._take_from_host(made._greet, malformed.choose(frames, [b"h1", *frames]))
+            good_host = made._hosts["h1"]
+            if not good_host.is_up:
+                made._hosts["h1"] = KeptHost(b"")
+            sent.clear()
+    assert good.is_up
+    event = json.dumps({"event": "running", "cell": 4711}).encode()
+    made._take_from_host(made._take, [b"host", b"h2", b"1", b"agent", event])
+    assert made._attachment.running[0] == 4711
+    made._context.destroy(0)
+
+
+class FakeCluster:
+    """Runs no cell, and answers at once."""
+
+    state, size, hellos, log_dir = "running", 2, dict.fromkeys(range(2)), ""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def interrupt(self) -> None: ...
+
+    def begin(self, source: str, **_: Any) -> None:
+        raise UsageError(f"no cell: {source}")
+
+    def call(self, *_: Any, **__: Any) -> Any:
+        raise UsageError("no values")
+
+    def status(self) -> list[Any]:
+        return []
+
+    def ask_soon(self, *_: Any) -> None: ...
+
+
+def test_the_tools_for_agents(monkeypatch):
+    monkeypatch.setattr(agents, "_Transcript", lambda hellos, log_dir: SimpleNamespace(parts=[]))
+    tools = agents.AgentTools(ClusterOptions(2), 60)
+    monkeypatch.setattr(tools, "_cluster", FakeCluster())
+    named = {tool.__name__: tool for tool in tools.tools()}
+    malformed = Malformed("x")
+    texts = [one for one in HOSTILE if isinstance(one, str)]
+    numbers = [one for one in HOSTILE if isinstance(one, int)]
+    floats = [one for one in HOSTILE if isinstance(one, float)]
+    with little_memory() as look:
+        for _ in each(COUNT, look):
+            text, number = malformed.choose(*texts), malformed.choose(*numbers)
+            tool, arguments = malformed.choose(
+                ("run", (text, malformed.choose(*texts), malformed.choose(*floats, -1.0))),
+                ("output", (number, malformed.choose(*numbers))),
+                ("error", (number, malformed.choose(*numbers))),
+                ("values", (text,)),
+                ("timings", (number,)),
+                ("state", ()),
+                ("interrupt", ()),
+            )
+            assert len(named[tool](*arguments)) < 7000
+    assert "no cell: 1" in named["run"]("1")
+    tools.close()
+
+
+def test_the_protocol_of_agents():
+    command = [sys.executable, "-m", "allranks.command.main", "mcp", "-n", "2"]
+    about = {"protocolVersion": "2025-03-26", "capabilities": {}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+    hello["params"] = {**about, "clientInfo": {"name": "test", "version": "1"}}
+    malformed = Malformed(hello)
+    lines = [malformed.line().replace(b"\n", b" ") for _ in range(SOME)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        hello["id"] = 4711
+        process.stdin.write(b"\n".join([*lines, json.dumps(hello).encode(), b""]))
+        process.stdin.flush()
+        answers = iter(process.stdout.readline, b"")
+        assert any(b"4711" in answer and b"serverInfo" in answer for answer in answers)
+        process.stdin.close()
+
+
+def test_the_requests_of_a_page(monkeypatch):
+    feature = toolbar.Toolbar()
+    asked: list[Any] = []
+    feature.context = SimpleNamespace(send=lambda *sent: asked.append(sent))  # type: ignore[assignment]
+    running = SimpleNamespace(hooks=SimpleNamespace(features=[feature]), size=2, dead={})
+    monkeypatch.setattr(cluster, "running", lambda: running)
+    threads = threading.active_count()
+    malformed = Malformed({"variables": True})
+    with little_memory() as look:
+        for _ in each(COUNT, look):
+            toolbar._asked({"content": {"data": malformed.message()}})
+            assert threading.active_count() <= threads + 4
+    monkeypatch.setattr(cluster, "running", lambda: None)
+    feature.stopped()
+    assert asked
+
+
+def test_a_page_gets_one_answer_to_requests_that_wait(monkeypatch):
+    feature = toolbar.Toolbar()
+    asked: Future[Any] = Future()
+    feature.context = SimpleNamespace(send=lambda *sent: asked.set_result(sent))  # type: ignore[assignment]
+    running: Any = SimpleNamespace(size=2, dead={})
+    monkeypatch.setattr(cluster, "running", lambda: running)
+    for _ in range(3):
+        feature.ask_all(running, "status", lambda *_: None, 60.0)
+    ranks, _ = asked.result(0)
+    assert ranks == (0, 1)
+    feature._finish(next(iter(feature._questions)))
+    feature.context = None
+    feature.ask_all(running, "status", lambda *_: None, 60.0)
+    assert not feature._pending
