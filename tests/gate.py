@@ -15,11 +15,30 @@ from pathlib import Path, PurePosixPath
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+_FAULTS = (
+    *("announced", "bad_input", "death", "displays", "exceptions", "forks", "healing", "interrupt"),
+    *("keep", "leaving", "magics", "map", "meeting", "memory", "misuse", "mpi", "output"),
+    *("prompts", "replaced", "unreadable", "watch"),
+)
 #: What runs always: folders, files, and single tests.
 CORE = (
     "tests/unit/",
     "tests/widgets/",
     "tests/lessons/",
+    # Cells from end to end, in a notebook that all files of a process share.
+    *(f"tests/faults/test_{name}.py" for name in _FAULTS),
+    "tests/notebook/test_cluster.py",
+    "tests/notebook/test_px.py",
+    "tests/notebook/test_run.py",
+    # Real front ends, and hosts: what is used most, and a fault of each kind.
+    "tests/browser/test_toolbar.py::test_from_the_toolbar_to_the_output_of_four_ranks",
+    "tests/browser/test_panel.py::"
+    "test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell",
+    "tests/browser/test_output.py::test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words",
+    "tests/hosts/test_ssh.py::test_ranks_run_on_the_hosts_that_are_named_and_know_their_places",
+    "tests/hosts/test_faults.py::test_a_rank_that_is_killed_is_named_with_its_host_and_signal",
+    "tests/hosts/test_faults.py::test_a_host_that_is_cut_off_is_named_within_its_lease",
+    # mpi
 )
 
 
