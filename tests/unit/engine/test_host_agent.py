@@ -71,3 +71,21 @@ def test_ranks_that_outnumber_the_cores_sleep_longer_while_mpi_starts():
     assert slack() == before
     with processes.sleeping_longer(1):
         assert slack() == before
+
+
+def test_mpis_files_are_not_in_a_folder_that_another_user_may_have_made(tmp_path):
+    taken = tmp_path / "allranks-mpi-0badcafe"
+    taken.mkdir()
+    taken.chmod(0o777)
+    agent = SimpleNamespace(
+        config=SimpleNamespace(shared_dir=str(taken), several_hosts=False), _shared=-1
+    )
+    HostAgent._make_shared_dir(agent)
+    assert agent._shared == -1  # then the session's folder is used
+    agent.config.several_hosts = True  # where the first host may use that name
+    with pytest.raises(PermissionError, match="for you alone"):
+        HostAgent._make_shared_dir(agent)
+    agent.config.shared_dir = str(tmp_path / "free")
+    HostAgent._make_shared_dir(agent)
+    assert (tmp_path / "free").stat().st_mode & 0o777 == 0o700
+    os.close(agent._shared)
