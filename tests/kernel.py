@@ -519,6 +519,36 @@ def patched(run: Callable[[str], Cell], name: str, value: float) -> Iterator[Non
         run(f"{load}_module.{attribute} = _module.before").ok()
 
 
+#: For a notebook: when one file is there, its cell's clock is 1000 s ahead, and it makes another.
+_JUMP = """
+import os, time, types
+from allranks.cluster import cells
+step, ahead = cells.CellRun.step, [0.0]
+def step_later(self, seconds):
+    ahead[0] = 1000.0 * os.path.exists({asked!r})
+    step(self, seconds)
+    if ahead[0]: open({done!r}, "w").close()
+cells.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+cells.CellRun.step = step_later
+"""
+
+
+@contextmanager
+def time_that_jumps(notebook: Kernel, folder: Path) -> Iterator[Callable[[], None]]:
+    """Within, a call of the function that it gives lets 1000 s pass for the cell that runs."""
+    asked, done = folder / "asked", folder / "done"
+
+    def jump() -> None:
+        asked.touch()
+        wait_until(done.exists)
+
+    notebook.run(_JUMP.format(asked=str(asked), done=str(done))).ok()
+    try:
+        yield jump
+    finally:
+        notebook.run("cells.time, cells.CellRun.step = time, step").ok()
+
+
 def wait_until(
     condition: Callable[[], object],
     what: Callable[[], str] = lambda: "what the test waits for",

@@ -101,10 +101,20 @@ TRAINS = (
 
 @pytest.fixture(scope="module")
 def lab(browser, server):
-    """One page for all tests of this file; its two ranks are started by the first one."""
+    """One page for all tests of this file; the first one looks at the start of its two ranks."""
     with fresh_page(browser, server) as lab:
         cells = [new_code_cell(source) for source in CELLS.values()]
         yield lab.open(server.add(new_notebook(cells=cells), "output.ipynb"))
+
+
+@pytest.fixture
+def _ranks(lab, server):
+    """Starts the two ranks where the first test has not run."""
+    if "allranks started" not in lab.outputs_text(START):
+        (server.root / "slow_to_import.py").touch()
+        lab.run_cell(START)
+        lab.wait_for(START, "allranks started", timeout=90)
+        lab.wait_idle()
 
 
 def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server):
@@ -166,6 +176,7 @@ def moved_by(lab, rank, presses):
         handle.press("ArrowRight")
 
 
+@pytest.mark.usefixtures("_ranks")
 def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
     for index in (BAR, SLIDER):
         lab.run_cell(index)
@@ -225,6 +236,7 @@ def reopen(lab):
     lab.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
 
 
+@pytest.mark.usefixtures("_ranks")
 def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
     def prompt():
         return lab.page.locator(".jp-InputPrompt").nth(UNSEEN)

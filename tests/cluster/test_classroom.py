@@ -47,6 +47,11 @@ def student(tmp_path_factory, folder) -> Iterator[Kernel]:
         yield kernel
 
 
+@pytest.fixture
+def _class_is_open(teacher) -> None:
+    teacher.run("%distributed class").ok()
+
+
 def seen(teacher: Kernel, *texts: str) -> str:
     """Returns the teacher's list once it has these texts."""
     return until(lambda: teacher.run("%distributed class").text, *texts)
@@ -93,6 +98,7 @@ def test_nothing_is_seen_before_a_student_joins_and_after_leaving(teacher, stude
     assert "secret" not in teacher.run("%distributed class").text
 
 
+@pytest.mark.usefixtures("_class_is_open")
 def test_a_teacher_sees_errors_and_who_waits_for_whom(teacher, student):
     student.run(f"%distributed join {TEACHER}")
     student.run("%%distributed\nif rank == 1: raise ValueError('no data')\nallreduce(1.0)")
@@ -107,6 +113,7 @@ def test_a_teacher_sees_errors_and_who_waits_for_whom(teacher, student):
     assert student.run("%%distributed\nprint(allreduce(rank, op=Sum))").text == "ranks 0–1 │ 1\n"
 
 
+@pytest.mark.usefixtures("_class_is_open")
 def test_a_panel_is_shown_only_with_consent_and_runs_no_script(teacher, student):
     find = (
         "hooks = get_ipython().magics_manager.registry['DistributedMagics'].session.hooks\n"
@@ -119,7 +126,9 @@ def test_a_panel_is_shown_only_with_consent_and_runs_no_script(teacher, student)
     student.run("%%distributed\npass").ok()
     student.run(f"%distributed join {TEACHER}")
     seen(teacher, "idle")
-    teacher.run(find + "view._choice.value = view._choice.options[1]").ok()
+    teacher.run(find).ok()
+    waited(teacher, "len(view._choice.options) > 1", "True")
+    teacher.run("view._choice.value = view._choice.options[1]").ok()
     shown = waited(teacher, "view._panel.value", "zoe")
     assert "shows no panel" in shown
     assert "<iframe" not in shown
@@ -135,6 +144,7 @@ def test_a_panel_is_shown_only_with_consent_and_runs_no_script(teacher, student)
     assert "loss" not in waited(teacher, "view._panel.value", "has left")
 
 
+@pytest.mark.usefixtures("_class_is_open")
 def test_the_class_ends_with_its_teacher_and_can_be_opened_again(teacher, student, folder):
     assert teacher.run("%distributed class close").text == "The class is closed.\n"
     assert os.listdir(folder) == []

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.kernel import LINE_HOLD, patched
+from tests.kernel import LINE_HOLD, patched, time_that_jumps
 
 pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 LAB = {"cellId": "5e1a"}
@@ -211,12 +211,13 @@ def test_where_nobody_can_type_it_is_said_at_once(notebook, source):
     assert "%distributed push NAME" in cell.error_value
 
 
-def test_time_at_a_prompt_and_its_end(notebook):
-    cell = ask(notebook, "if rank == 0: input()\nbarrier()\n'ended'", "--timeout 4")
-    cell.prompt()
-    notebook.drain(4.5)
-    cell.answer("")
-    cell.wait().ok().says("ranks 0–3 → 'ended'\n")
+def test_time_at_a_prompt_and_its_end(notebook, tmp_path):
+    with time_that_jumps(notebook, tmp_path) as jump:
+        cell = ask(notebook, "if rank == 0: input()\nbarrier()\n'ended'", "--timeout 300")
+        cell.prompt()
+        jump()
+        cell.answer("")
+        cell.wait().ok().says("ranks 0–3 → 'ended'\n")
     cell = ask(notebook, "input()", "-r 0")
     typed(cell, "\x04")
     assert "EOFError" in cell.wait().error_value

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.debugger import Debugger
-from tests.kernel import Kernel, spec_of
+from tests.kernel import Kernel, spec_of, time_that_jumps
 
 ALIVE = "%%distributed\nprint(int(allreduce(1, op=Sum)))"
 ALL = {"rank 0": 3, "rank 1": 3, "rank 2": 3}
@@ -79,18 +79,18 @@ def test_another_rank_is_shown_and_steps_alone(kernel: Kernel, debugger: Debugge
 
 
 def test_a_condition_pauses_one_rank_and_stops_the_timeout(
-    kernel: Kernel, debugger: Debugger
+    kernel: Kernel, debugger: Debugger, tmp_path: Path
 ) -> None:
-    source = "%%distributed --timeout 8\nx = rank\ny = x  # break if rank == 1\nbarrier()"
-    cell, pause = debugger.start(source, 3)
-    assert debugger.lines(pause) == {"rank 1": 3}
-    kernel.drain(9)
-    assert not cell.done
-    pause = pause.step()
-    assert pause.place == ("rank 1: <module>", 4)
-    # There is nothing to step to: the cell ends, and the next one does not pause.
-    pause.go("stepIn")
-    cell.wait().ok()
+    source = "%%distributed --timeout 300\nx = rank\ny = x  # break if rank == 1\nbarrier()"
+    with time_that_jumps(kernel, tmp_path) as jump:
+        cell, pause = debugger.start(source, 3)
+        assert debugger.lines(pause) == {"rank 1": 3}
+        jump()
+        pause = pause.step()
+        assert pause.place == ("rank 1: <module>", 4)
+        # There is nothing to step to: the cell ends, and the next one does not pause.
+        pause.go("stepIn")
+        cell.wait().ok()
 
 
 def test_an_interrupt_ends_the_pause(kernel: Kernel, debugger: Debugger) -> None:

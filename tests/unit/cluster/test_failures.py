@@ -1,9 +1,10 @@
 """The report of a failed cell, and what is checked before a cell is sent."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from allranks.cluster import failures
 from allranks.cluster.failures import ProcessExit, all_over, describe, loss_text
 from allranks.cluster.options import check_source
 from allranks.records.wire import Hello, Report
@@ -48,9 +49,9 @@ def test_the_rank_that_died_of_itself_is_the_culprit():
     )
 
 
-def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along():
-    lately = time.monotonic() - 0.5
-    died, ended = ProcessExit(5, -9, False, lately), ProcessExit(6, -9, True, lately)
+def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along(monkeypatch):
+    monkeypatch.setattr(failures, "time", SimpleNamespace(monotonic=lambda: 100.5))
+    died, ended = ProcessExit(5, -9, False, 100.0), ProcessExit(6, -9, True, 100.0)
     assert all_over([died, ended], 128)
     assert not all_over([ended], 128)
     assert all_over([ended], 1)
