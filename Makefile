@@ -15,7 +15,7 @@
 #   make release VERSION=0.2.0  all of a release but the publication: version, dist, checks, docs
 #   make test-lowest   the core's tests with the lower bounds of pyproject.toml, exactly
 #   make test-prereleases   the same with pre-releases of ipykernel, jupyterlab, numpy and mpi4py
-#   make test-pythons  the unit tests on every Python from 3.11 on that is found, or on PYTHONS=…
+#   make test-pythons  the unit tests and a notebook on every Python from 3.11 on that is found, or on PYTHONS=…
 #   make pictures   docs/pictures, taken anew; PICTURES="ring strips" takes some of them
 #   make gallery   each thing shown in JupyterLab and Notebook 7, in two themes and two widths
 #   make soak    random hostile cells on real ranks, for MINUTES=60
@@ -55,7 +55,7 @@ BENCH_ARGS ?=
 CHAOS_ARGS ?=
 PICTURES ?=
 PYTHONS ?=
-SUITES ?= tests/unit,tests/widgets
+SUITES ?= tests/unit,tests/widgets,tests/notebook/test_px.py
 # Code that depends on the Python: what is drawn does not, nor the pages of the docs.
 NEWEST_SUITES = tests/unit/cluster,tests/unit/collectives,tests/unit/command,tests/unit/engine,tests/unit/ensemble,$\
     tests/unit/magics,tests/unit/records,tests/notebook/test_cluster.py

@@ -23,6 +23,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PLACE = REPOSITORY / ".venv-pythons"
 NAMES = [f"python3.{minor}" for minor in range(11, 20)]
 INSTALLED = (".pyenv/versions/*/bin/python3", ".local/share/uv/python/*/bin/python3")
+#: Of what constraints.txt lists, something has no wheel for a later Python.
+CONSTRAINED = (3, 14)
 SAYS = "import ensurepip, sys, venv; print(*sys.version_info[:3], sys.executable)"
 
 Version = tuple[int, ...]
@@ -58,7 +60,9 @@ def run(python: str, name: str, suites: list[str]) -> str:
     if not inside.exists():
         subprocess.run([python, "-m", "venv", inside.parents[1]], check=True)
     pip = [inside, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
-    wanted = ["--constraint", REPOSITORY / "constraints.txt", "--editable", f"{REPOSITORY}[test]"]
+    wanted = ["--editable", f"{REPOSITORY}[test]"]
+    if tuple(map(int, name.split("."))) <= CONSTRAINED:
+        wanted += ["--constraint", str(REPOSITORY / "constraints.txt")]
     # What has to be compiled is no wheel, and says little of allranks.
     if subprocess.run([*pip, "--prefer-binary", *wanted]).returncode:
         return "a dependency could not be installed"

@@ -72,7 +72,8 @@ def check_source(text: str) -> None:
     try:
         compile(transformed, _FILE, "exec", flags=flags, dont_inherit=True)
     except (RecursionError, MemoryError) as error:
-        raise SyntaxError(f"{error}. Split the long expression into several lines") from None
+        reason = str(error) or "too complex to parse"  # Python 3.11 gives no reason
+        raise SyntaxError(f"{reason}. Split the long expression into several lines") from None
 
 
 def explain_syntax(error: SyntaxError, number: int) -> str:

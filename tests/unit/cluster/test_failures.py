@@ -1,5 +1,6 @@
 """The report of a failed cell, and what is checked before a cell is sent."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,9 @@ def test_all_of_ipythons_syntax_is_valid(cell):
     check_source(cell)
 
 
-def test_an_expression_that_python_cannot_compile_is_not_valid_either():
-    with pytest.raises(SyntaxError, match="recursion depth exceeded"):
-        check_source("x = " + "+".join(["1"] * 20_000))
+@pytest.mark.parametrize("expression", ["-" * 10_000 + "1", "+".join(["1"] * 20_000)], ids="-+")
+def test_an_expression_that_python_cannot_compile_is_not_valid_either(expression):
+    if sys.version_info >= (3, 14) and "+" in expression:
+        pytest.skip("needs a Python before 3.14, which compiles it")
+    with pytest.raises(SyntaxError, match=r"^\w.*\. Split the long expression into several lines"):
+        check_source(f"x = {expression}")
