@@ -1,4 +1,4 @@
-"""A JupyterLab for the whole run, a Chromium for each file, a page for each test."""
+"""A JupyterLab and what Chromium caches for the whole run, a Chromium for each file, and pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import BrowserContext, expect, sync_playwright
 
 from tests.browser.chromium import MISSING, find_chromium
 from tests.browser.lab import CHROMIUM_ARGS, Lab, Server
@@ -36,28 +36,35 @@ def server(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Iterator[
         yield server
 
 
+@pytest.fixture(scope="session")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what Chromium caches: JupyterLab's scripts, also as compiled."""
+    return tmp_path_factory.mktemp("chromium")
+
+
 # Playwright's loop counts as running in this thread until it is stopped, and would break every
 # asyncio.run() in the other suites: so it ends with each file, which costs a second.
 @pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
+def browser(chromium: str, profile: Path) -> Iterator[BrowserContext]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
+        browser = playwright.chromium.launch_persistent_context(
+            profile, executable_path=chromium, args=CHROMIUM_ARGS, viewport=VIEWPORT
+        )
         yield browser
         browser.close()
 
 
 @contextmanager
-def fresh_page(browser: Browser, server: Server) -> Iterator[Lab]:
+def fresh_page(browser: BrowserContext, server: Server) -> Iterator[Lab]:
     server.clear()
-    context = browser.new_context(viewport=VIEWPORT)
-    lab = Lab(context.new_page(), server)
+    lab = Lab(browser.new_page(), server)
     yield lab
     lab.close()
-    context.close()
+    lab.page.close()
 
 
 @contextmanager
-def page_with_ranks(browser: Browser, server: Server, *sources: str) -> Iterator[Lab]:
+def page_with_ranks(browser: BrowserContext, server: Server, *sources: str) -> Iterator[Lab]:
     with fresh_page(browser, server) as lab:
         lab.open(server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
         lab.start_ranks()
@@ -65,7 +72,7 @@ def page_with_ranks(browser: Browser, server: Server, *sources: str) -> Iterator
 
 
 @pytest.fixture
-def lab(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
+def lab(browser: BrowserContext, server: Server, request: pytest.FixtureRequest) -> Iterator[Lab]:
     with fresh_page(browser, server) as lab:
         yield lab
         lab.screenshot(PICTURES / f"{request.node.name}.png")

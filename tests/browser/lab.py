@@ -26,6 +26,9 @@ SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
 
+#: No look at each extension whether JupyterLab has to be built again.
+PAGE_CONFIG = {"buildCheck": False}
+
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 _EXPOSED = (
@@ -53,6 +56,9 @@ class Server(servers.Server):
             path = path / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
+        config = home / "JUPYTER_CONFIG_DIR" / "labconfig" / "page_config.json"
+        config.parent.mkdir(parents=True)
+        config.write_text(json.dumps(PAGE_CONFIG))
         super().__init__("jupyterlab", home, *_EXPOSED, *options)
 
     def __enter__(self) -> Self:

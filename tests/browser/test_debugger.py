@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import BrowserContext, expect
 
 from tests.browser.conftest import PICTURES, fresh_page
 from tests.browser.lab import Lab, Server
@@ -30,7 +30,7 @@ STEPS, STEPS_NOTEBOOK_7 = 50, 10
 
 
 @pytest.fixture
-def lab(browser: Browser) -> Iterator[Lab]:
+def lab(browser: BrowserContext) -> Iterator[Lab]:
     """A page whose kernel "h0" runs on the first of three hosts."""
     require()
     with Hosts(3) as hosts:

@@ -40,9 +40,8 @@ def test_the_first_lab_opens_without_outputs_questions_or_warnings(browser, tmp_
     try:
         wait_until(lambda: ADDRESS.search(said.read_text()), said.read_text, 90)
         url, token = ADDRESS.search(said.read_text()).groups()
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
         server = SimpleNamespace(url=url, token=token, root=labs)
-        lab = Lab(context.new_page(), server).open("01_ranks.ipynb")
+        lab = Lab(browser.new_page(), server).open("01_ranks.ipynb")
         assert lab.page.locator(".jp-OutputArea-output").count() == 0
         lab.run_cell(1)
         lab.wait_idle()
@@ -52,7 +51,7 @@ def test_the_first_lab_opens_without_outputs_questions_or_warnings(browser, tmp_
         assert lab.page.locator(".Toastify__toast, .jp-Dialog").all_inner_texts() == []
         lab.save()
         lab.close()
-        context.close()
+        lab.page.close()
     finally:
         process.terminate()
         process.wait(60)

@@ -15,12 +15,20 @@ SSH = "--on ssh:h1:2,h2:2"
 NewNotebook = Callable[..., NotebookOnAHost]
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    """Three hosts that ssh reaches from ``h0``."""
+@pytest.fixture(scope="session")
+def shared_hosts() -> Iterator[Hosts]:
+    """The hosts of all files that need no others."""
     require()
     with Hosts(3) as up:
         yield up
+
+
+@pytest.fixture(scope="module")
+def hosts(shared_hosts: Hosts) -> Iterator[Hosts]:
+    """Three hosts that ssh reaches from ``h0``; at a file's end they are as at its beginning."""
+    yield shared_hosts
+    found = shared_hosts.restore()
+    assert found == [], found
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -33,6 +34,8 @@ _SLURM_PACKAGES = {
 }
 #: What every host runs by itself, and nothing else may be left of it.
 _OWN = ("unshare", "bash", "sleep", "sshd", "munged", "slurmctld", "slurmd", "slurmscriptd")
+#: Each set of hosts has names of its own on the machine.
+_sets = count()
 #: With what find lists a folder, though files vanish meanwhile.
 _ITS_CONTENTS = ("-ignore_readdir_race", "-mindepth", "1", "-maxdepth", "1")
 
@@ -74,9 +77,11 @@ class Hosts:
         self.shared = self._folder / "shared"
         self.shared.mkdir()
         self._script = HERE / ("slurm.sh" if slurm else "hosts.sh")
-        self.prefix = f"a{os.getpid() % 100_000}{'s' if slurm else ''}"
+        self.prefix = f"a{os.getpid() % 100_000}x{next(_sets)}"
         self._net = {"HOSTS_NET": "fd77::"} if ipv6 else {}
         self._crashed: set[str] = set()
+        self._cut: set[str] = set()
+        self._frozen: set[str] = set()
 
     def __enter__(self) -> Self:
         self._do("up", str(len(self.names)))
@@ -137,18 +142,22 @@ class Hosts:
     def cut(self, host: str) -> None:
         """Pulls a host's cable: what is sent vanishes, and nobody is told."""
         self._do("cut", host)
+        self._cut.add(host)
 
     def mend(self, host: str) -> None:
         """Puts it in again."""
         self._do("mend", host)
+        self._cut.discard(host)
 
     def freeze(self, host: str) -> None:
         """Stops every process of a host."""
         self._do("freeze", host)
+        self._frozen.add(host)
 
     def thaw(self, host: str) -> None:
         """Lets them go on."""
         self._do("thaw", host)
+        self._frozen.discard(host)
 
     def crash(self, host: str) -> None:
         """Switches a host off."""
@@ -156,9 +165,24 @@ class Hosts:
         self._crashed.add(host)
 
     def boot(self, host: str) -> None:
-        """Switches on again a host that has crashed; its temporary files are gone."""
+        """Switches on a host again, as it was at first: its temporary files are gone."""
         self._do("boot", host)
-        self._crashed.remove(host)
+        for disturbed in (self._crashed, self._cut, self._frozen):
+            disturbed.discard(host)
+
+    def restore(self, seconds: float = 60) -> list[str]:
+        """Boots the hosts that are not as they were at first; returns what was found of each.
+
+        What runs has so many seconds to end.
+        """
+        states = {"off": self._crashed, "cut off": self._cut, "frozen": self._frozen}
+        found = [f"{host} is {state}" for state, hosts in states.items() for host in sorted(hosts)]
+        for host in self._crashed | self._cut | self._frozen:
+            self.boot(host)
+        left = self.left(seconds)
+        for host in {line.partition(":")[0] for line in left}:
+            self.boot(host)
+        return found + left
 
     def processes(self, host: str) -> list[str]:
         """Returns what runs on a host besides its own services: pids of its own, and commands."""

@@ -52,6 +52,14 @@ if sys.argv[4] == "wait":
 """
 
 
+@pytest.fixture(scope="module")
+def hosts(hosts: Hosts) -> Iterator[Hosts]:
+    """Three hosts, which are booted at the end: ranks that are killed leave files of MPI."""
+    yield hosts
+    for host in hosts.names:
+        hosts.boot(host)
+
+
 @contextmanager
 def ranks_on(
     hosts: Hosts, where: str, count: int, calls: int = 10**9, *, wait: bool = True

@@ -99,8 +99,11 @@ def start_ray(hosts: Hosts) -> System:
 
 
 @pytest.fixture(scope="module", params=[start_dask, start_ray], ids=["dask", "ray"])
-def system(hosts: Hosts, request: pytest.FixtureRequest) -> System:
-    return request.param(hosts)
+def system(hosts: Hosts, request: pytest.FixtureRequest) -> Iterator[System]:
+    yield request.param(hosts)
+    # Its own processes and files end with the hosts.
+    for host in hosts.names:
+        hosts.boot(host)
 
 
 @pytest.fixture(scope="module")

@@ -28,14 +28,17 @@ def test_ranks_run_on_hosts_that_are_entered_and_leave_nothing(hosts):
         "ALLRANKS_LOG_DIR": str(folder / "logs"),
     }
     # All hosts have this file. Pods often cannot resolve each other's names either.
-    hosts.on("h1", "sh", "-c", "echo 127.0.0.1 localhost > /etc/hosts")
-    ran = subprocess.run(
-        hosts.beside([sys.executable, "-c", USES], folder),
-        env=hosts.environment | own,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    hosts.on("h1", "sh", "-c", "cp /etc/hosts /tmp; echo 127.0.0.1 localhost > /etc/hosts")
+    try:
+        ran = subprocess.run(
+            hosts.beside([sys.executable, "-c", USES], folder),
+            env=hosts.environment | own,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        hosts.on("h1", "sh", "-c", "cat /tmp/hosts > /etc/hosts; rm /tmp/hosts")
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1]) == [[0, "h1", 3], [1, "h1", 3], [2, "h2", 3]]
     assert hosts.left() == []

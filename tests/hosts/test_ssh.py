@@ -135,7 +135,7 @@ def test_a_lab_runs_on_two_hosts_unchanged(hosts, new_notebook):
     notebook = new_notebook(env={"ALLRANKS_SITES": str(sites)})
     started = notebook.run("%distributed start --on pair", timeout=120)
     assert "started ranks 0–3 on h1, h2" in started.text
-    lab, failed = labs.solved("02_allreduce"), []
+    lab, failed = labs.solved("03_messages"), []
     for cell in labs.code_cells(lab):
         ran = notebook.run(cell.source, timeout=120)
         if ran.status != "ok":

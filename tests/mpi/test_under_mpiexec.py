@@ -29,28 +29,56 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-# Communicators first: they register sets that the other suites share, and remove them. What is
-# left out for a number of ranks runs on as many of several hosts.
-SUITES = {
-    1: ("communicator", "contract", "property"),
-    2: ("communicator", "contract", "kinds", "misuse"),
-    3: ("communicator", "contract", "property", "misuse"),
-    4: ("communicator",),  # the contract of four: HOSTS, and FAKE_GPUS
+FAKE = {
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'fakes' / 'gpu'}",
+    "ALLRANKS_FAKE_GPU": "1",
+    "ALLRANKS_TEST_KIND": "cupy",
 }
-# Two hosts of two ranks; three hosts of two, one and one; two of one; two that take turns.
-HOSTS = {
-    "2": (4, "hosts", "contract"),
-    "2,1": (4, "hosts", "property", "misuse"),
-    "1": (2, "hosts"),
-    "%2": (4, "property"),
+"""The GPU of each rank."""
+
+
+World = tuple[dict[str, str], tuple[str, ...]]
+"""The variables of its ranks, and the suites that they run."""
+
+
+def hosts(per_host: str, *suites: str) -> World:
+    return {"ALLRANKS_RANKS_PER_HOST": per_host, "ALLRANKS_TEST_TRANSPORTS": "shared"}, suites
+
+
+def fake(transports: str, *suites: str, **env: str) -> World:
+    return FAKE | {"ALLRANKS_TEST_TRANSPORTS": transports} | env, suites
+
+
+# Communicators first: they register sets that the other suites share, and remove them. What is left
+# out for a number of ranks runs on as many of several hosts. The fake GPU last, since it stays.
+WORLDS: dict[int, list[World]] = {
+    1: [
+        ({}, ("communicator", "contract", "property")),
+        fake("nccl,staged", "contract", "gpu"),
+    ],
+    2: [
+        ({}, ("communicator", "contract", "kinds", "misuse")),
+        hosts("1", "hosts"),
+    ],
+    3: [
+        ({}, ("communicator", "contract", "property", "misuse")),
+        fake("nccl,staged", "contract", "gpu", "nccl"),
+    ],
+    # Two hosts of two ranks; two that take turns; two ranks that share each GPU; two hosts.
+    4: [
+        ({}, ("communicator",)),
+        hosts("2", "hosts", "contract"),
+        hosts("%2", "property"),
+        fake("staged", "contract", "gpu", ALLRANKS_FAKE_GPU="2"),
+        (FAKE | {"ALLRANKS_RANKS_PER_HOST": "2"}, ("gpu",)),
+    ],
 }
-# Alone, and with others, whose shares are not even; four that share two GPUs; four of two hosts.
-FAKE_GPUS: list[tuple[tuple[Any, ...], dict[str, str]]] = [
-    ((1, "contract", "gpu"), {"ALLRANKS_TEST_TRANSPORTS": "nccl,staged"}),
-    ((3, "contract", "gpu", "nccl"), {"ALLRANKS_TEST_TRANSPORTS": "nccl,staged"}),
-    ((4, "contract", "gpu"), {"ALLRANKS_TEST_TRANSPORTS": "staged", "ALLRANKS_FAKE_GPU": "2"}),
-    ((4, "gpu"), {"ALLRANKS_RANKS_PER_HOST": "2"}),
-]
+"""Those of one launch, by its number of ranks."""
+OF_OTHERS: dict[int, list[World]] = {
+    3: WORLDS[3][:1],
+    4: [({}, ("communicator",)), ({"ALLRANKS_RANKS_PER_HOST": "2"}, ("hosts",))],
+}
+"""With a second MPI."""
 
 
 def name(python: str) -> str:
@@ -65,31 +93,27 @@ def launches() -> Iterator[Any]:
     in it depends on both.
     """
     first, *others = PYTHONS
-    for ranks, suites in SUITES.items():
-        if ranks != 3 or not others:
-            yield pytest.param(first, (ranks, *suites), {}, id=f"{name(first)}-{ranks}")
+    for ranks, worlds in WORLDS.items():
+        # On three ranks the second MPI has the suites without a GPU.
+        chosen = worlds[1:] if ranks == 3 and others else worlds
+        yield pytest.param(first, ranks, chosen, id=f"{name(first)}-{ranks}")
     for python in others:
-        yield pytest.param(python, (3, *SUITES[3]), {}, id=f"{name(python)}-3")
-        yield pytest.param(python, (4, "communicator"), {}, id=f"{name(python)}-4")
-        env = {"ALLRANKS_RANKS_PER_HOST": "2"}
-        yield pytest.param(python, (4, "hosts"), env, id=f"{name(python)}-hosts")
-    for per_host, what in HOSTS.items():
-        env = {"ALLRANKS_RANKS_PER_HOST": per_host, "ALLRANKS_TEST_TRANSPORTS": "shared"}
-        yield pytest.param(first, what, env, id=f"hosts of {per_host}")
-    fake = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'fakes' / 'gpu'}", "ALLRANKS_FAKE_GPU": "1"}
-    for what, env in FAKE_GPUS:
-        env = {**fake, "ALLRANKS_TEST_KIND": "cupy", **env}
-        yield pytest.param(first, what, env, id=" ".join(["fake GPUs", *map(str, what)]))
+        for ranks, worlds in OF_OTHERS.items():
+            yield pytest.param(python, ranks, worlds, id=f"{name(python)}-{ranks}")
+    # Hosts of two, one and one: by itself, for a run of few tests.
+    yield pytest.param(first, 4, [hosts("2,1", "hosts", "property", "misuse")], id="hosts of 2,1")
 
 
-@pytest.mark.parametrize(("python", "what", "env"), [*launches()])
-def test_ranks_keep_the_contract(python: str, what: tuple[Any, ...], env: dict[str, str]) -> None:
+@pytest.mark.parametrize(("python", "ranks", "worlds"), [*launches()])
+def test_ranks_keep_the_contract(python: str, ranks: int, worlds: list[World]) -> None:
     """One launch for all suites of a number of ranks: starting costs more than most of them."""
-    ranks, *suites = what
-    ended = mpiexec(ranks, RUN, *suites, "-rs", python=python, timeout=570, **env)
+    words: list[str] = []
+    for env, suites in worlds:
+        words += ["+", *(f"{key}={value}" for key, value in env.items()), *suites]
+    ended = mpiexec(ranks, RUN, *words, "-rs", python=python, timeout=570)
     assert ended.returncode == 0, ended.stdout
-    assert f"rank 0 of {ranks}\n" in ended.stdout
-    assert " passed" in ended.stdout
+    assert ended.stdout.count(f"rank 0 of {ranks}\n") == len(worlds)
+    assert ended.stdout.count(" passed") == len(worlds)
     assert "does not make two hosts" not in ended.stdout
 
 
