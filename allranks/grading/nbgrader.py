@@ -30,6 +30,8 @@ from nbgrader.converters import Autograde
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Integer
 
+from allranks.grading.output_limit import OutputLimit
+
 _MAGIC = re.compile(r"%%(\S+)")
 _RUN_PYTHON = {"distributed", "px", "rank", "time", "timeit", "capture"}
 """Magics of cells whose body is Python. Others, as ``%%bash``, get no line."""
@@ -66,9 +68,9 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
     most_processes = Integer(
         100, help="If a notebook has more processes at once, all of them are killed."
     ).tag(config=True)
-    most_output_nbytes = Integer(1_000_000, help="Output of a cell beyond this is dropped.").tag(
-        config=True
-    )
+    most_output_nbytes = Integer(
+        1_000_000, help="Output of a cell beyond this is dropped, and errors are cut."
+    ).tag(config=True)
 
     iopub_timeout = Integer(
         10, help="Seconds for the output of a cell that was interrupted, or has ended."
@@ -80,7 +82,7 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
         """Runs the cells, and puts an error below each test that has not run to its end."""
         self._deadline = time.monotonic() + self.notebook_seconds
         self._ended = ""
-        self._written: dict[int, int] = {}
+        self._output = OutputLimit(self.most_output_nbytes)
         with tempfile.TemporaryDirectory(prefix="allranks-grading-") as folder:
             self._files = {
                 id(cell): Path(folder) / secrets.token_hex()
@@ -121,12 +123,15 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
 
     def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> Any:
         """Adds a message of the kernel to the cell's output, if there is room for it."""
-        if msg["msg_type"] == "stream":
-            written = self._written.get(cell_index, 0) + len(msg["content"]["text"])
-            self._written[cell_index] = written
-            if written > self.most_output_nbytes:
-                return None
+        if not self._output.keeps(cell_index, msg):
+            return None
         return super().process_message(msg, cell, cell_index)
+
+    def on_cell_executed(self, **kwargs: Any) -> None:
+        """Adds the error of a kernel's reply, if the kernel has not sent it as output."""
+        if kwargs["execute_reply"]["content"]["status"] == "error":
+            self._output.cut(kwargs["execute_reply"]["content"])
+        super().on_cell_executed(**kwargs)
 
 
 class Processes:
