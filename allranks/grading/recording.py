@@ -269,9 +269,25 @@ def _nbytes(given: dict[str, Any]) -> int:
     for name in ("obj", "sendobj"):
         if name in given:
             return len(MPI.pickle.dumps(given[name]))
-    buffer = given["sendbuf"] if "sendbuf" in given else given["buf"]
+    return _buffer_nbytes(given["sendbuf"] if "sendbuf" in given else given["buf"])
+
+
+def _buffer_nbytes(buffer: Any) -> int:
+    """The bytes that a buffer in one of mpi4py's forms sends, without gaps of its datatype."""
     whole = calls.nbytes_of(buffer)
-    if isinstance(buffer, Sequence) and len(buffer) > 2 and isinstance(buffer[1], int):
-        # As [array, count, type].
-        return min(whole, buffer[1] * int(getattr(buffer[0], "itemsize", 1)))
-    return whole
+    if not isinstance(buffer, list | tuple):
+        return whole
+    array, *rest = buffer
+    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    nbytes = extent = getattr(array, "itemsize", 1)
+    if datatype is not None:
+        nbytes, extent = datatype.Get_size(), datatype.extent
+    # As [array, count, type], [array, (count, displacement), type] or [array, type].
+    count = rest[0] if rest else None
+    if isinstance(count, Sequence):
+        count = count[0]
+    if count is None:
+        count = whole // extent if extent else 0
+    return int(count) * nbytes

@@ -149,6 +149,39 @@ def test_an_exception_is_raised_on_its_rank_and_named_on_the_others(four):
     assert "rank 2 failed: ZeroDivisionError: division by zero at" in told.text
 
 
+EXCHANGE = """
+import numpy as np
+from allranks.grading import expect, ring
+matrix, received = np.zeros((100, 100)), np.zeros((100, 100))
+column = MPI.DOUBLE.Create_vector(100, 1, 100).Commit()
+pair = MPI.DOUBLE.Create_contiguous(2).Commit()
+
+def exchange(buffer):
+    with expect(ring(1)) as seen:
+        comm.Sendrecv(buffer, (rank + 1) % size, 0, received, (rank - 1) % size, 0)
+    return [message.nbytes for message in seen.traffic.sent(rank)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("buffer", "nbytes"),
+    [
+        ("[matrix, 1, column]", 800),
+        ("[matrix, (1, 0), column]", 800),
+        ("[matrix, 50, pair]", 800),
+        ("[matrix, pair]", 80_000),
+        ("[matrix, 100, MPI.DOUBLE]", 800),
+        ("[matrix, 100, 'd']", 800),
+        ("[matrix, MPI.DOUBLE]", 80_000),
+        ("(matrix, 100)", 800),
+        ("matrix[0]", 800),
+    ],
+)
+def test_the_bytes_of_each_form_of_a_buffer_are_those_that_are_sent(four, buffer, nbytes):
+    four.run(EXCHANGE)
+    assert four.run(f"exchange({buffer})") == [[nbytes]] * 4
+
+
 @pytest.mark.parametrize(
     "call", ["comm.Mprobe()", "comm.Send_init(np.zeros(1), 0)", "MPI.Win.Create(None)"]
 )
