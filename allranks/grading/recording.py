@@ -2,7 +2,7 @@
 
 The methods of `comm` are replaced on their class for that time, so communicators of `Split()` and
 `Create_cart()` are recorded too. Collectives, and `send` and `recv` of allranks, come from the
-journal of calls.
+journal of calls. Other ways to communicate with `comm` are refused (`hidden_handles.py`).
 
 Sends are synchronous, if asked for: they end only when they are received. A program that ends only
 thanks to the buffers of MPI then deadlocks with messages of any size, and the watch over the waits
@@ -29,6 +29,7 @@ from allranks.collectives.ops.communicator import Win
 from allranks.collectives.ops.point_to_point import PointToPoint
 from allranks.collectives.world.world import World
 from allranks.errors import CollectiveMismatch, RankLeft, UsageError
+from allranks.grading.hidden_handles import HiddenHandles
 from allranks.grading.patterns import base_name
 from allranks.grading.traffic import ANY, COLLECTIVE, RECEIVE, SEND, RankRecord, RecordedCall
 
@@ -64,6 +65,7 @@ _REFUSED = (
     *("Mprobe", "mprobe", "Improbe", "improbe", "Isendrecv", "Isendrecv_replace"),
     *("Send_init", "Ssend_init", "Rsend_init", "Bsend_init", "Recv_init"),
     *("Psend_init", "Precv_init"),
+    *(name for name in vars(PointToPoint) if name.endswith("_init") and name != "__init__"),
 )
 _WINDOWS = ("Create", "Allocate", "Allocate_shared", "Create_dynamic")
 _MISSING = object()
@@ -77,6 +79,7 @@ class CallRecorder:
         self._events: list[RecordedCall] = []
         self._posted: list[tuple[MPI.Request, RecordedCall, str]] = []
         self._restore = ExitStack()
+        self._hidden = HiddenHandles(self._replace, _refusing)
 
     def start(self) -> None:
         replace = self._replace
@@ -97,8 +100,10 @@ class CallRecorder:
         replace(PointCall, "patience", _patience)
         if self._synchronous:
             replace(point_to_point, "post_send", MPI.Intracomm.Issend)
+        self._hidden.start(vars(sys.modules["__main__"]))
 
     def stop(self) -> None:
+        self._hidden.stop()
         self._restore.close()
         self._note_completed()
 

@@ -36,7 +36,9 @@ def test_thirty_right_and_thirty_wrong_solutions_are_told_apart(cluster):
 @pytest.fixture(scope="module")
 def four():
     with allranks.Cluster(4, show_output=False) as started:
-        started.run("from allranks.grading import expect, line, ring\nkept = rank")
+        started.run(
+            "import numpy as np\nfrom allranks.grading import expect, line, ring\nkept = rank"
+        )
         yield started
 
 
@@ -187,6 +189,55 @@ def test_the_bytes_of_each_form_of_a_buffer_are_those_that_are_sent(four, buffer
 )
 def test_a_call_that_is_not_recorded_is_refused(four, call):
     assert "Use send, recv, sendrecv" in str(failure(four, f"with expect(): {call}"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "MPI.Intracomm.allgather(comm, rank)",
+        "saved(comm, rank)",
+        "MPI.Intracomm.allgather(MPI.COMM_WORLD, rank)",
+        "super(type(comm), comm).allgather(rank)",
+        "type(comm).__mro__[2].allgather(comm, rank)",
+        "MPI.Intracomm.allgather(own, rank)",
+        "copy.allgather(rank)",
+        "MPI.Intracomm(comm).allgather(rank)",
+        "MPI.Comm.fromhandle(comm.handle)",
+        "comm.Allgather_init(received, received)",
+        "comm.Dup().Barrier_init()",
+    ],
+)
+def test_a_call_of_a_base_class_is_refused(four, call):
+    four.run(
+        "received, own = np.zeros(10), comm.Dup()\n"
+        "saved, copy = MPI.Intracomm.allgather, MPI.Intracomm(comm)"
+    )
+    told = str(failure(four, f"with expect(): {call}"))
+    assert "MPI_ERR_COMM" in told or "expect() records no comm." in told
+    # Afterwards these calls work as before.
+    gathered = "MPI.Intracomm.allgather(comm, rank), MPI.Intracomm.allgather(copy, rank)"
+    assert four.run(f"copy = MPI.Intracomm(comm)\n{gathered}") == [([*range(4)], [*range(4)])] * 4
+
+
+def test_a_program_may_ask_its_communicators_for_all_that_sends_nothing(four):
+    four.run("grid = comm.Create_cart([2, 2], periods=[True, True])")
+    source = """
+with expect():
+    half = comm.Split(rank % 2)
+    no_part = comm.Split(MPI.UNDEFINED)
+    found = [
+        comm.rank, comm.Get_size(), half.size, half != MPI.COMM_NULL, no_part == MPI.COMM_NULL,
+        bool(half), comm == MPI.COMM_WORLD, comm.name, comm.group.size, grid.Shift(0, 1)[1],
+        grid.coords, grid.Get_cart_rank([0, 1]), comm.Iprobe(), half.allreduce(1),
+        isinstance(comm, MPI.Intracomm), comm.is_intra, int(allreduce(1, op=Sum)),
+    ]
+    half.Free()
+found
+"""
+    assert four.run(source)[1] == [
+        *(1, 4, 2, True, True, True, True, "MPI_COMM_WORLD", 4, 3, [0, 1], 1, False, 2),
+        *(True, True, 4),
+    ]
 
 
 @pytest.mark.replaces
