@@ -43,6 +43,7 @@ BUILT_IN: tuple[str, ...] = (
     "sinks",
     "simulate",
     "debugger",
+    "grading",
 )
 GROUP = "allranks.features"
 
