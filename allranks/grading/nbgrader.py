@@ -162,7 +162,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
 
     def _begin_again(self, resources: Any, index: int) -> None:
         """Runs the cells before this one in a new kernel, with new ranks."""
-        if not any(_is_test(cell) for cell in self.nb.cells[index + 1 :]):
+        left = range(index + 1, len(self.nb.cells))
+        if not any(_is_test(self.nb.cells[at]) and not self._lost_answer(at) for at in left):
             self._ended = self._left_out[index]
             return
         cells, output = list(self.nb.cells), self._output

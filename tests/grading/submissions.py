@@ -66,15 +66,6 @@ def rotated(array):
         "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nwhile True: time.sleep(1)",
         [2, 0, 2],
     ),
-    "kernel-forks": of_kernel(
-        "exercise-2",
-        """
-import os, time
-for _ in range(400):
-    if not os.fork(): time.sleep(1000)
-""",
-        [2, 0, 2],
-    ),
     "leaves-processes": of_kernel(
         "load",
         """
@@ -92,6 +83,15 @@ if os.fork() == 0:
 }
 #: The others.
 OTHERS: dict[str, Submission] = {
+    "kernel-forks": of_kernel(
+        "exercise-2",
+        """
+import os, time
+for _ in range(400):
+    if not os.fork(): time.sleep(1000)
+""",
+        [2, 0, 2],
+    ),
     "fake-ring": of_ranks(
         2,
         """
