@@ -4,9 +4,9 @@ python without_folders.py SHOWN HIDDEN... -- COMMAND...
 
 In a mount namespace an empty folder lies over each hidden folder, and an empty file over each
 hidden file. Nothing on the disk is changed. ``SHOWN``, which may be below a hidden folder, stays as
-it is and is the command's current folder. The command then runs in a user namespace of its own: so
-it can neither unmount the empty folders nor look at the files of a process outside. This needs no
-root, but a system that allows user namespaces.
+it is and is the command's current folder. Root's command runs without the capabilities to unmount
+the empty folders, and to look at the files of a process outside. Other users have none of them in a
+user namespace, which the system must allow.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
+_DROP_CAPABILITY = 24  # PR_CAPBSET_DROP
+_DROPPED = (2, 16, 17, 18, 19, 21, 27, 40)
+"""CAP_DAC_READ_SEARCH, CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_CHROOT, CAP_SYS_PTRACE,
+CAP_SYS_ADMIN, CAP_MKNOD, CAP_CHECKPOINT_RESTORE. Not a user namespace for root: there, some systems
+refuse packet filters, without which dead ranks are not replaced."""
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000  # MS_BIND, MS_REC, MS_PRIVATE
 
 
@@ -50,38 +55,29 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def _enter_user_namespace(more: int = 0) -> None:
-    """Begins a user namespace with the same users: root keeps all, others have only themselves."""
-    own, is_root = os.getpid(), os.geteuid() == 0
-    entered, go = os.pipe()
-    # Root's maps can only be written by a process outside.
-    writer = os.fork()
-    if writer == 0:
-        os.close(go)
-        os.read(entered, 1)
-        status = 1
-        try:
-            if not is_root:
-                Path(f"/proc/{own}/setgroups").write_text("deny")
-            for name, one in (("uid_map", os.geteuid()), ("gid_map", os.getegid())):
-                known = Path("/proc/self", name).read_text().splitlines()
-                lines = [f"{first} {first} {count}" for first, _, count in map(str.split, known)]
-                text = "\n".join(lines) if is_root else f"{one} {one} 1"
-                Path(f"/proc/{own}", name).write_text(f"{text}\n")
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(entered)
+    """Begins a user namespace in which only this user exists."""
+    own = {"uid_map": os.geteuid(), "gid_map": os.getegid()}
     _call("unshare", _NEW_USER | more)
-    os.close(go)
-    if os.waitpid(writer, 0)[1] != 0:
-        raise PermissionError("the users of a user namespace cannot be set")
+    Path("/proc/self/setgroups").write_text("deny")
+    for name, one in own.items():
+        Path("/proc/self", name).write_text(f"{one} {one} 1\n")
+
+
+def _begin_mounts() -> bool:
+    """Begins a mount namespace; returns whether it is in a user namespace too."""
+    try:
+        _call("unshare", _NEW_MOUNTS)
+    except PermissionError:
+        _enter_user_namespace(_NEW_MOUNTS)
+        return True
+    return False
 
 
 def main() -> None:
     """Hides the folders, and becomes the command."""
     split = sys.argv.index("--")
     shown, *hidden = sys.argv[1:split]
-    _enter_user_namespace(_NEW_MOUNTS)
+    in_user_namespace = _begin_mounts()
     _mount("", "/", "", _RECURSIVE | _PRIVATE)
     kept = os.open(shown, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for path in hidden:
@@ -94,7 +90,11 @@ def main() -> None:
         _mount(f"/proc/self/fd/{kept}", shown, "", _BIND | _RECURSIVE)
     # The old current folder leads to the folders below the empty ones.
     os.chdir(shown)
-    _enter_user_namespace()
+    if in_user_namespace:
+        _enter_user_namespace()  # where the mounts belong to the one before
+    else:
+        for capability in _DROPPED:
+            _call("prctl", _DROP_CAPABILITY, capability, 0, 0, 0)
     os.execvp(sys.argv[split + 1], sys.argv[split + 1 :])
 
 

@@ -40,7 +40,7 @@ class Originals:
         self._modules = {
             name: module
             for name, module in sys.modules.items()
-            if module is not None and (name in _LIBRARIES or name.partition(".")[0] in _OWN)
+            if name in _LIBRARIES or name.partition(".")[0] in _OWN
         }
         self._attributes = list(self._found())
         self._code = [
