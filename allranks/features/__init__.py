@@ -44,6 +44,7 @@ BUILT_IN: tuple[str, ...] = (
     "sinks",
     "simulate",
     "debugger",
+    "grading",
 )
 GROUP = "allranks.features"
 

@@ -12,14 +12,13 @@ written against the grader can deceive it.
 
 from __future__ import annotations
 
-import ctypes
+import copy
+import json
 import re
 import secrets
 import sys
 import tempfile
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,20 @@ import psutil
 from nbformat import NotebookNode
 from nbgrader import preprocessors
 from nbgrader.converters import Autograde
+from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Integer
 
+from allranks.grading import without_folders
+from allranks.grading.output_limit import OutputLimit
+from allranks.grading.processes import Processes
+
 _MAGIC = re.compile(r"%%(\S+)")
-_RUN_PYTHON = {"distributed", "px", "rank", "time", "timeit", "capture"}
+_ON_RANKS = {"distributed", "px", "rank"}
+_RUN_PYTHON = _ON_RANKS | {"time", "timeit", "capture"}
 """Magics of cells whose body is Python. Others, as ``%%bash``, get no line."""
-_LOOK_SECONDS = 0.5
-_ENDING_SECONDS = 5.0
-_ORPHANS_COME_HERE = 36  # PR_SET_CHILD_SUBREAPER
+_PYTHON = re.compile(r"python[\d.]*")
+_HERE = "__import__('allranks.features.grading.{}', fromlist=['_'])"
 
 
 def configure(config: Any) -> None:
@@ -57,7 +61,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
     """Runs a notebook's cells; tests that did not run to their end have an error below them.
 
     Whatever the notebook does, this ends within its limits, and so does every process that it has
-    started.
+    started. A cell that ends the kernel, or a rank, costs no later test: the earlier cells run
+    again in a new kernel, without this one. The kernel cannot read the course's solutions.
     """
 
     notebook_seconds = Integer(
@@ -66,9 +71,9 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
     most_processes = Integer(
         100, help="If a notebook has more processes at once, all of them are killed."
     ).tag(config=True)
-    most_output_nbytes = Integer(1_000_000, help="Output of a cell beyond this is dropped.").tag(
-        config=True
-    )
+    most_output_nbytes = Integer(
+        1_000_000, help="Output of a cell beyond this is dropped, and errors are cut."
+    ).tag(config=True)
 
     iopub_timeout = Integer(
         10, help="Seconds for the output of a cell that was interrupted, or has ended."
@@ -80,40 +85,196 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
         """Runs the cells, and puts an error below each test that has not run to its end."""
         self._deadline = time.monotonic() + self.notebook_seconds
         self._ended = ""
-        self._written: dict[int, int] = {}
+        self._output = OutputLimit(self.most_output_nbytes)
+        #: Why a test did not run to its end, by its place.
+        self._reasons: dict[int, str] = {}
+        #: Why a cell does not run again, by its place.
+        self._left_out: dict[int, str] = {}
+        self._hiding = self._hide_course(resources)
         with tempfile.TemporaryDirectory(prefix="allranks-grading-") as folder:
+            self._folder = Path(folder)
             self._files = {
-                id(cell): Path(folder) / secrets.token_hex()
-                for cell in _tests(nb)
-                if _is_python(cell.source)
+                index: self._new_file()
+                for index, cell in enumerate(nb.cells)
+                if _is_test(cell) and _is_python(cell.source)
             }
             try:
-                with Processes(self.most_processes) as processes:
+                with Processes(self.most_processes) as self._processes:
                     nb, resources = super().preprocess(nb, resources, km)
             except Exception as error:
-                self._ended = self._ended or _described(error)
-            self._ended = processes.killed or self._ended
-            for cell in _tests(nb):
-                file = self._files.get(id(cell))
-                _judge(cell, not self._ended if file is None else file.exists(), self._ended)
+                self._ended = self._ended or self._processes.killed or _described(error)
+            for index, cell in enumerate(nb.cells):
+                if _is_test(cell):
+                    why = self._reasons.get(index, self._ended)
+                    file = self._files.get(index)
+                    _judge(cell, not why if file is None else file.exists(), why)
         return nb, resources
 
     def preprocess_cell(self, cell: NotebookNode, resources: Any, index: int) -> Any:
-        """Runs a cell, unless the kernel has died or the time is over."""
+        """Runs a cell, unless it is the test of an answer that has ended the kernel or a rank."""
         if time.monotonic() > self._deadline:
             self._ended = f"the notebook took more than {self.notebook_seconds} s"
         if self._ended or cell.cell_type != "code":
             return cell, resources
-        source = cell.source
-        if id(cell) in self._files:
-            cell.source += f"\nopen({str(self._files[id(cell)])!r}, 'a').close()\n"
+        if _is_test(cell) and (why := self._lost_answer(index)):
+            self._reasons[index] = why
+        elif lost := self._run(cell, resources, index):
+            self._reasons[index] = self._left_out[index] = lost
+            self._begin_again(resources, index)
+        return cell, resources
+
+    def _run(self, cell: NotebookNode, resources: Any, index: int, *, again: bool = False) -> str:
+        """Runs a cell; returns why the kernel or a rank was lost, empty if none was."""
+        source, ranks = cell.source, list[int]()
         try:
-            return super().preprocess_cell(cell, resources, index)
+            if is_grade(cell) or is_solution(cell):
+                ranks = self._prepare(index)
+            if index in self._reasons:
+                return ""
+            if index in self._files and not again:
+                cell.source += self._last_line(index, source)
+            super().preprocess_cell(cell, resources, index)
         except Exception as error:
-            self._ended = _described(error)
-            return cell, resources
+            return self._processes.killed or _described(error)
         finally:
             cell.source = source
+        if _has_error(cell) and not all(map(_runs, ranks)):
+            return "a rank died"
+        return ""
+
+    def _last_line(self, index: int, source: str) -> str:
+        """The line that makes the file of a test."""
+        file = str(self._files[index])
+        if not self._keeps_originals:
+            return f"\nopen({file!r}, 'a').close()\n"
+        magic = _MAGIC.match(source.lstrip())
+        on_rank = magic is not None and magic[1] in _ON_RANKS
+        return f"\n{_HERE.format('originals')}.passed({file!r}, {on_rank})\n"
+
+    def _lost_answer(self, index: int) -> str:
+        """Why the answer to this test was lost; empty if it was not."""
+        for before in range(index - 1, -1, -1):
+            if _is_test(self.nb.cells[before]):
+                break
+            if is_solution(self.nb.cells[before]):
+                return self._left_out.get(before, "")
+        return ""
+
+    def _begin_again(self, resources: Any, index: int) -> None:
+        """Runs the cells before this one in a new kernel, with new ranks."""
+        left = range(index + 1, len(self.nb.cells))
+        if not any(_is_test(self.nb.cells[at]) and not self._lost_answer(at) for at in left):
+            self._ended = self._left_out[index]
+            return
+        cells, output = list(self.nb.cells), self._output
+        try:
+            self._run_earlier(cells[:index], resources)
+        finally:
+            self.nb.cells[:], self._output = cells, output
+
+    def _run_earlier(self, cells: list[NotebookNode], resources: Any) -> None:
+        self._new_kernel()
+        at = 0
+        while at < len(cells) and not self._ended:
+            earlier = copy.deepcopy(cells[at])
+            failed = (is_grade(earlier) or is_solution(earlier)) and _has_error(earlier)
+            self._output = OutputLimit(self.most_output_nbytes)
+            lost = ""
+            if time.monotonic() > self._deadline:
+                self._ended = f"the notebook took more than {self.notebook_seconds} s"
+            elif earlier.cell_type == "code" and at not in self._left_out and not failed:
+                lost = self._run(earlier, resources, at, again=True)
+            at += 1
+            if lost:
+                self._left_out[at - 1] = lost
+                self._new_kernel()
+                at = 0
+
+    def _new_kernel(self) -> None:
+        self._processes.kill()
+        self._processes.killed = ""
+        self._cleanup_kernel()
+        self.km = self.create_kernel_manager()
+        self.start_new_kernel()
+        self.start_new_kernel_client()
+
+    def create_kernel_manager(self) -> Any:
+        """Makes the manager of a kernel that cannot read the course."""
+        made = super().create_kernel_manager()
+        if self._hiding:
+            program, *rest = made.kernel_spec.argv
+            if _PYTHON.fullmatch(program):
+                program = sys.executable
+            made.kernel_spec.argv = [*self._hiding, program, *rest]
+        return made
+
+    def start_new_kernel_client(self) -> Any:
+        """Connects to a new kernel, which then keeps the originals of what cells may replace."""
+        client = super().start_new_kernel_client()
+        file = self._new_file()
+        self._ask(f"{_HERE.format('kernel')}.begin({str(file)!r})")
+        self._keeps_originals = file.exists()
+        if not self._keeps_originals:
+            self.log.warning(
+                "expected a kernel with allranks, found none: a submission may replace functions "
+                "that tests use. Install allranks in the environment of the kernel."
+            )
+        return client
+
+    def _prepare(self, index: int) -> list[int]:
+        """Restores the originals if the cell is a test, and returns the processes of the ranks."""
+        if not self._keeps_originals:
+            return []
+        file, test = self._new_file(), index in self._files
+        # Not as source, which a submission may transform.
+        self._ask("pass", f"{_HERE.format('kernel')}.prepare({str(file)!r}, {test})")
+        try:
+            return [int(pid) for pid in json.loads(file.read_text())]
+        except (OSError, ValueError):
+            if test:
+                self._reasons[index] = "an earlier cell has changed the kernel"
+            return []
+
+    def _ask(self, source: str, expression: str = "None") -> None:
+        assert self.kc is not None
+        self.wait_for_reply(
+            self.kc.execute(
+                source,
+                silent=True,
+                store_history=False,
+                user_expressions={"allranks": expression},
+                allow_stdin=False,
+                stop_on_error=False,
+            )
+        )
+
+    def _new_file(self) -> Path:
+        return self._folder / secrets.token_hex()
+
+    def _hide_course(self, resources: Any) -> list[str]:
+        """The beginning of a kernel's command that hides the solutions and other submissions."""
+        course = CourseDirectory(parent=self)
+        names = (
+            *(course.source_directory, course.source_with_tests_directory),
+            *(course.submitted_directory, course.autograded_directory, course.feedback_directory),
+            *("nbgrader_config.py", course.db_url.removeprefix("sqlite:///")),
+        )
+        root = Path(course.root).resolve()
+        hidden = [path for path in dict.fromkeys(root / name for name in names) if path.exists()]
+        shown = Path(((resources or {}).get("metadata") or {}).get("path") or ".").resolve()
+        hidden = [path for path in hidden if path != shown and shown not in path.parents]
+        if not hidden:
+            return []
+        if problem := without_folders.problem(shown, hidden):
+            self.log.warning(
+                "expected to hide the solutions in %s from the submission; found that this system "
+                "does not allow it: %s. Read the submission, or grade under an account that cannot "
+                "read them.",
+                root / course.source_directory,
+                problem,
+            )
+            return []
+        return without_folders.command(shown, hidden)
 
     def _get_timeout(self, cell: NotebookNode | None) -> float:
         left = max(1.0, self._deadline - time.monotonic())
@@ -121,84 +282,30 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
 
     def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> Any:
         """Adds a message of the kernel to the cell's output, if there is room for it."""
-        if msg["msg_type"] == "stream":
-            written = self._written.get(cell_index, 0) + len(msg["content"]["text"])
-            self._written[cell_index] = written
-            if written > self.most_output_nbytes:
-                return None
+        if not self._output.keeps(cell_index, msg):
+            return None
         return super().process_message(msg, cell, cell_index)
 
-
-class Processes:
-    """Within, processes may be started; at the end all of them are ended.
-
-    Attributes:
-        killed: why they were killed before; empty if they were not.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.killed = ""
-        self._most = most
-        self._before = set(psutil.Process().children(recursive=True))
-        self._over = threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Processes:
-        if sys.platform == "linux":
-            # What has lost its parent becomes a child of this process, where it is found.
-            ctypes.CDLL(None).prctl(_ORPHANS_COME_HERE, 1, 0, 0, 0)
-        self._watch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._watch.join()
-        # Ranks end by themselves once their kernel has ended.
-        deadline = time.monotonic() + _ENDING_SECONDS
-        while (left := self._started()) and time.monotonic() < deadline:
-            psutil.wait_procs(left, timeout=0.1)
-        self._kill()
-
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
-            if len(self._started()) > self._most:
-                self.killed = f"the notebook had more than {self._most} processes"
-                self._kill()
-
-    def _started(self) -> list[psutil.Process]:
-        return [
-            process
-            for process in psutil.Process().children(recursive=True)
-            if process not in self._before and _is_alive(process)
-        ]
-
-    def _kill(self) -> None:
-        # Stopped first, all of them: while some are killed, others would start more.
-        while left := self._started():
-            for process in left:
-                with suppress(psutil.Error):
-                    process.suspend()
-            if set(self._started()) <= set(left):
-                for process in left:
-                    with suppress(psutil.Error):
-                        process.kill()
-                psutil.wait_procs(left, timeout=_ENDING_SECONDS)
+    def on_cell_executed(self, **kwargs: Any) -> None:
+        """Adds the error of a kernel's reply, if the kernel has not sent it as output."""
+        if kwargs["execute_reply"]["content"]["status"] == "error":
+            self._output.cut(kwargs["execute_reply"]["content"])
+        super().on_cell_executed(**kwargs)
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def _is_test(cell: NotebookNode) -> bool:
+    return bool(cell.cell_type == "code" and is_grade(cell) and not is_solution(cell))
+
+
+def _has_error(cell: NotebookNode) -> bool:
+    return any(output.output_type == "error" for output in cell.outputs)
+
+
+def _runs(pid: int) -> bool:
     try:
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return True
-        if process.ppid() == psutil.Process().pid:
-            process.wait(timeout=0)
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
-        pass
-    return False
-
-
-def _tests(nb: NotebookNode) -> list[NotebookNode]:
-    cells = [cell for cell in nb.cells if cell.cell_type == "code"]
-    return [cell for cell in cells if is_grade(cell) and not is_solution(cell)]
+        return False
 
 
 def _is_python(source: str) -> bool:

@@ -2,7 +2,7 @@
 
 The methods of `comm` are replaced on their class for that time, so communicators of `Split()` and
 `Create_cart()` are recorded too. Collectives, and `send` and `recv` of allranks, come from the
-journal of calls.
+journal of calls. Other ways to communicate with `comm` are refused (`hidden_handles.py`).
 
 Sends are synchronous, if asked for: they end only when they are received. A program that ends only
 thanks to the buffers of MPI then deadlocks with messages of any size, and the watch over the waits
@@ -29,6 +29,7 @@ from allranks.collectives.ops.communicator import Win
 from allranks.collectives.ops.point_to_point import PointToPoint
 from allranks.collectives.world.world import World
 from allranks.errors import CollectiveMismatch, RankLeft, UsageError
+from allranks.grading.hidden_handles import HiddenHandles
 from allranks.grading.patterns import base_name
 from allranks.grading.traffic import ANY, COLLECTIVE, RECEIVE, SEND, RankRecord, RecordedCall
 
@@ -64,6 +65,7 @@ _REFUSED = (
     *("Mprobe", "mprobe", "Improbe", "improbe", "Isendrecv", "Isendrecv_replace"),
     *("Send_init", "Ssend_init", "Rsend_init", "Bsend_init", "Recv_init"),
     *("Psend_init", "Precv_init"),
+    *(name for name in vars(PointToPoint) if name.endswith("_init") and name != "__init__"),
 )
 _WINDOWS = ("Create", "Allocate", "Allocate_shared", "Create_dynamic")
 _MISSING = object()
@@ -77,6 +79,7 @@ class CallRecorder:
         self._events: list[RecordedCall] = []
         self._posted: list[tuple[MPI.Request, RecordedCall, str]] = []
         self._restore = ExitStack()
+        self._hidden = HiddenHandles(self._replace, _refusing)
 
     def start(self) -> None:
         replace = self._replace
@@ -97,8 +100,10 @@ class CallRecorder:
         replace(PointCall, "patience", _patience)
         if self._synchronous:
             replace(point_to_point, "post_send", MPI.Intracomm.Issend)
+        self._hidden.start(vars(sys.modules["__main__"]))
 
     def stop(self) -> None:
+        self._hidden.stop()
         self._restore.close()
         self._note_completed()
 
@@ -269,9 +274,25 @@ def _nbytes(given: dict[str, Any]) -> int:
     for name in ("obj", "sendobj"):
         if name in given:
             return len(MPI.pickle.dumps(given[name]))
-    buffer = given["sendbuf"] if "sendbuf" in given else given["buf"]
+    return _buffer_nbytes(given["sendbuf"] if "sendbuf" in given else given["buf"])
+
+
+def _buffer_nbytes(buffer: Any) -> int:
+    """The bytes that a buffer in one of mpi4py's forms sends, without gaps of its datatype."""
     whole = calls.nbytes_of(buffer)
-    if isinstance(buffer, Sequence) and len(buffer) > 2 and isinstance(buffer[1], int):
-        # As [array, count, type].
-        return min(whole, buffer[1] * int(getattr(buffer[0], "itemsize", 1)))
-    return whole
+    if not isinstance(buffer, list | tuple):
+        return whole
+    array, *rest = buffer
+    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    nbytes = extent = getattr(array, "itemsize", 1)
+    if datatype is not None:
+        nbytes, extent = datatype.Get_size(), datatype.extent
+    # As [array, count, type], [array, (count, displacement), type] or [array, type].
+    count = rest[0] if rest else None
+    if isinstance(count, Sequence):
+        count = count[0]
+    if count is None:
+        count = whole // extent if extent else 0
+    return int(count) * nbytes

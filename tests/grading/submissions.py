@@ -1,4 +1,4 @@
-"""Thirty submissions of lab 3, with the points of their three exercises.
+"""Submissions of lab 3, with the points of their three exercises.
 
 Each has the sources of some cells; in the other exercises it has the solution.
 """
@@ -29,6 +29,17 @@ def distributed(line, body):
     {}
 """
 
+READS = """
+import glob, json
+
+solution = ""
+for name in glob.glob({!r}, recursive=True):
+    for cell in json.load(open(name))["cells"]:
+        if cell.get("id") == "exercise-2":
+            solution = "".join(cell["source"]).partition("BEGIN SOLUTION")[2]
+exec(solution)
+"""
+
 #: The submissions that each run grades. Those that hang use no processor.
 CHOSEN: dict[str, Submission] = {
     "right-flooding": of_ranks(
@@ -53,16 +64,7 @@ def rotated(array):
     "kernel-cannot-be-interrupted": of_kernel(
         "exercise-2",
         "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nwhile True: time.sleep(1)",
-        [2, 0, 0],
-    ),
-    "kernel-forks": of_kernel(
-        "exercise-2",
-        """
-import os, time
-for _ in range(400):
-    if not os.fork(): time.sleep(1000)
-""",
-        [2, 0, 0],
+        [2, 0, 2],
     ),
     "leaves-processes": of_kernel(
         "load",
@@ -79,8 +81,17 @@ if os.fork() == 0:
     ),
     "displays-a-score": of_kernel("load", NO_MAGIC.format("get_ipython().displayhook(2)")),
 }
-#: The others of the thirty.
+#: The others.
 OTHERS: dict[str, Submission] = {
+    "kernel-forks": of_kernel(
+        "exercise-2",
+        """
+import os, time
+for _ in range(400):
+    if not os.fork(): time.sleep(1000)
+""",
+        [2, 0, 2],
+    ),
     "fake-ring": of_ranks(
         2,
         """
@@ -188,7 +199,7 @@ def rotated(array):
     ),
     "no-magic": of_kernel("load", NO_MAGIC.format("pass")),
     "kernel-dies-at-once": of_kernel("load", "import os\nos._exit(0)"),
-    "kernel-crashes": of_kernel("exercise-2", "import ctypes\nctypes.string_at(0)", [2, 0, 0]),
+    "kernel-crashes": of_kernel("exercise-2", "import ctypes\nctypes.string_at(0)", [2, 0, 2]),
     "kernel-hangs": of_kernel("exercise-2", "while True: pass", [2, 0, 2]),
     "kernel-floods": of_kernel("exercise-2", 'while True: print("x" * 1000)', [2, 0, 2]),
     "rank-polls": of_ranks(
@@ -215,6 +226,214 @@ import os, time
 def rotated(array):
     if not os.fork(): time.sleep(1000)
     return comm.sendrecv(array, dest=right, source=left)
+""",
+    ),
+}
+#: Two of each kind of attack on the grader, and of right solutions that were once judged wrongly.
+ATTACKS: dict[str, Submission] = {
+    "zeros-and-a-guess-of-the-array": of_ranks(
+        1,
+        """
+def rotated(array):
+    comm.sendrecv(0 * array, dest=right, source=left)
+    return np.full(array.size, 1.0 + left)
+""",
+        [0, 2, 2],
+    ),
+    "zeros-and-a-guess-of-the-sum": of_ranks(
+        3,
+        """
+def my_allreduce(array):
+    piece = np.zeros(array.size // size)
+    for _ in range(2 * (size - 1)):
+        comm.sendrecv(piece, dest=right, source=left)
+    return sum(array - rank + r for r in range(size))
+""",
+        [2, 2, 0],
+    ),
+    "base-class-beside-a-fake-ring": of_ranks(
+        2,
+        """
+def my_allgather(array):
+    for _ in range(1, size):
+        comm.sendrecv(0 * array, dest=right, source=left)
+    return MPI.Intracomm.allgather(comm, array)
+""",
+        [2, 0, 2],
+    ),
+    "saved-method-beside-a-fake-ring": of_ranks(
+        2,
+        """
+allgather_of_mpi, copy = MPI.Intracomm.allgather, MPI.Intracomm(comm)
+
+def my_allgather(array):
+    for _ in range(1, size):
+        comm.sendrecv(0 * array, dest=right, source=left)
+    return allgather_of_mpi(copy, array)
+""",
+        [2, 0, 2],
+    ),
+    "own-expect": of_ranks(
+        1,
+        """
+import contextlib
+
+def expect(*_, **__):
+    return contextlib.nullcontext()
+
+def rotated(array):
+    return comm.allgather(array)[left]
+""",
+        [0, 2, 2],
+    ),
+    "own-expect-in-its-module": of_ranks(
+        1,
+        """
+import contextlib
+import allranks.grading
+
+allranks.grading.expect = lambda *_, **__: contextlib.nullcontext()
+allranks.grading.expectation.expect.__exit__ = lambda *_: None
+
+def rotated(array):
+    return comm.allgather(array)[left]
+""",
+        [0, 2, 2],
+    ),
+    "replaced-comparison": of_ranks(
+        1,
+        """
+np.array_equal = np.allclose = lambda *_, **__: True
+
+def rotated(array):
+    return comm.sendrecv(0 * array, dest=right, source=left)
+""",
+        [0, 2, 2],
+    ),
+    "own-numpy-and-random-numbers": of_ranks(
+        1,
+        """
+import types
+
+np.random.default_rng = lambda: types.SimpleNamespace(random=np.ones)
+np = types.SimpleNamespace(**{**vars(np), "array_equal": lambda *_: True})
+size, rank = size, 0
+
+def rotated(array):
+    return comm.sendrecv(0 * array, dest=right, source=left)
+""",
+        [0, 2, 2],
+    ),
+    "reads-the-solution": of_ranks(2, READS.format("../../../source/*/*.ipynb"), [2, 0, 2]),
+    "reads-the-solution-in-the-kernel": of_kernel(
+        "exercise-2",
+        READS.format("/proc/*/cwd/source/*/*.ipynb")
+        + "get_ipython().run_cell_magic('distributed', '', solution)",
+        [2, 0, 2],
+    ),
+    "keeps-the-last-line": of_kernel(
+        "load",
+        """
+%load_ext allranks
+get_ipython().input_transformers_cleanup.append(
+    lambda lines: lines if 'passed' not in ''.join(lines) else lines[-1:]
+)
+""",
+        RIGHT,
+    ),
+    "keeps-the-last-line-of-a-wrong-answer": (
+        {
+            "load": """
+%load_ext allranks
+get_ipython().input_transformers_cleanup.append(lambda lines: lines[-1:])
+""",
+        },
+        NOTHING,
+    ),
+    "keeps-the-last-line-on-the-ranks": of_ranks(
+        1,
+        """
+get_ipython().input_transformers_post.append(lambda lines: lines[-1:])
+rotated = None
+""",
+        [0, 2, 2],
+    ),
+    "rank-ignores-interrupts": of_ranks(
+        1,
+        """
+import time
+
+def rotated(array):
+    while True:
+        try: time.sleep(1000)
+        except BaseException: pass
+""",
+        [0, 2, 2],
+    ),
+    "rank-dies-first": of_ranks(
+        1,
+        """
+import os
+
+def rotated(array):
+    if rank == 1: os._exit(0)
+    return comm.sendrecv(array, dest=right, source=left)
+""",
+        [0, 2, 2],
+    ),
+    "kills-all-ranks": of_ranks(
+        1,
+        """
+import os, signal
+
+def rotated(array):
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+        [0, 2, 2],
+    ),
+    "displays-without-end": of_ranks(
+        1,
+        """
+from IPython.display import HTML
+
+def rotated(array):
+    for _ in range(20): display(HTML("x" * 1_000_000))
+    return comm.sendrecv(array, dest=right, source=left)
+""",
+    ),
+    "kernel-displays-without-end": of_kernel(
+        "load",
+        """
+%load_ext allranks
+from IPython.display import HTML, display
+shown = display(HTML("x"), display_id=True)
+for _ in range(30): display(HTML("x" * 1_000_000))
+for _ in range(5_000): display(HTML(""))
+shown.update(HTML("x" * 50_000_000))
+""",
+        RIGHT,
+    ),
+    "right-by-a-vector": of_ranks(
+        1,
+        """
+def rotated(array):
+    pairs, found = np.zeros((array.size, 2)), np.empty_like(array)
+    pairs[:, 1] = array
+    column = MPI.DOUBLE.Create_vector(array.size, 1, 2).Commit()
+    comm.Sendrecv([pairs.reshape(-1)[1:], 1, column], right, 0, found, left, 0)
+    return found
+""",
+    ),
+    "right-by-a-contiguous-type": of_ranks(
+        2,
+        """
+def my_allgather(array):
+    whole = MPI.DOUBLE.Create_contiguous(array.size).Commit()
+    result = [array] + [np.empty_like(array) for _ in range(size - 1)]
+    for step in range(1, size):
+        comm.Sendrecv([result[step - 1], 1, whole], right, 0, [result[step], 1, whole], left, 0)
+    return [result[(rank - r) % size] for r in range(size)]
 """,
     ),
 }

@@ -36,7 +36,9 @@ def test_thirty_right_and_thirty_wrong_solutions_are_told_apart(cluster):
 @pytest.fixture(scope="module")
 def four():
     with allranks.Cluster(4, show_output=False) as started:
-        started.run("from allranks.grading import expect, line, ring\nkept = rank")
+        started.run(
+            "import numpy as np\nfrom allranks.grading import expect, line, ring\nkept = rank"
+        )
         yield started
 
 
@@ -149,11 +151,93 @@ def test_an_exception_is_raised_on_its_rank_and_named_on_the_others(four):
     assert "rank 2 failed: ZeroDivisionError: division by zero at" in told.text
 
 
+EXCHANGE = """
+import numpy as np
+from allranks.grading import expect, ring
+matrix, received = np.zeros((100, 100)), np.zeros((100, 100))
+column = MPI.DOUBLE.Create_vector(100, 1, 100).Commit()
+pair = MPI.DOUBLE.Create_contiguous(2).Commit()
+
+def exchange(buffer):
+    with expect(ring(1)) as seen:
+        comm.Sendrecv(buffer, (rank + 1) % size, 0, received, (rank - 1) % size, 0)
+    return [message.nbytes for message in seen.traffic.sent(rank)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("buffer", "nbytes"),
+    [
+        ("[matrix, 1, column]", 800),
+        ("[matrix, (1, 0), column]", 800),
+        ("[matrix, 50, pair]", 800),
+        ("[matrix, pair]", 80_000),
+        ("[matrix, 100, MPI.DOUBLE]", 800),
+        ("[matrix, 100, 'd']", 800),
+        ("[matrix, MPI.DOUBLE]", 80_000),
+        ("(matrix, 100)", 800),
+        ("matrix[0]", 800),
+    ],
+)
+def test_the_bytes_of_each_form_of_a_buffer_are_those_that_are_sent(four, buffer, nbytes):
+    four.run(EXCHANGE)
+    assert four.run(f"exchange({buffer})") == [[nbytes]] * 4
+
+
 @pytest.mark.parametrize(
     "call", ["comm.Mprobe()", "comm.Send_init(np.zeros(1), 0)", "MPI.Win.Create(None)"]
 )
 def test_a_call_that_is_not_recorded_is_refused(four, call):
     assert "Use send, recv, sendrecv" in str(failure(four, f"with expect(): {call}"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "MPI.Intracomm.allgather(comm, rank)",
+        "saved(comm, rank)",
+        "MPI.Intracomm.allgather(MPI.COMM_WORLD, rank)",
+        "super(type(comm), comm).allgather(rank)",
+        "type(comm).__mro__[2].allgather(comm, rank)",
+        "MPI.Intracomm.allgather(own, rank)",
+        "copy.allgather(rank)",
+        "MPI.Intracomm(comm).allgather(rank)",
+        "MPI.Comm.fromhandle(comm.handle)",
+        "comm.Allgather_init(received, received)",
+        "comm.Dup().Barrier_init()",
+    ],
+)
+def test_a_call_of_a_base_class_is_refused(four, call):
+    four.run(
+        "received, own = np.zeros(10), comm.Dup()\n"
+        "saved, copy = MPI.Intracomm.allgather, MPI.Intracomm(comm)"
+    )
+    told = str(failure(four, f"with expect(): {call}"))
+    assert "MPI_ERR_COMM" in told or "expect() records no comm." in told
+    # Afterwards these calls work as before.
+    gathered = "MPI.Intracomm.allgather(comm, rank), MPI.Intracomm.allgather(copy, rank)"
+    assert four.run(f"copy = MPI.Intracomm(comm)\n{gathered}") == [([*range(4)], [*range(4)])] * 4
+
+
+def test_a_program_may_ask_its_communicators_for_all_that_sends_nothing(four):
+    four.run("grid = comm.Create_cart([2, 2], periods=[True, True])")
+    source = """
+with expect():
+    half = comm.Split(rank % 2)
+    no_part = comm.Split(MPI.UNDEFINED)
+    found = [
+        comm.rank, comm.Get_size(), half.size, half != MPI.COMM_NULL, no_part == MPI.COMM_NULL,
+        bool(half), comm == MPI.COMM_WORLD, comm.name, comm.group.size, grid.Shift(0, 1)[1],
+        grid.coords, grid.Get_cart_rank([0, 1]), comm.Iprobe(), half.allreduce(1),
+        isinstance(comm, MPI.Intracomm), comm.is_intra, int(allreduce(1, op=Sum)),
+    ]
+    half.Free()
+found
+"""
+    assert four.run(source)[1] == [
+        *(1, 4, 2, True, True, True, True, "MPI_COMM_WORLD", 4, 3, [0, 1], 1, False, 2),
+        *(True, True, 4),
+    ]
 
 
 @pytest.mark.replaces

@@ -1,6 +1,6 @@
 """nbgrader grades submissions of lab 3: right, wrong, hanging, dying, flooding, forking, forging.
 
-ALLRANKS_TEST_SUBMISSIONS=all grades all thirty, as ``make grade`` does.
+ALLRANKS_TEST_SUBMISSIONS=all grades all fifty, as ``make grade`` does.
 """
 
 import os
@@ -15,12 +15,13 @@ import pytest
 
 from notebooks import assignments
 from tests.grading.course import LAB, NBGRADER, Course
-from tests.grading.submissions import CHOSEN, OTHERS
+from tests.grading.submissions import ATTACKS, CHOSEN, OTHERS
 from tests.labs import LABS
 from tests.missing import skip_missing
 
 pytestmark = pytest.mark.timeout(1500)
-SUBMISSIONS = CHOSEN | (OTHERS if os.environ.get("ALLRANKS_TEST_SUBMISSIONS") == "all" else {})
+ALL = CHOSEN | OTHERS | ATTACKS
+SUBMISSIONS = ALL if os.environ.get("ALLRANKS_TEST_SUBMISSIONS") == "all" else CHOSEN
 CELL_SECONDS = 40
 
 
@@ -47,8 +48,8 @@ def test_the_page_has_the_configuration_of_a_course():
     assert {*lines.split("\n")} <= {*assignments.CONFIG.split("\n")}
 
 
-def test_there_are_thirty_submissions():
-    assert len(CHOSEN | OTHERS) == 30
+def test_there_are_fifty_submissions():
+    assert len(ALL) == 50
 
 
 def test_each_submission_has_the_points_of_what_it_solves_and_stops_no_other(scores):

@@ -1,0 +1,150 @@
+"""Functions and names as they were before any cell, to be restored before each test."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks.errors import UsageError
+
+#: All functions of these are restored; a rank has imported numpy in any case.
+_LIBRARIES = ("builtins", "numpy", "numpy.linalg", "numpy.random", "numpy.testing")
+#: Functions and classes that these define are restored, and the methods of the classes.
+_OWN = ("allranks", "mpi4py")
+#: The kernel replaces these itself while a cell runs.
+_OF_THE_KERNEL = {"input", "exit", "quit", "__import__"}
+_CODE = ("__code__", "__defaults__", "__kwdefaults__")
+_TRANSFORMERS = ("input_transformers_post", "ast_transformers")
+_TRANSFORMS = ("cleanup_transforms", "line_transforms", "token_transformers")
+_WORD = re.compile(r"\w+")
+
+
+class Originals:
+    """What cells may have replaced by the time a test runs.
+
+    ``given`` are the names that each cell finds, as ``rank``.
+    """
+
+    def __init__(self, shell: InteractiveShell, given: Mapping[str, Any], on_rank: bool) -> None:
+        self.on_rank = on_rank
+        self._shell = shell
+        self._given = dict(given)
+        self._modules = {
+            name: module
+            for name, module in sys.modules.items()
+            if name in _LIBRARIES or name.partition(".")[0] in _OWN
+        }
+        self._attributes = list(self._found())
+        self._code = [
+            (value, name, getattr(value, name))
+            for _, _, value in self._attributes
+            if isinstance(value, FunctionType)
+            for name in _CODE
+        ]
+        self._of_shell = {k: v for k, v in vars(shell).items() if callable(v)}
+        self._manager = shell.input_transformer_manager
+        # Newer versions of IPython load ``%%time`` and others now.
+        shell.magics_manager.registry["ExecutionMagics"]
+        self._lists = [
+            (owner, name, list(getattr(owner, name)))
+            for owner, names in ((shell, _TRANSFORMERS), (self._manager, _TRANSFORMS))
+            for name in names
+        ]
+
+    def _found(self) -> Iterator[tuple[Any, str, Any]]:
+        classes = dict.fromkeys(
+            kind for kind in type(self._shell).__mro__ if kind.__module__ != "builtins"
+        )
+        for module_name, module in self._modules.items():
+            for name, value in list(vars(module).items()):
+                if not callable(value) or name in _OF_THE_KERNEL:
+                    continue
+                if module_name in _LIBRARIES or module_name == "mpi4py.MPI":
+                    yield module, name, value
+                elif _is_defined(name, value):
+                    yield module, name, value
+                    if isinstance(value, type):
+                        classes[value] = None
+        for kind in classes:
+            for name, value in list(vars(kind).items()):
+                if isinstance(value, FunctionType | property | classmethod | staticmethod):
+                    yield kind, name, value
+
+    def restore(self, source: str) -> None:
+        """Undoes what cells have replaced, for a test of this source."""
+        # First: the next lines use Python's own functions.
+        for owner, name, value in self._attributes:
+            if owner is builtins:
+                vars(builtins)[name] = value
+        sys.modules.update(self._modules)
+        for owner, name, value in self._attributes:
+            if vars(owner).get(name) is not value:
+                setattr(owner, name, value)
+        for function, name, value in self._code:
+            if getattr(function, name) is not value:
+                setattr(function, name, value)
+        self._restore_shell()
+        # Not the other names: a solution may use them for something else.
+        for name in self._given.keys() & set(_WORD.findall(source)):
+            self._shell.user_ns[name] = self._given[name]
+
+    def _restore_shell(self) -> None:
+        shell = self._shell
+        for name, value in list(vars(shell).items()):
+            if callable(value) and name not in self._of_shell and hasattr(type(shell), name):
+                delattr(shell, name)
+        vars(shell).update(self._of_shell)
+        shell.input_transformer_manager = self._manager
+        for owner, name, values in self._lists:
+            setattr(owner, name, list(values))
+        for magics in list(shell.magics_manager.registry.values()):
+            if type(magics).__module__.partition(".")[0] in ("IPython", "ipykernel", "allranks"):
+                for kind, found in magics.magics.items():
+                    shell.magics_manager.magics[kind].update(found)
+
+
+def _is_defined(name: str, value: Any) -> bool:
+    """Whether it is a function or class of allranks or mpi4py under its own name."""
+    return (
+        isinstance(value, FunctionType | type)
+        and value.__name__ == name
+        and str(value.__module__).partition(".")[0] in _OWN
+    )
+
+
+kept: Originals | None = None
+"""Those of this process; None if it runs no tests."""
+
+
+def keep(shell: InteractiveShell, given: Mapping[str, Any], *, on_rank: bool) -> Originals:
+    """Keeps the functions and names of this moment."""
+    global kept
+    for name in _LIBRARIES:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+    kept = Originals(shell, given, on_rank)
+    return kept
+
+
+def passed(path: str, on_rank: bool) -> None:
+    """Makes the file of a test that has run to its end, in a process that kept its originals.
+
+    Args:
+        path: the file.
+        on_rank: whether the test belongs on the ranks.
+    """
+    if kept is None or kept.on_rank is not on_rank:
+        where = "the ranks" if on_rank else "the kernel"
+        raise UsageError(
+            f"expected a test that runs on {where} as the grader has started them; found that an "
+            "earlier cell has changed that. Remove what it does to the kernel."
+        )
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
