@@ -38,7 +38,11 @@ CORE = (
     "tests/hosts/test_ssh.py::test_ranks_run_on_the_hosts_that_are_named_and_know_their_places",
     "tests/hosts/test_faults.py::test_a_rank_that_is_killed_is_named_with_its_host_and_signal",
     "tests/hosts/test_faults.py::test_a_host_that_is_cut_off_is_named_within_its_lease",
-    # mpi
+    # Without a notebook: one and several hosts, and both MPIs.
+    *(
+        f"tests/mpi/test_under_mpiexec.py::test_ranks_keep_the_contract[{launch}]"
+        for launch in ("2 ranks", "3 ranks", "3 ranks, .venv-mpich", "hosts of 2,1")
+    ),
 )
 
 

@@ -96,10 +96,10 @@ def launches() -> Iterator[Any]:
     for ranks, worlds in WORLDS.items():
         # On three ranks the second MPI has the suites without a GPU.
         chosen = worlds[1:] if ranks == 3 and others else worlds
-        yield pytest.param(first, ranks, chosen, id=f"{name(first)}-{ranks}")
+        yield pytest.param(first, ranks, chosen, id=f"{ranks} ranks")
     for python in others:
         for ranks, worlds in OF_OTHERS.items():
-            yield pytest.param(python, ranks, worlds, id=f"{name(python)}-{ranks}")
+            yield pytest.param(python, ranks, worlds, id=f"{ranks} ranks, {name(python)}")
     # Hosts of two, one and one: by itself, for a run of few tests.
     yield pytest.param(first, 4, [hosts("2,1", "hosts", "property", "misuse")], id="hosts of 2,1")
 
