@@ -14,13 +14,14 @@ from allranks import port_filter
 
 
 def skip_missing(reason: str) -> NoReturn:
-    """Skips a test whose packages ``make test`` installs; in CI that is a failure.
+    """Skips a test whose packages ``make test`` installs, or that needs root; in CI, which runs as
+    root, that is a failure.
 
     Args:
         reason: what is missing, and what to type.
     """
     if os.environ.get("CI") == "true":
-        pytest.fail(f"CI may not skip what it can install: {reason}", pytrace=False)
+        pytest.fail(f"CI may not skip what it can install, or run as root: {reason}", pytrace=False)
     pytest.skip(reason)
 
 

@@ -18,6 +18,7 @@ from allranks.engine import libraries
 from allranks.errors import ClusterLost, MissingDependency, StartFailed, UsageError
 from allranks.magics.options import parse_cell, parse_command
 from allranks.records.config import LEASE, MAX_RANKS, lease_seconds
+from tests.missing import skip_missing
 
 SITE = """
 [pair]
@@ -131,7 +132,7 @@ def test_dask_and_ray_without_their_package_or_address_say_what_to_type(monkeypa
 def nobody(sites, monkeypatch):
     """This process may read nothing of root's, nor the folders of the tests."""
     if os.geteuid() != 0:
-        pytest.skip("root alone can be somebody else: run as root")
+        skip_missing("root alone can be somebody else: run as root")
     monkeypatch.setenv("IPYTHONDIR", tempfile.gettempdir())
     os.seteuid(65534)
     yield

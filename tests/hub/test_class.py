@@ -50,7 +50,7 @@ def hub() -> Iterator[Hub]:
         skip_missing(f"JupyterHub needs configurable-http-proxy{without}: make packages")
     tried = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True)
     if os.geteuid() != 0 or tried.returncode:
-        pytest.skip("accounts of students need CAP_SYS_ADMIN: run as root")
+        skip_missing("accounts of students need CAP_SYS_ADMIN: run as root")
     with (
         tempfile.TemporaryDirectory(prefix="hub-", ignore_cleanup_errors=True) as folder,
         Hub(Path(folder), (*NAMES, IDLER)) as running,
