@@ -14,8 +14,7 @@ from allranks import port_filter
 
 
 def skip_missing(reason: str) -> NoReturn:
-    """Skips a test whose packages ``make test`` installs, or that needs root; in CI, which runs as
-    root, that is a failure.
+    """Skips a test that lacks what ``make test`` installs, or root; in CI that is a failure.
 
     Args:
         reason: what is missing, and what to type.

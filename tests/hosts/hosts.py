@@ -12,8 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-import pytest
-
 from tests.missing import skip_missing
 
 HERE = Path(__file__).resolve().parent
