@@ -37,6 +37,27 @@ def notebook(hosts, holds):
         shared.check_nothing_left()
 
 
+UNREADABLE = """
+import gc, time
+if rank == 3:
+    wire = next(one for one in gc.get_objects() if type(one).__name__ == "RankWire")
+    wire._events.send_multipart({})
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "frames", [[b"batch", b"[Infinity]", b"x"], [b"what"], [b'["Output", {"rank": 3}]']]
+)
+def test_a_rank_that_sends_what_cannot_be_read_ends_alone_and_is_named(notebook, frames):
+    cell = notebook.on_ranks(UNREADABLE.format(frames))
+    assert cell.error_name == "RankDied", cell.text
+    assert "rank 3 (h2, cpu) died" in cell.text
+    assert "ended by allranks, because" in cell.text
+    assert "rank 2" not in cell.error_value
+    check(notebook)
+
+
 def check(notebook):
     cell = notebook.on_ranks(NOW)
     assert re.findall(r"→ (\(.+)", cell.text) == SHOWN, cell.text
