@@ -174,6 +174,7 @@ def test_ranks_that_wait_for_one_whose_feature_raised_are_released(cluster):
 
 
 def test_the_notebook_calls_hooks_in_their_order(cluster):
+    cluster.run("1")
     called = cluster.hooks.command("called")
     assert called[:2] == ["started with 2", "cell_started on (0, 1)"]
     cluster.run("1", ranks=[1])
