@@ -13,6 +13,7 @@ written against the grader can deceive it.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 import secrets
@@ -147,9 +148,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
         file = str(self._files[index])
         if not self._keeps_originals:
             return f"\nopen({file!r}, 'a').close()\n"
-        magic = _MAGIC.match(source.lstrip())
-        on_rank = magic is not None and magic[1] in _ON_RANKS
-        return f"\n{_HERE.format('originals')}.passed({file!r}, {on_rank})\n"
+        on_ranks = not _ON_RANKS.isdisjoint(_magics(source))
+        return f"\n{_HERE.format('originals')}.passed({file!r}, {on_ranks})\n"
 
     def _lost_answer(self, index: int) -> str:
         """Why the answer to this test was lost; empty if it was not."""
@@ -308,9 +308,14 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def _magics(source: str) -> list[str]:
+    """The cell magics of a cell, as of ``%%time`` above ``%%distributed``."""
+    lines = itertools.takewhile(_MAGIC.match, source.strip().splitlines())
+    return [_MAGIC.split(line)[1] for line in lines]
+
+
 def _is_python(source: str) -> bool:
-    magic = _MAGIC.match(source.lstrip())
-    return magic is None or magic[1] in _RUN_PYTHON
+    return _RUN_PYTHON.issuperset(_magics(source))
 
 
 def _judge(cell: NotebookNode, ended: bool, why: str) -> None:

@@ -96,11 +96,18 @@ def test_what_was_added_stays(shell):
 
 
 def test_a_test_passes_only_where_the_originals_were_kept(shell, tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
     monkeypatch.setattr(originals, "kept", None)
-    with pytest.raises(UsageError, match="expected a test that runs on the ranks"):
-        originals.passed(str(tmp_path / "file"), on_rank=True)
+    for on_ranks in (True, False):
+        with pytest.raises(UsageError, match="expected a test that runs on the"):
+            originals.passed(str(first), on_ranks)
     originals.keep(shell, {}, on_rank=False)
-    with pytest.raises(UsageError):
-        originals.passed(str(tmp_path / "file"), on_rank=True)
-    originals.passed(str(tmp_path / "file"), on_rank=False)
-    assert (tmp_path / "file").exists()
+    with pytest.raises(UsageError, match="runs on the ranks"):
+        originals.passed(str(first), on_ranks=True)
+    assert not first.exists()
+    originals.passed(str(first), on_ranks=False)
+    originals.keep(shell, {}, on_rank=True)
+    # Without a magic, after ``%distributed on``.
+    originals.passed(str(second), on_ranks=False)
+    assert first.exists()
+    assert second.exists()

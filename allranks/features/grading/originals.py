@@ -134,15 +134,16 @@ def keep(shell: InteractiveShell, given: Mapping[str, Any], *, on_rank: bool) ->
     return kept
 
 
-def passed(path: str, on_rank: bool) -> None:
+def passed(path: str, on_ranks: bool) -> None:
     """Makes the file of a test that has run to its end, in a process that kept its originals.
 
     Args:
         path: the file.
-        on_rank: whether the test belongs on the ranks.
+        on_ranks: whether the test has a magic that sends it to the ranks. Without one it may run
+            there too, as after ``%distributed on``.
     """
-    if kept is None or kept.on_rank is not on_rank:
-        where = "the ranks" if on_rank else "the kernel"
+    if kept is None or (on_ranks and not kept.on_rank):
+        where = "the ranks" if on_ranks else "the kernel"
         raise UsageError(
             f"expected a test that runs on {where} as the grader has started them; found that an "
             "earlier cell has changed that. Remove what it does to the kernel."
