@@ -227,9 +227,17 @@ $(VENV)/.test: EXTRAS = lab,tensorflow,legacy-keras,early,dask,ray,test,docs,dev
 $(VENV)/.lab: EXTRAS = lab,tensorflow
 $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 
+# Other clones on this machine have the same packages: see tests/environments.py. Not those of a reader,
+# who has one clone.
+KEPT := false
+$(VENV)/.test $(MPICH)/.made $(CUPY)/.made: KEPT = $(BIN)/python tests/environments.py
+INSTALLED = $(VENV) $(EXTRAS) pyproject.toml constraints.txt hatch_build.py allranks/__init__.py
+INSTALLED_BESIDE = $(@D) constraints.txt $(REQUIREMENTS)
+
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
-	@echo 'Installing allranks[$(EXTRAS)] into $(VENV): more than 100 packages, one to five minutes the first time.'
-	@$(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(KEPT) restore $(INSTALLED) || { \
+	    echo 'Installing allranks[$(EXTRAS)] into $(VENV): more than 100 packages, one to five minutes the first time.'; \
+	    $(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'; }
 	@# A link instead of the copy, so that a change is seen when the page is loaded again.
 	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
 	@ln -s $(CURDIR)/allranks/features/toolbar/labextension $(VENV)/$(LABEXTENSIONS)/allranks
@@ -237,6 +245,7 @@ $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml co
 	@mkdir -p build/ipython
 	@IPYTHONDIR=$(CURDIR)/build/ipython ALLRANKS_LOG_DIR=$(CURDIR)/build/logs \
 	    $(BIN)/python -c "$$FIRST_NOTEBOOK" >/dev/null 2>&1 || :
+	@$(KEPT) keep $(INSTALLED) || :
 	@touch $@
 
 # The collectives run on both MPI wheels, and one environment cannot hold both. Nor is the real cupy
@@ -248,10 +257,12 @@ $(MPICH)/.made: tests/mpi/requirements.txt
 $(CUPY)/.made: tests/fakes/requirements.txt
 
 $(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
-	@echo 'Installing what $(REQUIREMENTS) lists into $(@D).'
 	@$(BIN)/python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
-	    --constraint constraints.txt --requirement $(REQUIREMENTS)
+	@$(KEPT) restore $(INSTALLED_BESIDE) || { \
+	    echo 'Installing what $(REQUIREMENTS) lists into $(@D).'; \
+	    $(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
+	        --constraint constraints.txt --requirement $(REQUIREMENTS); }
+	@$(KEPT) keep $(INSTALLED_BESIDE) || :
 	@touch $@
 
 # Its stamp is written only where torch was found, so that the next run looks again.
