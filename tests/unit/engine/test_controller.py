@@ -1,7 +1,6 @@
 """ipyparallel's controller as the host agent runs it."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from ipyparallel.engine.app import Heart
 from jupyter_client.session import Session
 
 from allranks.engine import ipp
+from tests.attacks import run_as_another
 
 CONTROLLER = """
 import json, sys
@@ -113,16 +113,8 @@ def test_another_account_without_the_key_reads_and_writes_nothing(tmp_path):
             for port in (value if isinstance(value, list) else [value])
             if isinstance(port, int)
         }
-        attack = subprocess.run(
-            ["/usr/bin/env", "python3", "-c", ATTACK, (NO_KEY + GARBAGE).hex(), *map(str, ports)],
-            **({"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}),
-            cwd="/",
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
+        answers = run_as_another(ATTACK, (NO_KEY + GARBAGE).hex(), *map(str, ports))
         # With "NULL", the controller would accept connections without a key.
-        answers = attack.stdout.splitlines()
         assert len(answers) == len(ports)
         assert not [answer for answer in answers if "NULL" in answer]
         assert found.has_read_all()
