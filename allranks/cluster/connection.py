@@ -23,7 +23,7 @@ from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.folders import ConnectionFiles, name_session_folder
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
-from allranks.cluster.launchers.launcher import ANY_PORTS, MultiHostLauncher
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sessions import AttachedHostAgent, visit
 from allranks.cluster.sockets import (
@@ -39,7 +39,7 @@ from allranks.cluster.sockets import (
 from allranks.countdown import Countdown
 from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
-from allranks.records.config import CLIENTS_RANKS
+from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import Answer, Ask, Died, Hello, Output, Reply
@@ -114,16 +114,10 @@ class Connection:
         inbox = self.inbox = EventQueue()
         if taken is not None:
             self._config = taken.config
-            home = "" if taken.listening is not None else taken.config.session_dir
-            self._wire = RankSockets(
-                inbox,
-                self.hooks,
-                "",
-                ANY_PORTS,
-                home,
-                taken.lease_seconds,
-                taken.listening,
-            )
+            home = taken.config.session_dir
+            urls = COMMANDS_AT_HOME.format(home), EVENTS_AT_HOME.format(home)
+            place = taken.listening or urls
+            self._wire = RankSockets(inbox, self.hooks, place, taken.lease_seconds)
         else:
             self._wire, self._config = open_sockets(
                 launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}

@@ -17,11 +17,12 @@ from contextlib import suppress
 from typing import IO, Any
 
 import psutil
+import zmq
 
 from allranks.cluster import folders
 from allranks.cluster.devices import HIDDEN
 from allranks.cluster.failures import ending
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, Host, MultiHostLauncher, ports
+from allranks.cluster.launchers.launcher import Host, MultiHostLauncher, ports
 from allranks.cluster.launchers.mpiexec import (
     LASTING,
     LASTING_SETTINGS,
@@ -37,6 +38,8 @@ from allranks.cluster.sockets import (
 )
 from allranks.errors import StartFailed, UsageError
 from allranks.records.config import (
+    FIRST_COMMANDS,
+    FIRST_EVENTS,
     SPARES,
     CaretakerConfig,
     HostAgentConfig,
@@ -61,11 +64,11 @@ def open_sockets(
 ) -> tuple[RankSockets, HostAgentConfig]:
     """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
-    address, allowed, place, listening = LOOPBACK, ANY_PORTS, "", None
+    place = ""
     environment = {**launcher.environment(), **settings}
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
-        address, allowed, place = launcher.address(), ports(), "/tmp"
+        place = "/tmp"
         heals = size > 1 and not launcher.why_not_replaced()
         if heals:
             environment |= LASTING_SETTINGS
@@ -87,8 +90,10 @@ def open_sockets(
     session_dir = folders.name_session_folder(place)
     seconds = lease_seconds()
     if isinstance(launcher, MultiHostLauncher):
-        listening = ListeningSockets.open(address, allowed)
-    wire = RankSockets(inbox, hooks, address, allowed, lease_seconds=seconds, listening=listening)
+        listening = ListeningSockets.open(launcher.address(), ports())
+        wire = RankSockets(inbox, hooks, listening, seconds)
+    else:
+        wire = _sockets_in(session_dir, inbox, hooks, seconds)
     config = HostAgentConfig(
         size=size,
         launch=tuple(command),
@@ -99,13 +104,30 @@ def open_sockets(
         devices=gpus,
         commands_url=wire.commands_url,
         events_url=wire.events_url,
-        wire_key=wire.key,
         preload=preload,
         heals=heals,
         kept_dirs=kept_dirs,
         rank_variables=launcher.rank_variables,
     )
     return wire, config
+
+
+def _sockets_in(
+    folder: str, inbox: EventQueue, hooks: Interceptors, lease_seconds: float
+) -> RankSockets:
+    urls = FIRST_COMMANDS.format(folder), FIRST_EVENTS.format(folder)
+    try:
+        os.mkdir(folder, 0o700)  # fails if it exists: it would not be ours
+        try:
+            return RankSockets(inbox, hooks, urls, lease_seconds)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except (OSError, zmq.ZMQError) as error:
+        raise StartFailed(
+            f"expected to make sockets in {folder}, found {error}. Name another folder: "
+            "%env TMPDIR=/somewhere"
+        ) from error
 
 
 _STOP_SECONDS = 10.0
@@ -728,10 +750,8 @@ class MultiHostAgents:
             local_size=host.ranks,
             head=host is first,
             interface=tcp_url(self.addresses[first.name]),
-            # The relay's, which holds the key.
             commands_url=f"ipc://{folder}/relay-commands",
             events_url=f"ipc://{folder}/relay-events",
-            wire_key="",
         )
 
     def where(self, missing: Iterable[int]) -> str:

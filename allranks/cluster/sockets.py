@@ -1,10 +1,9 @@
 """The sockets between the notebook and its ranks, and the queue of what comes from them.
 
-Both sockets are encrypted with a key pair made for this cluster. Only the host agent gets its
-public key, through its standard input, and passes it to the ranks, so it serves as the shared
-secret. The ranks of another host are reached through that host's relay
-(`allranks.engine.host.relay`). Ranks that another notebook started connect to sockets in their
-session's folder, which only this user may enter.
+Ranks on this machine connect to sockets in their session's folder, which only this user may enter.
+The ranks of another host are reached through that host's relay (`allranks.engine.host.relay`):
+these connections are encrypted with a key pair made for this cluster. Only the relays get its
+public key, so it serves as the shared secret.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ import zmq
 
 from allranks.cluster.sharing import WatcherFeed
 from allranks.errors import StartFailed, WireError
-from allranks.records.config import (
-    BEAT_SECONDS,
-    COMMANDS_AT_HOME,
-    EVENTS_AT_HOME,
-    LEASE_SECONDS,
-    family_of,
-    tcp_url,
-)
+from allranks.records.config import BEAT_SECONDS, LEASE_SECONDS, family_of, tcp_url
 from allranks.records.deferred import deferred
-from allranks.records.numbered import BEGIN, Frames, HostMessages
+from allranks.records.numbered import (
+    BEGIN,
+    ENCRYPTED_PIECE_NBYTES,
+    HANDSHAKE_MS,
+    Frames,
+    HostMessages,
+    whole,
+)
 from allranks.records.wire import Answer, Record, decode_all, encode, process_of
 
 
@@ -200,6 +199,21 @@ class ListeningSockets:
         commands, events = map(_url_of, (self.commands, self.events))
         return commands, events
 
+    def give(self, commands: zmq.Socket[bytes], events: zmq.Socket[bytes]) -> None:
+        """Prepares ZeroMQ's sockets to listen there, for hosts that have the key."""
+        for one, descriptor in ((commands, self.commands), (events, self.events)):
+            one.setsockopt(zmq.USE_FD, os.dup(descriptor))
+            one.setsockopt(zmq.IPV6, "[" in _url_of(descriptor))
+            # A relay that makes a new connection leaves the old one, on which nothing is sent.
+            for option, value in _KEEPALIVE.items():
+                one.setsockopt(option, value)
+            # Before a connection is encrypted, it may be anyone's.
+            one.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            one.setsockopt(zmq.MAXMSGSIZE, ENCRYPTED_PIECE_NBYTES)
+            one.curve_server = True
+            one.curve_publickey = self.key.encode()
+            one.curve_secretkey = self.secret_key.encode()
+
     def close(self) -> None:
         for descriptor in (self.commands, self.events):
             os.close(descriptor)
@@ -208,21 +222,17 @@ class ListeningSockets:
 class RankSockets:
     """Sends records to ranks; a thread of its own receives theirs.
 
-    They go to ``inbox``; features get some of them first, through ``hooks``. ``ports`` are the
-    lowest and the highest port to listen on; ``home`` is the session's folder of another notebook's
-    ranks. ``listening`` is for several hosts. A host that sends nothing for ``lease_seconds``
-    counts as lost.
+    They go to ``inbox``; features get some of them first, through ``hooks``. ``place`` is two URLs
+    in the session's folder, or for several hosts the sockets that listen. A host that sends nothing
+    for ``lease_seconds`` counts as lost.
     """
 
     def __init__(
         self,
         inbox: EventQueue,
         hooks: Interceptors,
-        address: str,
-        ports: tuple[int, int],
-        home: str = "",
+        place: ListeningSockets | tuple[str, str],
         lease_seconds: float = LEASE_SECONDS,
-        listening: ListeningSockets | None = None,
     ) -> None:
         self._inbox = inbox
         self._hooks = hooks
@@ -231,7 +241,7 @@ class RankSockets:
         #: The host whose relay passes messages to a rank on; empty on this machine alone.
         self.host_of: Mapping[int, str] = {}
         self.lease_seconds = lease_seconds
-        self.listening = listening
+        self.listening = place if isinstance(place, ListeningSockets) else None
         self._hosts: dict[str, HostMessages] = {}
         #: The number of the poll at which each host last sent something; None once it has ended.
         self._last_signs: dict[str, int | None] = {}
@@ -247,11 +257,6 @@ class RankSockets:
         #: Messages of widgets' views come in any thread.
         self._lock = threading.RLock()
         self._closed = False
-        if listening is not None:
-            public, secret = listening.key.encode(), listening.secret_key.encode()
-        else:
-            public, secret = zmq.curve_keypair()
-        self.key = "" if home else public.decode()
         self._commands = self._context.socket(zmq.ROUTER)
         self._events = self._context.socket(zmq.PULL)
         self._stop_reader = self._context.socket(zmq.PAIR)
@@ -264,33 +269,24 @@ class RankSockets:
             # No limits: above one, a socket drops messages or blocks the sender.
             one.setsockopt(zmq.SNDHWM, 0)
             one.setsockopt(zmq.RCVHWM, 0)
-            one.setsockopt(zmq.IPV6, ":" in address)
-            # A relay that makes a new connection leaves the old one, on which nothing is sent.
-            for option, value in _KEEPALIVE.items():
-                one.setsockopt(option, value)
-            if self.key:
-                one.curve_server = True
-                one.curve_publickey = public
-                one.curve_secretkey = secret
         # A message to a rank that has ended raises instead of being dropped.
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A replacement has the name of the dead rank.
         self._commands.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        if listening is not None:
-            self.commands_url, self.events_url = listening.urls()
-            own = (self.commands_url, listening.commands), (self.events_url, listening.events)
-            for one, (url, descriptor) in zip((self._commands, self._events), own, strict=True):
-                one.setsockopt(zmq.USE_FD, os.dup(descriptor))
-                one.bind(url)
-        elif home:
-            self.commands_url = COMMANDS_AT_HOME.format(home)
-            self.events_url = EVENTS_AT_HOME.format(home)
+        #: The public key for the relays; empty on this machine alone.
+        self.key = ""
+        if isinstance(place, ListeningSockets):
+            self.key = place.key
+            self.commands_url, self.events_url = place.urls()
+            place.give(self._commands, self._events)
+        else:
+            self.commands_url, self.events_url = place
+        try:
             self._commands.bind(self.commands_url)
             self._events.bind(self.events_url)
-        else:
-            self.commands_url, self.events_url = (
-                _listen(one, tcp_url(address), *ports) for one in (self._commands, self._events)
-            )
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
         self._thread.start()
 
@@ -369,9 +365,7 @@ class RankSockets:
             ready = dict(poller.poll(left_ms if self._hosts else None))
             try:
                 if self._events in ready:
-                    received = self._events.recv_multipart(copy=False)
-                    self._sender = process_of(received[0])
-                    self._take([frame.bytes for frame in received])
+                    self._take(self._receive())
                 elif self._stop_reader in ready:
                     return
                 if self._hosts and time.monotonic() >= self._next_poll:
@@ -379,6 +373,12 @@ class RankSockets:
             except Exception as error:
                 # The thread must go on: without it no cell would ever end.
                 self._report(error)
+
+    def _receive(self) -> list[bytes]:
+        received = self._events.recv_multipart(copy=False)
+        self._sender = process_of(received[0])
+        # From other hosts large frames come in pieces.
+        return [frame.bytes for frame in received] if self.listening is None else whole(received)
 
     def _take(self, frames: list[bytes]) -> None:
         if frames[0] == b"beat":
@@ -489,27 +489,16 @@ def _listening(address: str, lowest: int, highest: int) -> socket.socket:
             # ZeroMQ's thread must not wait for a connection that is gone again.
             found.setblocking(False)
             return found
-    raise _no_port(address, lowest, highest, problem)
+    raise StartFailed(
+        f"expected a free port between {lowest} and {highest} at {address}, found {problem}. "
+        "Set ALLRANKS_PORTS to others, and ALLRANKS_ADDRESS to an address of this machine"
+    )
 
 
 def _url_of(descriptor: int) -> str:
     with socket.socket(fileno=os.dup(descriptor)) as found:
         host, port, *_ = found.getsockname()
     return f"{tcp_url(host)}:{port}"
-
-
-def _listen(socket: zmq.Socket[bytes], address: str, lowest: int, highest: int) -> str:
-    try:
-        return f"{address}:{socket.bind_to_random_port(address, lowest, highest + 1)}"
-    except zmq.error.ZMQBaseError as error:
-        raise _no_port(address, lowest, highest, error) from error
-
-
-def _no_port(address: str, lowest: int, highest: int, error: Exception) -> StartFailed:
-    return StartFailed(
-        f"expected a free port between {lowest} and {highest} at {address}, found {error}. "
-        "Set ALLRANKS_PORTS to others, and ALLRANKS_ADDRESS to an address of this machine"
-    )
 
 
 def _expect_threads() -> None:

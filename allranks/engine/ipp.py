@@ -12,6 +12,7 @@ import json
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
@@ -49,6 +50,8 @@ if "debugpy" not in sys.modules:
 HEARTBEAT_MS, _RARE_HEARTBEAT_MS = 200, 60_000
 _REGISTERING_SECONDS = 10.0
 _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
+#: No file of the controller becomes larger. It logs each message that it cannot read.
+LARGEST_LOG_NBYTES = 10 << 20
 _SHARED_PORTS = ("registration",)
 _LOOPBACK = "tcp://127.0.0.1"
 _ERROR = ("ename", "evalue", "traceback")
@@ -282,19 +285,19 @@ def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
 def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.socket]]:
     """Returns the connection information for engines and for clients, on free ports.
 
-    Every message is signed with a key that both have; beyond loopback it is encrypted as well. Also
-    returns the controller's CURVE secret key, which is empty on loopback, and sockets that reserve
-    its ports, to be closed once it listens there.
+    Every message is encrypted (CURVE) and signed. The controller accepts all who have its public
+    key: like the key of the signatures, it serves as a shared secret. Also returns the controller's
+    secret key, and sockets that reserve its ports, to be closed once it listens there.
     """
     address = (interface or _LOOPBACK).removeprefix("tcp://").strip("[]")
     held = [_hold(address) for _ in range(len(_SHARED_PORTS) + 2 * len(_PAIRED_PORTS) + 5)]
-    public, secret = (key.decode() for key in zmq.curve_keypair()) if interface else ("", "")
+    public, secret = (key.decode() for key in zmq.curve_keypair())
     ports = (place.getsockname()[1] for place in held)
     base = {
         "ssh": "",
         "interface": interface or _LOOPBACK,
         "key": os.urandom(32).hex(),
-        "curve_serverkey": public or None,
+        "curve_serverkey": public,
         "location": socket.gethostname(),
         "pack": "json",
         "unpack": "json",
@@ -343,6 +346,9 @@ def run(
     complete: Callable[[], object],
 ) -> None:
     """Runs the controller until the process ends; calls ``complete`` once all engines are there."""
+    # The logs of its libraries as well, and of the heart monitor. Writing fails from there on,
+    # because Python ignores SIGXFSZ.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_LOG_NBYTES, LARGEST_LOG_NBYTES))
     allow_ipv6(engine)
     # The heart monitor is a process that ipyparallel starts. From 3.14 on, Python does not fork it
     # by default.
@@ -360,10 +366,9 @@ def run(
     config = controller.config
     config.ProfileDir.location = os.path.join(session_dir, "controller")
     config.Session.key = engine["key"].encode()
-    if secret:
-        config.IPController.enable_curve = True
-        config.IPController.curve_publickey = engine["curve_serverkey"].encode()
-        config.IPController.curve_secretkey = secret.encode()
+    config.IPController.enable_curve = True
+    config.IPController.curve_publickey = engine["curve_serverkey"].encode()
+    config.IPController.curve_secretkey = secret.encode()
     config.HeartMonitor.period = HEARTBEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = _HEARTBEAT_MISSES
     beat_soon = beat_rarely(size)

@@ -139,7 +139,6 @@ class Rank:
             self.rank,
             self._config.commands_url,
             self._config.events_url,
-            self._config.wire_key,
             self.transcript,
             self._telemetry,
             self._receive,

@@ -1,14 +1,14 @@
 """A rank's end of the wire: commands in, output and replies out, beside ipyparallel's channels.
 
-Two sockets, both encrypted (CURVE) with the notebook's public key, which serves as the shared
-secret: a DEALER from which one thread reads commands, and a PUSH to which any thread writes under a
-lock. The thread also sends new output, a few times a second.
+Two sockets in a folder that only this user may enter: a DEALER from which one thread reads
+commands, and a PUSH to which any thread writes under a lock. The thread also sends new output, a
+few times a second.
 
-With ranks on several hosts, the sockets lead to the host's relay, in a folder that only this user
-may enter, and those from the relay to the notebook are encrypted.
+With ranks on several hosts, the sockets lead to the host's relay, and those from the relay to the
+notebook are encrypted.
 
 A rank that stays when its notebook ends notices the end of the connection, keeps further output,
-and connects to a socket in such a folder, at which the next notebook listens.
+and connects to other sockets in this folder, at which the next notebook listens.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class KeptOutput(Protocol):
 class RankWire:
     """Carries records between this rank and the notebook until the process ends.
 
-    ``key`` is the notebook's CURVE public key, empty for a relay on this host. ``receive`` is
-    called in the wire's thread with each record and its payloads.
+    ``receive`` is called in the wire's thread with each record and its payloads.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class RankWire:
         rank: int,
         commands_url: str,
         events_url: str,
-        key: str,
         transcript: Transcript,
         telemetry: TelemetrySender,
         receive: Receive,
@@ -106,15 +104,14 @@ class RankWire:
         self._monitor: zmq.Socket[bytes] | None = None
         # Not the one that programs share, which a cell may end.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._connect(commands_url, events_url, key)
+        self._connect(commands_url, events_url)
         self._thread = threading.Thread(target=self._loop, name="allranks-wire", daemon=True)
 
-    def _connect(self, commands_url: str, events_url: str, key: str, patience: int = 0) -> None:
+    def _connect(self, commands_url: str, events_url: str, patience: int = 0) -> None:
         self._poller = zmq.Poller()
         self._commands = self._context.socket(zmq.DEALER)
         self._commands.setsockopt(zmq.IDENTITY, f"rank-{self.rank}".encode())
         self._events = self._context.socket(zmq.PUSH)
-        public, secret = zmq.curve_keypair()
         for socket, url in ((self._commands, commands_url), (self._events, events_url)):
             # No limits: at a limit, ``send`` would block.
             socket.setsockopt(zmq.SNDHWM, 0)
@@ -122,10 +119,6 @@ class RankWire:
             socket.setsockopt(zmq.LINGER, _LINGER_MS)
             socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, patience)
-            if key:
-                socket.curve_serverkey = key.encode()
-                socket.curve_publickey = public
-                socket.curve_secretkey = secret
             socket.connect(url)
         self._poller.register(self._commands, zmq.POLLIN)
 
@@ -158,7 +151,6 @@ class RankWire:
             self._connect(
                 COMMANDS_AT_HOME.format(self._home),
                 EVENTS_AT_HOME.format(self._home),
-                "",
                 _RECONNECT_LATER_MS,
             )
             # Not refused connections: the next notebook is not there yet.

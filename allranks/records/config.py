@@ -35,6 +35,10 @@ _LEASES_SECONDS = 5.0, 250.0
 #: Time for a host to connect to the notebook at first.
 FIRST_SECONDS = 15.0
 
+#: Where the notebook listens that starts ranks on its own machine, formatted with their session
+#: folder.
+FIRST_COMMANDS = "ipc://{}/commands-1"
+FIRST_EVENTS = "ipc://{}/events-1"
 COMMANDS_AT_HOME = "ipc://{}/commands"
 #: Where a notebook listens that has attached to ranks, formatted with their session folder.
 EVENTS_AT_HOME = "ipc://{}/events"
@@ -109,8 +113,8 @@ class HostAgentConfig:
     ``launch`` is the launcher's argument vector up to the program it starts in every rank.
     ``devices`` holds one ``CUDA_VISIBLE_DEVICES`` value for each local rank, or is empty; or it is
     ``EVERY_GPU`` alone.
-    ``commands_url``, ``events_url`` and ``wire_key`` say where the notebook listens and with
-    which CURVE public key; without a key it is this host's relay that listens.
+    ``commands_url`` and ``events_url`` say where the notebook listens, or with several hosts this
+    host's relay: at sockets in ``session_dir``.
 
     Where ranks are on several hosts ``local_size`` of the ``size`` ranks are on this one. The
     first host is the ``head``: it runs the launcher, and ipyparallel's controller, which listens
@@ -134,7 +138,6 @@ class HostAgentConfig:
     devices: tuple[str, ...]
     commands_url: str
     events_url: str
-    wire_key: str
     preload: tuple[str, ...] = ()
     local_size: int = 0
     head: bool = True

@@ -4,6 +4,9 @@ ZeroMQ connects again by itself, but messages that were on the way are lost. The
 keeps what it has sent until the other side has confirmed it, and sends it again on a new
 connection.
 
+A host sends a large frame in pieces. So the notebook can refuse frames that are larger, also on a
+connection that is not encrypted yet: that one may be anyone's.
+
 A notebook that attaches to the ranks of another one counts from 1 again. Its messages begin with a
 name, its own, which the host repeats: what came before concerned another notebook.
 """
@@ -11,11 +14,47 @@ name, its own, which the host repeats: what came before concerned another notebo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 #: Bytes, or ZeroMQ's frames.
 Frames = Sequence[Any]
+
+#: A connection that is not encrypted after this time is closed; a host makes it again.
+HANDSHAKE_MS = 5000
+#: A frame of this size is continued by the next one.
+PIECE_NBYTES = 64 << 10
+#: The largest frame that the notebook accepts. Encryption (CurveZMQ) adds 33 bytes.
+ENCRYPTED_PIECE_NBYTES = PIECE_NBYTES + 33
+
+
+def in_pieces(frames: Frames) -> Frames:
+    """Returns a message without large frames, of which `whole` makes these again."""
+    if all(len(frame) < PIECE_NBYTES for frame in frames):
+        return frames
+    return [piece for frame in frames for piece in _pieces(_bytes_of(frame))]
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    # The last piece is a smaller one, if need be an empty one.
+    for at in range(0, len(data) + 1, PIECE_NBYTES):
+        yield data[at : at + PIECE_NBYTES]
+
+
+def _bytes_of(frame: Any) -> memoryview:
+    return memoryview(frame if isinstance(frame, bytes) else frame.buffer)
+
+
+def whole(pieces: Frames) -> list[bytes]:
+    """Returns the frames that `in_pieces` was given."""
+    frames: list[bytes] = []
+    parts: list[memoryview] = []
+    for piece in pieces:
+        parts.append(_bytes_of(piece))
+        if len(piece) < PIECE_NBYTES:
+            frames.append(b"".join(parts))
+            parts.clear()
+    return frames
 
 
 class SentMessages:

@@ -20,11 +20,12 @@ import pytest
 import zmq
 
 import allranks
-from allranks.cluster import connection
+from allranks.cluster import connection, folders
 from allranks.cluster.host_agent import HostAgentProcess
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
 from allranks.widgets.dashboard.view import text_view
 from allranks.widgets.displays import ProgressLine
+from tests.attacks import run_as_another
 from tests.kernel import wait_until
 
 CALLS = {
@@ -213,6 +214,37 @@ def test_a_rank_that_fails_when_its_cell_has_ended_replies_all_the_same(cluster,
     assert "its variables are kept, its value is lost" in raised.value.text
     assert "rank 0 was waiting" in raised.value.text
     assert cluster.run("kept") == [0, 10]
+
+
+def test_cells_go_through_sockets_in_a_folder_of_this_user_alone(cluster):
+    listening = psutil.Process().net_connections("inet")
+    assert [one for one in listening if one.status == psutil.CONN_LISTEN] == []
+    folder = Path(cluster.session_dir)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    found = [folder / "commands-1", folder / "events-1"]
+    assert all(path.is_socket() for path in found)
+    visit = """
+import socket, sys
+for path in sys.argv[1:]:
+    try:
+        socket.socket(socket.AF_UNIX).connect(path)
+    except PermissionError:
+        print("refused")
+    else:
+        print("connected")
+"""
+    said = "refused" if os.getuid() == 0 else "connected"  # without root, there is no other account
+    assert run_as_another(visit, *map(str, found)) == [said, said]
+    assert cluster.run("kept") == [0, 10]
+
+
+@pytest.mark.parametrize("name", ["missing/folder", "x" * 120])
+def test_a_folder_that_can_have_no_sockets_is_named_and_not_left(name, tmp_path, monkeypatch):
+    folder = tmp_path / name
+    monkeypatch.setattr(folders, "name_session_folder", lambda where="": str(folder))
+    with pytest.raises(StartFailed, match=f"expected to make sockets in {folder}, found .*TMPDIR"):
+        allranks.Cluster(2).start()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("part", range(4))

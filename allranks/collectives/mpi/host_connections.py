@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _NEWS_SECONDS = 1.0
 _ESTABLISHED = 1
+#: A message has at most as many bytes as this many copies of the states of all ranks.
+_COPIES = 8
 Key = tuple[bytes, bytes]
 """A public key and its secret key."""
 
@@ -222,7 +224,7 @@ def connect_hosts(rank: int, shares: Sequence[int], base: MPI.Intracomm) -> Host
     # the ranks anyway.
     keys = base.allgather(key[0])
     below = {firsts[one]: one for one in children(host, hosts)} if rank in firsts else {}
-    listening = Listening(key) if below else None
+    listening = Listening(key, len(shares)) if below else None
     offers = base.allgather((addresses(), listening.port) if listening is not None else None)
     above, found, problem = None, list[EncryptedLink](), ""
     first_above = firsts[(host - 1) // CHILDREN]
@@ -263,9 +265,9 @@ def _ends_of(channel: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
 
 
 class Listening:
-    """Accepts the connections of ranks with known public keys."""
+    """Accepts the connections of ranks with known public keys. ``size`` is the number of ranks."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, size: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # ZeroMQ asks here whether to accept a key, and accepts none once this socket is closed.
         self._asks = context.socket(zmq.REP)
@@ -275,6 +277,8 @@ class Listening:
         self.channel.setsockopt(zmq.ZAP_DOMAIN, b"allranks")
         self.channel.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self.channel.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # ZeroMQ makes room for a message before it knows who sends it.
+        self.channel.setsockopt(zmq.MAXMSGSIZE, _COPIES * size * fields.PAGE_BYTES)
         self.port = self.channel.bind_to_random_port("tcp://*")
 
     def accept(

@@ -34,7 +34,14 @@ import zmq
 from allranks.engine import processes
 from allranks.engine.host.attachment import Attachment
 from allranks.records.config import BEAT_SECONDS, CaretakerConfig, HostAgentConfig
-from allranks.records.numbered import BEGIN, Frames, HostMessages
+from allranks.records.numbered import (
+    BEGIN,
+    ENCRYPTED_PIECE_NBYTES,
+    HANDSHAKE_MS,
+    Frames,
+    HostMessages,
+    whole,
+)
 from allranks.records.wire import read_object
 
 _TICK_MS = 500
@@ -121,7 +128,7 @@ class Caretaker:
         if source == 0:
             self._hear()
         elif source is self._events:
-            self._take_from_host(self._take, self._events.recv_multipart())
+            self._take_from_host(self._take, whole(self._events.recv_multipart(copy=False)))
         elif source is self._commands:
             self._take_from_host(self._greet, self._commands.recv_multipart())
         elif not isinstance(source, zmq.Socket):  # else it has just been closed
@@ -188,6 +195,9 @@ class Caretaker:
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.SNDHWM, 0)
         made.setsockopt(zmq.RCVHWM, 0)
+        # Before a connection is encrypted, it may be anyone's.
+        made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        made.setsockopt(zmq.MAXMSGSIZE, ENCRYPTED_PIECE_NBYTES)
         if kind == zmq.ROUTER:
             made.setsockopt(zmq.ROUTER_HANDOVER, 1)
         made.curve_server = True

@@ -18,7 +18,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from allranks.countdown import Countdown
 from allranks.records.config import BEAT_SECONDS, Invitation
-from allranks.records.numbered import BEGIN, Frames, ReceivedMessages, SentMessages
+from allranks.records.numbered import (
+    BEGIN,
+    Frames,
+    ReceivedMessages,
+    SentMessages,
+    in_pieces,
+)
 
 _LINGER_MS = 1000
 #: A connection is made again if nothing is acknowledged for this long.
@@ -126,7 +132,7 @@ class NotebookConnection:
             self._post(frames)
 
     def _post(self, frames: Frames) -> None:
-        self._events.send_multipart([b"host", self._host, *frames], copy=False)
+        self._events.send_multipart([b"host", self._host, *in_pieces(frames)], copy=False)
 
     def tick(self) -> None:
         """Sends a heartbeat when it is due, and finds out whether the connection is over."""

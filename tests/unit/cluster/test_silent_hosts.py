@@ -23,8 +23,9 @@ class Told:
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
+        listening = sockets.ListeningSockets.open(LOOPBACK, ANY_PORTS)
         self.wire = sockets.RankSockets(
-            sockets.EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS, lease_seconds=LEASE
+            sockets.EventQueue(), NotebookHooks(()), listening, lease_seconds=LEASE
         )
         self.wire.deliver_host = self.deliver
 

@@ -25,6 +25,7 @@ from allranks.collectives.mpi.status_exchange import (
     subtree,
 )
 from benchmarks.simulated_hosts import Queue, SimulatedHosts
+from tests.attacks import send_large_messages
 from tests.kernel import wait_until
 
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -39,7 +40,9 @@ def connected(hosts: int) -> list[StatusThread]:
     """The threads of so many hosts of one rank each, which are connected in a tree."""
     keys = [zmq.curve_keypair() for _ in range(hosts)]
     public = [key for key, _ in keys]
-    listening = {host: Listening(keys[host]) for host in range(hosts) if children(host, hosts)}
+    listening = {
+        host: Listening(keys[host], hosts) for host in range(hosts) if children(host, hosts)
+    }
 
     def connect(host: int) -> StatusThread:
         above, below = [], []
@@ -253,10 +256,11 @@ def is_accepted(port: int, key: tuple[bytes, bytes], server_key: bytes) -> bool:
 
 def test_only_ranks_with_a_known_key_are_accepted_and_after_them_none():
     server, known, other = (zmq.curve_keypair() for _ in range(3))
-    listening = Listening(server)
+    listening = Listening(server, 2)
     with ThreadPoolExecutor() as pool:
         accepting = pool.submit(listening.accept, [server[0], known[0]], {1: ([1], [1, 2])})
         assert not is_accepted(listening.port, other, server[0])
+        assert send_large_messages(listening.port) == ["ended"]
         channel, _ = join(["127.0.0.1"], listening.port, known, server[0], 1)
         (link,) = accepting.result()
     assert link.behind == {1, 2}

@@ -7,7 +7,7 @@ import zmq
 
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
-from allranks.cluster.sockets import Event, EventQueue, FromRank, RankSockets
+from allranks.cluster.sockets import Event, EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.engine.host import relay
 from allranks.engine.host.relay import Batching
 from allranks.errors import WireError
@@ -134,7 +134,7 @@ def test_a_batch_that_is_none_is_refused(frames):
 
 def test_what_cannot_be_read_takes_nothing_along():
     inbox = EventQueue()
-    wire = RankSockets(inbox, NotebookHooks(()), LOOPBACK, ANY_PORTS)
+    wire = RankSockets(inbox, NotebookHooks(()), ListeningSockets.open(LOOPBACK, ANY_PORTS))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     relay = context.socket(zmq.PUSH)
     public, secret = zmq.curve_keypair()

@@ -4,42 +4,83 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
+import pytest
 import zmq
 from ipyparallel.engine.app import Heart
 from jupyter_client.session import Session
 
 from allranks.engine import ipp
+from tests.attacks import run_as_another
 
 CONTROLLER = """
 import json, sys
 from allranks.engine import ipp
-engine, client = json.loads(sys.argv[1])
-ipp.run(engine, client, "", sys.argv[2], 1, lambda: print("complete", flush=True))
+engine, client, secret, ipp.LARGEST_LOG_NBYTES = json.loads(sys.argv[1])
+ipp.run(engine, client, secret, sys.argv[2], 1, lambda: print("complete", flush=True))
+"""
+#: The beginning of a connection without a key, in the protocol of ZeroMQ.
+NO_KEY = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+GARBAGE = b"\x00\x40" + b"a message" * 7
+#: Connects to each port, sends garbage, and prints the greeting, or what comes until the connection
+#: ends.
+ATTACK = """
+import socket, sys
+for port in sys.argv[2:]:
+    with socket.create_connection(("127.0.0.1", int(port))) as attacker:
+        got = b""
+        try:
+            attacker.sendall(bytes.fromhex(sys.argv[1]))
+            while len(got) < 64 and (more := attacker.recv(64)):
+                got += more
+        except ConnectionError:
+            pass
+        print(got)
 """
 
 
-def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tmp_path):
-    engine, client, _, held = ipp.connection_info()
-    words = [sys.executable, "-c", CONTROLLER, json.dumps([engine, client]), str(tmp_path)]
-    ended = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+class Controller:
+    """A controller, and the connection of an engine to its port for registrations."""
+
     identity = b"an-engine"
+
+    def __init__(self, ended: subprocess.Popen, engine: dict, client: dict, registrar) -> None:
+        self.ended, self.engine, self.client, self.registrar = ended, engine, client, registrar
+        self.session = Session(key=engine["key"].encode())
+        public, secret = zmq.curve_keypair()
+        self.keys = {
+            "curve_serverkey": engine["curve_serverkey"].encode(),
+            "curve_publickey": public,
+            "curve_secretkey": secret,
+        }
+        for name, key in self.keys.items():
+            setattr(registrar, name, key)
+
+    def url(self, name: str) -> str:
+        return f"{self.engine['interface']}:{self.engine[name]}"
+
+    def has_read_all(self) -> bool:
+        """Waits for the answer to one more message, behind all that were sent before."""
+        self.session.send(self.registrar, "connection_request")
+        return bool(self.registrar.poll(30_000))
+
+
+@contextmanager
+def controller(folder, log_nbytes=ipp.LARGEST_LOG_NBYTES):
+    engine, client, secret, held = ipp.connection_info()
+    told = json.dumps([engine, client, secret, log_nbytes])
+    words = [sys.executable, "-c", CONTROLLER, told, str(folder)]
+    with open(folder / "log", "ab") as log:
+        ended = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
     context = zmq.Context()
     registrar = context.socket(zmq.DEALER)
+    registrar.setsockopt(zmq.IDENTITY, Controller.identity)
+    registrar.setsockopt(zmq.LINGER, 0)
+    found = Controller(ended, engine, client, registrar)
+    registrar.connect(found.url("registration"))
     try:
-        ping, pong = (f"{engine['interface']}:{engine[name]}" for name in ("hb_ping", "hb_pong"))
-        Heart(ping, pong, heart_id=identity).start()
-        registrar.setsockopt(zmq.IDENTITY, identity)
-        registrar.setsockopt(zmq.LINGER, 0)
-        registrar.connect(f"{engine['interface']}:{engine['registration']}")
-        session = Session(key=engine["key"].encode())
-        # The controller must be there, or the registration would wait in the socket as well.
-        session.send(registrar, "connection_request")
-        assert registrar.poll(30_000)
-        time.sleep(10 * ipp.HEARTBEAT_MS / 1000)
-        content = {"uuid": identity.decode(), "id": 0}
-        session.send(registrar, "registration_request", content=content)
-        assert ended.stdout.readline() == "complete\n"
+        yield found
     finally:
         for place in held:  # until now, so that no other program has taken the ports
             place.close()
@@ -47,3 +88,43 @@ def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tm
         ended.wait()
         ended.stdout.close()
         context.destroy(linger=0)
+
+
+def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tmp_path):
+    with controller(tmp_path) as found:
+        ping, pong = found.url("hb_ping"), found.url("hb_pong")
+        Heart(ping, pong, heart_id=found.identity, **found.keys).start()
+        # The controller must be there, or the registration would wait in the socket as well.
+        assert found.has_read_all()
+        time.sleep(10 * ipp.HEARTBEAT_MS / 1000)
+        content = {"uuid": found.identity.decode(), "id": 0}
+        found.session.send(found.registrar, "registration_request", content=content)
+        assert found.ended.stdout.readline() == "complete\n"
+
+
+@pytest.mark.timeout(60)
+def test_another_account_without_the_key_reads_and_writes_nothing(tmp_path):
+    with controller(tmp_path) as found:
+        assert found.has_read_all()
+        ports = {
+            port
+            for info in (found.engine, found.client)
+            for value in info.values()
+            for port in (value if isinstance(value, list) else [value])
+            if isinstance(port, int)
+        }
+        answers = run_as_another(ATTACK, (NO_KEY + GARBAGE).hex(), *map(str, ports))
+        # With "NULL", the controller would accept connections without a key.
+        assert len(answers) == len(ports)
+        assert not [answer for answer in answers if "NULL" in answer]
+        assert found.has_read_all()
+        assert "ERROR" not in (tmp_path / "log").read_text()
+
+
+def test_the_log_of_messages_that_cannot_be_read_is_limited(tmp_path):
+    with controller(tmp_path, log_nbytes=20_000) as found:
+        other = Session(key=b"another key")
+        for _ in range(200):
+            other.send(found.registrar, "connection_request")
+        assert found.has_read_all()
+        assert (tmp_path / "log").stat().st_size == 20_000

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import socket
 import threading
 import time
@@ -13,9 +14,11 @@ import zmq
 
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
-from allranks.cluster.sockets import EventQueue, RankSockets
+from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.engine.host.notebook_connection import NotebookConnection
 from allranks.records.config import LEASE_SECONDS, Invitation
+from allranks.records.numbered import PIECE_NBYTES
+from allranks.records.wire import Answer, encode
 from tests.kernel import wait_until
 
 COUNT = 600
@@ -107,8 +110,14 @@ class Host:
 
 
 @pytest.fixture
-def notebook():
-    wire = RankSockets(EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS)
+def inbox():
+    return EventQueue()
+
+
+@pytest.fixture
+def notebook(inbox):
+    listening = ListeningSockets.open(LOOPBACK, ANY_PORTS)
+    wire = RankSockets(inbox, NotebookHooks(()), listening)
     yield wire
     wire.close()
 
@@ -154,6 +163,22 @@ def test_messages_of_both_sides_survive_their_connections_once_and_in_order(
     everything = list(range(1, COUNT + 1))
     wait_until(lambda: len(heard) >= COUNT and len(host.commands) >= COUNT)
     assert (heard, host.commands) == (everything, everything)
+
+
+@pytest.mark.parametrize(
+    "nbytes", [0, PIECE_NBYTES - 1, PIECE_NBYTES, PIECE_NBYTES + 1, 2 * PIECE_NBYTES, 20_000_000]
+)
+def test_a_payload_of_any_size_arrives_whole(notebook, inbox, nbytes):
+    """The notebook refuses large frames, so they come in pieces."""
+    payload = os.urandom(nbytes)
+    with zmq.Context() as context:
+        invitation = Invitation(notebook.commands_url, notebook.events_url, notebook.key, "h1")
+        host = NotebookConnection(context, invitation, "h1")
+        host.send([*encode(Answer(1, 0, {}, "")), zmq.Frame(payload), b"the next one"])
+        (event,) = inbox.wait(60)
+        context.destroy(linger=0)
+    assert isinstance(event, FromRank)
+    assert event.payloads == [payload, b"the next one"]
 
 
 @pytest.mark.leases

@@ -16,7 +16,7 @@ import pytest
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK, RELAY
-from allranks.cluster.sockets import EventQueue, RankSockets
+from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.engine.host.relay import main as run_relay
 from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
@@ -30,7 +30,9 @@ class Notebook:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.wire = RankSockets(EventQueue(), NotebookHooks(()), LOOPBACK, ANY_PORTS)
+        self.wire = RankSockets(
+            EventQueue(), NotebookHooks(()), ListeningSockets.open(LOOPBACK, ANY_PORTS)
+        )
         self.wire.deliver_host = lambda host, line: self.told.append(json.loads(line))
         self.relays: list[subprocess.Popen[bytes]] = []
 
@@ -66,7 +68,7 @@ def notebook():
 @pytest.fixture
 def config(tmp_path):
     session, work = str(tmp_path / "session"), str(tmp_path)
-    urls = f"ipc://{session}/commands", f"ipc://{session}/events", ""
+    urls = f"ipc://{session}/commands", f"ipc://{session}/events"
     return HostAgentConfig(2, ("false",), {}, session, f"{work}/logs", work, (), *urls)
 
 

@@ -73,9 +73,7 @@ def test_a_field_of_another_type_is_refused_with_the_rank_that_it_names(field, v
 def test_the_configuration_comes_back_equal_and_a_field_that_is_not_json_is_refused():
     with pytest.raises(WireError, match="Ask cannot be sent"):
         encode(Ask(1, "push", {"x": object()}))
-    config = HostAgentConfig(
-        2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "tcp://c", "tcp://e", "key"
-    )
+    config = HostAgentConfig(2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "ipc://c", "ipc://e")
     assert HostAgentConfig.from_json(config.to_json()) == config
 
 

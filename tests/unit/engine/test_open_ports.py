@@ -1,0 +1,76 @@
+"""Attacks on the ports at which the notebook, or its caretaker, listens for other hosts."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
+from allranks.records.config import CaretakerConfig, HostAgentConfig
+from tests.attacks import send_large_messages, stay_idle
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the caretaker needs Linux")
+
+
+@pytest.fixture
+def listening():
+    return ListeningSockets.open(LOOPBACK, ANY_PORTS)
+
+
+@pytest.fixture
+def notebook(listening):
+    wire = RankSockets(EventQueue(), NotebookHooks(()), listening)
+    yield
+    wire.close()
+
+
+@pytest.fixture
+def caretaker(listening, tmp_path):
+    """A caretaker whose notebook has ended."""
+    folder = tmp_path / "session"
+    ranks = HostAgentConfig(1, (), {}, str(folder), "", "", (), *listening.urls(), interface="tcp")
+    descriptors = listening.commands, listening.events
+    config = CaretakerConfig(
+        str(folder),
+        dataclasses.asdict(ranks),
+        listening.key,
+        listening.secret_key,
+        60.0,
+        descriptors,
+    )
+    state = {"hosts": [["h1"]], "ended": [], "dead": [], "starts_again": False}
+    with subprocess.Popen(
+        [sys.executable, "-m", "allranks.engine.host.caretaker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=descriptors,
+        text=True,
+    ) as process:
+        said = [
+            config.to_json(),
+            f"state {json.dumps(state)}",
+            f"stay {json.dumps({'seconds': 600.0, 'memo': {}})}",
+        ]
+        process.stdin.write("\n".join(said) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline()) == {"event": "ready"}
+        process.stdin.close()
+        yield
+        assert process.poll() is None
+        process.kill()
+    listening.close()
+
+
+@pytest.mark.parametrize("listens", ["notebook", "caretaker"])
+def test_without_the_key_a_connection_takes_little_memory_and_ends_soon(
+    listens, listening, request
+):
+    ports = [int(urlsplit(url).port or 0) for url in listening.urls()]
+    request.getfixturevalue(listens)
+    assert send_large_messages(*ports) == ["ended", "ended"]
+    assert stay_idle(*ports) == ["ended", "ended"]
