@@ -70,7 +70,7 @@ class Comm(PointToPoint):
     def _collective(
         self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int | None = None
     ) -> None:
-        group = self._group()
+        group = self._used()
         whom = -1 if root is None else group.ranks[self._rooted(op, root)]
 
         def steps(call: Call) -> Steps[None]:
@@ -105,7 +105,7 @@ class Comm(PointToPoint):
 
     def agree(self, title: str) -> None:
         """Ends when all ranks have arrived at the same call of a window or a file."""
-        self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
+        self._world.run(self._used().call(Spec(title), title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
         call.transport = "mpi"

@@ -527,6 +527,9 @@ class World(RankState):
         self.epoch = epoch
         self.board.put(fields.BROKEN, 0)
         self.dirty, self.pending = False, 0
+        if ALONE in self.traffic and self.mpi is not None:
+            self.mpi.renew_alone()
+        self.traffic.clear()
         self.quarantine.clear()
         for group in list(self.groups.values()):
             group.abandon()

@@ -13,10 +13,12 @@ from conftest import in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.collectives.ops.communicator import Win
 from allranks.collectives.ops.point_to_point import Op
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
+X = np.ones(1)
 two = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 
 MADE = {
@@ -262,6 +264,63 @@ def test_a_split_ends_with_its_epoch():
     in_a_cell(lambda: None if odd() else c.barrier())
     with pytest.raises(StaleHandle, match="Make it again"):
         part.barrier()
+
+
+TRAFFIC = {
+    "objects": lambda: c.comm.sendrecv(0, c.rank(), 0, None, c.rank()),
+    "arrays": lambda: c.comm.Sendrecv(np.ones(1), c.rank(), 0, np.ones(1), c.rank()),
+    "requests": lambda: MPI.Request.Waitall([c.comm.Irecv(X, c.rank()), c.comm.Isend(X, c.rank())]),
+    "requests of collectives": lambda: c.comm.Ibarrier(),
+    "persistent requests": lambda: c.comm.Send_init(X, c.rank()),
+    "collectives of arrays": lambda: c.comm.Allreduce(MPI.IN_PLACE, X.copy()),
+    "windows": lambda: Win.Create(X, comm=c.comm).Free(),
+    "grids": lambda: c.comm.Create_cart([c.size()]).neighbor_allgather(0),
+    "this rank's own": lambda: c.world.current().mpi.alone.isend(0, 0),
+}
+
+
+@pytest.mark.parametrize("what", TRAFFIC)
+def test_an_epoch_in_which_messages_may_be_left_is_known(what):
+    traffic = c.world.current().traffic
+    c.renew()
+    c.comm.bcast(0)
+    c.comm.Dup()
+    c.allreduce(X)
+    assert not traffic
+    TRAFFIC[what]()
+    assert traffic
+    c.renew()
+    assert not traffic
+
+
+def test_a_message_that_was_not_received_ends_with_its_epoch():
+    alone = c.world.current().mpi.alone
+    for comm in (c.comm, alone):
+        comm.isend("old", comm.rank)
+    c.renew()
+    for comm in (c.comm, alone):
+        request = comm.isend("new", comm.rank)
+        assert comm.recv(source=comm.rank) == "new"
+        request.wait()
+
+
+STALE = {
+    "Isend": lambda comm: comm.Isend(X, 0),
+    "irecv": lambda comm: comm.irecv(source=0),
+    "Ibarrier": lambda comm: comm.Ibarrier(),
+    "Iprobe": lambda comm: comm.Iprobe(),
+    "improbe": lambda comm: comm.improbe(),
+    "Send": lambda comm: comm.Send(X, 0),
+    "bcast": lambda comm: comm.bcast(0),
+}
+
+
+def test_a_duplicate_of_an_earlier_epoch_is_refused():
+    duplicate = c.comm.Dup()
+    c.renew()
+    for call in STALE.values():
+        with pytest.raises(StaleHandle, match="ends its epoch: this one is of epoch"):
+            call(duplicate)
 
 
 @pytest.mark.parametrize("root", [-1, 99])
