@@ -87,6 +87,10 @@ post_send: Callable[..., MPI.Request] = Raw.Isend
 program: then a send ends only when it is received."""
 
 
+REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
+"""Exceptions of mpi4py for arguments that it cannot pass to MPI."""
+
+
 class PointToPoint(Raw):
     """The methods of `Comm` for two ranks."""
 
@@ -118,6 +122,21 @@ class PointToPoint(Raw):
         """The group, for a call after which messages may be on their way."""
         self._world.traffic.add(self._number)
         return self._group()
+
+    def _made_by_all(self, op: str, post: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Makes a collective call of MPI that does not wait; not after one that was refused."""
+        group, world = self._used(), self._world
+        if world.dirty:
+            world.check_clean(PointCall(group.agreement, Spec(f"comm.{op}"), op, ()))
+        try:
+            return post(self, *arguments, **options)
+        except (*REFUSED_ARGUMENTS, MPI.Exception) as error:
+            # Other ranks may have made it, and would take the next call for it.
+            if group.size > 1:
+                call = PointCall(group.agreement, Spec(f"comm.{op}"), op, ())
+                where = f"{call.spec.title} at {call.site.place}"
+                world.spoil(f"cannot make {where} ({type(error).__name__})")
+            raise
 
     def peers(self, peer: int) -> tuple[int, ...]:
         """A peer as ranks of the world; all other ranks for MPI.ANY_SOURCE or PROC_NULL."""
@@ -449,8 +468,11 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
 
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
-        self._used()
-        made = plain(self, *arguments, **options)
+        if peer is None:
+            made = self._made_by_all(name, plain, *arguments, **options)
+        else:
+            self._used()
+            made = plain(self, *arguments, **options)
         request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
         request.comm, request.op, request.every = self, name, peer is None
         request.buffers = arguments

@@ -9,7 +9,7 @@ from inspect import signature
 import numpy as np
 import psutil
 import pytest
-from conftest import in_a_cell, next_cell_works, odd
+from conftest import ODD, in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
@@ -110,6 +110,73 @@ def test_an_argument_that_mpi4py_refuses_on_one_rank_is_named_to_the_others():
     error = in_a_cell(lambda: c.comm.Allreduce(np.ones(1), "text" if odd() else np.empty(1)))
     assert type(error) is (TypeError if odd() else RankLeft)
     assert odd() or "rank 1 has left this cell at cell:1 (TypeError" in str(error)
+    next_cell_works()
+
+
+def _ones():
+    return np.ones(c.size() * 2)
+
+
+REFUSED = {
+    "Reduce": lambda comm: comm.Reduce(
+        np.ones(2, "i8"), _ones() if odd() else _ones()[:2], root=ODD
+    ),
+    "Gather": lambda comm: comm.Gather(np.ones(2), "text" if odd() else None, root=ODD),
+    "Gatherv": lambda comm: comm.Gatherv(np.ones(2), [_ones(), [9]] if odd() else None, root=ODD),
+    "Scatter": lambda comm: comm.Scatter(_ones(), "text" if odd() else np.ones(2)),
+}
+GIVEN = {
+    "Reduce": lambda comm: comm.Reduce(X, np.zeros(1), root=ODD),
+    "Barrier": lambda comm: comm.Barrier(),
+    "Dup": lambda comm: comm.Dup(),
+    "Win.Create": lambda comm: Win.Create(X, comm=comm),
+}
+
+
+@two
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("refused", REFUSED)
+def test_a_call_that_one_rank_refuses_does_not_mix_with_the_next(refused, given):
+    comm = c.comm.Dup()
+
+    def both():
+        try:
+            REFUSED[refused](comm)
+        except (TypeError, ValueError):
+            assert odd()
+        GIVEN[given](comm)
+
+    error = in_a_cell(both)
+    # MPI may send the parts of a Reduce through the rank that refuses: then the others wait for it.
+    through = (RankLeft,) if refused == "Reduce" and c.size() > 2 else ()
+    assert isinstance(error, (CollectiveMismatch, *through))
+    if isinstance(error, CollectiveMismatch):
+        assert "needs the same earlier calls on every rank" in str(error)
+        assert "rank 1 has refused 1" in str(error)
+    c.renew()  # as the next cell would
+    total = np.zeros(1)
+    c.comm.Reduce(X, total, root=ODD)
+    assert total[0] == (c.size() if odd() else 0)
+
+
+@two
+@pytest.mark.parametrize("given", ["Ireduce", "Reduce"])
+def test_a_call_without_a_wait_that_one_rank_refuses_ends_the_epoch(given):
+    total = np.zeros(1)
+
+    def both():
+        try:
+            c.comm.Igather(X, "text" if odd() else None, root=ODD)
+        except TypeError:
+            assert odd()
+        getattr(c.comm, given)(X, total, root=ODD)
+
+    error = in_a_cell(both)
+    assert total[0] == 0
+    if odd():
+        assert "needs an intact epoch" in str(error)
+    elif given == "Reduce":
+        assert isinstance(error, RankLeft)
     next_cell_works()
 
 
