@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
+from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import CellContext
 from allranks.cluster.members import MemberSlots
@@ -430,11 +431,10 @@ class Cells:
         self._crew: MemberSlots | None = None
         #: The thread that waits for the cell or the ensemble.
         self._caller = 0
-        self._epoch = 0
-        self._dirty = False
+        self._epoch = Epoch()
 
-    def _begin(self, epoch: int = 0, dirty: bool = False) -> None:
-        self._epoch, self._dirty, self._abandoned = epoch, dirty, None
+    def _begin(self, epoch: Epoch | None = None) -> None:
+        self._epoch, self._abandoned = epoch or Epoch(), None
         self._late.clear()
 
     @property
@@ -487,12 +487,7 @@ class Cells:
 
     def _end(self, run: CellRun) -> None:
         self._running = None
-        self._note_dirty(run)
-
-    def _note_dirty(self, run: CellRun) -> None:
-        self._dirty = self._dirty or any(reply.dirty for reply in run.replies.values())
-        # A cell may have begun epochs itself.
-        self._epoch = max([self._epoch, *(reply.epoch for reply in run.replies.values())])
+        self._epoch.note(run.replies.values())
 
     def _abandon(self, run: CellRun) -> None:
         """Interrupts a cell after an exception has ended the wait for it."""
@@ -564,8 +559,8 @@ class Cells:
                 )
             self._ranks.wait_until(left.settled, _REPLY_SECONDS)
         # The reply of a rank was lost, and with it how the rank has left the cell.
-        self._note_dirty(left)
-        self._dirty = self._dirty or bool(left.pending)
+        self._epoch.note(left.replies.values())
+        self._epoch.dirty = self._epoch.dirty or bool(left.pending)
         self._abandoned = None
 
     def _end_members(self, members: Mapping[int, int]) -> None:
@@ -581,7 +576,7 @@ class Cells:
                 f"expected idle ranks, found {label(busy)} still in a member of an ensemble that "
                 "was interrupted. Try again: %distributed attach   or type: %distributed restart"
             )
-        self._dirty = True
+        self._epoch.dirty = True
         for rank, cell in members.items():
             self._note_seen(cell, rank)
         self._ask_all(requests.MEMBERS, {"ranks_each": 0})
@@ -600,15 +595,15 @@ class Cells:
         self._await_abandoned()
         dead = self._ranks.roster.dead
         # A new communicator needs all ranks. The living ones can run cells without collectives.
-        if self._dirty and not dead:
-            self._epoch += 1
+        if self._epoch.dirty and not dead:
+            self._epoch.number += 1
             try:
-                self._ask_all(requests.RENEW, {"epoch": self._epoch})
+                self._ask_all(requests.RENEW, {"epoch": self._epoch.number})
             except UsageError:
                 if not dead:
                     raise
                 return  # those that take the places of the dead begin an epoch with the others
-            self._dirty = False
+            self._epoch.begin(self._epoch.number)
 
     def _ask_all(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
         answers = self._ranks.ask(name, arguments, ranks=range(self._ranks.size))

@@ -250,7 +250,7 @@ class Cluster(Calls):
         self._kept.stay(True)
         try:
             self.count = left.cell
-            self._begin(left.epoch, left.dirty)
+            self._begin(left.epoch)
             if left.members:
                 self._end_members(left.members)
             if not left.unseen:

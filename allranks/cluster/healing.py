@@ -262,9 +262,9 @@ class HealedCells(Cells):
         self._await_abandoned()
         if self._ranks.roster.lost_hosts:
             return self._relocate(tell)
-        healed = Replacement(self._ranks, self._epoch + 1, tell)
+        healed = Replacement(self._ranks, self._epoch.number + 1, tell)
         healed.make()
-        self._epoch, self._dirty = healed.epoch, False
+        self._epoch.begin(healed.epoch)
         dead = sorted(healed.ends)
         left = [rank for rank in range(self._ranks.size) if rank not in healed.ends]
         had = self._restore(set(dead) - set(self.dead))
@@ -281,7 +281,7 @@ class HealedCells(Cells):
         """Starts all ranks again without the lost hosts; returns as `_replace`."""
         began, moved = time.monotonic(), Relocation(self._ranks, tell)
         moved.make()
-        self._epoch, self._dirty = 0, False
+        self._epoch.begin(0)
         had = self._restore(moved.dead)
         self.goes_on = moved.goes_on
         return moved.text(had, time.monotonic() - began), moved.presses > 0
@@ -321,8 +321,8 @@ class HealedCells(Cells):
         crew = self._crew = MemberSlots(self._ranks, self.count, ranks_each)
         self._caller = threading.get_ident()
         for slot in crew.slots:
-            slot.epoch = max(told[rank]["epoch"] for rank in slot.ranks)
-            slot.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
+            slot.epoch.begin(max(told[rank]["epoch"] for rank in slot.ranks))
+            slot.epoch.dirty = any(told[rank]["dirty"] for rank in slot.ranks)
         try:
             yield crew
         finally:

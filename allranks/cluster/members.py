@@ -8,6 +8,7 @@ from typing import Any
 
 from allranks.cluster import variables
 from allranks.cluster.connection import Connection
+from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord
 from allranks.records.wire import Interrupt, Reply, RunMember
 
@@ -15,14 +16,13 @@ from allranks.records.wire import Interrupt, Reply, RunMember
 @dataclass
 class Slot:
     """A row of ranks, and the member that they run now, if any. ``epoch`` is that of their own
-    world. After a member that left it ``dirty``, the next one needs another epoch.
+    world.
     """
 
     ranks: tuple[int, ...]
     member: int | None = None
     cell: int = 0
-    epoch: int = 0
-    dirty: bool = False
+    epoch: Epoch = field(default_factory=Epoch)
     replies: dict[int, Reply] = field(default_factory=dict)
 
 
@@ -62,8 +62,8 @@ class MemberSlots:
     ) -> None:
         payload = variables.pack(values, "a rank")
         # The ranks of a slot renew their communicator only after a member that left it unusable.
-        slot.epoch += slot.dirty
-        slot.dirty = False
+        if slot.epoch.dirty:
+            slot.epoch.begin(slot.epoch.number + 1)
         self.cells += 1
         slot.member, slot.cell, slot.replies = member, self.cells, {}
         record = RunMember(
@@ -75,7 +75,7 @@ class MemberSlots:
             label=f"member {member}",
             limit_nbytes=limit_nbytes,
             ranks_each=len(slot.ranks),
-            epoch=slot.epoch,
+            epoch=slot.epoch.number,
             shared=shared,
         )
         self.ranks.send(slot.ranks, record, payload)
@@ -91,8 +91,7 @@ class MemberSlots:
             if slot.member is not None and slot.cell == record.cell:
                 if isinstance(record, Reply):
                     slot.replies[record.rank] = record
-                    slot.dirty = slot.dirty or record.dirty
-                    slot.epoch = max(slot.epoch, record.epoch)
+                    slot.epoch.note(slot.replies.values())
                 self.deliver(self, slot, record, payloads)
                 return True
         return False

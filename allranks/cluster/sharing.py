@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.cluster.epochs import Epoch
 from allranks.records.config import WATCHERS_DOOR
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
@@ -57,8 +58,7 @@ class DetachedCell:
     running: tuple[int, ...]
     unseen: bool
     seconds: float
-    epoch: int
-    dirty: bool
+    epoch: Epoch
     members: Mapping[int, int]
 
     @classmethod
@@ -69,6 +69,13 @@ class DetachedCell:
         running = tuple(rank for rank, each in last.items() if each["busy"])
         names = [each["label"] for each in last.values()]
         members = {rank: each["cell"] for rank, each in told.items() if each["member"]}
+        epoch = Epoch(
+            number=max(each["epoch"] for each in told.values()),
+            dirty=any(each["dirty"] and not each["busy"] for each in told.values()),
+            traffic=any(each["traffic"] for each in told.values()),
+        )
+        if epoch.traffic and any(each["failed"] for each in told.values()):
+            epoch.dirty = True
         return cls(
             cell=cell,
             name=names[0] if names else "",
@@ -76,8 +83,7 @@ class DetachedCell:
             running=tuple(sorted(running)),
             unseen=not members and any(each["busy"] or each["unseen"] for each in last.values()),
             seconds=max((each["seconds"] for each in last.values()), default=0.0),
-            epoch=max(each["epoch"] for each in told.values()),
-            dirty=any(each["dirty"] and not each["busy"] for each in told.values()),
+            epoch=epoch,
             members=members,
         )
 

@@ -20,6 +20,8 @@ from allranks.magics.options import CellOptions, parse_cell, parse_command
 from allranks.notebook import load_features
 
 _MAGIC, _COMMAND = "%%distributed", "%distributed"
+#: Magics of ``%load_ext allranks.px`` that run on ranks, or say what does.
+_PX = ("%%px", "%px", "%autopx", "%dist_init", "%dist_mode", "%sync")
 #: A cell that begins with one of these runs in the notebook, also after ``%distributed on``.
 _FOR_NOTEBOOK = (_COMMAND, "%%", "%load_ext", "%reload_ext")
 #: The tag of a cell that may fail: "Run all" continues after it.
@@ -122,12 +124,15 @@ def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
                 options = parse_cell(first.strip().removeprefix(_MAGIC))
             kind = FEATURE if options.features else RANKS
             yield NotebookCell(kind, where, rest, first.strip(), options, fails)
+        elif word == "%%rank":
+            options = CellOptions(ranks=first.strip().removeprefix(word).strip() or None)
+            yield NotebookCell(RANKS, where, rest, first.strip(), options, fails)
         elif word == "%%ensemble":
             yield NotebookCell(ENSEMBLE, where, rest, first.strip())
-        elif word in ("%%px", "%px"):
+        elif px := {line.split()[0] for line in source.splitlines() if line.strip()} & {*_PX}:
             raise UsageError(
-                f"{where} expected {_MAGIC}, found {word}, whose engines a script does not know. "
-                f"Type {_MAGIC} in its place, and export again."
+                f"{where} expected {_MAGIC}, found {min(px)}, whose engines a script does not "
+                f"know. Type {_MAGIC} in its place, and export again."
             )
         elif on and not source.lstrip().startswith(_FOR_NOTEBOOK):
             yield NotebookCell(RANKS, where, source.strip("\n"), fails=fails)

@@ -241,6 +241,7 @@ class CellRunner:
             value_problem=problem,
             report=found,
             epoch=this.epoch,
+            traffic=bool(this.traffic),
         )
         return ((reply, value),)
 
@@ -270,7 +271,19 @@ class CellRunner:
         collectives.scope.leave("failed when its cell had ended", failed=True)
         lines = plain(error, "")
         found = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
-        return Reply(self.rank, cell, _failed_as(found), 0.0, collectives.dirty(), False, "", found)
+        this = world.current()
+        return Reply(
+            rank=self.rank,
+            cell=cell,
+            status=_failed_as(found),
+            seconds=0.0,
+            dirty=this.unfinished,
+            has_value=False,
+            value_problem="",
+            report=found,
+            epoch=this.epoch,
+            traffic=bool(this.traffic),
+        )
 
     async def _execute(self, source: str) -> ExecutionResult:
         shell = self.shell

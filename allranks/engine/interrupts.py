@@ -77,6 +77,8 @@ class Interrupts:
         with self._lock:
             self._hearing = self.number
             early = self._early == self.number
+            if early:
+                self._early = 0  # all requests of a client have the same number
         if early:
             raise KeyboardInterrupt
 

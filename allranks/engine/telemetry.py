@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import accumulate
+from math import isfinite
 from time import monotonic, perf_counter, process_time
 from typing import Any
 
@@ -256,6 +257,11 @@ class Metrics:
             named = {**values, **named}
         points, who = self._points, str(member)
         given = None if step is None else _number("step", step)
+        if given is not None and not isfinite(given):
+            raise UsageError(
+                f"log expected a finite step, found {given}. "
+                "Type for example: log(step=3, loss=0.5)"
+            )
         if len(points) >= _WAITING:
             self.dropped += len(named)
             return
@@ -289,7 +295,7 @@ def _number(name: str, value: Any) -> float:
     try:
         # An array's own float() takes one dimension less than item() does.
         return float(value if item is None else item())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         shape = getattr(value, "shape", None)
         found = f"{type(value).__name__} of shape {tuple(shape)}" if shape else f"{value!r:.60}"
         raise UsageError(

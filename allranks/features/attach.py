@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from allranks import collectives
+from allranks.collectives import world
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.records import requests
 from allranks.records.telemetry import Points, Timings
@@ -100,6 +101,8 @@ class RankAttach(RankFeature):
             "seconds": max(0.0, (monotonic() if busy else ended) - self._began),
             "epoch": collectives.epoch(),
             "dirty": collectives.dirty(),
+            "traffic": bool(world.current().traffic),
+            "failed": not busy and world.current().last_failed,
         }
 
 

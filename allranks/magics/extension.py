@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from allranks.cluster import cluster, features
 from allranks.cluster.options import below_magic, check_source, explain_syntax
@@ -45,6 +45,8 @@ class PxMagics(Magics):
         self._defaults = ""
         self._last: PxResult | None = None
 
+    # IPython would evaluate what is in braces with the notebook's variables, not the ranks'.
+    @no_var_expand
     @line_cell_magic("px")  # type: ignore[arg-type]
     def px(self, line: str, cell: str | None = None) -> Any:
         """Runs a line or a cell on the ranks, as ``%%distributed`` does.
@@ -53,6 +55,8 @@ class PxMagics(Magics):
         ``--noblock`` returns a `PxResult`. A cell that waits always shows its output while it runs,
         whatever ipyparallel's other options say.
         """
+        if cell is not None:  # then the line has options only, as that of %%distributed
+            line = self.shell.var_expand(line, 2)
         try:
             options, waits = self._parse(f"{self._defaults} {'' if cell is None else line}")
         except HelpShown:

@@ -53,7 +53,7 @@ SEEN = "seen"
 #: Send `Hello` again, to another notebook. The answer describes the last cell that was sent:
 #: its number (``cell``) and ``label``; whether it is a ``member`` of an ensemble, whether this rank
 #: is ``busy`` with it, or has ended it ``unseen``, and how many ``seconds`` it took so far; the
-#: ``epoch``, and whether it is ``dirty``.
+#: ``epoch``, whether it is ``dirty``, whether it had ``traffic``, and whether the cell ``failed``.
 ATTACH = "attach"
 #: Send the output of that cell so far, and from now on what follows.
 RESUME = "resume"

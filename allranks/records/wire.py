@@ -229,6 +229,7 @@ class Reply(Record):
     ``value_problem`` is why a wanted value could not be pickled.
     ``dirty``: the rank's communicators must be renewed before they are used again.
     ``epoch``: the rank's epoch, which the cell may have renewed.
+    ``traffic``: whether the rank has used a communicator in this epoch.
     """
 
     rank: int
@@ -240,6 +241,7 @@ class Reply(Record):
     value_problem: str
     report: Report | None
     epoch: int = 0
+    traffic: bool = False
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:

@@ -59,6 +59,13 @@ class TensorCompression:
     fp16 = FP16TensorCompressor
 
 
+#: The names that `horovod.tensorflow.compression` has.
+Compressor = TensorCompressor
+NoneCompressor = NoneTensorCompressor
+FP16Compressor = FP16TensorCompressor
+Compression = TensorCompression
+
+
 def check(compression: Any) -> None:
     if not hasattr(compression, "compress"):
         raise UsageError(

@@ -36,6 +36,18 @@ def test_who_waits_in_mpi_for_a_rank_that_does_not_come_is_told(notebook, tmp_pa
     assert notebook.on_ranks("float(MPI.COMM_WORLD.allreduce(1))").text == "ranks 0–3 → 4.0\n"
 
 
+def test_a_corrected_cell_does_not_receive_the_message_of_the_failed_one(notebook):
+    failed = notebook.on_ranks(
+        f"{START}twin = world.Dup()\n"
+        "if rank == 0:\n    world.send('old', 1)\nelif rank == 1:\n    raise ValueError('wrong')"
+    )
+    assert failed.status == "error"
+    corrected = "world.send('new', 1) if rank == 0 else world.recv() if rank == 1 else None"
+    notebook.on_ranks(corrected).says("rank 1 → 'new'")
+    stale = notebook.on_ranks("twin.isend('old', 0)")
+    stale.says("StaleHandle: a communicator from Split(), Dup() or Create_…() lasts until an error")
+
+
 def test_what_goes_wrong_on_duplicates_and_in_mpis_own_calls_is_told(notebook):
     notebook.on_ranks(
         f"{START}twin = world.Dup()\n"

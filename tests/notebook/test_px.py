@@ -50,6 +50,14 @@ def test_px_runs_a_cell_or_a_line_on_every_rank(px):
     assert px.run("%px rank + 1").text == "rank 0 → 1\nrank 1 → 2\nrank 2 → 3\n"
 
 
+def test_what_stands_in_braces_belongs_to_the_ranks_and_options_to_the_notebook(px):
+    px.run("%dist_mode -d").ok()
+    px.run("import os\nchosen = 1").ok()
+    pids = re.findall(r"│ (\d+)", px.run('%px import os; print(f"{os.getpid()}")').text)
+    assert len({*pids, px.value("os.getpid()")}) == 4
+    assert px.run("%%px --targets {chosen}\nprint(f'{rank}')").text == "rank 1 │ 1\n"
+
+
 @pytest.mark.parametrize(
     ("targets", "said"),
     [("0", "rank 0"), ("[0,2]", "ranks 0, 2"), ("1:", "ranks 1–2"), ("::2", "ranks 0, 2")],

@@ -209,6 +209,8 @@ class Spec(NamedTuple):
     device: str = ""
     nbytes: int = 0
     """The bytes that each rank brings, where they are no arrays with a shape."""
+    refused: int = 0
+    """How many earlier calls of its communicator the rank has refused for their arguments."""
 
     @property
     def title(self) -> str:
@@ -308,6 +310,7 @@ _WORDS = {
     "elements": "number of elements",
     "device": "kind of memory",
     "nbytes": "number of bytes",
+    "refused": "earlier calls",
 }
 """The names of a spec's fields in a message, where the field's own does not say it."""
 _ADVICE = {
@@ -321,6 +324,8 @@ _ADVICE = {
     "transport": "Pass the same transport= on every rank, and set ALLRANKS_ALLREDUCE to the same "
     "value",
     "nbytes": "Pass buffers of the same type and length on every rank",
+    "refused": "Data of the call that a rank refused may still be on its way. Let its error end "
+    "the cell; in a script call allranks.collectives.renew() on every rank",
     "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
 }
 
@@ -364,6 +369,8 @@ def _value(spec: Spec, field: str) -> str:
         )
     if field == "op":
         return str(value)
+    if field == "refused":
+        return f"refused {value}"
     if field == "device":
         return "an array on a GPU" if value else "one in host memory"
     if value in ("", -1, ()):

@@ -329,6 +329,9 @@ class RankState:
         self.spin_seconds = _SPIN_SECONDS if self.local_size <= cores else 0.0
         self.pending = 0
         """The number of posted calls that have not ended."""
+        self.traffic: set[int] = set()
+        """The groups whose communicators this rank has used in this epoch: after an error, messages
+        of theirs may be on their way."""
         self.spins = _SPINS if self.local_size <= cores else 0
 
     @property
@@ -396,6 +399,11 @@ class RankState:
         self.scope = PROCESS
         if self.wake_exchange is not None:
             self.wake_exchange()
+
+    @property
+    def last_failed(self) -> bool:
+        """Whether this rank's last cell has failed."""
+        return bool(self.board.get(self.rank, FAILED))
 
     def depart(self, reason: str, failed: bool, where: str) -> None:
         """Leaves for good; the first reason counts."""

@@ -313,8 +313,8 @@ NAME = "MPI_COMM_WORLD"
 class Epochs:
     """The communicators of one rank, epoch by epoch. ``pristine`` is used for nothing but making
     the next epoch's communicator. ``user`` stands for each epoch's communicator in turn; ``alone``
-    is the same for this rank alone. ``renewed`` is called with the epoch's number once it has
-    begun.
+    is the same for this rank alone, with another communicator only after it was used. ``renewed``
+    is called with the epoch's number once it has begun.
     """
 
     own: RankState
@@ -353,6 +353,11 @@ class Epochs:
             fresh.Set_name(NAME)
             rebind(self.user, fresh)
             self.renewed(epoch)
+
+    def renew_alone(self) -> None:
+        """Drops the messages that this rank has sent to itself."""
+        self._retired.append(MPI.Intracomm(self.alone))
+        rebind(self.alone, self._retired[-1].Dup())
 
     def take_over(self, pristine: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
         """Replaces the communicators of all ranks, some of which are new; the old ones are kept."""

@@ -26,7 +26,15 @@ from allranks.collectives.calls.guard import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.buffers import compared
-from allranks.collectives.ops.point_to_point import Op, PointToPoint, Raw, Request, StandIn, raised
+from allranks.collectives.ops.point_to_point import (
+    REFUSED_ARGUMENTS,
+    Op,
+    PointToPoint,
+    Raw,
+    Request,
+    StandIn,
+    raised,
+)
 from allranks.collectives.world import World, current
 from allranks.collectives.world.process_sets import open_group, ranks_of
 from allranks.collectives.world.world import ALONE
@@ -40,8 +48,6 @@ _OF_THE_WORLD = (
 """Attributes of MPI's communicator of all ranks that its duplicates lack."""
 _WHOLE = MPI.COMM_WORLD
 _TRANSPORTS = "OMPI_MCA_btl"
-_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
-"""Exceptions of mpi4py for arguments that it cannot pass to MPI."""
 
 
 class WrongRoot(UsageError, MPI.Exception):
@@ -70,19 +76,20 @@ class Comm(PointToPoint):
     def _collective(
         self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int | None = None
     ) -> None:
-        group = self._group()
+        group = self._used()
         whom = -1 if root is None else group.ranks[self._rooted(op, root)]
 
         def steps(call: Call) -> Steps[None]:
             yield from self._agreed(call)
             try:
                 yield from complete(self._world.held_requests, call, post, self, *arguments)
-            except _ARGUMENTS:
+            except REFUSED_ARGUMENTS:
                 self._world.refuse(call)
                 raise
 
         nbytes = max(map(nbytes_of, arguments), default=0)
-        spec = Spec(f"comm.{op}", root=whom, **compared(op, arguments))
+        alike = compared(op, arguments)
+        spec = Spec(f"comm.{op}", root=whom, refused=group.refused, **alike)
         self._world.run(group.call(spec, op, nbytes, steps))
         if any(type(argument) is Op for argument in arguments):
             self._check_function(op)
@@ -105,7 +112,9 @@ class Comm(PointToPoint):
 
     def agree(self, title: str) -> None:
         """Ends when all ranks have arrived at the same call of a window or a file."""
-        self._world.run(self._group().call(Spec(title), title, steps=self._agreed))
+        group = self._used()
+        spec = Spec(title, refused=group.refused)
+        self._world.run(group.call(spec, title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
         call.transport = "mpi"
@@ -274,7 +283,9 @@ class Comm(PointToPoint):
         # A rank that never arrives leaves its cell, and then the others raise RankLeft.
         with deferred():
             every = world.run(
-                operations.begin_object_gather(parent, f"comm.{op}", world.made, alike=alike)
+                operations.begin_object_gather(
+                    parent, f"comm.{op}", world.made, alike=alike, refused=parent.refused
+                )
             )
             # The same number on all members, and of no other group of any of them.
             world.made = max(every) + 1

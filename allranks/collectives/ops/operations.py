@@ -422,9 +422,10 @@ def begin_object_gather(
     name: str | None = None,
     root: int = -1,
     alike: tuple[Any, ...] = (),
+    refused: int = 0,
 ) -> Call:
     """A call whose result is the list of all members' objects, on all or on ``root`` (an index).
-    ``alike``: values that must be the same on every member.
+    ``alike`` and ``refused``, as in `Spec`: values that must be the same on every member.
     """
     data = dumps(value)
 
@@ -432,7 +433,7 @@ def begin_object_gather(
         parts = yield from call.moved(group.choose(call).allgather, data, root=root)
         return [loads(part) for part in parts] if root in (-1, group.me) else None
 
-    spec = Spec(op, root=_rank(group, root), shape=alike)
+    spec = Spec(op, root=_rank(group, root), shape=alike, refused=refused)
     return group.call(spec, name, data.nbytes * group.size, steps)
 
 

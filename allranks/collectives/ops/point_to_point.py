@@ -87,6 +87,10 @@ post_send: Callable[..., MPI.Request] = Raw.Isend
 program: then a send ends only when it is received."""
 
 
+REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
+"""Exceptions of mpi4py for arguments that it cannot pass to MPI."""
+
+
 class PointToPoint(Raw):
     """The methods of `Comm` for two ranks."""
 
@@ -114,6 +118,26 @@ class PointToPoint(Raw):
             raise MPI.Exception(MPI.ERR_COMM)
         return found
 
+    def _used(self) -> Group:
+        """The group, for a call after which messages may be on their way."""
+        self._world.traffic.add(self._number)
+        return self._group()
+
+    def _made_by_all(self, op: str, post: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Makes a collective call of MPI that does not wait; not after one that was refused."""
+        group, world = self._used(), self._world
+        if world.dirty:
+            world.check_clean(PointCall(group.agreement, Spec(f"comm.{op}"), op, ()))
+        try:
+            return post(self, *arguments, **options)
+        except (*REFUSED_ARGUMENTS, MPI.Exception) as error:
+            # Other ranks may have made it, and would take the next call for it.
+            if group.size > 1:
+                call = PointCall(group.agreement, Spec(f"comm.{op}"), op, ())
+                where = f"{call.spec.title} at {call.site.place}"
+                world.spoil(f"cannot make {where} ({type(error).__name__})")
+            raise
+
     def peers(self, peer: int) -> tuple[int, ...]:
         """A peer as ranks of the world; all other ranks for MPI.ANY_SOURCE or PROC_NULL."""
         ranks = self._group().ranks
@@ -123,7 +147,7 @@ class PointToPoint(Raw):
 
     def point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[T]]) -> T:
         """Runs a call that waits for one rank, or for any."""
-        call = PointCall(self._group().agreement, Spec(f"comm.{op}"), op, self.peers(peer))
+        call = PointCall(self._used().agreement, Spec(f"comm.{op}"), op, self.peers(peer))
         call.transport = "mpi"
         call.steps = steps(call)
         result: T = self._world.run(call)
@@ -246,7 +270,7 @@ class PointToPoint(Raw):
         status: Status = None,
     ) -> Any:
         data = [_pickled(sendobj, dest), MPI.BYTE]
-        posted = PointCall(self._group().agreement, Spec("comm.send"), "", ())
+        posted = PointCall(self._used().agreement, Spec("comm.send"), "", ())
         sent = complete(self._world.held_requests, posted, post_send, self, data, dest, sendtag)
         # Posts the send; its end is awaited after the receive.
         next(sent, None)
@@ -295,6 +319,22 @@ for _name, _look in {
     **{"Mprobe": Raw.Improbe, "mprobe": Raw.improbe},
 }.items():
     setattr(PointToPoint, _name, _probing(_name, _look))
+
+
+def _looking(name: str) -> Callable[..., Any]:
+    """MPI's probe of that name, which does not wait; refused after the communicator's epoch."""
+    plain = getattr(Raw, name)
+
+    @wraps(plain)
+    def look(self: PointToPoint, *arguments: Any, **options: Any) -> Any:
+        self._group()
+        return plain(self, *arguments, **options)
+
+    return look
+
+
+for _name in ("Iprobe", "iprobe", "Improbe", "improbe"):
+    setattr(PointToPoint, _name, _looking(_name))
 
 
 def _pickled(value: object, dest: int) -> bytes:
@@ -428,7 +468,11 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
 
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
-        made = plain(self, *arguments, **options)
+        if peer is None:
+            made = self._made_by_all(name, plain, *arguments, **options)
+        else:
+            self._used()
+            made = plain(self, *arguments, **options)
         request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
         request.comm, request.op, request.every = self, name, peer is None
         request.buffers = arguments

@@ -56,6 +56,9 @@ class Group:
         """Cached properties of calls of the same kind."""
         self.gpu: GpuTransport | None = None
         """The transports of the members' GPUs; None before an epoch's first array on a GPU."""
+        self.refused = 0
+        """How many calls of MPI this rank has refused in this epoch; other members may have made
+        them."""
 
     @property
     def channel(self) -> Channel | None:
@@ -84,6 +87,7 @@ class Group:
     def renew(self) -> None:
         self.abandon()
         self.queue.clear()
+        self.refused = 0
         self.agreement.renew()
         for transport in self.transports.values():
             transport.renew()
@@ -492,8 +496,10 @@ class World(RankState):
 
     def refuse(self, call: Call) -> None:
         """Publishes that this rank cannot make a call at which all have arrived."""
-        # The epoch stays intact if all ranks refuse; ranks that do not refuse leave the call.
+        # The epoch stays intact if all ranks refuse. Ranks that do not refuse leave the call, or,
+        # if they have ended it, find at the next one that this rank has not made it.
         call.posted = False
+        self.groups[call.members.number].refused += 1
         self.board.write(fields.BROKE, f"cannot make {call.spec.title} at {call.site.place}")
         self.board.put(fields.REFUSED, call.number)
         self.board.put(fields.REFUSED_OF, call.members.number + 1)
@@ -527,6 +533,9 @@ class World(RankState):
         self.epoch = epoch
         self.board.put(fields.BROKEN, 0)
         self.dirty, self.pending = False, 0
+        if ALONE in self.traffic and self.mpi is not None:
+            self.mpi.renew_alone()
+        self.traffic.clear()
         self.quarantine.clear()
         for group in list(self.groups.values()):
             group.abandon()

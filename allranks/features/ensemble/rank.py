@@ -64,7 +64,8 @@ class RankEnsemble(RankFeature):
     def _make_ready(self, ranks_each: int) -> dict[str, Any]:
         """Prepares for members of ``ranks_each`` ranks; with 0, drops all variables that they kept.
 
-        Returns the epoch of the world of a member's ranks, and whether it needs another one.
+        Returns the epoch of the world of a member's ranks, and whether it needs another one, as
+        after messages of an earlier ensemble.
         Collective over all ranks where ``ranks_each`` is more than 1.
         """
         self._forget()
@@ -76,7 +77,7 @@ class RankEnsemble(RankFeature):
         if ranks_each not in self._worlds:
             self._worlds[ranks_each] = under_mpi.divide(ranks_each)
         part = self._worlds[ranks_each]
-        return {"epoch": part.epoch, "dirty": part.unfinished}
+        return {"epoch": part.epoch, "dirty": part.unfinished or bool(part.traffic)}
 
     async def _run(self, member: RunMember, payloads: list[bytes]) -> Replies:
         # Never raises.

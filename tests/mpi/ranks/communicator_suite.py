@@ -9,14 +9,16 @@ from inspect import signature
 import numpy as np
 import psutil
 import pytest
-from conftest import in_a_cell, next_cell_works, odd
+from conftest import ODD, in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.collectives.ops.communicator import Win
 from allranks.collectives.ops.point_to_point import Op
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
+X = np.ones(1)
 two = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 
 MADE = {
@@ -108,6 +110,73 @@ def test_an_argument_that_mpi4py_refuses_on_one_rank_is_named_to_the_others():
     error = in_a_cell(lambda: c.comm.Allreduce(np.ones(1), "text" if odd() else np.empty(1)))
     assert type(error) is (TypeError if odd() else RankLeft)
     assert odd() or "rank 1 has left this cell at cell:1 (TypeError" in str(error)
+    next_cell_works()
+
+
+def _ones():
+    return np.ones(c.size() * 2)
+
+
+REFUSED = {
+    "Reduce": lambda comm: comm.Reduce(
+        np.ones(2, "i8"), _ones() if odd() else _ones()[:2], root=ODD
+    ),
+    "Gather": lambda comm: comm.Gather(np.ones(2), "text" if odd() else None, root=ODD),
+    "Gatherv": lambda comm: comm.Gatherv(np.ones(2), [_ones(), [9]] if odd() else None, root=ODD),
+    "Scatter": lambda comm: comm.Scatter(_ones(), "text" if odd() else np.ones(2)),
+}
+GIVEN = {
+    "Reduce": lambda comm: comm.Reduce(X, np.zeros(1), root=ODD),
+    "Barrier": lambda comm: comm.Barrier(),
+    "Dup": lambda comm: comm.Dup(),
+    "Win.Create": lambda comm: Win.Create(X, comm=comm),
+}
+
+
+@two
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("refused", REFUSED)
+def test_a_call_that_one_rank_refuses_does_not_mix_with_the_next(refused, given):
+    comm = c.comm.Dup()
+
+    def both():
+        try:
+            REFUSED[refused](comm)
+        except (TypeError, ValueError):
+            assert odd()
+        GIVEN[given](comm)
+
+    error = in_a_cell(both)
+    # MPI may send the parts of a Reduce through the rank that refuses: then the others wait for it.
+    through = (RankLeft,) if refused == "Reduce" and c.size() > 2 else ()
+    assert isinstance(error, (CollectiveMismatch, *through))
+    if isinstance(error, CollectiveMismatch):
+        assert "needs the same earlier calls on every rank" in str(error)
+        assert "rank 1 has refused 1" in str(error)
+    c.renew()  # as the next cell would
+    total = np.zeros(1)
+    c.comm.Reduce(X, total, root=ODD)
+    assert total[0] == (c.size() if odd() else 0)
+
+
+@two
+@pytest.mark.parametrize("given", ["Ireduce", "Reduce"])
+def test_a_call_without_a_wait_that_one_rank_refuses_ends_the_epoch(given):
+    total = np.zeros(1)
+
+    def both():
+        try:
+            c.comm.Igather(X, "text" if odd() else None, root=ODD)
+        except TypeError:
+            assert odd()
+        getattr(c.comm, given)(X, total, root=ODD)
+
+    error = in_a_cell(both)
+    assert total[0] == 0
+    if odd():
+        assert "needs an intact epoch" in str(error)
+    elif given == "Reduce":
+        assert isinstance(error, RankLeft)
     next_cell_works()
 
 
@@ -262,6 +331,63 @@ def test_a_split_ends_with_its_epoch():
     in_a_cell(lambda: None if odd() else c.barrier())
     with pytest.raises(StaleHandle, match="Make it again"):
         part.barrier()
+
+
+TRAFFIC = {
+    "objects": lambda: c.comm.sendrecv(0, c.rank(), 0, None, c.rank()),
+    "arrays": lambda: c.comm.Sendrecv(np.ones(1), c.rank(), 0, np.ones(1), c.rank()),
+    "requests": lambda: MPI.Request.Waitall([c.comm.Irecv(X, c.rank()), c.comm.Isend(X, c.rank())]),
+    "requests of collectives": lambda: c.comm.Ibarrier(),
+    "persistent requests": lambda: c.comm.Send_init(X, c.rank()),
+    "collectives of arrays": lambda: c.comm.Allreduce(MPI.IN_PLACE, X.copy()),
+    "windows": lambda: Win.Create(X, comm=c.comm).Free(),
+    "grids": lambda: c.comm.Create_cart([c.size()]).neighbor_allgather(0),
+    "this rank's own": lambda: c.world.current().mpi.alone.isend(0, 0),
+}
+
+
+@pytest.mark.parametrize("what", TRAFFIC)
+def test_an_epoch_in_which_messages_may_be_left_is_known(what):
+    traffic = c.world.current().traffic
+    c.renew()
+    c.comm.bcast(0)
+    c.comm.Dup()
+    c.allreduce(X)
+    assert not traffic
+    TRAFFIC[what]()
+    assert traffic
+    c.renew()
+    assert not traffic
+
+
+def test_a_message_that_was_not_received_ends_with_its_epoch():
+    alone = c.world.current().mpi.alone
+    for comm in (c.comm, alone):
+        comm.isend("old", comm.rank)
+    c.renew()
+    for comm in (c.comm, alone):
+        request = comm.isend("new", comm.rank)
+        assert comm.recv(source=comm.rank) == "new"
+        request.wait()
+
+
+STALE = {
+    "Isend": lambda comm: comm.Isend(X, 0),
+    "irecv": lambda comm: comm.irecv(source=0),
+    "Ibarrier": lambda comm: comm.Ibarrier(),
+    "Iprobe": lambda comm: comm.Iprobe(),
+    "improbe": lambda comm: comm.improbe(),
+    "Send": lambda comm: comm.Send(X, 0),
+    "bcast": lambda comm: comm.bcast(0),
+}
+
+
+def test_a_duplicate_of_an_earlier_epoch_is_refused():
+    duplicate = c.comm.Dup()
+    c.renew()
+    for call in STALE.values():
+        with pytest.raises(StaleHandle, match="ends its epoch: this one is of epoch"):
+            call(duplicate)
 
 
 @pytest.mark.parametrize("root", [-1, 99])

@@ -204,6 +204,10 @@ def operations(mode: Mode) -> None:
 
 @case(TENSORS, "Compression")
 def compression(mode: Mode) -> None:
+    module = importlib.import_module("horovod.tensorflow.compression")
+    assert module.Compression is hvd.Compression
+    assert issubclass(module.NoneCompressor, module.Compressor)
+
     def pack() -> Any:
         small, context = hvd.Compression.fp16.compress(tf.constant(MINE))
         assert small.dtype == tf.float16

@@ -166,6 +166,21 @@ def test_cells_of_the_ranks_are_those_between_on_and_off_that_do_not_fail_on_pur
         export_script(found, "n.ipynb", "n.py", "")
 
 
+def test_a_cell_of_some_ranks_is_exported_with_their_condition():
+    text = script("%%rank 0,2\nprint('some')", "%%rank\nprint('all')")
+    assert text == script(
+        "%%distributed -r 0,2\nprint('some')", "%%distributed\nprint('all')"
+    ).replace("%%distributed -r 0,2", "%%rank 0,2").replace("%%distributed", "%%rank")
+
+
+@pytest.mark.parametrize(
+    "source", ["%px rank", "# on ranks\n%px rank", "%autopx", "%dist_init -n 2", "a = 1\n%sync"]
+)
+def test_a_magic_of_ipyparallel_or_nbdistributed_is_refused_wherever_it_stands(source):
+    with pytest.raises(UsageError, match=r"cell 1 expected %%distributed, found %\w+"):
+        cells(source)
+
+
 def test_the_notebook_itself_is_never_written(file, tmp_path):
     before = (tmp_path / file).read_text()
     with pytest.raises(SystemExit, match="expected a file beside the notebook"):

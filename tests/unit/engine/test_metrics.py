@@ -69,3 +69,14 @@ def test_what_comes_too_fast_is_counted():
     assert (kept, metrics.dropped) == (50_000, 10_000)
     metrics.begin()
     assert metrics.dropped == 0
+
+
+@pytest.mark.parametrize("step", [float("nan"), float("inf"), np.float32("-inf")])
+def test_a_step_is_finite_because_it_is_a_place_on_an_axis(step):
+    with pytest.raises(UsageError, match="log expected a finite step, found"):
+        Metrics().log(step=step, loss=1.0)
+
+
+def test_a_number_that_no_float_can_hold_is_refused():
+    with pytest.raises(UsageError, match="expected one number, found 1000"):
+        Metrics().log(loss=10**400)

@@ -1,0 +1,49 @@
+"""When ranks need another communicator before their next cell."""
+
+import pytest
+
+from allranks.cluster.epochs import Epoch
+from allranks.cluster.sharing import DetachedCell
+from allranks.records.wire import Reply
+
+
+def reply(rank: int, status: str = "ok", dirty: bool = False, traffic: bool = False) -> Reply:
+    return Reply(rank, 1, status, 0.1, dirty, False, "", None, traffic=traffic)
+
+
+@pytest.mark.parametrize("status", ["error", "interrupted"])
+def test_a_failure_beside_traffic_of_another_rank_ends_the_epoch(status):
+    epoch = Epoch()
+    epoch.note([reply(0, traffic=True), reply(1, status)])
+    assert epoch.dirty
+
+
+def test_a_failure_after_a_cell_with_traffic_ends_the_epoch():
+    epoch = Epoch()
+    epoch.note([reply(0, traffic=True), reply(1)])
+    assert not epoch.dirty
+    epoch.note([reply(1, "error")])
+    assert epoch.dirty
+
+
+def test_a_failure_without_traffic_in_its_epoch_costs_no_communicator():
+    epoch = Epoch()
+    epoch.note([reply(0, traffic=True), reply(1, "error")])
+    epoch.begin(1)
+    epoch.note([reply(0, "error"), reply(1, "error")])
+    assert not epoch.dirty
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_notebook_that_attaches_knows_whether_the_last_cell_failed_beside_traffic(failed):
+    about = {"cell": 3, "label": "In[3]", "member": False, "busy": False, "unseen": False}
+    about |= {"seconds": 0.1, "epoch": 2, "dirty": False}
+    sent, raised = {"traffic": True, "failed": False}, {"traffic": False, "failed": failed}
+    left = DetachedCell.of({0: about | sent, 1: about | raised})
+    assert left.epoch == Epoch(2, dirty=failed, traffic=True)
+
+
+def test_an_unfinished_call_ends_the_epoch():
+    epoch = Epoch()
+    epoch.note([reply(0, dirty=True), reply(1)])
+    assert epoch.dirty
