@@ -3,6 +3,7 @@
 import os
 import pwd
 import socket
+import tempfile
 import subprocess
 import sys
 import time
@@ -217,11 +218,13 @@ def test_sockets_are_not_where_others_can_exchange_their_folder(tmp_path, monkey
 
 
 @pytest.mark.parametrize("whose", ["another user's", "this user's"])
-def test_a_socket_that_accepts_nothing_delays_no_start(tmp_path, monkeypatch, whose):
-    monkeypatch.setattr(folders, "_session_place", lambda where: tmp_path)
-    folder = tmp_path / f"allranks-session-{2**22 + 1}-0badcafe"
-    folder.mkdir(0o700)
+def test_a_socket_that_accepts_nothing_delays_no_start(monkeypatch, whose):
     with ExitStack() as ends:
+        # Not tmp_path: the path of a socket is short.
+        place = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        monkeypatch.setattr(folders, "_session_place", lambda where: place)
+        folder = place / f"allranks-session-{2**22 + 1}-0badcafe"
+        folder.mkdir(0o700)
         door = ends.enter_context(socket.socket(socket.AF_UNIX))
         door.bind(str(folder / "notebook"))
         door.listen(0)
@@ -237,4 +240,4 @@ def test_a_socket_that_accepts_nothing_delays_no_start(tmp_path, monkeypatch, wh
             os.chown(folder, 65534, 65534)
             monkeypatch.setattr(folders, "answers", lambda path: pytest.fail(f"{path} was asked"))
         folders.name_session_folder()
-    assert folder.exists()
+        assert folder.exists()
