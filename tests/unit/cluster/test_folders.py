@@ -3,9 +3,9 @@
 import os
 import pwd
 import socket
-import tempfile
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -221,7 +221,7 @@ def test_sockets_are_not_where_others_can_exchange_their_folder(tmp_path, monkey
 def test_a_socket_that_accepts_nothing_delays_no_start(monkeypatch, whose):
     with ExitStack() as ends:
         # Not tmp_path: the path of a socket is short.
-        place = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        place = Path(ends.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
         monkeypatch.setattr(folders, "_session_place", lambda where: place)
         folder = place / f"allranks-session-{2**22 + 1}-0badcafe"
         folder.mkdir(0o700)
