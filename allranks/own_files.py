@@ -18,7 +18,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 #: A pipe would make the open wait for its other end.
@@ -63,15 +63,28 @@ def make_folder(path: str) -> None:
         os.close(open_folder(path))
 
 
+def make_folders(path: str) -> None:
+    """Makes a folder and those above it that are missing, all for this user alone."""
+    above = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(above):
+        make_folders(above)
+    # Unlike os.makedirs, which makes those above with all rights that the umask leaves.
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
 def temporary_folder(purpose: str) -> str:
     """Returns a folder of this user alone in the temporary folder: always the same one, unless
-    another user has taken its name.
+    another user has taken its name. It is in ``/tmp`` if others can exchange folders in ``TMPDIR``.
     """
-    place = os.path.join(tempfile.gettempdir(), f"allranks-{purpose}-{os.getuid()}")
+    parent = tempfile.gettempdir()
+    if exposed_part(parent) and os.access("/tmp", os.W_OK):
+        parent = "/tmp"
+    place = os.path.join(parent, f"allranks-{purpose}-{os.getuid()}")
     try:
         make_folder(place)
     except OSError:
-        return tempfile.mkdtemp(prefix=f"allranks-{purpose}-")
+        return tempfile.mkdtemp(prefix=f"allranks-{purpose}-", dir=parent)
     return place
 
 

@@ -538,11 +538,12 @@ class Cells:
         """Shows what ranks have written since their last cell."""
         if isinstance(view, HiddenView):
             return
-        for rank, batches in groupby(sorted(self._late, key=_rank_of), key=_rank_of):
+        # First: what cannot be shown must not end each later cell too.
+        shown, self._late = sorted(self._late, key=_rank_of), []
+        for rank, batches in groupby(shown, key=_rank_of):
             notice: list[Any] = ["notice", "written after its cell had ended:"]
             late = [notice, *(entry for batch in batches for entry in batch.entries)]
             view.output(Output(rank, 0, tuple(late), 0, 0, 0))
-        self._late.clear()
 
     def _await_abandoned(self) -> None:
         """Waits until all ranks have left an interrupted cell; raises UsageError if one stays."""

@@ -85,16 +85,16 @@ def make_log_folder() -> str:
     """Returns a new folder, mode 0700, for the logs of one cluster.
 
     It lies under ``$ALLRANKS_LOG_DIR``, else ``~/.local/state/allranks``, or the temporary folder
-    if the home is read-only. Logs older than seven days are removed.
+    if the home is read-only. A place in which other users can exchange folders is left out. Logs
+    older than seven days are removed.
     """
-    named = os.environ.get(FOLDER, "")
-    for place in filter(None, [named, state_folder()]):
+    for place in filter(None, [os.environ.get(FOLDER), state_folder()]):
         try:
             # Before the folder is made, and after: another user could have been faster.
-            if place == named and refused_log_folder():
+            if own_files.exposed_part(place):
                 continue
-            os.makedirs(place, mode=0o700, exist_ok=True)
-            if place == named and refused_log_folder():
+            own_files.make_folders(place)
+            if own_files.exposed_part(place):
                 continue
             # A link on the way could lead elsewhere later.
             return _new_logs(os.path.realpath(place))
@@ -109,14 +109,14 @@ def _new_logs(place: str) -> str:
 
 
 def refused_log_folder() -> str:
-    """Returns why ``$ALLRANKS_LOG_DIR`` is not used, in one line; "" if it is not set, or used."""
-    named = os.environ.get(FOLDER, "")
-    exposed = own_files.exposed_part(named) if named else ""
+    """Returns why the usual folder of the logs is not used, in one line; "" if it is."""
+    named, state = os.environ.get(FOLDER, ""), state_folder()
+    exposed, there = own_files.exposed_part(named or state), own_files.exposed_part(state)
     if not exposed:
         return ""
     return (
-        f"The logs are not in {FOLDER}={named}, because other users can write to {exposed}. "
-        f"They are in {state_folder()}"
+        f"The logs are not in {f'{FOLDER}={named}' if named else state}, because other users can "
+        f"write to {exposed}. They are in {'the temporary folder' if there else state}"
     )
 
 

@@ -5,13 +5,20 @@ Both sides; standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allranks.records.wire import Record
+from allranks.records.wire import Record, fits
 
 _HALF = "allgather", "reducescatter", "alltoall", "gather", "scatter"
 _DIRECT = "broadcast", "reduce", "send", "recv"
+_NUMBER = int, float
+#: The types of a row of `Timings`, and of each entry of its last one.
+_ROW = *(str, str, str, int, int, str, int), *((_NUMBER,) * 4), list
+_LAST = int, int, _NUMBER
+#: The bytes of a step with its value in `Points`, and those of a bin in the frames of a `Strip`.
+_PAIR_NBYTES, _BIN_NBYTES = 16, (3, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,14 @@ class Points(Telemetry):
     series: tuple[list[Any], ...]
     dropped: int
 
+    def check(self, payloads: Sequence[bytes] = ()) -> None:
+        """Raises TypeError also if a series has another form, or not as many values."""
+        Record.check(self)
+        known = all(fits(one, (str, str, int)) and one[2] >= 0 for one in self.series)
+        nbytes = _PAIR_NBYTES * sum(one[2] for one in self.series) if known else -1
+        if [len(payload) for payload in payloads] != [nbytes]:
+            raise TypeError(f"series is of another form: {self.series!r:.60}")
+
 
 @dataclass(frozen=True, slots=True)
 class Timings(Telemetry):
@@ -173,6 +188,13 @@ class Timings(Telemetry):
     """
 
     rows: tuple[list[Any], ...]
+
+    def check(self, payloads: Sequence[bytes] = ()) -> None:
+        """Raises TypeError also if a row has another form."""
+        Record.check(self)
+        for row in self.rows:
+            if not fits(row, _ROW) or not all(fits(one, _LAST) for one in row[-1]):
+                raise TypeError(f"rows has one of another form: {row!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +239,15 @@ class Strip(Telemetry):
     transfer_seconds: float
     steps: tuple[float, ...]
     first: int = 0
+
+    def check(self, payloads: Sequence[bytes] = ()) -> None:
+        """Raises TypeError also if a list has another form, or a bin is missing."""
+        Record.check(self)
+        known = all(fits(one, (str, _NUMBER)) for one in self.importing)
+        known = known and all(fits(one, (int, _NUMBER)) for one in self.waits)
+        known = known and fits(list(self.steps), (_NUMBER,) * (4 if self.steps else 0))
+        sizes = list(map(len, payloads))
+        bins = sizes[0] // _BIN_NBYTES[0] if sizes else 0
+        same = sizes == [bins * each for each in _BIN_NBYTES]
+        if not known or not same or self.width_seconds <= 0 or self.first < 0:
+            raise TypeError(f"a strip of another form: {self!r:.60}")

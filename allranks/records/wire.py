@@ -38,6 +38,14 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "dict": dict,
 }
 _OUTERMOST = re.compile(r"\w+(?=\[|$)")
+_LARGEST = 1 << 63
+_DISPLAY = dict, dict, (str, type(None))
+#: The types of what follows the kind of an entry of an `Output`.
+_ENTRIES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("out", "err", "notice"), (str,)),
+    **{"display": _DISPLAY, "update": _DISPLAY, "result": (dict, dict)},
+    **{"clear": (bool,), "into": (str,), "hidden": (int, int)},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +65,13 @@ class Record:
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
-    def check(self) -> None:
-        """Raises TypeError if a field is of another type."""
+    def check(self, payloads: Sequence[bytes] = ()) -> None:
+        """Raises TypeError if a field is of another type, or a payload is missing."""
         for name, types in _types_of(type(self)):  # type: ignore[arg-type]
-            if not isinstance(getattr(self, name), types):
-                raise TypeError(f"{name} is of another type: {getattr(self, name)!r:.60}")
+            value = getattr(self, name)
+            # What is shown is computed with floats, which an integer of 400 digits does not fit.
+            if not isinstance(value, types) or (types is int and not -_LARGEST <= value < _LARGEST):
+                raise TypeError(f"{name} is of another type: {value!r:.60}")
 
 
 @cache
@@ -69,6 +79,16 @@ def _types_of(kind: type[Record]) -> tuple[tuple[str, type | tuple[type, ...]], 
     outermost = {one.name: _OUTERMOST.match(str(one.type)) for one in dataclasses.fields(kind)}
     known = {name: found[0] for name, found in outermost.items() if found is not None}
     return tuple((name, _TYPES[word]) for name, word in known.items() if word in _TYPES)
+
+
+def fits(row: object, types: Sequence[Any]) -> bool:
+    """Whether it is a list with as many entries as there are types, each of its type."""
+    return isinstance(row, list) and len(row) == len(types) and all(map(isinstance, row, types))
+
+
+def _is_entry(entry: object) -> bool:
+    known = isinstance(entry, list) and entry and isinstance(entry[0], str) and entry[0] in _ENTRIES
+    return bool(known) and fits(entry, (str, *_ENTRIES[entry[0]]))  # type: ignore[index]
 
 
 #: A record and its payloads.
@@ -203,7 +223,8 @@ class Output(Record):
 
     Each entry is ``[kind, …]``: ``["out"|"err", text]``, ``["display", data, metadata, id]``,
     ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]``,
-    ``["notice", text]``, or ``["into", id]`` if what follows belongs in a widget.
+    ``["notice", text]``, ``["hidden", lines, nbytes]``, or ``["into", id]`` if what follows belongs
+    in a widget.
     ``hidden_lines`` and ``hidden_nbytes`` count what is only in the log, over the whole cell.
     ``log_nbytes`` is the length of the log file up to which this batch is complete.
     ``err_spans`` holds which bytes of the log, since the batch before, are standard error.
@@ -216,6 +237,13 @@ class Output(Record):
     hidden_nbytes: int
     log_nbytes: int
     err_spans: tuple[list[int], ...] = ()
+
+    def check(self, payloads: Sequence[bytes] = ()) -> None:
+        """Raises TypeError also if an entry has another form: views could not show it."""
+        Record.check(self)
+        for entry in self.entries:
+            if not _is_entry(entry):
+                raise TypeError(f"entries has one of another form: {entry!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +270,12 @@ class Reply(Record):
     report: Report | None
     epoch: int = 0
     traffic: bool = False
+
+    def check(self, payloads: Sequence[bytes] = ()) -> None:
+        """Raises TypeError also if the value is missing."""
+        Record.check(self)
+        if self.has_value and not payloads:
+            raise TypeError("the value is missing")
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -322,7 +356,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
     try:
         name, fields = _parse(frames[0])
         record = _RECORDS[name].from_fields(fields)
-        record.check()
+        record.check(frames[1:])
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         failed = WireError(f"a message of {len(frames)} frames cannot be read: {error!r:.300}")
         rank = fields.get("rank") if isinstance(fields, dict) else None

@@ -32,10 +32,27 @@ REPLACED = {
     "get_ipython().register_magic_function(print, 'cell', 'time')": (
         "get_ipython().magics_manager.magics['cell']['time'] is print"
     ),
+    "np.array_equal.__wrapped__.__code__ = (lambda a1, a2, equal_nan=False: True).__code__": (
+        "np.array_equal(1, 2)"
+    ),
+    "np._core.numeric.asarray = lambda *_: np.zeros(1)": "np.array_equal([1], [2])",
+    "builtins.__import__ = own_import": "__import__('sys') is None",
+    "get_ipython().__class__ = OwnShell": "type(get_ipython()) is OwnShell",
+    "get_ipython().compile.ast_parse = own_parse": "a == 3",
+    "type(get_ipython().compile).ast_parse = lambda self, *given: own_parse(*given)": "a == 3",
     "rank = 0": "rank == 0",
 }
 LATE = """
 import ast
+import builtins
+
+class OwnShell(type(get_ipython())):
+    def run_cell(self, *_, **__): ...
+
+def own_import(*_): ...
+
+def own_parse(source, *_):
+    return ast.parse('a = 3')
 
 class Late(ast.NodeTransformer):
     def visit_Constant(self, constant):

@@ -373,7 +373,7 @@ class Relay:
         """Makes the folder of the logs; another one if other users can write to that one here."""
         exposed = own_files.exposed_part(config.log_dir)
         if not exposed:
-            os.makedirs(config.log_dir, mode=0o700, exist_ok=True)
+            own_files.make_folders(config.log_dir)
             exposed = own_files.exposed_part(config.log_dir)
         if not exposed:
             return config

@@ -15,12 +15,14 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.errors import UsageError
 
-#: All functions of these are restored; a rank has imported numpy in any case.
-_LIBRARIES = ("builtins", "numpy", "numpy.linalg", "numpy.random", "numpy.testing")
+#: All functions of these and of the modules in them are restored; a rank has imported numpy in any
+#: case.
+_LIBRARIES = ("builtins", "numpy")
+_IMPORTED = ("numpy.linalg", "numpy.random", "numpy.testing")
 #: Functions and classes that these define are restored, and the methods of the classes.
-_OWN = ("allranks", "mpi4py")
+_OWN = ("allranks", "mpi4py", "IPython", "ipykernel")
 #: The kernel replaces these itself while a cell runs.
-_OF_THE_KERNEL = {"input", "exit", "quit", "__import__"}
+_OF_THE_KERNEL = {"input", "exit", "quit"}
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 _TRANSFORMERS = ("input_transformers_post", "ast_transformers")
 _TRANSFORMS = ("cleanup_transforms", "line_transforms", "token_transformers")
@@ -40,16 +42,21 @@ class Originals:
         self._modules = {
             name: module
             for name, module in sys.modules.items()
-            if name in _LIBRARIES or name.partition(".")[0] in _OWN
+            if name.partition(".")[0] in (*_LIBRARIES, *_OWN)
         }
         self._attributes = list(self._found())
         self._code = [
             (value, name, getattr(value, name))
-            for _, _, value in self._attributes
+            for _, _, found in self._attributes
+            # Many functions of numpy call another one, which is in no module.
+            for value in (found, getattr(found, "__wrapped__", None))
             if isinstance(value, FunctionType)
             for name in _CODE
         ]
-        self._of_shell = {k: v for k, v in vars(shell).items() if callable(v)}
+        self._objects = [
+            (one, type(one), {k: v for k, v in vars(one).items() if callable(v)})
+            for one in (shell, shell.compile)
+        ]
         self._manager = shell.input_transformer_manager
         # Newer versions of IPython load ``%%time`` and others now.
         shell.magics_manager.registry["ExecutionMagics"]
@@ -67,7 +74,7 @@ class Originals:
             for name, value in list(vars(module).items()):
                 if not callable(value) or name in _OF_THE_KERNEL:
                     continue
-                if module_name in _LIBRARIES or module_name == "mpi4py.MPI":
+                if module_name.partition(".")[0] in _LIBRARIES or module_name == "mpi4py.MPI":
                     yield module, name, value
                 elif _is_defined(name, value):
                     yield module, name, value
@@ -98,10 +105,13 @@ class Originals:
 
     def _restore_shell(self) -> None:
         shell = self._shell
-        for name, value in list(vars(shell).items()):
-            if callable(value) and name not in self._of_shell and hasattr(type(shell), name):
-                delattr(shell, name)
-        vars(shell).update(self._of_shell)
+        for one, kind, own in self._objects:
+            if type(one) is not kind:
+                object.__setattr__(one, "__class__", kind)
+            for name, value in list(vars(one).items()):
+                if callable(value) and name not in own and hasattr(kind, name):
+                    delattr(one, name)
+            vars(one).update(own)
         shell.input_transformer_manager = self._manager
         for owner, name, values in self._lists:
             setattr(owner, name, list(values))
@@ -127,7 +137,7 @@ kept: Originals | None = None
 def keep(shell: InteractiveShell, given: Mapping[str, Any], *, on_rank: bool) -> Originals:
     """Keeps the functions and names of this moment."""
     global kept
-    for name in _LIBRARIES:
+    for name in _IMPORTED:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
     kept = Originals(shell, given, on_rank)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks import own_files
 from allranks.cluster import folders
 from allranks.cluster.launchers import mpiexec
 from allranks.errors import UsageError
@@ -128,6 +129,37 @@ def test_logs_are_where_others_can_exchange_nothing(tmp_path, monkeypatch, mode)
     assert folders.refused_log_folder() == ""
     own.gr_mem.append("eve")
     assert bool(folders.refused_log_folder()) == (mode == 0o775)
+
+
+def test_logs_are_not_in_a_state_folder_that_others_can_exchange(tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared))
+    assert Path(folders.make_log_folder()).parent.parent == tmp_path / "tmp"
+    assert list(shared.iterdir()) == []
+    assert f"write to {shared}. They are in the temporary folder" in folders.refused_log_folder()
+
+
+def test_folders_above_the_logs_give_others_no_rights_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        folder = Path(folders.make_log_folder())
+    finally:
+        os.umask(before)
+    above = [part for part in folder.parents if tmp_path / "home" in part.parents]
+    assert folder.parent == tmp_path / "home" / ".local" / "state" / "allranks"
+    assert {part.stat().st_mode & 0o777 for part in (folder, *above)} == {0o700}
+
+
+def test_what_is_trusted_later_is_not_in_a_temporary_folder_that_others_can_exchange(tmp_path):
+    assert own_files.temporary_folder("test") == str(
+        tmp_path / "tmp" / f"allranks-test-{os.getuid()}"
+    )
+    (tmp_path / "tmp").chmod(0o777)
+    found = Path(own_files.temporary_folder("test"))
+    found.rmdir()
+    assert found.parent == Path("/tmp")
 
 
 def test_a_link_on_the_way_to_the_logs_is_not_followed_later(tmp_path, monkeypatch):

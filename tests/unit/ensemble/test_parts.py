@@ -198,6 +198,21 @@ def test_a_member_that_another_user_may_have_written_is_not_unpickled(tmp_path, 
             Store(str(folder), "x")
 
 
+def test_nothing_of_a_file_that_others_can_write_is_read_into_memory(tmp_path, monkeypatch):
+    store = Store(str(tmp_path), "x")
+    store.write(ended(0, lr=0.1), packed(42))
+    (path,) = tmp_path.glob("*.member")
+    path.chmod(0o606)
+    with monkeypatch.context() as patched:
+        patched.setattr("json.loads", lambda line: pytest.fail("a line was read"))
+        assert store.read([Member(0, {"lr": 0.1})]) == []
+    store.close()
+    path.unlink()
+    os.truncate(tmp_path / "ensemble.json", 1 << 40)
+    with pytest.raises(UsageError, match=r"ensemble.json cannot be read"):
+        Store(str(tmp_path), "x")
+
+
 def test_a_link_that_waits_in_a_store_is_not_followed(tmp_path):
     (tmp_path / "diary").write_text("private")
     folder = tmp_path / "store"

@@ -1,6 +1,7 @@
 """Records survive the wire; lists of ranks and settings are understood, or refused."""
 
 import json
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from allranks.errors import UsageError, WireError
 from allranks.records import config
 from allranks.records.config import HostAgentConfig
 from allranks.records.ranks import compact, label, parse
+from allranks.records.telemetry import CallTotals, Points, Pulse, Strip, Timings
 from allranks.records.wire import (
     Ask,
     Output,
@@ -29,6 +31,8 @@ REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", wa
         Reply(1, 2, "error", 0.5, True, False, "", REPORT),
         Reply(1, 2, "ok", 0.5, False, True, "", None),
         Output(0, 1, (["out", "text é"], ["display", {"a": [1]}, {}, None]), 1, 2, 3),
+        Output(0, 1, (["err", ""], ["update", {}, {}, "a"], ["result", {}, {}]), 1, 2, 3),
+        Output(0, 1, (["clear", True], ["into", "a"], ["hidden", 1, 2], ["notice", "b"]), 1, 2, 3),
         Ask(7, "pull", {"names": ["x"]}),
         RunMember(3, 1, "5c0ffee", "x = 1", 7, "member 1", 1024, 2, 0, True),
         Result(1, 3, {"accuracy": 0.5, "n": 3}, "accuracy 0.5", 128, "/proc/1/fd/3", ""),
@@ -68,6 +72,69 @@ def test_a_field_of_another_type_is_refused_with_the_rank_that_it_names(field, v
     with pytest.raises(WireError, match=f"{field} is of another type") as refused:
         decode([json.dumps([name, {**fields, field: value}]).encode()])
     assert refused.value.rank == (-1 if field == "rank" else 3)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(5, "out", [], [5], ["sound", "a"], ["out"], ["out", 5], ["out", "a", "b"]),
+        *(["display", {}], ["display", 3, {}, None], ["result", {}, []], ["clear", {}]),
+        *(["update", {}, {}, 8], ["into", None], ["hidden", 1, "2"]),
+    ],
+)
+def test_an_entry_that_no_view_could_show_is_refused(entry):
+    message = encode(Output(3, 1, (["out", "a"], entry), 0, 0, 9))
+    with pytest.raises(WireError, match="entries has one of another form") as refused:
+        decode(message)
+    assert refused.value.rank == 3
+
+
+def test_a_reply_without_its_value_is_refused():
+    with pytest.raises(WireError, match="the value is missing"):
+        decode(encode(Reply(1, 2, "ok", 0.5, False, True, "", None)))
+
+
+TOTALS = CallTotals("a", "b", "c", 8, 2, "d", 1, 0.1, 0.1, 0.1, 0.1, ((1, 1, 0.1),))
+ROW = list(astuple(TOTALS))
+POINTS = Points(3, 1, (["loss", "", 2],), 0)
+STRIP = Strip(3, 1, 0.2, 0.1, (["numpy", 1.0],), ([1, 0.5],), 0.1, (0, 0.0, 2.0, 0.1))
+TELEMETRY = [
+    (POINTS, [bytes(32)]),
+    (Points(3, 1, (), 7), [b""]),
+    (Timings(3, 1, (ROW,)), []),
+    (STRIP, [bytes(6), bytes(4)]),
+    (replace(STRIP, steps=()), [b"", b""]),
+    (Pulse(3, 1, "", "", 1, 1), []),
+]
+OTHER_TELEMETRY = [
+    (POINTS, []),
+    (POINTS, [bytes(31)]),
+    (replace(POINTS, series=(["loss", 2],)), [bytes(32)]),
+    (replace(POINTS, series=(["loss", "", -2], ["a", "", 4])), [bytes(32)]),
+    (Timings(3, 1, (5,)), []),
+    (Timings(3, 1, (ROW[:-1],)), []),
+    (Timings(3, 1, ([*ROW[:-1], [[1, "1", 0.1]]],)), []),
+    (STRIP, [bytes(6)]),
+    (STRIP, [bytes(6), bytes(2)]),
+    (STRIP, [bytes(7), bytes(4)]),
+    (replace(STRIP, width_seconds=0), [bytes(6), bytes(4)]),
+    (replace(STRIP, first=-1), [bytes(6), bytes(4)]),
+    (replace(STRIP, waits=(["a", 1],)), [bytes(6), bytes(4)]),
+    (replace(STRIP, steps=(1,)), [bytes(6), bytes(4)]),
+    (Pulse(3, 1, "", "", 10**400, 1), []),
+]
+
+
+@pytest.mark.parametrize(("record", "payloads"), TELEMETRY)
+def test_telemetry_arrives(record, payloads):
+    assert decode(encode(record, *payloads))[1] == payloads
+
+
+@pytest.mark.parametrize(("record", "payloads"), OTHER_TELEMETRY)
+def test_telemetry_that_no_panel_could_draw_is_refused(record, payloads):
+    with pytest.raises(WireError, match="cannot be read") as refused:
+        decode(encode(record, *payloads))
+    assert refused.value.rank == 3
 
 
 def test_the_configuration_comes_back_equal_and_a_field_that_is_not_json_is_refused():
