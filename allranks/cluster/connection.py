@@ -118,6 +118,7 @@ class Connection:
             urls = COMMANDS_AT_HOME.format(home), EVENTS_AT_HOME.format(home)
             place = taken.listening or urls
             self._wire = RankSockets(inbox, self.hooks, place, taken.lease_seconds)
+            self._wire.listen()
         else:
             self._wire, self._config = open_sockets(
                 launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}
@@ -551,7 +552,9 @@ class Connection:
             else:
                 self.hooks.message_received(record, event.payloads)
         elif isinstance(event, FromHostAgent):
-            if event.name == "connection":
+            if event.name == "folder_made":
+                self._wire.listen()
+            elif event.name == "connection":
                 self.ipyparallel = event.fields
             elif event.name == "preloading":
                 self._preloading = event.fields["module"]

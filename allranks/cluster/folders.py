@@ -144,9 +144,9 @@ def _sweep_logs(place: Path) -> None:
 def name_session_folder(where: str = "") -> str:
     """Returns the unused path of a folder for sockets and the launcher's own files.
 
-    Its name contains this process's id. The host agent removes it at the end, even if this process
-    is killed; the folder of a killed agent is removed here. With several hosts each relay makes and
-    removes one on its host. ``where`` is its parent, if that is the same on every host.
+    Its name contains this process's id. The host agent makes it and removes it at the end, even if
+    this process is killed; the folder of a killed agent is removed here. With several hosts each
+    relay does so on its host. ``where`` is its parent, if that is the same on every host.
 
     Raises UsageError if there is no space.
     """

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from contextlib import suppress
 from typing import IO, Any
 
 import psutil
-import zmq
 
 from allranks.cluster import folders
 from allranks.cluster.devices import HIDDEN
@@ -92,8 +90,11 @@ def open_sockets(
     if isinstance(launcher, MultiHostLauncher):
         listening = ListeningSockets.open(launcher.address(), ports())
         wire = RankSockets(inbox, hooks, listening, seconds)
+        wire.listen()
     else:
-        wire = _sockets_in(session_dir, inbox, hooks, seconds)
+        # The agent makes the folder, which it removes however this process ends.
+        urls = FIRST_COMMANDS.format(session_dir), FIRST_EVENTS.format(session_dir)
+        wire = RankSockets(inbox, hooks, urls, seconds)
     config = HostAgentConfig(
         size=size,
         launch=tuple(command),
@@ -110,24 +111,6 @@ def open_sockets(
         rank_variables=launcher.rank_variables,
     )
     return wire, config
-
-
-def _sockets_in(
-    folder: str, inbox: EventQueue, hooks: Interceptors, lease_seconds: float
-) -> RankSockets:
-    urls = FIRST_COMMANDS.format(folder), FIRST_EVENTS.format(folder)
-    try:
-        os.mkdir(folder, 0o700)  # fails if it exists: it would not be ours
-        try:
-            return RankSockets(inbox, hooks, urls, lease_seconds)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-    except (OSError, zmq.ZMQError) as error:
-        raise StartFailed(
-            f"expected to make sockets in {folder}, found {error}. Name another folder: "
-            "%env TMPDIR=/somewhere"
-        ) from error
 
 
 _STOP_SECONDS = 10.0

@@ -220,7 +220,7 @@ class ListeningSockets:
 
 
 class RankSockets:
-    """Sends records to ranks; a thread of its own receives theirs.
+    """Sends records to ranks; after `listen`, a thread of its own receives theirs.
 
     They go to ``inbox``; features get some of them first, through ``hooks``. ``place`` is two URLs
     in the session's folder, or for several hosts the sockets that listen. A host that sends nothing
@@ -281,13 +281,18 @@ class RankSockets:
             place.give(self._commands, self._events)
         else:
             self.commands_url, self.events_url = place
+        self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
+
+    def listen(self) -> None:
+        """Begins to listen; the session's folder must be there."""
         try:
             self._commands.bind(self.commands_url)
             self._events.bind(self.events_url)
-        except zmq.ZMQError:
-            self._context.destroy(linger=0)
-            raise
-        self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
+        except zmq.ZMQError as error:
+            raise StartFailed(
+                f"expected to listen at {self.commands_url}, found {error}. "
+                "Type: %distributed start"
+            ) from error
         self._thread.start()
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> bool:
@@ -468,8 +473,9 @@ class RankSockets:
         self.sharing.close()
         with self._lock:  # another thread may be in the middle of a message
             self._closed = True
-        self._stop_writer.send(b"")
-        self._thread.join()
+        if self._thread.is_alive():
+            self._stop_writer.send(b"")
+            self._thread.join()
         for one in (self._commands, self._events, self._stop_reader, self._stop_writer):
             one.close(0)
         self._context.term()

@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 import allranks
-from allranks.cluster import connection, folders
+from allranks.cluster import connection
 from allranks.cluster.host_agent import HostAgentProcess
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
 from allranks.widgets.dashboard.view import text_view
@@ -236,15 +236,6 @@ for path in sys.argv[1:]:
     said = "refused" if os.getuid() == 0 else "connected"  # without root, there is no other account
     assert run_as_another(visit, *map(str, found)) == [said, said]
     assert cluster.run("kept") == [0, 10]
-
-
-@pytest.mark.parametrize("name", ["missing/folder", "x" * 120])
-def test_a_folder_that_can_have_no_sockets_is_named_and_not_left(name, tmp_path, monkeypatch):
-    folder = tmp_path / name
-    monkeypatch.setattr(folders, "name_session_folder", lambda where="": str(folder))
-    with pytest.raises(StartFailed, match=f"expected to make sockets in {folder}, found .*TMPDIR"):
-        allranks.Cluster(2).start()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("part", range(4))

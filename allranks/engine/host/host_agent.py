@@ -118,6 +118,9 @@ class HostAgent:
         """Starts the ranks and watches them, until the kernel is gone or sends stop."""
         # Before the first file is made, which a process that SIGTERM ends would leave.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        if not self.config.several_hosts:  # else this host's relay has made it
+            os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
+            self._tell("folder_made")
         for folder in self.config.kept_dirs:
             # An earlier agent may have made it. If it cannot be made, or is another user's, the
             # ranks do not use it.

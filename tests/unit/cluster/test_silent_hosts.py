@@ -27,6 +27,7 @@ class Told:
         self.wire = sockets.RankSockets(
             sockets.EventQueue(), NotebookHooks(()), listening, lease_seconds=LEASE
         )
+        self.wire.listen()
         self.wire.deliver_host = self.deliver
 
     def deliver(self, host: str, line: bytes) -> None:

@@ -135,6 +135,7 @@ def test_a_batch_that_is_none_is_refused(frames):
 def test_what_cannot_be_read_takes_nothing_along():
     inbox = EventQueue()
     wire = RankSockets(inbox, NotebookHooks(()), ListeningSockets.open(LOOPBACK, ANY_PORTS))
+    wire.listen()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     relay = context.socket(zmq.PUSH)
     public, secret = zmq.curve_keypair()

@@ -118,6 +118,7 @@ def inbox():
 def notebook(inbox):
     listening = ListeningSockets.open(LOOPBACK, ANY_PORTS)
     wire = RankSockets(inbox, NotebookHooks(()), listening)
+    wire.listen()
     yield wire
     wire.close()
 

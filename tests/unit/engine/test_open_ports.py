@@ -11,6 +11,7 @@ import pytest
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
+from allranks.errors import StartFailed
 from allranks.records.config import CaretakerConfig, HostAgentConfig
 from tests.attacks import send_large_messages, stay_idle
 
@@ -25,6 +26,7 @@ def listening():
 @pytest.fixture
 def notebook(listening):
     wire = RankSockets(EventQueue(), NotebookHooks(()), listening)
+    wire.listen()
     yield
     wire.close()
 
@@ -74,3 +76,13 @@ def test_without_the_key_a_connection_takes_little_memory_and_ends_soon(
     request.getfixturevalue(listens)
     assert send_large_messages(*ports) == ["ended", "ended"]
     assert stay_idle(*ports) == ["ended", "ended"]
+
+
+def test_a_folder_that_can_have_no_sockets_is_named(tmp_path):
+    urls = f"ipc://{tmp_path}/missing/commands", f"ipc://{tmp_path}/missing/events"
+    wire = RankSockets(EventQueue(), NotebookHooks(()), urls)
+    try:
+        with pytest.raises(StartFailed, match=f"expected to listen at {urls[0]}, found .*No such"):
+            wire.listen()
+    finally:
+        wire.close()

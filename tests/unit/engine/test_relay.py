@@ -33,6 +33,7 @@ class Notebook:
         self.wire = RankSockets(
             EventQueue(), NotebookHooks(()), ListeningSockets.open(LOOPBACK, ANY_PORTS)
         )
+        self.wire.listen()
         self.wire.deliver_host = lambda host, line: self.told.append(json.loads(line))
         self.relays: list[subprocess.Popen[bytes]] = []
 
