@@ -1,4 +1,7 @@
-"""Whatever ranks send that a notebook cannot read, decode or show, its cells end, and tell why."""
+"""Whatever ranks send that a notebook cannot read, decode or show, its cells end, and tell why.
+
+What cannot be read ends its rank too: nothing says what else it would send.
+"""
 
 import pytest
 
@@ -60,16 +63,33 @@ def _ranks_live_on(notebook):
     assert notebook.on_ranks("kept").text == KEPT
 
 
+@pytest.fixture
+def _rank_1_is_replaced(notebook):
+    yield
+    notebook.on_ranks("kept").says("rank 0 → 0\n", "rank 2 → 20\n", "rank 3 → 30\n")
+    notebook.on_ranks("kept = 10 * rank").ok()
+
+
+@pytest.mark.replaces
+@pytest.mark.usefixtures("_rank_1_is_replaced")
 @pytest.mark.parametrize("frames", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_a_message_that_cannot_be_read_ends_the_cell_and_is_named(notebook, frames):
-    cell = notebook.on_ranks(SEND.format(frames=frames) + "import time\ntime.sleep(60)")
-    assert cell.error_name == "WireError"
-    assert "expected a readable message from a rank, found" in cell.error_value
+def test_a_message_that_cannot_be_read_ends_its_rank_alone_and_is_named(notebook, frames):
+    waits = "    import time\n    time.sleep(60)"
+    cell = notebook.on_ranks(SEND.format(frames=frames) + waits)
+    assert cell.status == "error"
+    cell.says("rank 1 (", ") died\n", "ended by allranks, because a message")
 
 
-def test_a_reply_that_cannot_be_read_or_shown_ends_its_cell_only(notebook):
+@pytest.mark.replaces
+@pytest.mark.usefixtures("_rank_1_is_replaced")
+def test_a_reply_that_cannot_be_read_ends_its_rank(notebook):
     find = SEND.partition("if rank")[0]
-    notebook.on_ranks(find + LOSE_REPLY).fails("WireError")
+    cell = notebook.on_ranks(find + LOSE_REPLY)
+    assert cell.status == "error"
+    cell.says("rank 1 (", ") died\n", "ended by allranks, because a message")
+
+
+def test_a_reply_that_cannot_be_shown_ends_its_cell_only(notebook):
     # A hook of the notebook's own fails, as one of another extension may.
     notebook.run("hooked = get_ipython().display_pub\nfail = lambda message: 1 / 0\n")
     cell = notebook.run(
