@@ -48,6 +48,19 @@ def compared(call: str, arguments: tuple[Any, ...]) -> Compared:
     return {"reduction": name, "dtype": dtype, "nbytes": nbytes}
 
 
+def nbytes_of_message(buffer: Any) -> int | None:
+    """Returns the bytes of a message in mpi4py's usual forms; None if it is none of them, as a
+    buffer of a derived type without a count.
+    """
+    try:
+        kind = buffer[-1] if isinstance(buffer, list | tuple) else None
+        if isinstance(kind, MPI.Datatype) and not kind.is_predefined and len(buffer) < 3:
+            return None
+        return _message(buffer)[1]
+    except Exception:  # of any kind, from the attributes of any object
+        return None
+
+
 def _message(buffer: Any) -> tuple[str, int]:
     """Returns the type and the bytes of ``data``, ``[data, type]`` or ``[data, count, type]``."""
     data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)

@@ -31,6 +31,7 @@ from allranks.collectives.ops.point_to_point import (
     Op,
     PointToPoint,
     Raw,
+    RefusedByMpi,
     Request,
     StandIn,
     raised,
@@ -50,18 +51,10 @@ _WHOLE = MPI.COMM_WORLD
 _TRANSPORTS = "OMPI_MCA_btl"
 
 
-class WrongRoot(UsageError, MPI.Exception):
-    """A root that is not a rank; also the exception that mpi4py raises."""
+class WrongRoot(RefusedByMpi):
+    """A root that is not a rank."""
 
-    def __new__(cls, message: str) -> WrongRoot:  # MPI keeps its code there
-        return MPI.Exception.__new__(cls, MPI.ERR_ROOT)
-
-    def __init__(self, message: str) -> None:
-        super().__init__(MPI.ERR_ROOT)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
+    code = MPI.ERR_ROOT
 
 
 class Comm(PointToPoint):

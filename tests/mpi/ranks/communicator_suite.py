@@ -200,6 +200,67 @@ def test_messages_go_around(comm, count):
             assert (got == 1).all()
 
 
+NOWHERE = MPI.PROC_NULL
+SHORT = {
+    "Recv": lambda comm, into: comm.Recv(into, 0),
+    "Recv with a type": lambda comm, into: comm.Recv([into, 5, MPI.DOUBLE], 0),
+    "Recv of bytes": lambda comm, into: comm.Recv(memoryview(into).cast("B"), 0),
+    "Sendrecv": lambda comm, into: comm.Sendrecv(X, NOWHERE, 0, into, 0),
+    "Sendrecv_replace": lambda comm, into: comm.Sendrecv_replace([into, "d"], NOWHERE, 0, 0),
+    "Mprobe": lambda comm, into: comm.Mprobe(0).Recv(into),
+    "Improbe": lambda comm, into: _found(comm.Improbe, 0).Recv(into),
+}
+
+
+def _found(probe, source):
+    while (message := probe(source)) is None:
+        pass
+    return message
+
+
+@two
+@pytest.mark.parametrize("count", [100, 300_000])
+@pytest.mark.parametrize("how", SHORT)
+def test_a_message_that_is_longer_than_its_buffer_writes_nothing(how, count):
+    whole = np.zeros(count)
+    if c.rank() == 0:
+        for value in (1, 2):
+            c.comm.Send(np.full(count, float(value)), 1)
+    elif c.rank() == 1:
+        sizes = f"rank 0 has sent {8 * count:,} bytes .*, and the buffer has 40"
+        with pytest.raises(UsageError, match=sizes) as raised:
+            SHORT[how](c.comm, whole[:5])
+        assert raised.value.Get_error_class() == MPI.ERR_TRUNCATE
+        assert not whole.any()
+        c.comm.Recv(whole, 0)
+        assert (whole == 2).all()
+
+
+def test_a_buffer_that_mpi4py_refuses_leaves_the_message(comm):
+    me = comm.Get_rank()
+    sent, got = comm.Isend(X, me), np.zeros(2)
+    for wrong in ("text", bytes(8), np.zeros(4)[::2], [X, "no type"]):
+        with pytest.raises((TypeError, ValueError, BufferError, KeyError)):
+            comm.Recv(wrong, me)
+    status = MPI.Status()
+    comm.Recv(got, me, status=status)
+    sent.Wait()
+    assert list(got) == [1, 0]
+    assert (status.Get_source(), status.Get_count(MPI.DOUBLE)) == (me, 1)
+
+
+@pytest.mark.parametrize("nbytes", [10, 40_000, 3_000_000])
+def test_a_request_receives_an_object_of_any_size(comm, nbytes):
+    me = comm.Get_rank()
+    requests = [comm.irecv(source=me, tag=tag) for tag in (1, 2)]
+    sent = [comm.isend((tag, bytes(nbytes)), me, tag) for tag in (2, 1)]
+    assert [request.wait() for request in requests[::-1]] == [
+        (2, bytes(nbytes)),
+        (1, bytes(nbytes)),
+    ]
+    type(sent[0]).waitall(sent)
+
+
 def test_the_size_of_what_mpi4py_moves_is_recorded():
     n, me, text = c.size(), c.rank(), bytes(8000)
     found, array = np.empty((n, 1000)), np.ones(1000)
