@@ -74,6 +74,12 @@ class Comm(PointToPoint):
 
         def steps(call: Call) -> Steps[None]:
             yield from self._agreed(call)
+            if "+" in spec.dtype:  # on every rank
+                found = " and ".join(spec.dtype.split("+"))
+                raise UsageError(
+                    f"comm.{op} needs buffers of one type: found {found}, and MPI converts none. "
+                    "Convert one with astype()."
+                )
             try:
                 yield from complete(self._world.held_requests, call, post, self, *arguments)
             except REFUSED_ARGUMENTS:
@@ -81,7 +87,7 @@ class Comm(PointToPoint):
                 raise
 
         nbytes = max(map(nbytes_of, arguments), default=0)
-        alike = compared(op, arguments)
+        alike = compared(op, arguments, root is None or root == self.Get_rank())
         spec = Spec(f"comm.{op}", root=whom, refused=group.refused, **alike)
         self._world.run(group.call(spec, op, nbytes, steps))
         if any(type(argument) is Op for argument in arguments):

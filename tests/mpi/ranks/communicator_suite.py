@@ -123,7 +123,9 @@ REFUSED = {
     ),
     "Gather": lambda comm: comm.Gather(np.ones(2), "text" if odd() else None, root=ODD),
     "Gatherv": lambda comm: comm.Gatherv(np.ones(2), [_ones(), [9]] if odd() else None, root=ODD),
-    "Scatter": lambda comm: comm.Scatter(_ones(), "text" if odd() else np.ones(2)),
+    "Scatter": lambda comm: comm.Scatter(
+        _ones(), np.frombuffer(bytes(16)) if odd() else np.ones(2)
+    ),
 }
 GIVEN = {
     "Reduce": lambda comm: comm.Reduce(X, np.zeros(1), root=ODD),
@@ -142,7 +144,7 @@ def test_a_call_that_one_rank_refuses_does_not_mix_with_the_next(refused, given)
     def both():
         try:
             REFUSED[refused](comm)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, BufferError):
             assert odd()
         GIVEN[given](comm)
 
@@ -360,7 +362,52 @@ DIFFERENCES = {
         np.ones(1 + odd()), np.empty(2)
     ),
     "Bcast needs the same number of bytes": lambda: c.comm.Bcast(np.ones(3 + odd())),
+    "Bcast needs the same dtype": lambda: c.comm.Bcast(np.ones(2, "i8" if odd() else "f8")),
+    "Gather needs the same dtype": lambda: c.comm.Gather(
+        np.ones(2, "i8"), np.empty(c.size() * 2) if c.rank() == 0 else None
+    ),
+    "Gatherv needs the same dtype": lambda: c.comm.Gatherv(
+        np.ones(2, "i8"), [np.empty(c.size() * 2), [2] * c.size()] if c.rank() == 0 else None
+    ),
+    "Scatter needs the same dtype": lambda: c.comm.Scatter(
+        np.ones(c.size()) if c.rank() == 0 else None, np.empty(1, "i8" if odd() else "f8")
+    ),
+    "Allgather needs the same dtype": lambda: c.comm.Allgather(
+        np.ones(1, "i8" if odd() else "f8"), np.empty(c.size())
+    ),
+    "Alltoall needs the same dtype": lambda: c.comm.Alltoall(
+        np.ones(c.size(), "i8" if odd() else "f8"), np.empty(c.size(), "i8" if odd() else "f8")
+    ),
 }
+ONE_TYPE = {
+    "Allgather": lambda comm, x: comm.Allgather(x, np.empty(comm.Get_size())),
+    "Allgatherv": lambda comm, x: comm.Allgatherv(x, np.empty(comm.Get_size())),
+    "Alltoall": lambda comm, x: comm.Alltoall(np.repeat(x, comm.Get_size()), np.empty(comm.size)),
+}
+
+
+@pytest.mark.parametrize("op", ONE_TYPE)
+def test_buffers_of_two_types_are_refused_on_every_rank(comm, op):
+    with pytest.raises(UsageError, match=f"comm.{op} needs buffers of one type: found i8 and f8"):
+        ONE_TYPE[op](comm, np.ones(1, "i8"))
+    assert comm.allreduce(1) == comm.Get_size()
+    comm.Barrier()
+
+
+def test_types_that_are_the_same_are_not_told_apart(comm):
+    n, me = comm.Get_size(), comm.Get_rank()
+    got = np.zeros(n, "q")
+    comm.Gather(np.full(1, me, "l"), got if me == 0 else None)
+    assert me or list(got) == list(range(n))
+    column = MPI.DOUBLE.Create_vector(2, 1, 2).Create_resized(0, 8).Commit()
+    square = np.arange(4.0).reshape(2, 2)
+    comm.Bcast([square, 1, column] if me == 0 else square.reshape(-1)[:2])
+    letters = np.frombuffer(b"abcdefgh", "S1").copy()
+    comm.Bcast([[letters, MPI.CHAR], bytearray(8), letters.view("u1")][me % 3])
+    mine = np.full(me, me, "i8") if me else np.array([])
+    every = np.zeros(n * (n - 1) // 2, "i8")
+    comm.Allgatherv(mine, (every, list(range(n))))
+    assert every.sum() == sum(rank * rank for rank in range(n))
 
 
 @two
