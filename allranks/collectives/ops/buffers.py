@@ -13,6 +13,22 @@ from mpi4py import MPI
 _REDUCING = ("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan")
 #: Every rank sends as many bytes as the others. In a Gather or Scatter the root's buffer is larger.
 _ALIKE = ("Bcast", "Allgather", "Alltoall")
+#: These move as many elements on every rank. In the others a rank without data may have an empty
+#: buffer of any type.
+_TYPED = (
+    *("Bcast", "Gather", "Scatter", "Allgather", "Alltoall"),
+    *("Neighbor_allgather", "Neighbor_alltoall"),
+)
+_VARYING = (
+    *("Gatherv", "Scatterv", "Allgatherv", "Alltoallv"),
+    *("Neighbor_allgatherv", "Neighbor_alltoallv"),
+)
+_BASIC = {
+    kind.char: f"{kind.kind}{kind.itemsize}"
+    for kind in map(np.dtype, "hilqpHILQPefdgFDG")
+    if kind.itemsize > 1
+}
+"""The basic types by numpy's characters. Others are compared as bytes, as is each of one byte."""
 _NAMES = {
     getattr(MPI, name).handle: name
     for name in (
@@ -30,26 +46,95 @@ class Compared(TypedDict, total=False):
     nbytes: int
 
 
-def compared(call: str, arguments: tuple[Any, ...]) -> Compared:
-    """Returns what must be the same on every rank; nothing for calls whose buffers may differ."""
-    reduces = call in _REDUCING
-    if not reduces and call not in _ALIKE:
+def compared(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
+    """Returns what must be the same on every rank; nothing for calls whose buffers may differ.
+    ``root``: whether this rank reads or writes the buffer that only the root has. A ``dtype`` with
+    a + is a mistake of this rank: it would receive another type than is sent.
+    """
+    if call == "Barrier":
         return {}
-    # mpi4py takes None for IN_PLACE.
-    in_place = arguments[0] is None or arguments[0] is MPI.IN_PLACE
-    try:
-        dtype, nbytes = _message(arguments[1 if in_place else 0])
-    except Exception:  # mpi4py refuses it, or it is none of the usual forms
-        dtype, nbytes = "", 0
-    if not reduces:
-        return {"nbytes": nbytes}
+    if call not in _REDUCING:
+        return _types(call, arguments, root) | _sizes(call, arguments)
+    dtype, nbytes = _first(arguments)
     (op,) = (argument for argument in arguments[2:] if isinstance(argument, MPI.Op))
     name = _NAMES.get(op.handle, "a function")
     return {"reduction": name, "dtype": dtype, "nbytes": nbytes}
 
 
+def _types(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
+    if call not in _TYPED and call not in _VARYING:
+        return {}
+    buffers = arguments[:1] if call == "Bcast" else arguments[:2]
+    if not root:
+        buffers = buffers[1:] if call.startswith("Scatter") else buffers[:1]
+    kinds = list(filter(None, dict.fromkeys(map(_basic, buffers))))
+    return {"dtype": "+".join(kinds) or "bytes"} if len(kinds) > 1 or call in _TYPED else {}
+
+
+def _sizes(call: str, arguments: tuple[Any, ...]) -> Compared:
+    return {"nbytes": _first(arguments)[1]} if call in _ALIKE else {}
+
+
+def _first(arguments: tuple[Any, ...]) -> tuple[str, int]:
+    """Returns the type and the bytes of the buffer that this rank brings."""
+    # mpi4py takes None for IN_PLACE.
+    in_place = arguments[0] is None or arguments[0] is MPI.IN_PLACE
+    try:
+        return _message(arguments[1 if in_place else 0])
+    except Exception:  # mpi4py refuses it, or it is none of the usual forms
+        return "", 0
+
+
+def _basic(buffer: Any) -> str:
+    """Returns the basic type of a buffer in any form; an empty string for bytes, for several types,
+    and where there is no data.
+    """
+    if type(buffer) is np.ndarray:
+        return _BASIC.get(buffer.dtype.char, "") if buffer.size else ""
+    try:
+        kind = buffer[-1] if isinstance(buffer, list | tuple) else None
+        if isinstance(kind, str):
+            kind = MPI.Datatype.fromcode(kind)
+        if isinstance(kind, MPI.Datatype):
+            return _of_datatype(kind)
+        data = buffer[0] if isinstance(buffer, list | tuple) else buffer
+        if type(data) is np.ndarray:
+            return _basic(data)
+        found = data.dtype if hasattr(data, "dtype") else np.asarray(memoryview(data)).dtype
+        return _BASIC.get(np.dtype(found).char, "")
+    except Exception:  # as above
+        return ""
+
+
+def _of_datatype(kind: MPI.Datatype) -> str:
+    if kind.is_predefined:
+        return _BASIC.get(np.dtype(kind.typestr).char, "") if kind.size > 1 else ""
+    inner, _, _ = kind.decode()
+    parts = inner if isinstance(inner, list | tuple) else (inner,)
+    found = {_of_datatype(part) for part in parts}
+    for part in parts:
+        if not part.is_predefined:
+            part.Free()
+    return found.pop() if len(found) == 1 else ""
+
+
+def nbytes_of_message(buffer: Any) -> int | None:
+    """Returns the bytes of a message in mpi4py's usual forms; None if it is none of them, as a
+    buffer of a derived type without a count.
+    """
+    try:
+        kind = buffer[-1] if isinstance(buffer, list | tuple) else None
+        if isinstance(kind, MPI.Datatype) and not kind.is_predefined and len(buffer) < 3:
+            return None
+        return _message(buffer)[1]
+    except Exception:  # of any kind, from the attributes of any object
+        return None
+
+
 def _message(buffer: Any) -> tuple[str, int]:
     """Returns the type and the bytes of ``data``, ``[data, type]`` or ``[data, count, type]``."""
+    if type(buffer) is np.ndarray:
+        return buffer.dtype.str[1:], buffer.nbytes
     data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
     kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
     if isinstance(kind, str):

@@ -31,6 +31,7 @@ from allranks.collectives.ops.point_to_point import (
     Op,
     PointToPoint,
     Raw,
+    RefusedByMpi,
     Request,
     StandIn,
     raised,
@@ -50,18 +51,10 @@ _WHOLE = MPI.COMM_WORLD
 _TRANSPORTS = "OMPI_MCA_btl"
 
 
-class WrongRoot(UsageError, MPI.Exception):
-    """A root that is not a rank; also the exception that mpi4py raises."""
+class WrongRoot(RefusedByMpi):
+    """A root that is not a rank."""
 
-    def __new__(cls, message: str) -> WrongRoot:  # MPI keeps its code there
-        return MPI.Exception.__new__(cls, MPI.ERR_ROOT)
-
-    def __init__(self, message: str) -> None:
-        super().__init__(MPI.ERR_ROOT)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
+    code = MPI.ERR_ROOT
 
 
 class Comm(PointToPoint):
@@ -81,6 +74,12 @@ class Comm(PointToPoint):
 
         def steps(call: Call) -> Steps[None]:
             yield from self._agreed(call)
+            if "+" in spec.dtype:  # on every rank
+                found = " and ".join(spec.dtype.split("+"))
+                raise UsageError(
+                    f"comm.{op} needs buffers of one type: found {found}, and MPI converts none. "
+                    "Convert one with astype()."
+                )
             try:
                 yield from complete(self._world.held_requests, call, post, self, *arguments)
             except REFUSED_ARGUMENTS:
@@ -88,7 +87,7 @@ class Comm(PointToPoint):
                 raise
 
         nbytes = max(map(nbytes_of, arguments), default=0)
-        alike = compared(op, arguments)
+        alike = compared(op, arguments, root is None or root == self.Get_rank())
         spec = Spec(f"comm.{op}", root=whom, refused=group.refused, **alike)
         self._world.run(group.call(spec, op, nbytes, steps))
         if any(type(argument) is Op for argument in arguments):

@@ -6,20 +6,24 @@ mpi4py would end the process, and MPI the other ranks.
 
 from __future__ import annotations
 
+import mmap as memory_maps
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import starmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, Self, TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.mpi.transport import complete
+from allranks.collectives.ops.buffers import nbytes_of_message
 from allranks.collectives.world import World
 from allranks.collectives.world.world import Group
-from allranks.errors import StaleHandle
+from allranks.errors import StaleHandle, UsageError
 
 
 class StandIn(type):
@@ -89,6 +93,46 @@ program: then a send ends only when it is received."""
 
 REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
 """Exceptions of mpi4py for arguments that it cannot pass to MPI."""
+
+
+_PLAIN = frozenset("?bhilqpBHILQPfdgFDG")
+"""The dtypes that mpi4py knows, by their characters."""
+_RESERVES_NO_SWAP: int = getattr(memory_maps, "MAP_NORESERVE", 0)
+_SMALL_PAGES: int | None = getattr(memory_maps, "MADV_NOHUGEPAGE", None)
+"""Linux would clear 2 MB for the first byte."""
+_OBJECT_NBYTES = (1 << 31) - 1
+"""The longest pickle that `irecv` receives: its memory is reserved, and used as far as it fills."""
+
+
+class RefusedByMpi(UsageError, MPI.Exception):
+    """A mistake for which MPI has a ``code``; also the exception that mpi4py raises."""
+
+    code: int
+
+    def __new__(cls, message: str) -> Self:  # MPI keeps its code there
+        return MPI.Exception.__new__(cls, cls.code)
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class MessageTooLong(RefusedByMpi):
+    """A message that is longer than the buffer that receives it."""
+
+    code = MPI.ERR_TRUNCATE
+
+
+def _too_long(op: str, about: MPI.Status, room: int) -> MessageTooLong:
+    return MessageTooLong(
+        f"{op} needs a buffer for the whole message: rank {about.Get_source()} has sent "
+        f"{about.Get_count(MPI.BYTE):,} bytes (tag {about.Get_tag()}), and the buffer has "
+        f"{room:,}. Nothing was written to it; the message is dropped. Pass a buffer of the length "
+        "and type that is sent."
+    )
 
 
 class PointToPoint(Raw):
@@ -194,7 +238,49 @@ class PointToPoint(Raw):
     def Recv(
         self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Status = None
     ) -> None:
-        self._post("Recv", source, Raw.Irecv, self, buf, source, tag, status=status)
+        room = self.room(buf, source)
+        if room is None:
+            self._post("Recv", source, Raw.Irecv, self, buf, source, tag, status=status)
+            return
+
+        def steps(call: PointCall) -> Steps[None]:
+            yield from self._matched(call, buf, room, source, tag, status)
+
+        self.point("Recv", source, steps)
+
+    def room(self, buf: Any, source: int = MPI.ANY_SOURCE) -> int | None:
+        """The bytes of a receiver's buffer; None if unknown. Raises if mpi4py refuses it."""
+        if source == MPI.PROC_NULL:
+            return None
+        if type(buf) is np.ndarray and buf.flags.carray and buf.dtype.char in _PLAIN:
+            return buf.nbytes
+        Raw.Recv_init(self, buf, 0).Free()  # never started
+        return nbytes_of_message(buf)
+
+    def _matched(
+        self, call: PointCall, buf: Any, room: int | None, source: int, tag: int, status: Status
+    ) -> Steps[None]:
+        """Receives a message once it has come, and its length has been compared with the buffer's.
+
+        Open MPI would write the whole message to a shorter buffer, and behind it, before it raises.
+        """
+        call.moves(buf)
+        kept = self._world.held_requests
+        if room is None:
+            call.posted = True
+            yield from complete(kept, call, Raw.Irecv, self, buf, source, tag, status=status)
+            return
+        about = status if status is not None else MPI.Status()
+        while (message := Raw.Improbe(self, source, tag, about)) is None:
+            yield call
+        found, into = about.Get_count(MPI.BYTE), buf
+        if found > room:
+            into = [bytearray(found), MPI.BYTE]  # the sender may wait for the end of its message
+        call.posted = True
+        yield from complete(kept, call, message.Irecv, into)
+        if into is not buf:
+            call.posted = False
+            raise _too_long(f"comm.{call.name}", about, room)
 
     def Sendrecv(
         self,
@@ -206,28 +292,44 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
         status: Status = None,
     ) -> None:
+        self._send_and_receive("Sendrecv", sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
+
+    def _send_and_receive(
+        self,
+        op: str,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int,
+        recvbuf: Any,
+        source: int,
+        recvtag: int,
+        status: Status,
+    ) -> None:
+        room = self.room(recvbuf, source)  # first: if it is invalid, no data is sent
+
         def steps(call: PointCall) -> Steps[None]:
-            call.moves(sendbuf, recvbuf)
-            both: list[MPI.Request] = []
-            self.keep(both)
-            # The receive first: if its buffer is invalid, no data has been sent. With starmap no
-            # interrupt can come between MPI's call and the list.
-            both.extend(starmap(Raw.Irecv, ((self, recvbuf, source, recvtag),)))
-            try:
-                both.extend(starmap(post_send, ((self, sendbuf, dest, sendtag),)))
-            except BaseException:
-                both[0].Cancel()
-                raise
+            sent: list[MPI.Request] = []
+            self.keep(sent)
+            # With starmap no interrupt can come between MPI's call and the list.
+            sent.extend(starmap(post_send, ((self, sendbuf, dest, sendtag),)))
             call.posted = True
             call.stage += 1
-            while not both[0].Test(status):
-                yield call
+            late: MessageTooLong | None = None
+            try:
+                yield from self._matched(call, recvbuf, room, source, recvtag, status)
+            except MessageTooLong as error:
+                late = error
+            call.posted = True
+            call.moves(sendbuf, recvbuf)
             call.peers = self.peers(dest)
-            while not both[1].Test():
+            while not sent[0].Test():
                 yield call
-            self.release(both)
+            self.release(sent)
+            if late is not None:
+                call.posted = False
+                raise late
 
-        self.point("Sendrecv", source, steps)
+        self.point(op, source, steps)
 
     def Sendrecv_replace(
         self,
@@ -238,8 +340,14 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
         status: Status = None,
     ) -> None:
-        post, op = Raw.Isendrecv_replace, "Sendrecv_replace"
-        self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
+        op, rest = "Sendrecv_replace", (source, recvtag, status)
+        data, *form = buf if isinstance(buf, list | tuple) else (buf,)
+        if type(data) is np.ndarray:  # Open MPI does not report a message that is too long
+            sent = [data.copy(), *form] if form else data.copy()
+            self._send_and_receive(op, sent, dest, sendtag, buf, *rest)
+        else:
+            post = Raw.Isendrecv_replace
+            self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         self._post("send", dest, post_send, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
@@ -285,6 +393,19 @@ class PointToPoint(Raw):
         self.point("sendrecv", dest, steps)
         return received
 
+    def irecv(
+        self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
+    ) -> MPI.Request:
+        """MPI_Irecv of a picklable object; without ``buf``, of up to 2 GB."""
+        if buf is None:
+            # mpi4py takes 32 KB, behind which Open MPI writes what is longer.
+            kept = MAP_PRIVATE | MAP_ANONYMOUS | _RESERVES_NO_SWAP
+            buf = mmap(-1, _OBJECT_NBYTES, flags=kept)
+            if _SMALL_PAGES is not None:
+                buf.madvise(_SMALL_PAGES)
+        received: MPI.Request = _irecv(self, buf, source, tag)
+        return received
+
     def _receive(self, op: str, source: int, tag: int, status: Status) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             about = status if status is not None else MPI.Status()
@@ -297,6 +418,45 @@ class PointToPoint(Raw):
             return MPI.pickle.loads(data) if data else None
 
         return self.point(op, source, steps)
+
+
+class Message(MPI.Message):
+    """MPI.Message, which knows the length of the message that a probe has found."""
+
+    about: MPI.Status
+    comm: PointToPoint
+
+    def Recv(self, buf: Any, status: Status = None) -> None:
+        """MPI_Mrecv; raises `MessageTooLong` for a buffer that is too short."""
+        self._compare("Recv", buf)
+        super().Recv(buf, status)
+
+    def Irecv(self, buf: Any) -> MPI.Request:
+        """MPI_Imrecv; raises as `Recv`."""
+        self._compare("Irecv", buf)
+        return super().Irecv(buf)
+
+    def _compare(self, op: str, buf: Any) -> None:
+        found, room = self.about.Get_count(MPI.BYTE), self.comm.room(buf)
+        if room is not None and found > room:
+            super().Recv([bytearray(found), MPI.BYTE])  # the sender may wait for its end
+            raise _too_long(f"Message.{op}", self.about, room)
+
+
+def _matching(
+    self: PointToPoint,
+    source: int = MPI.ANY_SOURCE,
+    tag: int = MPI.ANY_TAG,
+    status: Status = None,
+) -> Message | None:
+    """MPI_Improbe."""
+    given = status if status is not None else MPI.Status()
+    plain = Raw.Improbe(self, source, tag, given)
+    if plain is None:
+        return None
+    found = Message(plain)
+    found.comm, found.about = self, MPI.Status(given)
+    return found
 
 
 def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
@@ -316,16 +476,15 @@ def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name, _look in {
     **dict.fromkeys(("Probe", "probe"), Raw.Iprobe),
-    **{"Mprobe": Raw.Improbe, "mprobe": Raw.improbe},
+    **{"Mprobe": _matching, "mprobe": Raw.improbe},
 }.items():
     setattr(PointToPoint, _name, _probing(_name, _look))
 
 
-def _looking(name: str) -> Callable[..., Any]:
+def _looking(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     """MPI's probe of that name, which does not wait; refused after the communicator's epoch."""
-    plain = getattr(Raw, name)
 
-    @wraps(plain)
+    @wraps(getattr(Raw, name))
     def look(self: PointToPoint, *arguments: Any, **options: Any) -> Any:
         self._group()
         return plain(self, *arguments, **options)
@@ -334,7 +493,8 @@ def _looking(name: str) -> Callable[..., Any]:
 
 
 for _name in ("Iprobe", "iprobe", "Improbe", "improbe"):
-    setattr(PointToPoint, _name, _looking(_name))
+    _look = _matching if _name == "Improbe" else getattr(Raw, _name)
+    setattr(PointToPoint, _name, _looking(_name, _look))
 
 
 def _pickled(value: object, dest: int) -> bytes:
@@ -486,4 +646,6 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
 
 
 for _name in (*_ONE_PEER, *_ALL_PEERS):
-    setattr(PointToPoint, _name, _returning(_name, _ONE_PEER.get(_name)))
+    if _name not in vars(PointToPoint):
+        setattr(PointToPoint, _name, _returning(_name, _ONE_PEER.get(_name)))
+_irecv = _returning("irecv", _ONE_PEER["irecv"])

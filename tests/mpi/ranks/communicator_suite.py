@@ -123,7 +123,9 @@ REFUSED = {
     ),
     "Gather": lambda comm: comm.Gather(np.ones(2), "text" if odd() else None, root=ODD),
     "Gatherv": lambda comm: comm.Gatherv(np.ones(2), [_ones(), [9]] if odd() else None, root=ODD),
-    "Scatter": lambda comm: comm.Scatter(_ones(), "text" if odd() else np.ones(2)),
+    "Scatter": lambda comm: comm.Scatter(
+        _ones(), np.frombuffer(bytes(16)) if odd() else np.ones(2)
+    ),
 }
 GIVEN = {
     "Reduce": lambda comm: comm.Reduce(X, np.zeros(1), root=ODD),
@@ -142,7 +144,7 @@ def test_a_call_that_one_rank_refuses_does_not_mix_with_the_next(refused, given)
     def both():
         try:
             REFUSED[refused](comm)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, BufferError):
             assert odd()
         GIVEN[given](comm)
 
@@ -198,6 +200,67 @@ def test_messages_go_around(comm, count):
             assert comm.recv(source=MPI.ANY_SOURCE) == "object"
             comm.Recv(got, 0)
             assert (got == 1).all()
+
+
+NOWHERE = MPI.PROC_NULL
+SHORT = {
+    "Recv": lambda comm, into: comm.Recv(into, 0),
+    "Recv with a type": lambda comm, into: comm.Recv([into, 5, MPI.DOUBLE], 0),
+    "Recv of bytes": lambda comm, into: comm.Recv(memoryview(into).cast("B"), 0),
+    "Sendrecv": lambda comm, into: comm.Sendrecv(X, NOWHERE, 0, into, 0),
+    "Sendrecv_replace": lambda comm, into: comm.Sendrecv_replace([into, "d"], NOWHERE, 0, 0),
+    "Mprobe": lambda comm, into: comm.Mprobe(0).Recv(into),
+    "Improbe": lambda comm, into: _found(comm.Improbe, 0).Recv(into),
+}
+
+
+def _found(probe, source):
+    while (message := probe(source)) is None:
+        pass
+    return message
+
+
+@two
+@pytest.mark.parametrize("count", [100, 300_000])
+@pytest.mark.parametrize("how", SHORT)
+def test_a_message_that_is_longer_than_its_buffer_writes_nothing(how, count):
+    whole = np.zeros(count)
+    if c.rank() == 0:
+        for value in (1, 2):
+            c.comm.Send(np.full(count, float(value)), 1)
+    elif c.rank() == 1:
+        sizes = f"rank 0 has sent {8 * count:,} bytes .*, and the buffer has 40"
+        with pytest.raises(UsageError, match=sizes) as raised:
+            SHORT[how](c.comm, whole[:5])
+        assert raised.value.Get_error_class() == MPI.ERR_TRUNCATE
+        assert not whole.any()
+        c.comm.Recv(whole, 0)
+        assert (whole == 2).all()
+
+
+def test_a_buffer_that_mpi4py_refuses_leaves_the_message(comm):
+    me = comm.Get_rank()
+    sent, got = comm.Isend(X, me), np.zeros(2)
+    for wrong in ("text", bytes(8), np.zeros(4)[::2], [X, "no type"]):
+        with pytest.raises((TypeError, ValueError, BufferError, KeyError)):
+            comm.Recv(wrong, me)
+    status = MPI.Status()
+    comm.Recv(got, me, status=status)
+    sent.Wait()
+    assert list(got) == [1, 0]
+    assert (status.Get_source(), status.Get_count(MPI.DOUBLE)) == (me, 1)
+
+
+@pytest.mark.parametrize("nbytes", [10, 40_000, 3_000_000])
+def test_a_request_receives_an_object_of_any_size(comm, nbytes):
+    me = comm.Get_rank()
+    requests = [comm.irecv(source=me, tag=tag) for tag in (1, 2)]
+    sent = [comm.isend((tag, bytes(nbytes)), me, tag) for tag in (2, 1)]
+    assert [request.wait() for request in requests[::-1]] == [
+        (2, bytes(nbytes)),
+        (1, bytes(nbytes)),
+    ]
+    type(sent[0]).waitall(sent)
 
 
 def test_the_size_of_what_mpi4py_moves_is_recorded():
@@ -299,7 +362,52 @@ DIFFERENCES = {
         np.ones(1 + odd()), np.empty(2)
     ),
     "Bcast needs the same number of bytes": lambda: c.comm.Bcast(np.ones(3 + odd())),
+    "Bcast needs the same dtype": lambda: c.comm.Bcast(np.ones(2, "i8" if odd() else "f8")),
+    "Gather needs the same dtype": lambda: c.comm.Gather(
+        np.ones(2, "i8"), np.empty(c.size() * 2) if c.rank() == 0 else None
+    ),
+    "Gatherv needs the same dtype": lambda: c.comm.Gatherv(
+        np.ones(2, "i8"), [np.empty(c.size() * 2), [2] * c.size()] if c.rank() == 0 else None
+    ),
+    "Scatter needs the same dtype": lambda: c.comm.Scatter(
+        np.ones(c.size()) if c.rank() == 0 else None, np.empty(1, "i8" if odd() else "f8")
+    ),
+    "Allgather needs the same dtype": lambda: c.comm.Allgather(
+        np.ones(1, "i8" if odd() else "f8"), np.empty(c.size())
+    ),
+    "Alltoall needs the same dtype": lambda: c.comm.Alltoall(
+        np.ones(c.size(), "i8" if odd() else "f8"), np.empty(c.size(), "i8" if odd() else "f8")
+    ),
 }
+ONE_TYPE = {
+    "Allgather": lambda comm, x: comm.Allgather(x, np.empty(comm.Get_size())),
+    "Allgatherv": lambda comm, x: comm.Allgatherv(x, np.empty(comm.Get_size())),
+    "Alltoall": lambda comm, x: comm.Alltoall(np.repeat(x, comm.Get_size()), np.empty(comm.size)),
+}
+
+
+@pytest.mark.parametrize("op", ONE_TYPE)
+def test_buffers_of_two_types_are_refused_on_every_rank(comm, op):
+    with pytest.raises(UsageError, match=f"comm.{op} needs buffers of one type: found i8 and f8"):
+        ONE_TYPE[op](comm, np.ones(1, "i8"))
+    assert comm.allreduce(1) == comm.Get_size()
+    comm.Barrier()
+
+
+def test_types_that_are_the_same_are_not_told_apart(comm):
+    n, me = comm.Get_size(), comm.Get_rank()
+    got = np.zeros(n, "q")
+    comm.Gather(np.full(1, me, "l"), got if me == 0 else None)
+    assert me or list(got) == list(range(n))
+    column = MPI.DOUBLE.Create_vector(2, 1, 2).Create_resized(0, 8).Commit()
+    square = np.arange(4.0).reshape(2, 2)
+    comm.Bcast([square, 1, column] if me == 0 else square.reshape(-1)[:2])
+    letters = np.frombuffer(b"abcdefgh", "S1").copy()
+    comm.Bcast([[letters, MPI.CHAR], bytearray(8), letters.view("u1")][me % 3])
+    mine = np.full(me, me, "i8") if me else np.array([])
+    every = np.zeros(n * (n - 1) // 2, "i8")
+    comm.Allgatherv(mine, (every, list(range(n))))
+    assert every.sum() == sum(rank * rank for rank in range(n))
 
 
 @two
