@@ -70,7 +70,8 @@ class Record:
         for name, types in _types_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
             # What is shown is computed with floats, which an integer of 400 digits does not fit.
-            if not isinstance(value, types) or (types is int and not -_LARGEST <= value < _LARGEST):
+            is_large = isinstance(value, int) and not -_LARGEST <= value < _LARGEST
+            if is_large or not isinstance(value, types):
                 raise TypeError(f"{name} is of another type: {value!r:.60}")
 
 
