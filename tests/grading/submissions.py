@@ -66,11 +66,14 @@ def rotated(array):
         "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nwhile True: time.sleep(1)",
         [2, 0, 2],
     ),
-    "leaves-processes": of_kernel(
+    "has-no-port-and-leaves-processes": of_kernel(
         "load",
         """
+import json, os
+from ipykernel.connect import get_connection_info
+# At a port, any account of the machine could read the tests.
+assert json.loads(get_connection_info())["transport"] == "ipc"
 %load_ext allranks
-import os
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
