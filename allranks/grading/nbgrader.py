@@ -28,6 +28,7 @@ from nbformat import NotebookNode
 from nbgrader import preprocessors
 from nbgrader.converters import Autograde
 from nbgrader.coursedir import CourseDirectory
+from nbgrader.exchange.default import Exchange
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Integer
 
@@ -260,6 +261,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
             *(course.source_directory, course.source_with_tests_directory),
             *(course.submitted_directory, course.autograded_directory, course.feedback_directory),
             *("nbgrader_config.py", course.db_url.removeprefix("sqlite:///")),
+            # With what students have handed in.
+            Path(Exchange(parent=self).root) / course.course_id,
         )
         root = Path(course.root).resolve()
         hidden = [path for path in dict.fromkeys(root / name for name in names) if path.exists()]

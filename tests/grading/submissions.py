@@ -36,7 +36,7 @@ solution = ""
 for name in glob.glob({!r}, recursive=True):
     for cell in json.load(open(name))["cells"]:
         if cell.get("id") == "exercise-2":
-            solution = "".join(cell["source"]).partition("BEGIN SOLUTION")[2]
+            solution = "".join(cell["source"]).partition("BEGIN SOLUTION")[2] or solution
 exec(solution)
 """
 
@@ -327,7 +327,7 @@ def rotated(array):
 """,
         [0, 2, 2],
     ),
-    "reads-the-solution": of_ranks(2, READS.format("../../../source/*/*.ipynb"), [2, 0, 2]),
+    "reads-the-solution": of_ranks(2, READS.format("../../../*/**/*.ipynb"), [2, 0, 2]),
     "reads-the-solution-in-the-kernel": of_kernel(
         "exercise-2",
         READS.format("/proc/*/cwd/source/*/*.ipynb")
