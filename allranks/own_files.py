@@ -25,6 +25,8 @@ from pathlib import Path
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _CREDENTIALS = struct.Struct("3i")
+_MOST_LINKS = 40
+"""Linux follows as many."""
 
 
 def open_folder(path: str, others: int = 0) -> int:
@@ -115,26 +117,52 @@ def create_file(name: str, folder: int) -> int:
 
 
 def exposed_part(path: str) -> str:
-    """Returns the first folder of a path, without links, whose content other users can exchange; ""
-    if there is none. Parts that do not exist yet are not exposed.
+    """Returns the first folder or link on a path that other users can exchange, or whose content
+    they can; "" if there is none. Parts that do not exist yet are not exposed.
 
     Root is trusted, and so is the user's home: others who can write there can run code anyway. In a
     folder with the sticky bit, as ``/tmp``, others can exchange only what belongs to them.
     """
-    home = os.path.realpath(os.path.expanduser("~"))
-    way = Path(os.path.realpath(path))
-    parts = [str(part) for part in (*reversed(way.parents), way)]
-    if home in parts:
-        parts = parts[parts.index(home) + 1 :]
-    for part in parts:
+    home, exposed = os.path.realpath(os.path.expanduser("~")), ""
+    for part, found in _way(path):
+        is_trusted = found.st_uid in (os.geteuid(), 0)
+        if stat.S_ISLNK(found.st_mode):
+            if not is_trusted:
+                return part  # also if it leads to the home: it may lead elsewhere later
+        elif part == home:
+            exposed = ""
+        elif not (is_trusted and stat.S_ISDIR(found.st_mode)) or (
+            others_can_write(found) and not found.st_mode & stat.S_ISVTX
+        ):
+            exposed = exposed or part
+    return exposed
+
+
+def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yields each folder and each link that the system visits for a path, as far as they exist."""
+    at, links = "/", 0
+    rest = [*Path(os.path.abspath(path)).parts[:0:-1]]
+    yield at, os.lstat(at)
+    while rest:
+        name = rest.pop()
+        if name == "..":
+            at = os.path.dirname(at)
+            continue
+        part = os.path.join(at, name)
         try:
             found = os.lstat(part)
         except FileNotFoundError:
-            break
-        trusted = stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0)
-        if not trusted or (others_can_write(found) and not found.st_mode & stat.S_ISVTX):
-            return part
-    return ""
+            return
+        yield part, found
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = Path(os.readlink(part))
+            rest += [one for one in reversed(target.parts) if one != "/"]
+            at = "/" if target.is_absolute() else at
+        else:
+            at = part
 
 
 def others_can_write(found: os.stat_result) -> bool:

@@ -155,7 +155,8 @@ def _has_word(process: psutil.Process, text: str) -> bool:
         return False  # it is gone
 
 
-def shared_segments(pid: int) -> set[str]:
+def shared_segments(pid: int, began: float = 0.0) -> set[str]:
+    """Returns the files in shared memory that a process maps, of those made after ``began``."""
     found = set()
     # The process may be gone, or the platform has no /proc.
     with suppress(OSError), open(f"/proc/{pid}/maps") as maps:
@@ -163,22 +164,20 @@ def shared_segments(pid: int) -> set[str]:
             path = line.rstrip("\n").partition(_SHARED_MEMORY)[2]
             if path and not path.endswith(" (deleted)"):
                 found.add(_SHARED_MEMORY + path)
-    return found
+    return {path for path in found if not began or _is_made_since(path, began)}
 
 
 def segments_since(began: float) -> set[str]:
-    # Files of this user only.
-    found = set()
-    for path in glob.glob(f"{_SHARED_MEMORY}*"):
-        with suppress(OSError):  # it has just been removed
-            about = os.stat(path)
-            if (
-                stat.S_ISREG(about.st_mode)
-                and about.st_uid == os.geteuid()
-                and about.st_ctime >= began - 1
-            ):
-                found.add(path)
-    return found
+    return {path for path in glob.glob(f"{_SHARED_MEMORY}*") if _is_made_since(path, began)}
+
+
+def _is_made_since(path: str, began: float) -> bool:
+    # A file of this user only.
+    with suppress(OSError):  # it has just been removed
+        about = os.stat(path)
+        own = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
+        return own and about.st_ctime >= began - 1
+    return False
 
 
 def first_line(descriptor: int) -> tuple[bytes, bytes] | None:

@@ -28,6 +28,7 @@ from nbformat import NotebookNode
 from nbgrader import preprocessors
 from nbgrader.converters import Autograde
 from nbgrader.coursedir import CourseDirectory
+from nbgrader.exchange.default import Exchange
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Integer
 
@@ -201,6 +202,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
     def create_kernel_manager(self) -> Any:
         """Makes the manager of a kernel that cannot read the course."""
         made = super().create_kernel_manager()
+        # Ports would send the tests to every account of the machine, without a key.
+        made.transport, made.ip = "ipc", str(self._folder / "kernel")
         if self._hiding:
             program, *rest = made.kernel_spec.argv
             if _PYTHON.fullmatch(program):
@@ -258,6 +261,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
             *(course.source_directory, course.source_with_tests_directory),
             *(course.submitted_directory, course.autograded_directory, course.feedback_directory),
             *("nbgrader_config.py", course.db_url.removeprefix("sqlite:///")),
+            # With what students have handed in.
+            Path(Exchange(parent=self).root) / course.course_id,
         )
         root = Path(course.root).resolve()
         hidden = [path for path in dict.fromkeys(root / name for name in names) if path.exists()]

@@ -69,9 +69,9 @@ class Record:
         """Raises TypeError if a field is of another type, or a payload is missing."""
         for name, types in _types_of(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
-            fits_type = isinstance(value, types)
             # What is shown is computed with floats, which an integer of 400 digits does not fit.
-            if not fits_type or (types is int and not -_LARGEST <= value < _LARGEST):
+            is_large = isinstance(value, int) and not -_LARGEST <= value < _LARGEST
+            if is_large or not isinstance(value, types):
                 raise TypeError(f"{name} is of another type: {value!r:.60}")
 
 

@@ -162,11 +162,31 @@ def test_each_client_has_limits_and_leaves_room_for_the_others(monkeypatch):
     found = [requests.admits("eve", 100.0) for _ in range(200)]
     assert (found.count(True), requests.admits("zoe", 100.0)) == (100, True)
     assert requests.admits("eve", 111.0)
-    connections = hub_service.ConnectionCounter()
-    assert [connections.take("10.0.0.1") for _ in range(300)].count(True) == 256
-    assert [connections.take(f"10.0.1.{n}") for n in range(300)].count(True) == 256
-    connections.release("10.0.0.1")
-    assert connections.take("10.0.0.2")
+    connections = hub_service.OpenConnections()
+    closed = [connections.add(("one", n), "10.0.0.1") for n in range(300)]
+    assert closed == [None] * 256 + [("one", n) for n in range(44)]
+    closed = [connections.add(("each", n), f"10.0.1.{n}") for n in range(257)]
+    assert closed == [None] * 256 + [("one", 44)]
+    connections.remove(("each", 0))
+    assert connections.add("next", "10.0.0.2") is None
+
+
+def test_connections_without_a_request_keep_nobody_out():
+    async def run() -> None:
+        port = free_port()
+        service = hub_service.ClassServer(hub_service.application("http://127.0.0.1:1/hub/api"))
+        service.listen(port, "127.0.0.1")
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        try:
+            url = f"http://127.0.0.1:{port}/"
+            assert (await AsyncHTTPClient().fetch(url, raise_error=False)).code == 404
+        finally:
+            for _, writer in idle:
+                writer.close()
+            service.stop()
+            await service.close_all_connections()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("url", ["http://hub:10101", "http://10.1.0.1:80", "ftp://h", "x", ""])

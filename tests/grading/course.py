@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from notebooks import assignments
 from tests.grading.submissions import SOLUTION
 
 LAB = "03_messages"
+COURSE = "allranks"
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: nbgrader and what only it needs, where they are not installed beside allranks: its extensions of
 #: JupyterLab would be in the way of other tests.
@@ -21,6 +23,7 @@ NBGRADER = os.environ.get("ALLRANKS_TEST_NBGRADER") or str(REPOSITORY / ".nbgrad
 SETTINGS = """
 c.Execute.timeout = {seconds}
 c.Execute.most_processes = 60
+c.Exchange.root = {exchange!r}
 """
 SCORES = """
 import json
@@ -42,7 +45,12 @@ class Course:
         self.folder = folder
         assignments.write(folder, [LAB])
         with (folder / "nbgrader_config.py").open("a") as config:
-            config.write(SETTINGS.format(seconds=seconds))
+            exchange = folder / "exchange"
+            config.write(SETTINGS.format(seconds=seconds, exchange=str(exchange)))
+        # Another student's submission, which is right.
+        inbound = exchange / COURSE / "inbound" / f"zoe+{LAB}+1"
+        inbound.mkdir(parents=True)
+        shutil.copy(folder / "source" / LAB / f"{LAB}.ipynb", inbound)
 
     def run(self, *command: str, timeout: float = 600) -> str:
         """Runs Python in the course's folder, and returns all that it has written."""

@@ -36,7 +36,7 @@ solution = ""
 for name in glob.glob({!r}, recursive=True):
     for cell in json.load(open(name))["cells"]:
         if cell.get("id") == "exercise-2":
-            solution = "".join(cell["source"]).partition("BEGIN SOLUTION")[2]
+            solution = "".join(cell["source"]).partition("BEGIN SOLUTION")[2] or solution
 exec(solution)
 """
 
@@ -66,11 +66,14 @@ def rotated(array):
         "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nwhile True: time.sleep(1)",
         [2, 0, 2],
     ),
-    "leaves-processes": of_kernel(
+    "has-no-port-and-leaves-processes": of_kernel(
         "load",
         """
+import json, os
+from ipykernel.connect import get_connection_info
+# At a port, any account of the machine could read the tests.
+assert json.loads(get_connection_info())["transport"] == "ipc"
 %load_ext allranks
-import os
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -324,7 +327,7 @@ def rotated(array):
 """,
         [0, 2, 2],
     ),
-    "reads-the-solution": of_ranks(2, READS.format("../../../source/*/*.ipynb"), [2, 0, 2]),
+    "reads-the-solution": of_ranks(2, READS.format("../../../*/**/*.ipynb"), [2, 0, 2]),
     "reads-the-solution-in-the-kernel": of_kernel(
         "exercise-2",
         READS.format("/proc/*/cwd/source/*/*.ipynb")

@@ -335,7 +335,8 @@ class HostAgent:
         if word == "up":
             # The list of a rank's mappings ends with the rank: read it while all are alive.
             for pid in (*self.ranks, *self.spares):
-                self.segments |= processes.shared_segments(pid)
+                # Not older ones: a cell may map a file of the user's.
+                self.segments |= processes.shared_segments(pid, self.began)
             self._sweep()
         elif word == "clients" and not self.controller:  # a client of ipyparallel will connect
             self._fork_controller()

@@ -264,21 +264,31 @@ def application(hub_url: str) -> Application:
     )
 
 
-class ConnectionCounter:
-    """Whether one more connection of an address is admitted."""
+class OpenConnections:
+    """The connections that are open, each with its address."""
 
     def __init__(self) -> None:
-        self._open: Counter[str] = Counter()
+        self._open: dict[Any, str] = {}
 
-    def take(self, address: str) -> bool:
-        if self._open.total() >= _MAX_CONNECTIONS or self._open[address] >= _MAX_OF_ADDRESS:
-            return False
-        self._open[address] += 1
-        return True
+    def add(self, connection: Any, address: str) -> Any:
+        """Adds a connection; returns the one that is closed to make room for it, or None.
 
-    def release(self, address: str) -> None:
-        self._open[address] -= 1
-        self._open += Counter()  # without those that have none
+        That is the oldest one. A request takes milliseconds, but whoever has no token can keep
+        connections without any request: else those would keep all others out.
+        """
+        same = [one for one, its in self._open.items() if its == address]
+        oldest = None
+        if len(same) >= _MAX_OF_ADDRESS:
+            oldest = same[0]
+        elif len(self._open) >= _MAX_CONNECTIONS:
+            oldest = next(iter(self._open))
+        self.remove(oldest)
+        self._open[connection] = address
+        return oldest
+
+    def remove(self, connection: Any) -> None:
+        """Forgets a connection that has been closed."""
+        self._open.pop(connection, None)
 
 
 class ClassServer(HTTPServer):
@@ -286,7 +296,7 @@ class ClassServer(HTTPServer):
 
     def initialize(self, service: Application, ssl_options: ssl.SSLContext | None = None) -> None:  # type: ignore[override]
         """Sets the limits of each connection."""
-        self._places = ConnectionCounter()
+        self._open = OpenConnections()
         super().initialize(
             service,
             ssl_options=ssl_options,
@@ -297,16 +307,15 @@ class ClassServer(HTTPServer):
         )
 
     def handle_stream(self, stream: Any, address: Any) -> None:
-        """Serves a connection, or closes it."""
-        if self._places.take(address[0]):
-            super().handle_stream(stream, address)
-        else:
-            stream.close()
+        """Serves a connection, and closes the oldest one if there are too many."""
+        if oldest := self._open.add(stream, address[0]):
+            oldest.close()
+        super().handle_stream(stream, address)
 
     def on_close(self, server_conn: Any) -> None:
         """Makes room for another connection."""
         super().on_close(server_conn)
-        self._places.release(server_conn.context.address[0])
+        self._open.remove(server_conn.stream)
 
 
 def certificate(url: str) -> ssl.SSLContext | None:

@@ -131,6 +131,27 @@ def test_logs_are_where_others_can_exchange_nothing(tmp_path, monkeypatch, mode)
     assert bool(folders.refused_log_folder()) == (mode == 0o775)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link away")
+@pytest.mark.parametrize("leads_to", ["mine", "home", "mine/../mine", "own link"])
+def test_a_link_of_another_user_on_the_way_is_exposed(tmp_path, leads_to):
+    (tmp_path / "mine").mkdir(mode=0o700)
+    own, other = tmp_path / "own link", tmp_path / "link"
+    own.symlink_to(tmp_path / "mine")
+    other.symlink_to(leads_to)
+    assert own_files.exposed_part(str(other / "logs")) == ""
+    os.lchown(other, 65534, 65534)
+    assert own_files.exposed_part(str(other / "logs")) == str(other)
+    own.unlink()
+    own.symlink_to("link")
+    assert own_files.exposed_part(str(own)) == str(other)
+
+
+def test_a_path_of_links_without_an_end_is_an_error(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(OSError, match="symbolic links"):
+        own_files.exposed_part(str(tmp_path / "link"))
+
+
 def test_logs_are_not_in_a_state_folder_that_others_can_exchange(tmp_path, monkeypatch):
     shared = tmp_path / "shared"
     shared.mkdir()

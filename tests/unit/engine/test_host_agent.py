@@ -1,9 +1,11 @@
 """The host agent's socket and first line, and what lets a hundred ranks start on a few cores."""
 
 import ctypes
+import mmap
 import os
 import socket
 import sys
+import tempfile
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -89,3 +91,15 @@ def test_mpis_files_are_not_in_a_folder_that_another_user_may_have_made(tmp_path
     HostAgent._make_shared_dir(agent)
     assert (tmp_path / "free").stat().st_mode & 0o777 == 0o700
     os.close(agent._shared)
+
+
+def test_a_file_in_shared_memory_that_was_there_before_is_not_one_of_the_ranks():
+    """Such files are removed at the end; a cell may have mapped one of the user's."""
+    with tempfile.NamedTemporaryFile(prefix="allranks-test-", dir="/dev/shm") as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE):
+            began = os.stat(file.name).st_ctime
+            assert file.name in processes.shared_segments(os.getpid(), began)
+            assert file.name not in processes.shared_segments(os.getpid(), began + 10)
+            assert file.name in processes.segments_since(began)
+            assert file.name not in processes.segments_since(began + 10)

@@ -122,6 +122,7 @@ OTHER_TELEMETRY = [
     (replace(STRIP, waits=(["a", 1],)), [bytes(6), bytes(4)]),
     (replace(STRIP, steps=(1,)), [bytes(6), bytes(4)]),
     (Pulse(3, 1, "", "", 10**400, 1), []),
+    (replace(STRIP, seconds=10**400), [bytes(6), bytes(4)]),
 ]
 
 
