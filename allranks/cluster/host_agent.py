@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
