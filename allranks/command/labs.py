@@ -36,11 +36,12 @@ def copy(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     kept = []
     for lab in labs:
-        to = folder / lab.name
-        if to.exists():
+        try:
+            # "x": in a folder of several users, a link could lead to any new file.
+            with (folder / lab.name).open("x", encoding="utf-8") as copied:
+                copied.write(_without_output(lab.read_text(encoding="utf-8")))
+        except FileExistsError:
             kept.append(lab.name)
-        else:
-            to.write_text(_without_output(lab.read_text(encoding="utf-8")), encoding="utf-8")
     sys.stdout.write(f"{len(labs) - len(kept)} labs were copied to {folder.resolve()}.\n")
     if kept:
         sys.stdout.write(f"Not overwritten: {', '.join(kept)}\n")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import re
 import secrets
 import sys
@@ -40,6 +41,8 @@ _MAGIC = re.compile(r"%%(\S+)")
 _ON_RANKS = {"distributed", "px", "rank"}
 _RUN_PYTHON = _ON_RANKS | {"time", "timeit", "capture"}
 """Magics of cells whose body is Python. Others, as ``%%bash``, get no line."""
+#: The path of a socket has at most 104 bytes (macOS) or 108; Jupyter adds a number.
+_LONGEST_NBYTES = 95
 _PYTHON = re.compile(r"python[\d.]*")
 _HERE = "__import__('allranks.features.grading.{}', fromlist=['_'])"
 
@@ -202,8 +205,16 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
     def create_kernel_manager(self) -> Any:
         """Makes the manager of a kernel that cannot read the course."""
         made = super().create_kernel_manager()
-        # Ports would send the tests to every account of the machine, without a key.
-        made.transport, made.ip = "ipc", str(self._folder / "kernel")
+        sockets = str(self._folder / "kernel")
+        if os.name == "posix" and len(os.fsencode(sockets)) <= _LONGEST_NBYTES:
+            made.transport, made.ip = "ipc", sockets
+        else:
+            self.log.warning(
+                "expected a temporary folder for the kernel's sockets, found that the path %s is "
+                "too long: every account of this machine can read the tests at the kernel's ports. "
+                "Set TMPDIR to /tmp.",
+                sockets,
+            )
         if self._hiding:
             program, *rest = made.kernel_spec.argv
             if _PYTHON.fullmatch(program):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -156,8 +157,12 @@ class HostAgentConfig:
 
     @property
     def shared_dir(self) -> str:
-        """The folder in shared memory for MPI's files; its name is as random as the session's."""
-        return f"/dev/shm/{MPI_FILES}{os.path.basename(self.session_dir).rpartition('-')[2]}"
+        """The folder in shared memory for MPI's files, the same on all hosts.
+
+        Not named like the session's folder, which all accounts see before this one is made.
+        """
+        secret = "\n".join((self.session_dir, *self.kept_dirs))
+        return f"/dev/shm/{MPI_FILES}{hashlib.sha256(secret.encode()).hexdigest()[:16]}"
 
     @property
     def several_hosts(self) -> bool:

@@ -95,6 +95,8 @@ REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
 """Exceptions of mpi4py for arguments that it cannot pass to MPI."""
 
 
+_AT_ONCE_NBYTES = 1024
+"""A message of this length has come as a whole when a probe finds it: MPI does not wait for it."""
 _PLAIN = frozenset("?bhilqpBHILQPfdgFDG")
 """The dtypes that mpi4py knows, by their characters."""
 _RESERVES_NO_SWAP: int = getattr(memory_maps, "MAP_NORESERVE", 0)
@@ -274,6 +276,9 @@ class PointToPoint(Raw):
         while (message := Raw.Improbe(self, source, tag, about)) is None:
             yield call
         found, into = about.Get_count(MPI.BYTE), buf
+        if found <= min(room, _AT_ONCE_NBYTES):
+            message.Recv(buf)
+            return
         if found > room:
             into = [bytearray(found), MPI.BYTE]  # the sender may wait for the end of its message
         call.posted = True

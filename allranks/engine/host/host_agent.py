@@ -118,6 +118,8 @@ class HostAgent:
         """Starts the ranks and watches them, until the kernel is gone or sends stop."""
         # Before the first file is made, which a process that SIGTERM ends would leave.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        # First: its name follows from those of the others, which all accounts see.
+        self._make_shared_dir()
         if not self.config.several_hosts:  # else this host's relay has made it
             os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
             self._tell("folder_made")
@@ -126,7 +128,6 @@ class HostAgent:
             # ranks do not use it.
             with suppress(OSError):
                 own_files.make_folder(folder)
-        self._make_shared_dir()
         address = os.path.join(self.config.session_dir, "host-agent")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)

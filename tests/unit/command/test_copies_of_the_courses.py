@@ -36,3 +36,10 @@ def test_a_copy_is_kept(tmp_path, capsys):
     (tmp_path / f"{LABS[0]}.ipynb").write_text("mine")
     assert f"Not overwritten: {LABS[0]}.ipynb" in run(tmp_path, capsys)
     assert (tmp_path / f"{LABS[0]}.ipynb").read_text() == "mine"
+
+
+def test_a_link_in_the_folder_is_not_followed(tmp_path, capsys):
+    (tmp_path / "course").mkdir()
+    (tmp_path / "course" / "01_ranks.ipynb").symlink_to(tmp_path / "elsewhere")
+    assert "Not overwritten: 01_ranks.ipynb" in run(tmp_path / "course", capsys)
+    assert not (tmp_path / "elsewhere").exists()

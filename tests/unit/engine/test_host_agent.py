@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from allranks.cluster import options
 from allranks.engine import processes
 from allranks.engine.host.host_agent import HostAgent
 from allranks.engine.processes import first_line
+from allranks.records.config import HostAgentConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
@@ -91,6 +93,26 @@ def test_mpis_files_are_not_in_a_folder_that_another_user_may_have_made(tmp_path
     HostAgent._make_shared_dir(agent)
     assert (tmp_path / "free").stat().st_mode & 0o777 == 0o700
     os.close(agent._shared)
+
+
+def test_the_folder_of_mpis_files_has_no_name_that_others_know_before_it_is_made(tmp_path):
+    def config(kept):
+        session = str(tmp_path / "allranks-session-1-0badcafe")
+        return HostAgentConfig(2, (), {}, session, "l", "w", (), "", "", "", kept_dirs=(kept,))
+
+    def made():
+        assert not os.path.lexists(agent.config.session_dir)
+        raise ZeroDivisionError
+
+    names = {config(kept).shared_dir for kept in ("/tmp/allranks-kept-1", "/tmp/allranks-kept-2")}
+    assert len(names) == 2
+    agent = SimpleNamespace(config=config("/tmp/allranks-kept-1"), _make_shared_dir=made)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            HostAgent.run(agent)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_file_in_shared_memory_that_was_there_before_is_not_one_of_the_ranks():
