@@ -91,11 +91,12 @@ class WireError(ClusterError):
     """A message between notebook and ranks cannot be read or written.
 
     ``pid`` is the process that has sent it, and ``rank`` the rank that it names, where they are
-    known.
+    known. ``is_unknown``: it is a record of a feature that this notebook does not have.
     """
 
     pid = 0
     rank = -1
+    is_unknown = False
 
 
 class CellFailed(AllranksError):

@@ -41,6 +41,8 @@ _KNOWN = (_OPEN_MPI, _MPICH, _SLURM)
 SHARED_FILES = "OMPI_MCA_btl_sm_backing_directory"
 #: The same for windows.
 WINDOW_FILES = "OMPI_MCA_osc_sm_backing_directory", "OMPI_MCA_osc_rdma_backing_directory"
+#: The first one in Open MPI 4.
+SHARED_FILES_OF_4 = "OMPI_MCA_btl_vader_backing_directory"
 
 
 def rank(environment: Mapping[str, str], own: Sequence[RankVariables] = ()) -> int:

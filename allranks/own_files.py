@@ -120,8 +120,9 @@ def exposed_part(path: str) -> str:
     """Returns the first folder or link on a path that other users can exchange, or whose content
     they can; "" if there is none. Parts that do not exist yet are not exposed.
 
-    Root is trusted, and so is the user's home: others who can write there can run code anyway. In a
-    folder with the sticky bit, as ``/tmp``, others can exchange only what belongs to them.
+    Root is trusted, and so is the user's home: others who can write there can run code anyway. So
+    can a group below it, to which the volumes of some clusters give all files. In a folder with the
+    sticky bit, as ``/tmp``, others can exchange only what belongs to them.
     """
     home, exposed = os.path.realpath(os.path.expanduser("~")), ""
     for part, found in _way(path):
@@ -132,7 +133,12 @@ def exposed_part(path: str) -> str:
         elif part == home:
             exposed = ""
         elif not (is_trusted and stat.S_ISDIR(found.st_mode)) or (
-            others_can_write(found) and not found.st_mode & stat.S_ISVTX
+            (
+                found.st_mode & stat.S_IWOTH
+                if part.startswith(f"{home}/")
+                else others_can_write(found)
+            )
+            and not found.st_mode & stat.S_ISVTX
         ):
             exposed = exposed or part
     return exposed

@@ -158,7 +158,8 @@ class Connection:
             with self.inbox.hearing_interrupts():
                 # An interrupt waits until the job, for example, is known and can be cancelled.
                 agent = self._start_agent()
-                while self.roster.missing:
+                unreached = set(range(self.size))
+                while self.roster.missing or not self._reach_each(unreached):
                     if waits := agent.begin():
                         deadline = time.monotonic() + patience
                         tell(waits)
@@ -175,6 +176,15 @@ class Connection:
         self._look_at_devices()
         self.all_up()
         self.state = "running"
+
+    def _reach_each(self, unreached: set[int]) -> bool:
+        """Whether all ranks get what is sent; removes those that do.
+
+        A rank's two sockets connect apart: a cell that is sent between them would be lost.
+        """
+        ask = Ask(next(self._numbers), requests.STATUS, {})  # nothing waits for the answer
+        unreached -= {rank for rank in unreached if self.send((rank,), ask)}
+        return not unreached
 
     def _look_at_devices(self) -> None:
         if isinstance(self._launcher, MultiHostLauncher):
@@ -553,7 +563,8 @@ class Connection:
                 self.hooks.message_received(record, event.payloads)
         elif isinstance(event, FromHostAgent):
             if event.name == "folder_made":
-                self._wire.listen()
+                if not self.closed:  # a start may be interrupted before the agent has begun
+                    self._wire.listen()
             elif event.name == "connection":
                 self.ipyparallel = event.fields
             elif event.name == "preloading":
@@ -579,6 +590,8 @@ class Connection:
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""
+        if error.is_unknown:
+            return False
         known: dict[str, Any] = {"pid": error.pid} if error.pid else {"rank": error.rank}
         if not error.pid and error.rank not in range(self.size):
             return False

@@ -90,14 +90,15 @@ def make_log_folder() -> str:
     """
     for place in filter(None, [os.environ.get(FOLDER), state_folder()]):
         try:
-            # Before the folder is made, and after: another user could have been faster.
-            if own_files.exposed_part(place):
+            # Once: a link on the way could lead elsewhere later.
+            real = os.path.realpath(place)
+            if own_files.exposed_part(place) or own_files.exposed_part(real):
                 continue
-            own_files.make_folders(place)
-            if own_files.exposed_part(place):
+            own_files.make_folders(real)
+            # Again: another user could have been faster.
+            if own_files.exposed_part(real):
                 continue
-            # A link on the way could lead elsewhere later.
-            return _new_logs(os.path.realpath(place))
+            return _new_logs(real)
         except OSError:
             continue
     return _new_logs(own_files.temporary_folder("logs"))
@@ -111,13 +112,20 @@ def _new_logs(place: str) -> str:
 def refused_log_folder() -> str:
     """Returns why the usual folder of the logs is not used, in one line; "" if it is."""
     named, state = os.environ.get(FOLDER, ""), state_folder()
-    exposed, there = own_files.exposed_part(named or state), own_files.exposed_part(state)
+    exposed, there = _exposed(named or state), _exposed(state)
     if not exposed:
         return ""
     return (
         f"The logs are not in {f'{FOLDER}={named}' if named else state}, because other users can "
         f"write to {exposed}. They are in {'the temporary folder' if there else state}"
     )
+
+
+def _exposed(place: str) -> str:
+    try:
+        return own_files.exposed_part(place)
+    except OSError:  # this user cannot look there: the logs are elsewhere
+        return ""
 
 
 def state_folder() -> str:

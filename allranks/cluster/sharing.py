@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from allranks.cluster.epochs import Epoch
@@ -180,7 +180,8 @@ class WatcherFeed:
             elif isinstance(record, Reply):
                 if self._cell is None or record.cell != self._cell.cell:
                     return
-                frames = self._left[record.rank] = frames[:1]  # no pickled value
+                # No pickled value, which a watcher would miss.
+                frames = self._left[record.rank] = encode(replace(record, has_value=False))
             elif isinstance(record, Died):
                 self._left[record.rank] = frames
             if self._thread is None:

@@ -348,7 +348,9 @@ def run(
     """Runs the controller until the process ends; calls ``complete`` once all engines are there."""
     # The logs of its libraries as well, and of the heart monitor. Writing fails from there on,
     # because Python ignores SIGXFSZ.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_LOG_NBYTES, LARGEST_LOG_NBYTES))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if hard == resource.RLIM_INFINITY or hard > LARGEST_LOG_NBYTES:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_LOG_NBYTES, LARGEST_LOG_NBYTES))
     allow_ipv6(engine)
     # The heart monitor is a process that ipyparallel starts. From 3.14 on, Python does not fork it
     # by default.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -127,7 +127,7 @@ class HostAgentConfig:
     name for the start after a host was lost.
     ``kept_dirs`` are the folders of what ranks keep, which outlive them and not the notebook.
     ``rank_variables`` are the launcher's own, if its processes do not find their rank in those of
-    mpiexec or srun.
+    mpiexec or srun. ``mpi_secret`` is a part of the name of the folder for MPI's files.
     """
 
     size: int
@@ -149,6 +149,7 @@ class HostAgentConfig:
     relocation: str = ""
     kept_dirs: tuple[str, ...] = ()
     rank_variables: tuple[RankVariables, ...] = ()
+    mpi_secret: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def ranks_here(self) -> int:
@@ -161,8 +162,7 @@ class HostAgentConfig:
 
         Not named like the session's folder, which all accounts see before this one is made.
         """
-        secret = "\n".join((self.session_dir, *self.kept_dirs))
-        return f"/dev/shm/{MPI_FILES}{hashlib.sha256(secret.encode()).hexdigest()[:16]}"
+        return f"/dev/shm/{MPI_FILES}{self.mpi_secret}"
 
     @property
     def several_hosts(self) -> bool:

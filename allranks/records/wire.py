@@ -353,6 +353,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
 
     Raises WireError if the frames were not written by :func:`encode`.
     """
+    name: Any = None
     fields: Any = None
     try:
         name, fields = _parse(frames[0])
@@ -360,6 +361,7 @@ def decode(frames: Sequence[bytes]) -> tuple[Record, list[bytes]]:
         record.check(frames[1:])
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         failed = WireError(f"a message of {len(frames)} frames cannot be read: {error!r:.300}")
+        failed.is_unknown = isinstance(name, str) and name not in _RECORDS
         rank = fields.get("rank") if isinstance(fields, dict) else None
         failed.rank = rank if isinstance(rank, int) else -1
         raise failed from error

@@ -22,7 +22,9 @@ import zmq
 import allranks
 from allranks.cluster import connection
 from allranks.cluster.host_agent import HostAgentProcess
+from allranks.cluster.sockets import RankSockets
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
+from allranks.records.wire import Ask
 from allranks.widgets.dashboard.view import text_view
 from allranks.widgets.displays import ProgressLine
 from tests.attacks import run_as_another
@@ -82,6 +84,31 @@ def test_a_start_tells_how_many_processes_run_and_a_stop_how_to_start_again(monk
     assert told[0] == ("starting ranks: 0 of 2 up", 0, 4, "")
     assert ("starting ranks: 0 of 2 up", 2, 4, ", 2 started") in told
     assert told[-1] == ("starting ranks: 2 of 2 up", 4, 4, "")
+
+
+def test_a_start_that_is_interrupted_at_once_is_interrupted_and_not_failed(monkeypatch):
+    def press(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProgressLine, "show", press)
+    with pytest.raises(KeyboardInterrupt):
+        allranks.Cluster(2).start()
+
+
+def test_a_start_ends_when_each_rank_gets_what_is_sent(monkeypatch):
+    """A rank says that it is there by one socket, and gets cells by another one."""
+    send, late = RankSockets.send, []
+
+    def refuse_three(self, ranks, record, *payloads):
+        if isinstance(record, Ask) and len(late) < 3:
+            late.append(record)
+            return False
+        return send(self, ranks, record, *payloads)
+
+    monkeypatch.setattr(RankSockets, "send", refuse_three)
+    with allranks.Cluster(2) as started:
+        assert len(late) == 3
+        assert started.run("rank") == [0, 1]
 
 
 def test_a_start_that_takes_too_long_advises_fewer_ranks(monkeypatch):

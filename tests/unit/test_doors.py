@@ -28,7 +28,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from allranks.cluster import cluster
 from allranks.cluster.options import ClusterOptions
-from allranks.cluster.sharing import WatcherFeed
+from allranks.cluster.sharing import WatcherFeed, unpack
 from allranks.command import agents
 from allranks.engine.host.attachment import Attachment
 from allranks.engine.host.caretaker import Caretaker, KeptHost
@@ -42,7 +42,16 @@ from allranks.records.config import (
     CaretakerConfig,
     HostAgentConfig,
 )
-from allranks.records.wire import Hello, Output, decode_all, encode, join_messages
+from allranks.records.wire import (
+    Hello,
+    Output,
+    Reply,
+    RunCell,
+    decode,
+    decode_all,
+    encode,
+    join_messages,
+)
 from tests.kernel import wait_until
 from tests.ports import free_port
 
@@ -197,6 +206,28 @@ def test_the_share_socket(tmp_path):
                 assert b"Hello" in watcher.recv(1 << 16)
     finally:
         feed.close()
+
+
+def test_a_watcher_gets_a_reply_that_it_can_read_without_its_value(tmp_path):
+    feed = WatcherFeed()
+    cell = RunCell(1, "", 1, (0,), "In[1]", True, 0)
+    reply = Reply(0, 1, "ok", 0.5, False, True, "", None)
+    feed.take(cell, encode(cell))
+    feed.take(reply, encode(reply, b"a pickle"))
+    feed.open(str(tmp_path))
+    try:
+        with at_socket(str(tmp_path / WATCHERS_DOOR), b'{"want": "watch", "seen": 0}') as one:
+            sent = one.makefile("rb")
+
+            async def read(nbytes: int) -> bytes:
+                return sent.read(nbytes)
+
+            _, frames = asyncio.run(unpack(read))
+    finally:
+        feed.close()
+    record, payloads = decode(frames)
+    assert isinstance(record, Reply)
+    assert (record.has_value, payloads) == (False, [])
 
 
 STATE = {

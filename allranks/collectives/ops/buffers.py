@@ -101,6 +101,8 @@ def _basic(buffer: Any) -> str:
         if type(data) is np.ndarray:
             return _basic(data)
         found = data.dtype if hasattr(data, "dtype") else np.asarray(memoryview(data)).dtype
+        if not isinstance(found, np.dtype):
+            found = str(found).rpartition(".")[2]  # torch.float32
         return _BASIC.get(np.dtype(found).char, "")
     except Exception:  # as above
         return ""

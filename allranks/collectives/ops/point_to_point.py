@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap as memory_maps
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from itertools import starmap
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -104,6 +105,8 @@ _SMALL_PAGES: int | None = getattr(memory_maps, "MADV_NOHUGEPAGE", None)
 """Linux would clear 2 MB for the first byte."""
 _OBJECT_NBYTES = (1 << 31) - 1
 """The longest pickle that `irecv` receives: its memory is reserved, and used as far as it fills."""
+_LIMITED_NBYTES = 32 << 20
+"""The same where the system lets a process reserve no more."""
 
 
 class RefusedByMpi(UsageError, MPI.Exception):
@@ -348,7 +351,9 @@ class PointToPoint(Raw):
         op, rest = "Sendrecv_replace", (source, recvtag, status)
         data, *form = buf if isinstance(buf, list | tuple) else (buf,)
         if type(data) is np.ndarray:  # Open MPI does not report a message that is too long
-            sent = [data.copy(), *form] if form else data.copy()
+            # As it lies in memory: mpi4py sends an array in Fortran's order as it is.
+            copy = data.copy(order="K")
+            sent = [copy, *form] if form else copy
             self._send_and_receive(op, sent, dest, sendtag, buf, *rest)
         else:
             post = Raw.Isendrecv_replace
@@ -401,13 +406,20 @@ class PointToPoint(Raw):
     def irecv(
         self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
     ) -> MPI.Request:
-        """MPI_Irecv of a picklable object; without ``buf``, of up to 2 GB."""
+        """MPI_Irecv of a picklable object; without ``buf``, of up to 2 GB.
+
+        Where the memory of a process is limited, as by ``ulimit -v``, of up to 32 MB.
+        """
         if buf is None:
             # mpi4py takes 32 KB, behind which Open MPI writes what is longer.
             kept = MAP_PRIVATE | MAP_ANONYMOUS | _RESERVES_NO_SWAP
-            buf = mmap(-1, _OBJECT_NBYTES, flags=kept)
+            try:
+                buf = mmap(-1, _OBJECT_NBYTES, flags=kept)
+            except OSError:  # a limit of memory counts what is reserved
+                buf = mmap(-1, _LIMITED_NBYTES, flags=kept)
             if _SMALL_PAGES is not None:
-                buf.madvise(_SMALL_PAGES)
+                with suppress(OSError):  # a kernel without large pages
+                    buf.madvise(_SMALL_PAGES)
         received: MPI.Request = _irecv(self, buf, source, tag)
         return received
 

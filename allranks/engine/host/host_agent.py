@@ -187,7 +187,8 @@ class HostAgent:
         place = (
             self.config.shared_dir if has_room and self._shared >= 0 else self.config.session_dir
         )
-        for name in (launched.SHARED_FILES, *launched.WINDOW_FILES):
+        names = launched.SHARED_FILES, launched.SHARED_FILES_OF_4, *launched.WINDOW_FILES
+        for name in names:
             # In /dev/shm itself, Open MPI would open a file that another user has made.
             environment.setdefault(name, place)
         self.launcher = subprocess.Popen(

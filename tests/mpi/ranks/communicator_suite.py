@@ -672,6 +672,42 @@ def test_who_waits_for_a_rank_that_has_left_is_told(missed):
     next_cell_works()
 
 
+@two
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_is_replaced_by_the_other_ranks_whatever_its_order_in_memory_is(order):
+    if c.rank() < 2:
+        other = 1 - c.rank()
+        mine = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], order=order) + 10 * c.rank()
+        expected = mine + 10 * (other - c.rank())
+        c.comm.Sendrecv_replace(mine, other, source=other)
+        assert (mine == expected).all()
+
+
+class Tensor:
+    """A float32 array with a dtype that numpy does not know, as torch's."""
+
+    class dtype:
+        def __str__(self) -> str:
+            return "torch.float32"
+
+    def __init__(self, array):
+        self.array, self.dtype = array, Tensor.dtype()
+
+    def __dlpack__(self, **how):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@two
+def test_a_tensor_and_an_array_of_the_same_type_are_alike():
+    every = np.zeros((c.size(), 3), "f4") if c.rank() == 0 else None
+    c.comm.Gather(Tensor(np.full(3, c.rank(), "f4")), every)
+    if every is not None:
+        assert (every == np.arange(c.size())[:, None]).all()
+
+
 def test_a_message_from_nowhere_is_none():
     nowhere = MPI.PROC_NULL
     assert c.comm.recv(source=nowhere) is None

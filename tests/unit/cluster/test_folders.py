@@ -146,6 +146,26 @@ def test_a_link_of_another_user_on_the_way_is_exposed(tmp_path, leads_to):
     assert own_files.exposed_part(str(own)) == str(other)
 
 
+def test_a_group_may_write_below_the_home_and_others_may_not(tmp_path, monkeypatch):
+    """Volumes of some clusters give all files of a home to a group."""
+    monkeypatch.setattr(own_files, "_is_own_group", lambda gid: False)
+    (tmp_path / "home" / ".local").mkdir(parents=True)
+    (tmp_path / "home" / ".local").chmod(0o2775)
+    monkeypatch.setenv("HOME", str(tmp_path / "other"))
+    assert own_files.exposed_part(str(tmp_path / "home" / ".local" / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert own_files.exposed_part(str(tmp_path / "home" / ".local" / "state")) == ""
+    (tmp_path / "home" / ".local").chmod(0o777)
+    assert own_files.exposed_part(str(tmp_path / "home" / ".local" / "state"))
+
+
+def test_a_folder_of_logs_where_this_user_may_not_look_ends_no_start(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "file" / "logs"))
+    assert folders.refused_log_folder() == ""
+    assert Path(folders.make_log_folder()).is_dir()
+
+
 def test_a_path_of_links_without_an_end_is_an_error(tmp_path):
     (tmp_path / "link").symlink_to("link")
     with pytest.raises(OSError, match="symbolic links"):

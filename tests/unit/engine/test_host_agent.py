@@ -96,17 +96,16 @@ def test_mpis_files_are_not_in_a_folder_that_another_user_may_have_made(tmp_path
 
 
 def test_the_folder_of_mpis_files_has_no_name_that_others_know_before_it_is_made(tmp_path):
-    def config(kept):
+    def config():
         session = str(tmp_path / "allranks-session-1-0badcafe")
-        return HostAgentConfig(2, (), {}, session, "l", "w", (), "", "", "", kept_dirs=(kept,))
+        return HostAgentConfig(2, (), {}, session, "l", "w", (), "", "")
 
     def made():
         assert not os.path.lexists(agent.config.session_dir)
         raise ZeroDivisionError
 
-    names = {config(kept).shared_dir for kept in ("/tmp/allranks-kept-1", "/tmp/allranks-kept-2")}
-    assert len(names) == 2
-    agent = SimpleNamespace(config=config("/tmp/allranks-kept-1"), _make_shared_dir=made)
+    assert len({config().shared_dir, config().shared_dir}) == 2
+    agent = SimpleNamespace(config=config(), _make_shared_dir=made)
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(ZeroDivisionError):
