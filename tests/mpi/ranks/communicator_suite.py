@@ -683,27 +683,21 @@ def test_an_array_is_replaced_by_the_other_ranks_whatever_its_order_in_memory_is
         assert (mine == expected).all()
 
 
-class Tensor:
-    """A float32 array with a dtype that numpy does not know, as torch's."""
+class Float32:
+    """A dtype that numpy does not know."""
 
-    class dtype:
-        def __str__(self) -> str:
-            return "torch.float32"
+    def __str__(self) -> str:
+        return "torch.float32"
 
-    def __init__(self, array):
-        self.array, self.dtype = array, Tensor.dtype()
 
-    def __dlpack__(self, **how):
-        return self.array.__dlpack__()
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
+class Tensor(np.ndarray):
+    dtype = Float32()
 
 
 @two
 def test_a_tensor_and_an_array_of_the_same_type_are_alike():
     every = np.zeros((c.size(), 3), "f4") if c.rank() == 0 else None
-    c.comm.Gather(Tensor(np.full(3, c.rank(), "f4")), every)
+    c.comm.Gather(np.full(3, c.rank(), "f4").view(Tensor), every)
     if every is not None:
         assert (every == np.arange(c.size())[:, None]).all()
 
