@@ -79,11 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not part:
         return
     changed = [] if part == "core" else config.stash[CHANGED]
-    left = gate.choose([i.nodeid for i in items], gate.reached(changed), changed or ())
+    tests = [item.nodeid for item in items]
+    left = gate.choose(tests, gate.reached(changed), changed or ())
     config.stash[LEFT_OUT] = gate.summary(left) if part == "gate" else []
-    rest = part == "rest"
-    config.hook.pytest_deselected(items=[i for i in items if (i.nodeid in left) != rest])
-    items[:] = [item for item in items if (item.nodeid in left) == rest]
+    chosen = set(gate.rest(tests, left)) if part == "rest" else {*tests} - left.keys()
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = [item for item in items if item.nodeid in chosen]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -130,7 +130,7 @@ def _imported_by(sources: tuple[str, ...]) -> set[str]:
     """Returns the modules that these import, directly or through others."""
     import grimp
 
-    graph = grimp.build_graph("allranks")
+    graph = grimp.build_graph("allranks", cache_dir=None)
     within = {m for m in graph.modules if any(_within(m, source) for source in sources)}
     return within.union(*(graph.find_upstream_modules(module) for module in within))
 
@@ -186,6 +186,18 @@ def choose(
                 inside[third:], "a third of each file is enough for a change of the core"
             )
     return {test: why for test, why in left.items() if not any(_is_in(test, c) for c in CORE)}
+
+
+def rest(tests: Sequence[str], left: Collection[str]) -> list[str]:
+    """Returns what runs after a run without ``left``: those tests, and the others of their files,
+    which may make what the later ones need. A launch of mpiexec needs nothing.
+    """
+    files = {test.partition("::")[0] for test in left}
+    return [
+        test
+        for test in tests
+        if test in left or (test.partition("::")[0] in files and not test.startswith("tests/mpi/"))
+    ]
 
 
 def _is_in(test: str, chosen: str) -> bool:

@@ -339,11 +339,14 @@ def test_a_class_that_many_students_join_at_once_says_so_after_a_while(tmp_path,
 
 
 @pytest.mark.parametrize("taken", ["by another account", "for all to write", "as a link"])
-def test_a_name_that_another_account_has_taken_prevents_no_class(tmp_path, monkeypatch, taken):
-    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+def test_a_name_that_another_account_has_taken_prevents_no_class(
+    tmp_path_factory, monkeypatch, taken
+):
+    place = tmp_path_factory.mktemp("c")  # the path of a socket is short
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(place))
     folder = door.folder_of(TEACHER)
     if taken == "as a link":
-        folder.symlink_to(tmp_path)
+        folder.symlink_to(place)
     else:
         folder.mkdir()
         folder.chmod(0o777)
@@ -351,7 +354,7 @@ def test_a_name_that_another_account_has_taken_prevents_no_class(tmp_path, monke
         if os.getuid():
             pytest.skip("only root can give a folder away")
         os.chown(folder, OTHER_ACCOUNT, OTHER_ACCOUNT)
-    (tmp_path / f"{folder.name}-more").symlink_to(tmp_path)
+    (place / f"{folder.name}-more").symlink_to(place)
     opened = board.ClassBoard(None)
     connection = door.connect(TEACHER)
     assert door.peer_uid(connection) == os.getuid()
@@ -359,6 +362,6 @@ def test_a_name_that_another_account_has_taken_prevents_no_class(tmp_path, monke
     with pytest.raises(UsageError, match="another notebook of yours has the class"):
         door.listen(None)
     opened.close()
-    assert [path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()] == [
+    assert [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()] == [
         *([folder] if taken != "as a link" else [])
     ]

@@ -250,7 +250,7 @@ def test_ranks_of_another_version_are_refused(notebook, other):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's process")
 def test_ranks_of_another_user_are_refused(notebook):
     folder = notebook.temporary / "allranks-session-1-0badcafe"
-    notebook.temporary.chmod(0o777)
+    notebook.temporary.chmod(0o1777)
     listens = (
         "import os, socket, sys, time\nos.mkdir(sys.argv[1], 0o700)\n"
         "door = socket.socket(socket.AF_UNIX)\ndoor.bind(sys.argv[1] + '/notebook')\n"

@@ -74,6 +74,12 @@ def test_a_test_outside_of_the_core_runs_if_its_file_has_changed() -> None:
     assert gate.choose([FAULT], [], ["tests/faults/test_it.py"]) == {}
 
 
+def test_afterwards_the_rest_runs_with_what_its_files_begin_with() -> None:
+    launch = "tests/mpi/test_under_mpiexec.py::test_it"
+    tests = [*TORCH, *HUB, launch, f"{launch}[2]"]
+    assert gate.rest(tests, [TORCH[3], launch]) == [*TORCH, launch]
+
+
 def test_what_is_left_out_is_counted_by_reason_and_suite() -> None:
     left = gate.choose([*TORCH, *HUB, FAULT], ["torch"])
     assert gate.summary(left) == [

@@ -172,7 +172,10 @@ class PointToPoint(Raw):
         self._world.traffic.add(self._number)
         return self._group()
 
-    def _made_by_all(self, op: str, post: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    # An option of mpi4py's may have any name, as op.
+    def _made_by_all(
+        self, op: str, post: Callable[..., T], /, *arguments: Any, **options: Any
+    ) -> T:
         """Makes a collective call of MPI that does not wait; not after one that was refused."""
         group, world = self._used(), self._world
         if world.dirty:
