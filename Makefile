@@ -8,7 +8,7 @@
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13; SYSTEM_SITE=1
 #                   PYTHON=python3 with the packages that this Python has, and no registry;
 #                   PARTS=contract for those whose names begin so
-#   make grade   all fifty submissions that the test of nbgrader has, of which "make test" grades a part
+#   make grade   all fifty submissions that the test of nbgrader has, of which "make test-all" grades a part
 #   make docs    the documentation as a site, in build/site
 #   make docs-branch NAME=0.2.0 ALIAS=latest  the same on the branch gh-pages, beside other versions
 #   make dist    the sdist and the wheel, in dist/
@@ -90,7 +90,7 @@ test-all: ready
 test-rest:
 	@$(MAKE) --jobs=2 rest beside
 
-# The environments, and the checks that take no minute.
+# The environments, and the checks, which run while packages are fetched.
 ready:
 	@test -e $(VENV)/.test || df -Pk . | awk '$$4 + 0 && $$4 < 8e6 { printf "make test expected 8 GB of free space for its packages, found %.1f GB here.\n", $$4 / 1e6 }'
 	@$(MAKE) --jobs=3 $(VENV)/.test lint contract types $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made $(NBGRADER)/.made packages
