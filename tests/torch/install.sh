@@ -56,6 +56,8 @@ if [ -n "$there" ]; then
     sed '/^torch==/d' "$wanted" >"$folder/requirements.txt"
     wanted=$folder/requirements.txt
 fi
+# The ordinary build names its own versions of CUDA's libraries; those of the project are for cupy.
+grep -Ev '^(nvidia|cuda)-' constraints.txt >"$folder/constraints.txt"
 "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile \
-    --constraint constraints.txt --constraint tests/torch/constraints.txt --requirement "$wanted" --editable .
+    --constraint "$folder/constraints.txt" --constraint tests/torch/constraints.txt --requirement "$wanted" --editable .
 touch "$folder/.made"
