@@ -222,11 +222,20 @@ def test_wrong_types_of_a_state_are_replaced(opened):
 
 def test_one_account_cannot_take_all_places_and_students_who_share_the_teachers_can():
     own, other = os.getuid(), os.getuid() + 1
-    assert board.has_place(other, [other] * 3)
-    assert not board.has_place(other, [other] * 4)
-    assert board.has_place(other, [own] * 499)
-    assert board.has_place(own, [own] * 499)
-    assert not board.has_place(own, [own] * 500)
+    assert board.refusal(other, [other] * 3) == ""
+    assert "your account has 4 notebooks in it" in board.refusal(other, [other] * 4)
+    assert board.refusal(other, [own] * 499) == ""
+    assert board.refusal(own, [own] * 499) == ""
+    assert "it has 500 notebooks" in board.refusal(own, [own] * 500)
+
+
+def test_a_notebook_that_is_one_too_many_does_not_join_and_learns_why(opened, monkeypatch):
+    monkeypatch.setattr(board, "_places_of", lambda uid: states.MAX_NOTEBOOKS)
+    with ExitStack() as ends:
+        for _ in range(4):
+            ends.enter_context(door.connect(TEACHER))
+        with pytest.raises(UsageError, match=r"your account has 4 notebooks.*distributed leave"):
+            student_side.Membership(TEACHER, False, lambda with_panel: {})
 
 
 def test_the_panel_that_comes_unasked_ends_its_connection_and_the_one_asked_for_is_kept(opened):
