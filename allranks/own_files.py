@@ -10,6 +10,7 @@ exchanged between the check and the use.
 from __future__ import annotations
 
 import errno
+import functools
 import grp
 import os
 import pwd
@@ -25,6 +26,7 @@ from pathlib import Path
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _CREDENTIALS = struct.Struct("3i")
+_ACCESS_LIST = "system.posix_acl_access"
 _MOST_LINKS = 40
 """Linux follows as many."""
 
@@ -136,7 +138,7 @@ def exposed_part(path: str) -> str:
             (
                 found.st_mode & stat.S_IWOTH
                 if part.startswith(f"{home}/")
-                else others_can_write(found)
+                else others_can_write(found, part)
             )
             and not found.st_mode & stat.S_ISVTX
         ):
@@ -171,19 +173,47 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
             at = part
 
 
-def others_can_write(found: os.stat_result) -> bool:
-    """Whether users other than the owner can write; a group of this user alone does not count."""
-    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
-    return bool(found.st_mode & stat.S_IWOTH or by_group)
+def others_can_write(found: os.stat_result, at: str | int) -> bool:
+    """Whether users other than the owner can write to a file or folder.
+
+    ``at`` is its path or descriptor. A group of this user alone does not count, unless Linux's
+    access control lists name further users: then the group's bits are the most that each of them
+    has. macOS has such lists beside the bits; they are not read.
+    """
+    if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    return bool(
+        found.st_mode & stat.S_IWOTH or not _is_own_group(found.st_gid) or _has_access_list(at)
+    )
+
+
+def _has_access_list(at: str | int) -> bool:
+    if not hasattr(os, "getxattr"):
+        return False
+    try:
+        return bool(os.getxattr(at, _ACCESS_LIST))
+    except OSError:  # there is none, or the file system has none
+        return False
 
 
 def _is_own_group(gid: int) -> bool:
-    # Many systems make a group of the same name for each user.
+    """Whether a group is of this user alone: many systems make one of the same name for each user.
+
+    The name is part of the check, because the users of a large directory cannot always be listed.
+    """
     try:
         user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:
         return False
-    return group.gr_name == user and set(group.gr_mem) <= {user}
+    if group.gr_name != user or not set(group.gr_mem) <= {user}:
+        return False
+    return _users_with_group(gid) <= {user}
+
+
+@functools.cache  # of a directory with many users this takes long
+def _users_with_group(gid: int) -> frozenset[str]:
+    """Returns the users whose first group it is, whom the group's own list does not name."""
+    return frozenset(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid)
 
 
 def check_owner(descriptor: int, path: str) -> None:

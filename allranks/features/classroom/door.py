@@ -3,8 +3,8 @@
 The teacher's notebook listens. A student's notebook connects only after ``%distributed join``, so
 nothing of a notebook is visible without that. The kernel of the system gives each side the account
 of the other one; a name in a message could be false. A student sends lines
-(`allranks.features.classroom.states`); the teacher sends a line that admits or refuses the notebook,
-and then lines with requests.
+(`allranks.features.classroom.states`); the teacher sends a line that admits or refuses the
+notebook, and then lines with requests.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def connect(teacher: str) -> socket.socket:
         connection.close()
         raise UsageError(
             f"expected the class of {teacher} to answer, found too many students that join at "
-            f"once, or a busy notebook, for {_CONNECT_SECONDS} s. Type again: %distributed join {teacher}"
+            f"once, or a busy notebook, for {_CONNECT_SECONDS} s. Type again: "
+            f"%distributed join {teacher}"
         ) from None
     except OSError as error:
         connection.close()
