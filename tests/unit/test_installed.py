@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks import installed
+from allranks import installed, python_path
 from tests.distributions import install
 
 GROUP = "allranks.features"
@@ -50,3 +50,30 @@ def test_no_file_of_the_current_folder_takes_a_modules_place_in_our_processes(tm
     command = Path(sys.prefix, "bin", "allranks")
     subprocess.run([command, "doctor"], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("value", ["", ":", ".:", "lib", ":{own}", "{own}:.", "lib:{own}:"])
+def test_a_part_of_pythonpath_that_names_the_current_folder_counts_for_ranks_only(
+    tmp_path, monkeypatch, value
+):
+    own, here = tmp_path / "own", tmp_path / "here"
+    for folder in (own, here, here / "lib"):
+        folder.mkdir()
+        (folder / "json.py").write_text(f"print({folder.name!r})\n")
+    (own / "json.py").rename(own / "ours.py")
+    value = value.format(own=own)
+    monkeypatch.chdir(here)
+    environment = {"PYTHONPATH": value, "LANG": "C"}
+    cleaned = python_path.without_current_folder(environment)
+    assert cleaned == {"LANG": "C"} | ({"PYTHONPATH": str(own)} if str(own) in value else {})
+
+    def run(*words: str, **more: str) -> str:
+        command = [sys.executable, *words]
+        return subprocess.run(command, env=more, capture_output=True, text=True, check=True).stdout
+
+    assert run("-P", "-c", "import json", **cleaned) == ""
+    # The path of ranks is that of any Python without the folder of its program.
+    show = "import sys; print(*sys.path, sep=chr(10))"
+    path = run("-P", "-c", show, **cleaned).splitlines()
+    notebook = run("-P", "-c", show, **environment).splitlines()
+    assert python_path.with_current_folder(path, value) == notebook

@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from allranks import own_files
+from allranks import own_files, python_path
 from allranks.engine import processes
 from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
@@ -396,7 +396,7 @@ class Relay:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=kept,
-                env={**os.environ, **config.environment},
+                env=python_path.without_current_folder({**os.environ, **config.environment}),
             )
         assert self._agent.stdout is not None
         self._poller.register(self._agent.stdout.fileno(), zmq.POLLIN)
