@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import errno
 import functools
+import glob
 import grp
 import os
 import pwd
+import re
+import shutil
 import socket
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +30,8 @@ from pathlib import Path
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _CREDENTIALS = struct.Struct("3i")
+_KEPT_DAYS = 7
+_LOGS_OF_ONE = re.compile(r"\d{8}-\d{6}-\w+")
 _ACCESS_LIST = "system.posix_acl_access"
 _MOST_LINKS = 40
 """Linux follows as many."""
@@ -78,8 +84,10 @@ def make_folders(path: str) -> None:
 
 
 def temporary_folder(purpose: str) -> str:
-    """Returns a folder of this user alone in the temporary folder: always the same one, unless
-    another user has taken its name. It is in ``/tmp`` if others can exchange folders in ``TMPDIR``.
+    """Returns a folder of this user alone in the temporary folder: always the same one.
+
+    If another user has taken its name, it has a longer one. It is in ``/tmp`` if others can
+    exchange folders in ``TMPDIR``.
     """
     parent = tempfile.gettempdir()
     if exposed_part(parent) and os.access("/tmp", os.W_OK):
@@ -88,8 +96,29 @@ def temporary_folder(purpose: str) -> str:
     try:
         make_folder(place)
     except OSError:
-        return tempfile.mkdtemp(prefix=f"allranks-{purpose}-", dir=parent)
+        longer = sorted(glob.glob(f"{glob.escape(place)}-*"))
+        made = next(filter(is_own_folder, longer), "")
+        return made or tempfile.mkdtemp(prefix=f"{os.path.basename(place)}-", dir=parent)
     return place
+
+
+def remove_old_logs(place: str) -> None:
+    """Removes folders of logs to which nothing was written for seven days."""
+    oldest = time.time() - _KEPT_DAYS * 86400
+    try:
+        found = [*Path(place).iterdir()]
+    except OSError:  # it may be written and not read
+        return
+    for folder in found:
+        try:
+            # The user may have chosen the place: it may contain other files.
+            if not _LOGS_OF_ONE.fullmatch(folder.name):
+                continue
+            newest = max((f.stat().st_mtime for f in folder.iterdir()), default=0.0)
+            if max(newest, folder.stat().st_mtime) < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def open_file(path: str, folder: int | None = None) -> int:

@@ -376,9 +376,11 @@ class Relay:
             own_files.make_folders(config.log_dir)
             exposed = own_files.exposed_part(config.log_dir)
         if not exposed:
+            own_files.remove_old_logs(os.path.dirname(config.log_dir))
             return config
         place = own_files.temporary_folder("logs")
         log_dir = os.path.join(place, os.path.basename(config.log_dir))
+        own_files.remove_old_logs(place)
         own_files.make_folder(log_dir)
         self._tell(
             event="notice",

@@ -81,6 +81,14 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypat
     assert {each.stat().st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
     assert folder.parent != place
     assert list(place.iterdir()) == []
+    # The next start finds the same one, not what others have made, and removes old logs there.
+    (folder / "rank-0.log").touch()
+    age(folder, days=8)
+    Path(f"{place}-").mkdir(mode=0o755)
+    Path(f"{place}- ").symlink_to(tmp_path)
+    again = Path(folders.make_log_folder())
+    assert again.parent == folder.parent
+    assert list(folder.parent.iterdir()) == [again]
 
 
 def by_another(path: Path) -> None:
