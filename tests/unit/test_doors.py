@@ -10,13 +10,14 @@ import asyncio
 import json
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ import zmq
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, HTTPError, RequestHandler
 
+from allranks import doors
 from allranks.cluster import cluster
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sharing import WatcherFeed, unpack
@@ -206,6 +208,52 @@ def test_the_share_socket(tmp_path):
                 assert b"Hello" in watcher.recv(1 << 16)
     finally:
         feed.close()
+
+
+def test_one_watcher_too_many_is_refused_and_those_before_stay(tmp_path):
+    feed = WatcherFeed()
+    hello = Hello(0, 1, 0, 1, "h", 7, "cpu", "e", "MPI", "")
+    feed.take(hello, encode(hello))
+    feed.open(str(tmp_path))
+    path = str(tmp_path / WATCHERS_DOOR)
+    with ExitStack() as ends:
+        ends.callback(feed.close)
+        watchers = []
+        for _ in range(30):
+            watchers.append(ends.enter_context(at_socket(path, b'{"want": "watch", "seen": 0}')))
+            assert b"Hello" in watchers[-1].recv(1 << 16)
+        with at_socket(path, b"") as refused:
+            assert refused.recv(1) == b""
+        watchers.pop().close()
+        # The thread has seen the end of that one before it gets to another connection.
+        with at_socket(path, b'{"want": "watch", "seen": 0}') as watcher:
+            assert b"Hello" in watcher.recv(1 << 16)
+
+
+def test_a_connection_for_which_there_is_no_descriptor_is_closed(tmp_path):
+    """Else the thread of a door would be told of it again and again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as ends:
+        listener = ends.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(tmp_path / "door"))
+        listener.listen()
+        visitors = [ends.enter_context(at_socket(str(tmp_path / "door"), b"")) for _ in range(3)]
+        ends.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        highest = max(map(int, os.listdir("/dev/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(highest + 8, hard), hard))
+        taken: list[int] = []
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for visitor in visitors[:2]:
+            with pytest.raises(OSError, match="Too many open files"):
+                doors.accept(listener)
+            assert visitor.recv(1) == b""
+        for descriptor in taken:
+            os.close(descriptor)
+        with doors.accept(listener) as accepted:
+            accepted.sendall(b"x")
+            assert visitors[2].recv(1) == b"x"
 
 
 def test_a_watcher_gets_a_reply_that_it_can_read_without_its_value(tmp_path):

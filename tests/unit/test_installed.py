@@ -44,6 +44,17 @@ def test_a_distribution_of_the_environment_adds_its_entry_points(tmp_path, monke
     assert installed.entry_points(GROUP)[0].dist.name == "good"
 
 
+def test_a_folder_that_code_has_added_to_the_path_counts_once_pythonpath_names_it(
+    tmp_path, monkeypatch
+):
+    """As `sitecustomize` may, or a cell: nothing tells these apart."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    install(tmp_path, "added", group=GROUP, entries={"added": "added"})
+    assert added() == []
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert added() == ["added"]
+
+
 def test_no_file_of_the_current_folder_takes_a_modules_place_in_our_processes(tmp_path):
     for name in ("json", "socket", "mpi4py", "asyncio"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")

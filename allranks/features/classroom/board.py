@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from allranks import doors
 from allranks.features.classroom import door, states
 
 #: Ranks that wait for longer than this need help.
@@ -201,7 +202,7 @@ class ClassBoard:
 
     def _admit(self) -> None:
         try:
-            connection, _ = self._door.accept()
+            connection = doors.accept(self._door)
         except OSError:
             return
         connection.setblocking(False)

@@ -88,15 +88,19 @@ def full_name(uid: int) -> str:
 
 def peer_uid(connection: socket.socket) -> int:
     """Returns the account of the process at the other end, as the system knows it."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        raise UsageError("a class needs Linux: no other system names the account of a connection")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(found)
     return int(uid)
 
 
+def _check_system() -> None:
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise UsageError("a class needs Linux: no other system names the account of a connection")
+
+
 def listen(group: str | None) -> socket.socket:
     """Opens this account's socket, for all accounts of the machine or those of a group."""
+    _check_system()
     folder = _make_folder()
     path, new = folder / "door", folder / f"door-{os.getpid()}"
     if answers(path):
@@ -129,6 +133,7 @@ def connect(teacher: str) -> socket.socket:
 
     Raises UsageError, with the reason, if the class is not open or does not admit this notebook.
     """
+    _check_system()
     try:
         uid = pwd.getpwnam(teacher).pw_uid
     except KeyError:

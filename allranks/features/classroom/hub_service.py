@@ -37,7 +37,10 @@ _CLASS_SECONDS = 30.0
 _STUDENT_SECONDS = 15.0
 #: For this long, a token that the hub has withdrawn is still accepted.
 _TOKEN_SECONDS = 60.0
-#: A notebook of a student, or of a teacher, sends one request a second.
+#: For this long, it is known that the hub had confirmed a token.
+_REMEMBERED_SECONDS = 600.0
+#: A notebook of a student, or of a teacher, sends one request a second. As many tokens of one
+#: address may be unknown to the hub.
 _MAX_REQUESTS, _REQUESTS_SECONDS = 100, 10.0
 #: Of all clients, and of one address; requests take milliseconds.
 _MAX_CONNECTIONS, _MAX_OF_ADDRESS = 512, 256
@@ -70,34 +73,8 @@ class HubClass:
     panel: str | None = None
 
 
-class Users:
-    """Asks the hub whose a token is."""
-
-    def __init__(self, hub_url: str) -> None:
-        self._url = f"{hub_url.rstrip('/')}/user"
-        self._known: dict[str, tuple[str, float]] = {}
-
-    async def name(self, token: str) -> str:
-        """Returns the user of a token; '' if it is none of a user."""
-        now = time.monotonic()
-        self._known = {key: one for key, one in self._known.items() if one[1] > now}
-        if token not in self._known:
-            headers = {"Authorization": f"token {token}"}
-            try:
-                answer = await AsyncHTTPClient().fetch(self._url, headers=headers)
-                found = json.loads(answer.body)
-            except HTTPClientError as error:
-                if error.code in (401, 403):
-                    return ""
-                raise
-            if found.get("kind") != "user":
-                return ""
-            self._known[token] = str(found["name"]), now + _TOKEN_SECONDS
-        return self._known[token][0]
-
-
 class RequestCounter:
-    """Counts the requests of each user in spells of ten seconds."""
+    """Counts the requests of each user, or of each address, in spells of ten seconds."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -108,6 +85,54 @@ class RequestCounter:
             self._began, self._counts = now, Counter()
         self._counts[user] += 1
         return self._counts[user] <= _MAX_REQUESTS
+
+    def forgive(self, user: str) -> None:
+        """Takes back the last request."""
+        self._counts[user] -= 1
+
+
+class Users:
+    """Asks the hub whose a token is.
+
+    One address gets a limited number of answers for tokens that the hub does not know. Tokens that
+    it has confirmed before do not count: students may share an address with whoever sends others.
+    """
+
+    def __init__(self, hub_url: str) -> None:
+        self._url = f"{hub_url.rstrip('/')}/user"
+        #: The user of each confirmed token, and when the hub has confirmed it.
+        self._known: dict[str, tuple[str, float]] = {}
+        self._unknown = RequestCounter()
+
+    async def name(self, token: str, address: str) -> str:
+        """Returns the user of a token; '' if it is none of a user."""
+        now = time.monotonic()
+        late = now - _REMEMBERED_SECONDS
+        self._known = {key: one for key, one in self._known.items() if one[1] > late}
+        known, confirmed = self._known.get(token, ("", 0.0))
+        if known and confirmed > now - _TOKEN_SECONDS:
+            return known
+        if not known and not self._unknown.admits(address, now):
+            raise HTTPError(503)
+        found = await self._asked(token)
+        if found:
+            self._known[token] = found, now
+            if not known:
+                self._unknown.forgive(address)
+        else:
+            self._known.pop(token, None)
+        return found
+
+    async def _asked(self, token: str) -> str:
+        headers = {"Authorization": f"token {token}"}
+        try:
+            answer = await AsyncHTTPClient().fetch(self._url, headers=headers)
+        except HTTPClientError as error:
+            if error.code in (401, 403):
+                return ""
+            raise
+        found = json.loads(answer.body)
+        return str(found["name"]) if found.get("kind") == "user" else ""
 
 
 @stream_request_body
@@ -129,7 +154,9 @@ class _Handler(RequestHandler):
 
     async def prepare(self) -> None:
         _, _, token = self.request.headers.get("Authorization", "").partition(" ")
-        self.user = await self.users.name(token) if 0 < len(token) <= _TOKEN_LENGTH else ""
+        fits = 0 < len(token) <= _TOKEN_LENGTH
+        address = str(self.request.remote_ip)
+        self.user = await self.users.name(token, address) if fits else ""
         if not self.user:
             raise HTTPError(403)
         if not self.requests.admits(self.user, time.monotonic()):
