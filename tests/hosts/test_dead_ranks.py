@@ -47,7 +47,14 @@ if rank == 3:
 
 
 @pytest.mark.parametrize(
-    "frames", [[b"batch", b"[Infinity]", b"x"], [b"what"], [b'["Output", {"rank": 3}]']]
+    "frames",
+    [
+        [b"batch", b"[Infinity]", b"x"],
+        [b"what"],
+        [b'["Output", {"rank": 3}]'],
+        [b'["Output", {"rank": 2}]'],  # of another rank's name
+        [b'["Output", {}]'],
+    ],
 )
 def test_a_rank_that_sends_what_cannot_be_read_ends_alone_and_is_named(notebook, frames):
     cell = notebook.on_ranks(UNREADABLE.format(frames))
