@@ -29,8 +29,11 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from allranks import doors
 from allranks.cluster import cluster
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sharing import WatcherFeed, unpack
+from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.command import agents
 from allranks.engine.host.attachment import Attachment
 from allranks.engine.host.caretaker import Caretaker, KeptHost
@@ -225,9 +228,8 @@ def test_one_watcher_too_many_is_refused_and_those_before_stay(tmp_path):
             assert b"Hello" in watchers[-1].recv(1 << 16)
         with at_socket(path, b"") as refused:
             assert refused.recv(1) == b""
-        watchers.pop().close()
-        # The thread has seen the end of that one before it gets to another connection.
-        with at_socket(path, b'{"want": "watch", "seen": 0}') as watcher:
+        feed.take(hello, encode(hello))
+        for watcher in watchers:
             assert b"Hello" in watcher.recv(1 << 16)
 
 
@@ -337,6 +339,8 @@ def test_the_service_of_a_hub():
                 hub_service.read_opened(malformed.line())
             with suppress(states.Refused):
                 states.read_class(answers.message())
+            with suppress(states.Refused):
+                states.read_admission(answers.line())
 
     async def run() -> None:
         ports = free_port(), free_port()
@@ -422,6 +426,45 @@ def test_the_relay(tmp_path):
         assert set(refused) == {os.getpid()}
     finally:
         context.destroy(0)
+
+
+def test_the_notebooks_sockets_for_other_hosts():
+    inbox = EventQueue()
+    wire = RankSockets(inbox, NotebookHooks(()), ListeningSockets.open(LOOPBACK, ANY_PORTS))
+    wire.listen()
+    relay = wire._context.socket(zmq.PUSH)
+    relay.curve_serverkey = wire.key.encode()
+    relay.curve_publickey, relay.curve_secretkey = zmq.curve_keypair()
+    relay.connect(wire.events_url)
+    output = encode(Output(0, 1, (["out", "good"],), 0, 0, 9))
+    name, fields = json.loads(output[0])
+    malformed = Malformed(fields, [name, fields])
+    read: list[Any] = []
+
+    def good_came() -> bool:
+        read[:] = [one for one in inbox.wait(0.1) if isinstance(one, FromRank)] or read
+        return bool(read)
+
+    try:
+        with little_memory() as look:
+            for number in each(COUNT, look):
+                frames = malformed.frames()
+                relay.send_multipart(
+                    malformed.choose(
+                        frames or [b""],
+                        [malformed.choose(b"beat", b"begin", b"host"), b"h1", *frames],
+                        [b"host", b"h1", b"%d" % (number + 1), b"agent", malformed.line()],
+                        [b"host", b"h1", b"%d" % (number + 1), b"senders", *frames],
+                        [b"host", b"h1", b"%d" % (number + 1), b"batch", *frames],
+                    )
+                )
+                if number % 100 == 99:
+                    relay.send_multipart(output)
+                    read.clear()
+                    wait_until(good_came)
+    finally:
+        relay.close(0)
+        wire.close()
 
 
 def test_the_caretaker():
