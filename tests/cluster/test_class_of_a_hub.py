@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Coroutine
@@ -169,6 +170,14 @@ def test_each_client_has_limits_and_leaves_room_for_the_others(monkeypatch):
     assert closed == [None] * 256 + [("one", 44)]
     connections.remove(("each", 0))
     assert connections.add("next", "10.0.0.2") is None
+
+
+def test_no_more_connections_are_accepted_than_there_are_descriptors_for():
+    limits = 10, 100, 256, 1024, 1 << 20, resource.RLIM_INFINITY
+    found = [hub_service.most_connections(limit) for limit in limits]
+    assert found == [1, 36, 192, 512, 512, 512]
+    connections = hub_service.OpenConnections(2)
+    assert [connections.add(n, f"10.0.0.{n}") for n in range(4)] == [None, None, 0, 1]
 
 
 def test_unknown_tokens_cost_the_hub_little_and_keep_out_no_token_that_it_knows(monkeypatch):

@@ -229,7 +229,7 @@ def test_one_account_cannot_take_all_places_and_students_who_share_the_teachers_
     assert "it has 500 notebooks" in board.refusal(own, [own] * 500)
 
 
-def test_a_notebook_that_is_one_too_many_does_not_join_and_learns_why(opened, monkeypatch):
+def test_a_notebook_that_is_one_too_many_is_refused_with_the_reason(opened, monkeypatch):
     monkeypatch.setattr(board, "_places_of", lambda uid: states.MAX_NOTEBOOKS)
     with ExitStack() as ends:
         for _ in range(4):
@@ -299,6 +299,15 @@ def test_the_system_says_who_a_student_is_and_a_group_keeps_others_out(monkeypat
         opened.close()
     finally:
         shutil.rmtree(folder)
+
+
+def test_without_the_account_of_a_connection_there_is_no_class(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    for begin in (lambda: door.listen(None), lambda: door.connect(TEACHER)):
+        with pytest.raises(UsageError, match="a class needs Linux"):
+            begin()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_class_of_another_account_is_not_joined(tmp_path, monkeypatch):

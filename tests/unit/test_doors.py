@@ -234,7 +234,7 @@ def test_one_watcher_too_many_is_refused_and_those_before_stay(tmp_path):
 
 
 def test_a_connection_for_which_there_is_no_descriptor_is_closed(tmp_path):
-    """Else the thread of a door would be told of it again and again."""
+    """Else a selector reports it to the thread of a door again and again."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as ends:
         listener = ends.enter_context(socket.socket(socket.AF_UNIX))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import ssl
 import sys
 import time
@@ -44,6 +45,8 @@ _REMEMBERED_SECONDS = 600.0
 _MAX_REQUESTS, _REQUESTS_SECONDS = 100, 10.0
 #: Of all clients, and of one address; requests take milliseconds.
 _MAX_CONNECTIONS, _MAX_OF_ADDRESS = 512, 256
+#: For the hub, the files of Python, and a new connection before the oldest one is closed.
+_OTHER_DESCRIPTORS = 64
 _TOKEN_LENGTH = 200
 _OPENED_LENGTH = 300
 _CONNECTION_SECONDS, _BODY_SECONDS = 10.0, 30.0
@@ -291,10 +294,21 @@ def application(hub_url: str) -> Application:
     )
 
 
-class OpenConnections:
-    """The connections that are open, each with its address."""
+def most_connections(descriptors: int) -> int:
+    """Returns how many connections a process accepts that may have so many descriptors.
 
-    def __init__(self) -> None:
+    tornado would try again without end to accept one for which no descriptor is left.
+    """
+    if descriptors == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return max(1, min(_MAX_CONNECTIONS, descriptors - _OTHER_DESCRIPTORS))
+
+
+class OpenConnections:
+    """The connections that are open, each with its address; ``most`` at the same time."""
+
+    def __init__(self, most: int = _MAX_CONNECTIONS) -> None:
+        self._most = most
         self._open: dict[Any, str] = {}
 
     def add(self, connection: Any, address: str) -> Any:
@@ -307,7 +321,7 @@ class OpenConnections:
         oldest = None
         if len(same) >= _MAX_OF_ADDRESS:
             oldest = same[0]
-        elif len(self._open) >= _MAX_CONNECTIONS:
+        elif len(self._open) >= self._most:
             oldest = next(iter(self._open))
         self.remove(oldest)
         self._open[connection] = address
@@ -323,7 +337,8 @@ class ClassServer(HTTPServer):
 
     def initialize(self, service: Application, ssl_options: ssl.SSLContext | None = None) -> None:  # type: ignore[override]
         """Sets the limits of each connection."""
-        self._open = OpenConnections()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._open = OpenConnections(most_connections(descriptors))
         super().initialize(
             service,
             ssl_options=ssl_options,
