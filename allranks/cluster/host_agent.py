@@ -67,7 +67,7 @@ def open_sockets(
     place = ""
     environment = {**launcher.environment(), **settings}
     if python_path.NAME in os.environ:  # ranks have all of it, and their host agent has not
-        environment[python_path.NAME] = os.environ[python_path.NAME]
+        environment.setdefault(python_path.NAME, os.environ[python_path.NAME])
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
         place = "/tmp"

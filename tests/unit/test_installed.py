@@ -4,10 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from allranks import installed, python_path
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.host_agent import open_sockets
+from allranks.cluster.sockets import EventQueue
 from tests.distributions import install
 
 GROUP = "allranks.features"
@@ -53,6 +58,23 @@ def test_a_folder_that_code_has_added_to_the_path_counts_once_pythonpath_names_i
     assert added() == []
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert added() == ["added"]
+
+
+@pytest.mark.parametrize("places", [{}, {"PYTHONPATH": "/there"}])
+def test_ranks_have_the_notebooks_pythonpath_unless_a_place_names_another(
+    tmp_path, monkeypatch, places
+):
+    monkeypatch.setenv("PYTHONPATH", ":/here")
+    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
+    launcher: Any = SimpleNamespace(
+        environment=lambda: places,
+        command=lambda size: ["mpiexec"],
+        why_not_replaced=lambda: "it is not",
+        rank_variables=(),
+    )
+    wire, config = open_sockets(launcher, 2, (), (), (), EventQueue(), NotebookHooks(()), {})
+    wire.close()
+    assert config.environment == {"PYTHONPATH": ":/here"} | places
 
 
 def test_no_file_of_the_current_folder_takes_a_modules_place_in_our_processes(tmp_path):
