@@ -205,9 +205,9 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 def others_can_write(found: os.stat_result, at: str | int) -> bool:
     """Whether users other than the owner can write to a file or folder.
 
-    ``at`` is its path or descriptor. A group of this user alone does not count, unless Linux's
-    access control lists name further users: then the group's bits are the most that each of them
-    has. macOS has such lists beside the bits; they are not read.
+    ``at`` is its path or descriptor. A group of this user alone does not count, unless a POSIX
+    access control list names further users: then the group's bits are the most that each of them
+    has. macOS and NFSv4 have lists beside the bits, which are not read.
     """
     if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return False

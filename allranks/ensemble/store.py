@@ -289,7 +289,8 @@ class Store:
         if not foreign:
             return
         path, why = foreign[0]
-        found = f"found {len(foreign)} {why}, as {path} with mode {path.lstat().st_mode & 0o7777:o}"
+        count = sum(reason == why for _, reason in foreign)
+        found = f"found {count} {why}, as {path} with mode {path.lstat().st_mode & 0o7777:o}"
         pickles = "results are pickles, which may run any code when they are read"
         if why == OTHERS_CAN_WRITE:
             folder = shlex.quote(str(self.path))

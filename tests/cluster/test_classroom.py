@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -299,6 +300,31 @@ def test_the_system_says_who_a_student_is_and_a_group_keeps_others_out(monkeypat
         opened.close()
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_class_that_has_no_descriptor_for_a_notebook_is_not_called_closed(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    with door.listen(None) as listener:
+        closes = threading.Thread(target=lambda: listener.accept()[0].close())
+        closes.start()
+        with pytest.raises(UsageError, match=r"has closed the connection: .* too many files open"):
+            door.connect(TEACHER)
+        closes.join()
+
+
+def test_an_answer_of_another_program_is_no_class(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+
+    def answer() -> None:
+        with listener.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0\n")
+
+    with door.listen(None) as listener:
+        answers = threading.Thread(target=answer)
+        answers.start()
+        with pytest.raises(UsageError, match="found another program's"):
+            door.connect(TEACHER)
+        answers.join()
 
 
 def test_without_the_account_of_a_connection_there_is_no_class(tmp_path, monkeypatch):

@@ -155,7 +155,11 @@ def connect(teacher: str) -> socket.socket:
         answer = connection.recv(_ANSWER_NBYTES)  # the teacher sends no more before a state
         _set_limit(connection, socket.SO_RCVTIMEO, _FOR_EVER)
         if not answer:
-            raise ConnectionError("the class was closed")
+            raise UsageError(
+                f"expected the class of {teacher} to answer, found that it has closed the "
+                "connection: it has just ended, or its notebook has too many files open. Type "
+                f"again: %distributed join {teacher}"
+            )
         if refused := read_admission(answer):
             raise UsageError(f"the class of {teacher} does not admit this notebook: {refused}")
     except Refused:
