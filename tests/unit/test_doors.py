@@ -140,9 +140,12 @@ class Malformed:
 
 
 @contextmanager
-def little_memory() -> Iterator[Callable[[], None]]:
-    """Gives a function to call now and then: it fails if the door has taken too much memory."""
-    process = psutil.Process()
+def little_memory(pid: int | None = None) -> Iterator[Callable[[], None]]:
+    """Gives a function to call now and then: it fails if the door has taken too much memory.
+
+    The door is in this process, or in another one.
+    """
+    process = psutil.Process(pid)
     before = process.memory_info().rss
 
     def look() -> None:
@@ -552,16 +555,31 @@ def test_the_protocol_of_agents():
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
     hello["params"] = {**about, "clientInfo": {"name": "test", "version": "1"}}
     malformed = Malformed(hello)
-    lines = [malformed.line().replace(b"\n", b" ") for _ in range(SOME)]
+    lines = [malformed.line().replace(b"\n", b" ") for _ in range(COUNT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        hello["id"] = 4711
-        process.stdin.write(b"\n".join([*lines, json.dumps(hello).encode(), b""]))
-        process.stdin.flush()
-        answers = iter(process.stdout.readline, b"")
-        assert any(b"4711" in answer and b"serverInfo" in answer for answer in answers)
-        process.stdin.close()
+        source, answers = process.stdin, process.stdout
+        assert source is not None
+        assert answers is not None
+
+        def ask(number: int, *before: bytes) -> None:
+            asked = json.dumps({**hello, "id": number}).encode()
+            source.write(b"\n".join([*before, asked, b""]))
+            source.flush()
+
+        def answer_to(number: int) -> None:
+            wanted = b'"id":%d,' % number
+            assert any(
+                wanted in line and b"serverInfo" in line for line in iter(answers.readline, b"")
+            )
+
+        ask(4710)
+        answer_to(4710)
+        with little_memory(process.pid):
+            asks = threading.Thread(target=ask, args=(4711, *lines))  # both pipes may be full
+            asks.start()
+            answer_to(4711)
+            asks.join()
+        source.close()
 
 
 def test_the_requests_of_a_page(monkeypatch):
