@@ -90,11 +90,13 @@ class ClusterLost(ClusterError):
 class WireError(ClusterError):
     """A message between notebook and ranks cannot be read or written.
 
-    ``pid`` is the process that has sent it, and ``rank`` the rank that it names, where they are
-    known. ``is_unknown``: it is a record of a feature that this notebook does not have.
+    ``pid`` is the process that has sent it, on ``host`` if there are several, and ``rank`` the rank
+    that it names, where they are known. ``is_unknown``: it is a record of a feature that this
+    notebook does not have.
     """
 
     pid = 0
+    host = ""
     rank = -1
     is_unknown = False
 

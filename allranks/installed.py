@@ -1,7 +1,10 @@
 """What other distributions add to allranks: their entry points. Standard library only.
 
 Notebooks and scripts also import modules from the folder where they run. Metadata there must not
-make allranks import anything by itself, so only the folders of the environment count.
+make allranks import anything by itself, so only the folders of the environment count. Those are
+what Python makes of its own settings: folders for installations, ``.pth`` files and ``PYTHONPATH``.
+What code adds to ``sys.path``, in ``sitecustomize``, in an ``import`` line of a ``.pth`` file or
+in a cell, does not count, because nothing tells these apart. ``PYTHONPATH`` makes it count.
 """
 
 from __future__ import annotations

@@ -10,13 +10,18 @@ exchanged between the check and the use.
 from __future__ import annotations
 
 import errno
+import functools
+import glob
 import grp
 import os
 import pwd
+import re
+import shutil
 import socket
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +30,9 @@ from pathlib import Path
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _CREDENTIALS = struct.Struct("3i")
+_KEPT_DAYS = 7
+_LOGS_OF_ONE = re.compile(r"\d{8}-\d{6}-\w+")
+_ACCESS_LIST = "system.posix_acl_access"
 _MOST_LINKS = 40
 """Linux follows as many."""
 
@@ -76,8 +84,10 @@ def make_folders(path: str) -> None:
 
 
 def temporary_folder(purpose: str) -> str:
-    """Returns a folder of this user alone in the temporary folder: always the same one, unless
-    another user has taken its name. It is in ``/tmp`` if others can exchange folders in ``TMPDIR``.
+    """Returns a folder of this user alone in the temporary folder: always the same one.
+
+    If another user has taken its name, it has a longer one. It is in ``/tmp`` if others can
+    exchange folders in ``TMPDIR``.
     """
     parent = tempfile.gettempdir()
     if exposed_part(parent) and os.access("/tmp", os.W_OK):
@@ -86,8 +96,29 @@ def temporary_folder(purpose: str) -> str:
     try:
         make_folder(place)
     except OSError:
-        return tempfile.mkdtemp(prefix=f"allranks-{purpose}-", dir=parent)
+        longer = sorted(glob.glob(f"{glob.escape(place)}-*"))
+        made = next(filter(is_own_folder, longer), "")
+        return made or tempfile.mkdtemp(prefix=f"{os.path.basename(place)}-", dir=parent)
     return place
+
+
+def remove_old_logs(place: str) -> None:
+    """Removes folders of logs to which nothing was written for seven days."""
+    oldest = time.time() - _KEPT_DAYS * 86400
+    try:
+        found = [*Path(place).iterdir()]
+    except OSError:  # it may be written and not read
+        return
+    for folder in found:
+        try:
+            # The user may have chosen the place: it may contain other files.
+            if not _LOGS_OF_ONE.fullmatch(folder.name):
+                continue
+            newest = max((f.stat().st_mtime for f in folder.iterdir()), default=0.0)
+            if max(newest, folder.stat().st_mtime) < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def open_file(path: str, folder: int | None = None) -> int:
@@ -136,7 +167,7 @@ def exposed_part(path: str) -> str:
             (
                 found.st_mode & stat.S_IWOTH
                 if part.startswith(f"{home}/")
-                else others_can_write(found)
+                else others_can_write(found, part)
             )
             and not found.st_mode & stat.S_ISVTX
         ):
@@ -171,19 +202,47 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
             at = part
 
 
-def others_can_write(found: os.stat_result) -> bool:
-    """Whether users other than the owner can write; a group of this user alone does not count."""
-    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
-    return bool(found.st_mode & stat.S_IWOTH or by_group)
+def others_can_write(found: os.stat_result, at: str | int) -> bool:
+    """Whether users other than the owner can write to a file or folder.
+
+    ``at`` is its path or descriptor. A group of this user alone does not count, unless a POSIX
+    access control list names further users: then the group's bits are the most that each of them
+    has. macOS and NFSv4 have lists beside the bits, which are not read.
+    """
+    if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    return bool(
+        found.st_mode & stat.S_IWOTH or not _is_own_group(found.st_gid) or _has_access_list(at)
+    )
+
+
+def _has_access_list(at: str | int) -> bool:
+    if not hasattr(os, "getxattr"):
+        return False
+    try:
+        return bool(os.getxattr(at, _ACCESS_LIST))
+    except OSError:  # there is none, or the file system has none
+        return False
 
 
 def _is_own_group(gid: int) -> bool:
-    # Many systems make a group of the same name for each user.
+    """Whether a group is of this user alone: many systems make one of the same name for each user.
+
+    The name is part of the check, because the users of a large directory cannot always be listed.
+    """
     try:
         user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:
         return False
-    return group.gr_name == user and set(group.gr_mem) <= {user}
+    if group.gr_name != user or not set(group.gr_mem) <= {user}:
+        return False
+    return _users_with_group(gid) <= {user}
+
+
+@functools.cache  # of a directory with many users this takes long
+def _users_with_group(gid: int) -> frozenset[str]:
+    """Returns the users whose first group it is, whom the group's own list does not name."""
+    return frozenset(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid)
 
 
 def check_owner(descriptor: int, path: str) -> None:
@@ -194,9 +253,12 @@ def check_owner(descriptor: int, path: str) -> None:
 
 
 def check_peer(connection: socket.socket, path: str) -> None:
-    """Raises PermissionError if the process at the other end of a socket is another user's."""
+    """Raises PermissionError if the process at the other end of a socket is another user's.
+
+    It checks nothing on macOS: there the rights of the socket's folder have to suffice.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
-        return  # the rights of the folder have to suffice
+        return
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     if user not in (os.geteuid(), 0):

@@ -12,7 +12,7 @@ from allranks.cluster import devices, launchers, variables
 from allranks.cluster.calls import Calls, CapturedOutput
 from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import RankStatus, end_of, read_statuses
+from allranks.cluster.failures import RankStatus, end_of, read_statuses, refused_by_all
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import KeptFolders, refused_log_folder
 from allranks.cluster.healing import AfterCells, have, keep_here, listed
@@ -452,6 +452,10 @@ class Cluster(Calls):
             # Its line is ours, not one of the user's.
             reports = error.reports if isinstance(error, CellFailed) else ()
             said = next((report.message for report in reports if not report.waiting), error)
+            if refused_by_all(reports, self.size):
+                # They have compared the reasons, so no message is on its way. A new epoch would end
+                # the communicators of the user's cells.
+                self._epoch.dirty = False
             view.notice(f"{listed(keeping.names)} not kept: {said}")
 
     def take_over(self, lost: Cluster) -> None:

@@ -593,10 +593,18 @@ class Connection:
         if error.is_unknown:
             return False
         known: dict[str, Any] = {"pid": error.pid} if error.pid else {"rank": error.rank}
-        if not error.pid and error.rank not in range(self.size):
-            return False
+        if not error.pid:
+            if error.rank not in range(self.size):
+                return False
+            # A record may name any rank.
+            if error.host and self._wire.host_of.get(error.rank) != error.host:
+                return False
+        end = f"end {json.dumps({'why': str(error), **known})}"
+        if error.host:  # processes of other hosts may have the same number
+            self._wire.command(error.host, "say", end)
+            return True
         for agent in self._agents:
-            agent.say(f"end {json.dumps({'why': str(error), **known})}")
+            agent.say(end)
         return True
 
     def _handle_lost_host(self, end: failures.ProcessExit) -> None:

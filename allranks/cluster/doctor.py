@@ -26,7 +26,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from allranks import port_filter
+from allranks import port_filter, python_path
 from allranks.cluster import devices
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents, open_sockets
@@ -331,7 +331,7 @@ def _mpi() -> Finding:
     # Two processes, started by mpiexec, find each other.
     try:
         command = [mpiexec(), "-n", "2", sys.executable, "-P", "-c", _ASK]
-        environment = os.environ | mpi_environment()
+        environment = python_path.without_current_folder(os.environ | mpi_environment())
     except AllranksError as error:
         return Finding("MPI", WRONG, str(error))
     program = command[0]

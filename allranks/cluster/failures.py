@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from allranks.errors import WAITING, CellTimeout, Report
+from allranks.errors import WAITING, CellTimeout, Report, UsageError
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
@@ -52,6 +52,13 @@ def fold(reports: Iterable[Report]) -> list[list[Report]]:
         if group[0].waiting:
             group.sort(key=lambda report: -len(report.message))
     return list(groups.values())
+
+
+def refused_by_all(reports: Sequence[Report], size: int) -> bool:
+    """Whether all ranks have raised the same UsageError, as collectives do that compare calls."""
+    found = {(report.etype, report.message, report.waiting) for report in reports}
+    same = len(found) == 1 and len({report.rank for report in reports}) == size
+    return same and (reports[0].etype, reports[0].waiting) == (UsageError.__name__, False)
 
 
 def as_timeout(report: Report, late: str) -> Report:

@@ -6,7 +6,6 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -71,8 +70,6 @@ os.register_at_fork(after_in_child=_close_pipes)
 
 #: Names another folder for the logs.
 FOLDER = "ALLRANKS_LOG_DIR"
-_KEPT_DAYS = 7
-_LOGS_OF_ONE = re.compile(r"\d{8}-\d{6}-\w+")
 _SESSION = "allranks-session-"
 _GRACE_SECONDS = 60.0
 #: The path of a socket has at most 104 bytes (macOS) or 108; ours adds up to 45.
@@ -105,7 +102,7 @@ def make_log_folder() -> str:
 
 
 def _new_logs(place: str) -> str:
-    _sweep_logs(Path(place))
+    own_files.remove_old_logs(place)
     return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
 
 
@@ -133,20 +130,6 @@ def state_folder() -> str:
         os.path.expanduser("~"), ".local/state"
     )
     return os.path.join(state, "allranks")
-
-
-def _sweep_logs(place: Path) -> None:
-    oldest = time.time() - _KEPT_DAYS * 86400
-    for folder in place.iterdir():
-        try:
-            # The user may have chosen the folder: it may contain other files.
-            if not _LOGS_OF_ONE.fullmatch(folder.name):
-                continue
-            newest = max((f.stat().st_mtime for f in folder.iterdir()), default=0.0)
-            if max(newest, folder.stat().st_mtime) < oldest:
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue
 
 
 def name_session_folder(where: str = "") -> str:

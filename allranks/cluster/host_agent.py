@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import psutil
 
+from allranks import python_path
 from allranks.cluster import folders
 from allranks.cluster.devices import HIDDEN
 from allranks.cluster.failures import ending
@@ -65,6 +66,8 @@ def open_sockets(
     command: list[str] = []
     place = ""
     environment = {**launcher.environment(), **settings}
+    if python_path.NAME in os.environ:  # ranks have all of it, and their host agent has not
+        environment.setdefault(python_path.NAME, os.environ[python_path.NAME])
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
         place = "/tmp"
@@ -156,7 +159,7 @@ class HostAgentProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=descriptor,
-                env={**os.environ, **environment},
+                env=python_path.without_current_folder({**os.environ, **environment}),
                 # A session of its own: an interrupt goes to the kernel's whole process group.
                 start_new_session=True,
                 pass_fds=descriptors,

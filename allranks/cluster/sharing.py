@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from allranks import doors
 from allranks.cluster.epochs import Epoch
 from allranks.records.config import WATCHERS_DOOR
 from allranks.records.ranks import label
@@ -100,7 +101,7 @@ class DetachedCell:
 _MOST_NBYTES = 16 << 20
 _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
-_MOST_VISITORS = 32
+_MOST_VISITORS = 30
 _LENGTH = struct.Struct("<I")
 #: Records from which the state of the ranks and of their cell follows, and those that watchers get.
 _STATE = (Hello, RunCell, Reply, Died)
@@ -251,10 +252,11 @@ class WatcherFeed:
 
     def _admit(self) -> None:
         try:
-            visitor, _ = self._listener.accept()
+            visitor = doors.accept(self._listener)
         except OSError:
             return  # it has gone, or this process has no descriptor left
-        if len(self._selector.get_map()) > _MOST_VISITORS:
+        # Besides the visitors, the selector has the listener and the pair that wakes the thread.
+        if len(self._selector.get_map()) >= _MOST_VISITORS + 2:
             visitor.close()
             return
         visitor.setblocking(False)

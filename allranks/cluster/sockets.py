@@ -40,7 +40,15 @@ from allranks.records.numbered import (
     HostMessages,
     whole,
 )
-from allranks.records.wire import Answer, Record, decode_all, encode, process_of
+from allranks.records.wire import (
+    SENDERS,
+    Answer,
+    Record,
+    decode_all,
+    encode,
+    process_of,
+    read_senders,
+)
 
 
 @dataclass(frozen=True)
@@ -404,11 +412,17 @@ class RankSockets:
         elif frames[0] == b"attached":
             self._unattached.discard(host)
         elif host not in self._unattached:
-            self._take_records(frames)
+            pids: list[int] = []
+            if frames[0] == SENDERS:
+                pids, frames = read_senders(frames[1]), frames[2:]
+            self._take_records(frames, host, pids)
 
-    def _take_records(self, frames: list[bytes]) -> None:
-        for message, record in decode_all(frames):
+    def _take_records(self, frames: list[bytes], host: str = "", pids: Sequence[int] = ()) -> None:
+        for number, (message, record) in enumerate(decode_all(frames)):
             try:
+                if isinstance(record, WireError) and host:
+                    record.host = host
+                    record.pid = pids[number] if number < len(pids) else 0
                 if isinstance(record, WireError):
                     raise record
                 payloads = message[1:]
@@ -422,7 +436,7 @@ class RankSockets:
                 self._report(error)  # the other ranks' are handled all the same
 
     def _report(self, error: Exception) -> None:
-        if isinstance(error, WireError):
+        if isinstance(error, WireError) and not error.host:
             error.pid = self._sender
         self._inbox.put(error)
 

@@ -20,6 +20,7 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from allranks import python_path
 from allranks.post_import import PostImportHook
 from allranks.records.config import HostAgentConfig
 
@@ -63,7 +64,11 @@ def preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
 
 def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
     set_quiet(config.devices)
-    sys.path.insert(0, "")  # the notebook finds modules beside it, too
+    # The notebook finds modules beside it, too.
+    value = config.environment.get(python_path.NAME, "")
+    more = ["", *python_path.with_current_folder((), value)]
+    more = [folder for folder in more if folder not in sys.path]
+    sys.path[:0] = more
     for name in config.preload:
         tell("preloading", module=name)
         try:
@@ -76,8 +81,7 @@ def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
             tell("opened_cuda", module=name)
             break
     tell("preloading", module="")
-    if "" in sys.path:
-        sys.path.remove("")
+    sys.path[:] = [folder for folder in sys.path if folder not in more]
 
 
 def _prepare_tracebacks() -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from allranks import collectives, launched, port_filter
+from allranks import collectives, launched, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import guard
 from allranks.collectives.start import healing, runtime, under_mpi
@@ -105,6 +105,9 @@ class Rank:
         # The cells' own: that of this process is the agent's.
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.argv = [""]
+        sys.path[:] = python_path.with_current_folder(
+            sys.path, os.environ.get(python_path.NAME, "")
+        )
         libraries.keep_temporary_files_in(self._config.session_dir)
         self._features.starting()
         libraries.show_progress_as_text()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _OURS = "/memfd:allranks"
+OTHERS_CAN_WRITE = "that others can write"
 
 
 class Arena:
@@ -71,18 +72,22 @@ class Place:
         if isinstance(self.where, Arena):
             return _load(self.where.fd, self.start, self.nbytes)
         with open(own_files.open_any_file(str(self.where)), "rb") as file:
-            if distrusted(os.fstat(file.fileno())) and not self.trusted:
+            if distrusted(file.fileno()) and not self.trusted:
                 problem = "is another user's by now, or others can write to it: not unpickled"
                 raise PermissionError(f"{self.where} {problem}")
             return _load(file.fileno(), self.start, self.nbytes)
 
 
-def distrusted(file: os.stat_result) -> str:
-    """Returns why another user could have put code into a file with a pickle; else ""."""
+def distrusted(file: str | int) -> str:
+    """Returns why another user could have put code into a file with a pickle; else "".
+
+    ``file`` is a path or a descriptor.
+    """
+    found = os.fstat(file) if isinstance(file, int) else os.lstat(file)
     # Files of root are trusted.
-    if file.st_uid not in (os.geteuid(), 0):
-        return f"of user {file.st_uid}"
-    return "that others can write" if own_files.others_can_write(file) else ""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"of user {found.st_uid}"
+    return OTHERS_CAN_WRITE if own_files.others_can_write(found, file) else ""
 
 
 class SharedResult:

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import sys
 import tempfile
 from array import array
@@ -31,7 +32,16 @@ from typing import Any
 import cloudpickle
 
 from allranks import own_files
-from allranks.ensemble.member import ENDED, FAILED, Member, Place, SharedResult, distrusted, write
+from allranks.ensemble.member import (
+    ENDED,
+    FAILED,
+    OTHERS_CAN_WRITE,
+    Member,
+    Place,
+    SharedResult,
+    distrusted,
+    write,
+)
 from allranks.errors import UsageError
 
 _ATOMS = (type(None), type(...), str, bytes, bool, int, float, complex)
@@ -269,21 +279,31 @@ class Store:
             raise
 
     def _check_owners(self) -> None:
-        lock = os.fstat(self._lock)
-        if lock.st_uid == os.geteuid() and distrusted(lock) and not self._trusted:
+        if self._trusted:
+            return
+        paths = sorted(self.path.glob(f"*{_SUFFIX}"))
+        # Another user's lock is no harm. One of this user shows the rights that new files get.
+        if os.fstat(self._lock).st_uid == os.geteuid():
+            paths.insert(0, self.path / ".lock")
+        foreign = [(path, why) for path in paths if (why := distrusted(str(path)))]
+        if not foreign:
+            return
+        path, why = foreign[0]
+        count = sum(reason == why for _, reason in foreign)
+        found = f"found {count} {why}, as {path} with mode {path.lstat().st_mode & 0o7777:o}"
+        pickles = "results are pickles, which may run any code when they are read"
+        if why == OTHERS_CAN_WRITE:
+            folder = shlex.quote(str(self.path))
             raise UsageError(
-                f"--store {self.shown} expected a folder where new files are yours alone, found "
-                "that others can write to them: its file system has no rights. Type another "
-                "folder or, if you are alone there, add: --trust-store"
+                f"--store {self.shown} expected files that only you can write, {found}: {pickles}. "
+                f"If no other user has written there, type: !chmod -R go-w {folder}\n"
+                "If that does not change the mode, the file system keeps no rights. If you trust "
+                "all who can write there, add: --trust-store"
             )
-        whose = [distrusted(path.lstat()) for path in self.path.glob(f"*{_SUFFIX}")]
-        foreign = [each for each in whose if each]
-        if foreign and not self._trusted:
-            raise UsageError(
-                f"--store {self.shown} expected members that only you have stored, found "
-                f"{len(foreign)} {foreign[0]}: results are pickles, which may run any code "
-                "when they are read. If you trust who wrote them, add: --trust-store"
-            )
+        raise UsageError(
+            f"--store {self.shown} expected members that only you have stored, {found}: {pickles}. "
+            "If you trust who wrote them, add: --trust-store"
+        )
 
     def _check(self, about: Path, source: str) -> None:
         if not about.exists():
@@ -340,7 +360,7 @@ class Store:
             with open(own_files.open_any_file(str(path)), "rb") as file:
                 about = os.fstat(file.fileno())
                 # First: a line of another user's file could take all memory.
-                if distrusted(about) and not self._trusted:
+                if distrusted(file.fileno()) and not self._trusted:
                     return False
                 line = file.readline()
             head = json.loads(line)

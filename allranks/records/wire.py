@@ -407,6 +407,8 @@ def read_object(line: bytes) -> dict[str, Any]:
 
 #: The first frame; the second one has the number of frames of each message, as JSON.
 BATCH = b"batch"
+#: What a relay puts before messages of its ranks; the next frame has the process of each, as JSON.
+SENDERS = b"senders"
 
 
 def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
@@ -418,6 +420,21 @@ def join_messages(messages: Sequence[Sequence[Any]]) -> list[Any]:
         return list(messages[0])
     counts = _dumps([len(frames) for frames in messages]).encode()
     return [BATCH, counts, *(frame for frames in messages for frame in frames)]
+
+
+def with_senders(frames: Sequence[Any], pids: Sequence[int]) -> list[Any]:
+    """Returns the frames of joined messages with the processes that have sent them."""
+    return [SENDERS, _dumps(pids).encode(), *frames]
+
+
+def read_senders(frame: bytes) -> list[int]:
+    """Returns the processes of `with_senders`; [] if they cannot be read."""
+    try:
+        found = _loads(frame.decode())
+    except (ValueError, RecursionError):
+        return []
+    is_list = isinstance(found, list) and all(type(pid) is int for pid in found)
+    return found if is_list else []
 
 
 def decode_all(frames: list[bytes]) -> list[tuple[list[bytes], Record | WireError]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Coroutine
@@ -169,6 +170,38 @@ def test_each_client_has_limits_and_leaves_room_for_the_others(monkeypatch):
     assert closed == [None] * 256 + [("one", 44)]
     connections.remove(("each", 0))
     assert connections.add("next", "10.0.0.2") is None
+
+
+def test_no_more_connections_are_accepted_than_there_are_descriptors_for():
+    limits = 10, 100, 256, 1024, 1 << 20, resource.RLIM_INFINITY
+    found = [hub_service.most_connections(limit) for limit in limits]
+    assert found == [1, 36, 192, 512, 512, 512]
+    connections = hub_service.OpenConnections(2)
+    assert [connections.add(n, f"10.0.0.{n}") for n in range(4)] == [None, None, 0, 1]
+
+
+def test_unknown_tokens_cost_the_hub_little_and_keep_out_no_token_that_it_knows(monkeypatch):
+    asked: list[str] = []
+    confirm = FakeHub.get
+
+    def get(handler: FakeHub) -> None:
+        asked.append(handler.request.headers["Authorization"])
+        confirm(handler)
+
+    monkeypatch.setattr(FakeHub, "get", get)
+    # A token is confirmed anew each time, and all are in one spell.
+    monkeypatch.setattr(hub_service, "_TOKEN_SECONDS", -1.0)
+    monkeypatch.setattr(hub_service, "_REQUESTS_SECONDS", 1000.0)
+
+    async def steps(ask: Ask) -> None:
+        assert (await ask("ana", "POST", "/class"))[0] == 200
+        found = [(await ask(f"guess-{n}", "POST", "/class"))[0] for n in range(150)]
+        assert found == [403] * 100 + [503] * 50
+        assert len(asked) == 101
+        assert (await ask("ana", "POST", "/class"))[0] == 200
+        assert (await ask("eve", "POST", "/class/ana/1"))[0] == 503
+
+    with_service(steps)
 
 
 def test_connections_without_a_request_keep_nobody_out():

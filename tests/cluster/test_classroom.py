@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -222,11 +223,20 @@ def test_wrong_types_of_a_state_are_replaced(opened):
 
 def test_one_account_cannot_take_all_places_and_students_who_share_the_teachers_can():
     own, other = os.getuid(), os.getuid() + 1
-    assert board.has_place(other, [other] * 3)
-    assert not board.has_place(other, [other] * 4)
-    assert board.has_place(other, [own] * 499)
-    assert board.has_place(own, [own] * 499)
-    assert not board.has_place(own, [own] * 500)
+    assert board.refusal(other, [other] * 3) == ""
+    assert "your account has 4 notebooks in it" in board.refusal(other, [other] * 4)
+    assert board.refusal(other, [own] * 499) == ""
+    assert board.refusal(own, [own] * 499) == ""
+    assert "it has 500 notebooks" in board.refusal(own, [own] * 500)
+
+
+def test_a_notebook_that_is_one_too_many_is_refused_with_the_reason(opened, monkeypatch):
+    monkeypatch.setattr(board, "_places_of", lambda uid: states.MAX_NOTEBOOKS)
+    with ExitStack() as ends:
+        for _ in range(4):
+            ends.enter_context(door.connect(TEACHER))
+        with pytest.raises(UsageError, match=r"your account has 4 notebooks.*distributed leave"):
+            student_side.Membership(TEACHER, False, lambda with_panel: {})
 
 
 def test_the_panel_that_comes_unasked_ends_its_connection_and_the_one_asked_for_is_kept(opened):
@@ -290,6 +300,40 @@ def test_the_system_says_who_a_student_is_and_a_group_keeps_others_out(monkeypat
         opened.close()
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_class_that_has_no_descriptor_for_a_notebook_is_not_called_closed(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    with door.listen(None) as listener:
+        closes = threading.Thread(target=lambda: listener.accept()[0].close())
+        closes.start()
+        with pytest.raises(UsageError, match=r"has closed the connection: .* too many files open"):
+            door.connect(TEACHER)
+        closes.join()
+
+
+def test_an_answer_of_another_program_is_no_class(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+
+    def answer() -> None:
+        with listener.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0\n")
+
+    with door.listen(None) as listener:
+        answers = threading.Thread(target=answer)
+        answers.start()
+        with pytest.raises(UsageError, match="found another program's"):
+            door.connect(TEACHER)
+        answers.join()
+
+
+def test_without_the_account_of_a_connection_there_is_no_class(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    for begin in (lambda: door.listen(None), lambda: door.connect(TEACHER)):
+        with pytest.raises(UsageError, match="a class needs Linux"):
+            begin()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_class_of_another_account_is_not_joined(tmp_path, monkeypatch):

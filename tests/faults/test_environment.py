@@ -244,12 +244,17 @@ def test_numpy_has_one_ranks_share_of_the_cores_and_files_here_shadow_no_library
     for name in ("json", "socket", "random", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
     (tmp_path / "mine.py").write_text("value = 42\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "below.py").write_text("value = 43\n")
     idle.run(f"os.chdir({str(tmp_path)!r})")
-    environ(idle, OMP_NUM_THREADS=None)
+    # It names the current folder, too, and before the standard library.
+    environ(idle, OMP_NUM_THREADS=None, PYTHONPATH=f"{os.pathsep}lib")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // 4)
     assert idle.on_ranks(THREADS, "-n 4").text.endswith(f"ranks 0–3 │ {{{share}}}\n")
     assert idle.on_ranks("import mine\nmine.value").text == "ranks 0–3 → 42\n"
+    assert idle.on_ranks("import below\nbelow.value").text == "ranks 0–3 → 43\n"
+    environ(idle, PYTHONPATH=os.environ.get("PYTHONPATH"))
 
 
 _HOLDS_ONE_BACK = """#!/bin/sh

@@ -13,6 +13,7 @@ from tests.kernel import wait_until
 
 pytestmark = pytest.mark.replaces
 SIZE = 4
+SENDS = "half.recv() if half.rank else half.send(7, 1)"
 DIE = "import os\nif rank == 1: os._exit(5)\nbarrier()"
 DURING = {
     "it copies": "class Dies:\n    def __reduce__(self): os._exit(5)\n"
@@ -72,9 +73,12 @@ def test_what_is_named_once_is_kept_after_each_cell(notebook):
     assert notebook.on_ranks("step = 'failed'\n1 / 0").status == "error"
     assert "with step and other kept" in notebook.on_ranks(DIE).text
     assert "rank 1 → (42, 1)" in ok(notebook.on_ranks("step, other", "-r 1"))
+    ok(notebook.on_ranks(f"half = comm.Split(rank // 2)\n{SENDS}"))
     missing = notebook.on_ranks("del other")
     assert "step and other not kept: keep() needs variables" in ok(missing)
     assert "has none named other" in missing.text
+    # It costs the cells no communicator.
+    assert "ranks 1, 3 → 7" in ok(notebook.on_ranks(SENDS))
     assert "those kept before remain" in ok(notebook.run("%distributed keep off"))
     assert "not kept" not in ok(notebook.on_ranks("step = 43"))
     assert "rank 1 was replaced, with step and other kept" in notebook.on_ranks(DIE).text

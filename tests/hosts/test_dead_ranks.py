@@ -26,7 +26,7 @@ def holds(hosts):
 
 @pytest.fixture(scope="module")
 def notebook(hosts, holds):
-    env = {"ALLRANKS_SPARES": "8", "ALLRANKS_HOLDS": str(holds)}
+    env = {"ALLRANKS_SPARES": "10", "ALLRANKS_HOLDS": str(holds)}
     with NotebookOnAHost(hosts, folder_in(hosts.shared), env) as shared:
         started = shared.on_ranks("import os\nkept = 10 * rank", SSH)
         assert started.status == "ok", started.text
@@ -47,7 +47,14 @@ if rank == 3:
 
 
 @pytest.mark.parametrize(
-    "frames", [[b"batch", b"[Infinity]", b"x"], [b"what"], [b'["Output", {"rank": 3}]']]
+    "frames",
+    [
+        [b"batch", b"[Infinity]", b"x"],
+        [b"what"],
+        [b'["Output", {"rank": 3}]'],
+        [b'["Output", {"rank": 2}]'],  # of another rank's name
+        [b'["Output", {}]'],
+    ],
 )
 def test_a_rank_that_sends_what_cannot_be_read_ends_alone_and_is_named(notebook, frames):
     cell = notebook.on_ranks(UNREADABLE.format(frames))

@@ -10,13 +10,14 @@ import asyncio
 import json
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +27,13 @@ import zmq
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, HTTPError, RequestHandler
 
+from allranks import doors
 from allranks.cluster import cluster
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sharing import WatcherFeed, unpack
+from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.command import agents
 from allranks.engine.host.attachment import Attachment
 from allranks.engine.host.caretaker import Caretaker, KeptHost
@@ -43,6 +48,7 @@ from allranks.records.config import (
     HostAgentConfig,
 )
 from allranks.records.wire import (
+    SENDERS,
     Hello,
     Output,
     Reply,
@@ -134,9 +140,12 @@ class Malformed:
 
 
 @contextmanager
-def little_memory() -> Iterator[Callable[[], None]]:
-    """Gives a function to call now and then: it fails if the door has taken too much memory."""
-    process = psutil.Process()
+def little_memory(pid: int | None = None) -> Iterator[Callable[[], None]]:
+    """Gives a function to call now and then: it fails if the door has taken too much memory.
+
+    The door is in this process, or in another one.
+    """
+    process = psutil.Process(pid)
     before = process.memory_info().rss
 
     def look() -> None:
@@ -206,6 +215,51 @@ def test_the_share_socket(tmp_path):
                 assert b"Hello" in watcher.recv(1 << 16)
     finally:
         feed.close()
+
+
+def test_one_watcher_too_many_is_refused_and_those_before_stay(tmp_path):
+    feed = WatcherFeed()
+    hello = Hello(0, 1, 0, 1, "h", 7, "cpu", "e", "MPI", "")
+    feed.take(hello, encode(hello))
+    feed.open(str(tmp_path))
+    path = str(tmp_path / WATCHERS_DOOR)
+    with ExitStack() as ends:
+        ends.callback(feed.close)
+        watchers = []
+        for _ in range(30):
+            watchers.append(ends.enter_context(at_socket(path, b'{"want": "watch", "seen": 0}')))
+            assert b"Hello" in watchers[-1].recv(1 << 16)
+        with at_socket(path, b"") as refused:
+            assert refused.recv(1) == b""
+        feed.take(hello, encode(hello))
+        for watcher in watchers:
+            assert b"Hello" in watcher.recv(1 << 16)
+
+
+def test_a_connection_for_which_there_is_no_descriptor_is_closed(tmp_path):
+    """Else a selector reports it to the thread of a door again and again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as ends:
+        listener = ends.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(tmp_path / "door"))
+        listener.listen()
+        visitors = [ends.enter_context(at_socket(str(tmp_path / "door"), b"")) for _ in range(3)]
+        ends.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        highest = max(map(int, os.listdir("/dev/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(highest + 8, hard), hard))
+        taken: list[int] = []
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for visitor in visitors[:2]:
+            with pytest.raises(OSError, match="Too many open files"):
+                doors.accept(listener)
+            assert visitor.recv(1) == b""
+        for descriptor in taken:
+            os.close(descriptor)
+        with doors.accept(listener) as accepted:
+            accepted.sendall(b"x")
+            assert visitors[2].recv(1) == b"x"
 
 
 def test_a_watcher_gets_a_reply_that_it_can_read_without_its_value(tmp_path):
@@ -288,6 +342,8 @@ def test_the_service_of_a_hub():
                 hub_service.read_opened(malformed.line())
             with suppress(states.Refused):
                 states.read_class(answers.message())
+            with suppress(states.Refused):
+                states.read_admission(answers.line())
 
     async def run() -> None:
         ports = free_port(), free_port()
@@ -342,7 +398,8 @@ def test_the_relay(tmp_path):
     def send(frames: Any) -> None:
         # As the notebook reads it.
         nonlocal good
-        read = decode_all([bytes(frame) for frame in frames])
+        frames = [bytes(frame) for frame in frames]
+        read = decode_all(frames[2:] if frames[0] == SENDERS else frames)
         good += sum(isinstance(record, Output) for _, record in read)
 
     batching = Batching(send, lambda pid, why: refused.append(pid))
@@ -372,6 +429,45 @@ def test_the_relay(tmp_path):
         assert set(refused) == {os.getpid()}
     finally:
         context.destroy(0)
+
+
+def test_the_notebooks_sockets_for_other_hosts():
+    inbox = EventQueue()
+    wire = RankSockets(inbox, NotebookHooks(()), ListeningSockets.open(LOOPBACK, ANY_PORTS))
+    wire.listen()
+    relay = wire._context.socket(zmq.PUSH)
+    relay.curve_serverkey = wire.key.encode()
+    relay.curve_publickey, relay.curve_secretkey = zmq.curve_keypair()
+    relay.connect(wire.events_url)
+    output = encode(Output(0, 1, (["out", "good"],), 0, 0, 9))
+    name, fields = json.loads(output[0])
+    malformed = Malformed(fields, [name, fields])
+    read: list[Any] = []
+
+    def good_came() -> bool:
+        read[:] = [one for one in inbox.wait(0.1) if isinstance(one, FromRank)] or read
+        return bool(read)
+
+    try:
+        with little_memory() as look:
+            for number in each(COUNT, look):
+                frames = malformed.frames()
+                relay.send_multipart(
+                    malformed.choose(
+                        frames or [b""],
+                        [malformed.choose(b"beat", b"begin", b"host"), b"h1", *frames],
+                        [b"host", b"h1", b"%d" % (number + 1), b"agent", malformed.line()],
+                        [b"host", b"h1", b"%d" % (number + 1), b"senders", *frames],
+                        [b"host", b"h1", b"%d" % (number + 1), b"batch", *frames],
+                    )
+                )
+                if number % 100 == 99:
+                    relay.send_multipart(output)
+                    read.clear()
+                    wait_until(good_came)
+    finally:
+        relay.close(0)
+        wire.close()
 
 
 def test_the_caretaker():
@@ -459,16 +555,31 @@ def test_the_protocol_of_agents():
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
     hello["params"] = {**about, "clientInfo": {"name": "test", "version": "1"}}
     malformed = Malformed(hello)
-    lines = [malformed.line().replace(b"\n", b" ") for _ in range(SOME)]
+    lines = [malformed.line().replace(b"\n", b" ") for _ in range(COUNT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        hello["id"] = 4711
-        process.stdin.write(b"\n".join([*lines, json.dumps(hello).encode(), b""]))
-        process.stdin.flush()
-        answers = iter(process.stdout.readline, b"")
-        assert any(b"4711" in answer and b"serverInfo" in answer for answer in answers)
-        process.stdin.close()
+        source, answers = process.stdin, process.stdout
+        assert source is not None
+        assert answers is not None
+
+        def ask(number: int, *before: bytes) -> None:
+            asked = json.dumps({**hello, "id": number}).encode()
+            source.write(b"\n".join([*before, asked, b""]))
+            source.flush()
+
+        def answer_to(number: int) -> None:
+            wanted = b'"id":%d,' % number
+            assert any(
+                wanted in line and b"serverInfo" in line for line in iter(answers.readline, b"")
+            )
+
+        ask(4710)
+        answer_to(4710)
+        with little_memory(process.pid):
+            asks = threading.Thread(target=ask, args=(4711, *lines))  # both pipes may be full
+            asks.start()
+            answer_to(4711)
+            asks.join()
+        source.close()
 
 
 def test_the_requests_of_a_page(monkeypatch):

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import ClassVar, NoReturn
 
+from allranks import python_path
 from allranks.cluster.folders import CleanupProcess
 from allranks.cluster.launchers.launcher import Host, Job, check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
@@ -85,6 +86,8 @@ def _answer(system: str, words: Sequence[str], script: str) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        # Which most systems give the job.
+        env=python_path.without_current_folder(os.environ),
         # An interrupt of the kernel goes to its whole process group: a job could be submitted
         # without its number being read.
         start_new_session=True,

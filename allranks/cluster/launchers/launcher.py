@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from allranks import port_filter
+from allranks import port_filter, python_path
 from allranks.cluster.launchers.mpiexec import (
     LASTING_SETTINGS,
     LASTING_SETTINGS_ALONE,
@@ -319,7 +319,11 @@ class CommandJob(Job):
                 # A session of its own: an interrupt goes to the kernel's whole process group.
                 start_new_session=True,
                 # With a display, ssh would open a window to ask for a password.
-                env={name: value for name, value in os.environ.items() if name != "DISPLAY"},
+                env={
+                    name: value
+                    for name, value in python_path.without_current_folder(os.environ).items()
+                    if name != "DISPLAY"
+                },
             )
             self._running[host.name] = started
             line = dataclasses.replace(invitation, host=host.name).to_json()

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from allranks import python_path
 from allranks.cluster.launchers import actors
 from allranks.cluster.launchers.actors import ActorNode, Order
 from allranks.cluster.launchers.batch import parse_batch
@@ -185,6 +187,7 @@ class ActorConnection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._written,
+            env=python_path.without_current_folder(os.environ),
             # A session of its own: an interrupt goes to the kernel's whole process group.
             start_new_session=True,
         )

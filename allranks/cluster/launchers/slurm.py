@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from allranks import python_path
 from allranks.cluster.folders import profile_folder
 from allranks.cluster.launchers.batch import (
     BatchJob,
@@ -251,6 +252,7 @@ class SrunJob(Job):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            env=python_path.without_current_folder(os.environ),
             start_new_session=True,
         )
         watch_command("srun", self._running, hosts, tell)

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from allranks import own_files
+from allranks import doors, own_files
 from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, own_notebook, version
 from allranks.records.wire import read_object
 
@@ -139,7 +139,7 @@ class Attachment:
         """Serves a notebook at the socket; returns the answer if it has the ranks from now on."""
         assert self.door is not None
         try:
-            visitor, _ = self.door.accept()
+            visitor = doors.accept(self.door)
         except OSError:
             return None  # it has gone, or this process has no descriptor left
         with visitor:

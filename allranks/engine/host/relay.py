@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from allranks import own_files
+from allranks import own_files, python_path
 from allranks.engine import processes
 from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
@@ -50,7 +50,13 @@ from allranks.records.config import (
     version,
 )
 from allranks.records.numbered import Frames
-from allranks.records.wire import check_text, join_messages, process_of, split_messages
+from allranks.records.wire import (
+    check_text,
+    join_messages,
+    process_of,
+    split_messages,
+    with_senders,
+)
 
 _AGENT = "allranks.agent"
 #: The host agent has ended all ranks, and awaits its next configuration.
@@ -68,6 +74,8 @@ _WAITING = tuple(f'["{name}"'.encode() for name in ("Output", "Points", "Timings
 _LONGEST = max(map(len, _WAITING))
 #: A larger message is sent by itself, because a message arrives as a whole.
 _MOST_NBYTES = 64 << 10
+#: In place of a message that cannot be read, of a process that the system does not name.
+_UNREADABLE = b"what a rank has sent"
 #: After this many messages the relay serves its other sources: ranks may send without end.
 _AT_ONCE = 256
 
@@ -89,6 +97,8 @@ class Batching:
         #: Called with the process that has sent what cannot be read, and why.
         self._refuse = refuse
         self._waiting: list[Sequence[zmq.Frame]] = []
+        #: The process of each message that waits; 0 if the system does not name it.
+        self._senders: list[int] = []
         self._nbytes = 0
         self._since = 0.0
 
@@ -110,16 +120,20 @@ class Batching:
             if nbytes + self._nbytes > _MOST_NBYTES:
                 self.send()
                 urgent = False
+            pid = process_of(frames[0])
             try:
                 messages = split_messages(frames)
                 for message in messages:
                     check_text(message[0].bytes)
             except WireError as error:
-                # Nothing of it: the notebook would not know whose it is.
-                self._refuse(process_of(frames[0]), str(error))
-                continue
+                # Nothing of it: it would take other messages along.
+                if pid:
+                    self._refuse(pid, str(error))
+                    continue
+                messages = [[zmq.Frame(_UNREADABLE)]]  # for the notebook, which says so
             for message in messages:
                 self._waiting.append(message)
+                self._senders.append(pid)
                 urgent = urgent or not bytes(message[0].buffer[:_LONGEST]).startswith(_WAITING)
             self._nbytes += nbytes
         if urgent or not self.left_seconds:
@@ -127,11 +141,13 @@ class Batching:
 
     def send(self) -> None:
         if self._waiting:
-            self._send(join_messages(self._waiting))
+            frames = join_messages(self._waiting)
+            self._send(with_senders(frames, self._senders) if any(self._senders) else frames)
             self.forget()
 
     def forget(self) -> None:
-        self._waiting, self._nbytes, self._since = [], 0, time.monotonic()
+        self._waiting, self._senders = [], []
+        self._nbytes, self._since = 0, time.monotonic()
 
 
 class Relay:
@@ -376,9 +392,11 @@ class Relay:
             own_files.make_folders(config.log_dir)
             exposed = own_files.exposed_part(config.log_dir)
         if not exposed:
+            own_files.remove_old_logs(os.path.dirname(config.log_dir))
             return config
         place = own_files.temporary_folder("logs")
         log_dir = os.path.join(place, os.path.basename(config.log_dir))
+        own_files.remove_old_logs(place)
         own_files.make_folder(log_dir)
         self._tell(
             event="notice",
@@ -396,7 +414,7 @@ class Relay:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=kept,
-                env={**os.environ, **config.environment},
+                env=python_path.without_current_folder({**os.environ, **config.environment}),
             )
         assert self._agent.stdout is not None
         self._poller.register(self._agent.stdout.fileno(), zmq.POLLIN)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from allranks import doors
 from allranks.features.classroom import door, states
 
 #: Ranks that wait for longer than this need help.
@@ -124,9 +125,19 @@ def _places_of(uid: int) -> int:
     return states.MAX_STUDENTS if uid == os.getuid() else states.MAX_NOTEBOOKS
 
 
-def has_place(uid: int, here: Sequence[int]) -> bool:
-    """Whether one more notebook of an account is admitted; ``here`` has the accounts of all."""
-    return len(here) < states.MAX_STUDENTS and here.count(uid) < _places_of(uid)
+def refusal(uid: int, here: Sequence[int]) -> str:
+    """Returns why one more notebook of an account is not admitted, "" if it is.
+
+    ``here`` has the accounts of all notebooks.
+    """
+    if len(here) >= states.MAX_STUDENTS:
+        return f"it has {states.MAX_STUDENTS} notebooks, the most. One has to leave first"
+    if here.count(uid) >= _places_of(uid):
+        return (
+            f"your account has {states.MAX_NOTEBOOKS} notebooks in it, the most. Type in one of "
+            "them: %distributed leave"
+        )
+    return ""
 
 
 class ClassBoard:
@@ -190,18 +201,23 @@ class ClassBoard:
             place.rmdir()
 
     def _admit(self) -> None:
-        with suppress(OSError):
-            connection, _ = self._door.accept()
-            uid = door.peer_uid(connection)
-            if not has_place(uid, [one.uid for one in self._students.values()]):
-                connection.close()
-                return
-            connection.setblocking(False)
-            with self._lock:
-                self._students[connection] = Student(
-                    door.full_name(uid), door.account_name(uid), uid
-                )
-            self._selector.register(connection, selectors.EVENT_READ)
+        try:
+            connection = doors.accept(self._door)
+        except OSError:
+            return
+        connection.setblocking(False)
+        uid = door.peer_uid(connection)
+        refused = refusal(uid, [one.uid for one in self._students.values()])
+        try:
+            door.send(connection, {"refused": refused})
+        except OSError:  # it has left already
+            refused = "gone"
+        if refused:
+            connection.close()
+            return
+        with self._lock:
+            self._students[connection] = Student(door.full_name(uid), door.account_name(uid), uid)
+        self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: socket.socket) -> None:
         student = self._students[connection]

@@ -3,7 +3,8 @@
 The teacher's notebook listens. A student's notebook connects only after ``%distributed join``, so
 nothing of a notebook is visible without that. The kernel of the system gives each side the account
 of the other one; a name in a message could be false. A student sends lines
-(`allranks.features.classroom.states`); the teacher sends lines with requests.
+(`allranks.features.classroom.states`); the teacher sends a line that admits or refuses the
+notebook, and then lines with requests.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import Any
 
 from allranks.cluster.folders import answers
 from allranks.errors import UsageError
-from allranks.features.classroom.states import one_line
+from allranks.features.classroom.states import Refused, one_line, read_admission
 
 _CREDENTIALS = struct.Struct("3i")
+_ANSWER_NBYTES = 4096
 #: The time of a connection that waits, because many students join at once; and no limit.
 _CONNECT_SECONDS, _FOR_EVER = 5, 0
 _TIME = struct.Struct("ll")
@@ -86,15 +88,19 @@ def full_name(uid: int) -> str:
 
 def peer_uid(connection: socket.socket) -> int:
     """Returns the account of the process at the other end, as the system knows it."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        raise UsageError("a class needs Linux: no other system names the account of a connection")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(found)
     return int(uid)
 
 
+def _check_system() -> None:
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise UsageError("a class needs Linux: no other system names the account of a connection")
+
+
 def listen(group: str | None) -> socket.socket:
     """Opens this account's socket, for all accounts of the machine or those of a group."""
+    _check_system()
     folder = _make_folder()
     path, new = folder / "door", folder / f"door-{os.getpid()}"
     if answers(path):
@@ -123,7 +129,11 @@ def listen(group: str | None) -> socket.socket:
 
 
 def connect(teacher: str) -> socket.socket:
-    """Connects to the class of an account, after a check that this account has opened it."""
+    """Connects to the class of an account, after a check that this account has opened it.
+
+    Raises UsageError, with the reason, if the class is not open or does not admit this notebook.
+    """
+    _check_system()
     try:
         uid = pwd.getpwnam(teacher).pw_uid
     except KeyError:
@@ -134,18 +144,35 @@ def connect(teacher: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
         if not by_another:
-            _set_limit(connection, _CONNECT_SECONDS)
+            _set_limit(connection, socket.SO_SNDTIMEO, _CONNECT_SECONDS)
             connection.connect(str(folder / "door"))
-            _set_limit(connection, _FOR_EVER)
+            _set_limit(connection, socket.SO_SNDTIMEO, _FOR_EVER)
         if by_another or peer_uid(connection) != uid:
             raise UsageError(
                 f"the class of {teacher} was opened by another account. Tell {teacher}"
             )
+        _set_limit(connection, socket.SO_RCVTIMEO, _CONNECT_SECONDS)
+        answer = connection.recv(_ANSWER_NBYTES)  # the teacher sends no more before a state
+        _set_limit(connection, socket.SO_RCVTIMEO, _FOR_EVER)
+        if not answer:
+            raise UsageError(
+                f"expected the class of {teacher} to answer, found that it has closed the "
+                "connection: it has just ended, or its notebook has too many files open. Type "
+                f"again: %distributed join {teacher}"
+            )
+        if refused := read_admission(answer):
+            raise UsageError(f"the class of {teacher} does not admit this notebook: {refused}")
+    except Refused:
+        connection.close()
+        raise UsageError(
+            f"expected the answer of a class of {teacher}, found another program's. Tell {teacher}"
+        ) from None
     except BlockingIOError:
         connection.close()
         raise UsageError(
-            f"expected the class of {teacher} to answer, found too many students that join at once "
-            f"for {_CONNECT_SECONDS} s. Type again: %distributed join {teacher}"
+            f"expected the class of {teacher} to answer, found too many students that join at "
+            f"once, or a busy notebook, for {_CONNECT_SECONDS} s. Type again: "
+            f"%distributed join {teacher}"
         ) from None
     except OSError as error:
         connection.close()
@@ -159,9 +186,9 @@ def connect(teacher: str) -> socket.socket:
     return connection
 
 
-def _set_limit(connection: socket.socket, seconds: int) -> None:
+def _set_limit(connection: socket.socket, what: int, seconds: int) -> None:
     # With settimeout, a connection to a full queue would be refused at once.
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(seconds, 0))
+    connection.setsockopt(socket.SOL_SOCKET, what, _TIME.pack(seconds, 0))
 
 
 def send(connection: socket.socket, message: dict[str, Any] | str) -> None:

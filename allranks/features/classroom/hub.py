@@ -108,6 +108,11 @@ def _checked(method: str, path: str, message: dict[str, Any], teacher: str) -> d
                 "expected a notebook of this JupyterHub: it does not know the token of this one. "
                 "Stop your server in the hub's control panel, and start it again"
             ) from None
+        if refused.status == 503:
+            raise UsageError(
+                "expected a free service of the class, found that it has got too many unknown "
+                f"tokens from this address. Type again in a minute: %distributed join {teacher}"
+            ) from None
         raise UsageError(
             f"the class does not admit this notebook (status {refused.status}). Leave with your "
             "other notebooks: %distributed leave"

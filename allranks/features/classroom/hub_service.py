@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import ssl
 import sys
 import time
@@ -37,10 +38,15 @@ _CLASS_SECONDS = 30.0
 _STUDENT_SECONDS = 15.0
 #: For this long, a token that the hub has withdrawn is still accepted.
 _TOKEN_SECONDS = 60.0
-#: A notebook of a student, or of a teacher, sends one request a second.
+#: For this long, it is known that the hub had confirmed a token.
+_REMEMBERED_SECONDS = 600.0
+#: A notebook of a student, or of a teacher, sends one request a second. As many tokens of one
+#: address may be unknown to the hub.
 _MAX_REQUESTS, _REQUESTS_SECONDS = 100, 10.0
 #: Of all clients, and of one address; requests take milliseconds.
 _MAX_CONNECTIONS, _MAX_OF_ADDRESS = 512, 256
+#: For the hub, the files of Python, and a new connection before the oldest one is closed.
+_OTHER_DESCRIPTORS = 64
 _TOKEN_LENGTH = 200
 _OPENED_LENGTH = 300
 _CONNECTION_SECONDS, _BODY_SECONDS = 10.0, 30.0
@@ -70,34 +76,8 @@ class HubClass:
     panel: str | None = None
 
 
-class Users:
-    """Asks the hub whose a token is."""
-
-    def __init__(self, hub_url: str) -> None:
-        self._url = f"{hub_url.rstrip('/')}/user"
-        self._known: dict[str, tuple[str, float]] = {}
-
-    async def name(self, token: str) -> str:
-        """Returns the user of a token; '' if it is none of a user."""
-        now = time.monotonic()
-        self._known = {key: one for key, one in self._known.items() if one[1] > now}
-        if token not in self._known:
-            headers = {"Authorization": f"token {token}"}
-            try:
-                answer = await AsyncHTTPClient().fetch(self._url, headers=headers)
-                found = json.loads(answer.body)
-            except HTTPClientError as error:
-                if error.code in (401, 403):
-                    return ""
-                raise
-            if found.get("kind") != "user":
-                return ""
-            self._known[token] = str(found["name"]), now + _TOKEN_SECONDS
-        return self._known[token][0]
-
-
 class RequestCounter:
-    """Counts the requests of each user in spells of ten seconds."""
+    """Counts the requests of each user, or of each address, in spells of ten seconds."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -108,6 +88,54 @@ class RequestCounter:
             self._began, self._counts = now, Counter()
         self._counts[user] += 1
         return self._counts[user] <= _MAX_REQUESTS
+
+    def forgive(self, user: str) -> None:
+        """Takes back the last request."""
+        self._counts[user] -= 1
+
+
+class Users:
+    """Asks the hub whose a token is.
+
+    One address gets a limited number of answers for tokens that the hub does not know. Tokens that
+    it has confirmed before do not count: students may share an address with whoever sends others.
+    """
+
+    def __init__(self, hub_url: str) -> None:
+        self._url = f"{hub_url.rstrip('/')}/user"
+        #: The user of each confirmed token, and when the hub has confirmed it.
+        self._known: dict[str, tuple[str, float]] = {}
+        self._unknown = RequestCounter()
+
+    async def name(self, token: str, address: str) -> str:
+        """Returns the user of a token; '' if it is none of a user."""
+        now = time.monotonic()
+        late = now - _REMEMBERED_SECONDS
+        self._known = {key: one for key, one in self._known.items() if one[1] > late}
+        known, confirmed = self._known.get(token, ("", 0.0))
+        if known and confirmed > now - _TOKEN_SECONDS:
+            return known
+        if not known and not self._unknown.admits(address, now):
+            raise HTTPError(503)
+        found = await self._asked(token)
+        if found:
+            self._known[token] = found, now
+            if not known:
+                self._unknown.forgive(address)
+        else:
+            self._known.pop(token, None)
+        return found
+
+    async def _asked(self, token: str) -> str:
+        headers = {"Authorization": f"token {token}"}
+        try:
+            answer = await AsyncHTTPClient().fetch(self._url, headers=headers)
+        except HTTPClientError as error:
+            if error.code in (401, 403):
+                return ""
+            raise
+        found = json.loads(answer.body)
+        return str(found["name"]) if found.get("kind") == "user" else ""
 
 
 @stream_request_body
@@ -129,7 +157,9 @@ class _Handler(RequestHandler):
 
     async def prepare(self) -> None:
         _, _, token = self.request.headers.get("Authorization", "").partition(" ")
-        self.user = await self.users.name(token) if 0 < len(token) <= _TOKEN_LENGTH else ""
+        fits = 0 < len(token) <= _TOKEN_LENGTH
+        address = str(self.request.remote_ip)
+        self.user = await self.users.name(token, address) if fits else ""
         if not self.user:
             raise HTTPError(403)
         if not self.requests.admits(self.user, time.monotonic()):
@@ -264,10 +294,21 @@ def application(hub_url: str) -> Application:
     )
 
 
-class OpenConnections:
-    """The connections that are open, each with its address."""
+def most_connections(descriptors: int) -> int:
+    """Returns how many connections a process accepts that may have so many descriptors.
 
-    def __init__(self) -> None:
+    tornado would try again without end to accept one for which no descriptor is left.
+    """
+    if descriptors == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return max(1, min(_MAX_CONNECTIONS, descriptors - _OTHER_DESCRIPTORS))
+
+
+class OpenConnections:
+    """The connections that are open, each with its address; ``most`` at the same time."""
+
+    def __init__(self, most: int = _MAX_CONNECTIONS) -> None:
+        self._most = most
         self._open: dict[Any, str] = {}
 
     def add(self, connection: Any, address: str) -> Any:
@@ -280,7 +321,7 @@ class OpenConnections:
         oldest = None
         if len(same) >= _MAX_OF_ADDRESS:
             oldest = same[0]
-        elif len(self._open) >= _MAX_CONNECTIONS:
+        elif len(self._open) >= self._most:
             oldest = next(iter(self._open))
         self.remove(oldest)
         self._open[connection] = address
@@ -296,7 +337,8 @@ class ClassServer(HTTPServer):
 
     def initialize(self, service: Application, ssl_options: ssl.SSLContext | None = None) -> None:  # type: ignore[override]
         """Sets the limits of each connection."""
-        self._open = OpenConnections()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._open = OpenConnections(most_connections(descriptors))
         super().initialize(
             service,
             ssl_options=ssl_options,

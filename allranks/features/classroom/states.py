@@ -2,7 +2,8 @@
 refuses.
 
 A student's notebook sends lines of JSON: its state, as a dictionary, and if the teacher has asked
-for it the panel, as one text on a line of its own. So a state is short, and a long line is no more
+for it the panel, as one text on a line of its own. The teacher's notebook first sends whether it
+admits the student's. So a state is short, and a long line is no more
 than a text. A field of another type, or that is out of its range, gets its default. A text has one
 line of printable characters: no escape code for a terminal, no change of the direction of text, no
 half of a character. Only the states of ranks have several lines, and a panel is a page for a frame
@@ -69,6 +70,14 @@ def read_state(line: bytes) -> dict[str, Any]:
     if len(line) > STATE_NBYTES:
         raise Refused("too long a state")
     return clean(_load(line))
+
+
+def read_admission(line: bytes) -> str:
+    """Returns why the teacher's notebook refuses a student's, "" if it admits it."""
+    found = _load(line)
+    if not isinstance(found, dict):
+        raise Refused("expected an answer of a class")
+    return one_line(found.get("refused"), _LENGTHS["error"])
 
 
 def read_panel(line: bytes) -> str:

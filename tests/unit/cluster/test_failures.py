@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cluster import failures
-from allranks.cluster.failures import ProcessExit, all_over, describe, loss_text
+from allranks.cluster.failures import (
+    ProcessExit,
+    all_over,
+    describe,
+    loss_text,
+    refused_by_all,
+)
 from allranks.cluster.options import check_source
 from allranks.records.wire import Hello, Report
 
@@ -32,6 +38,16 @@ def test_ranks_that_waited_are_one_group_and_different_failures_are_a_line_each(
     assert saw in text
     text = describe([report(rank, "bad", f"Error{rank}") for rank in range(9)], ran=range(9))
     assert "rank 8 raised Error8 at line 3: f(x): bad" in text
+
+
+def test_ranks_refuse_together_if_all_raise_the_same_usage_error():
+    both = [report(0, etype="UsageError"), report(1, etype="UsageError")]
+    assert refused_by_all(both, 2)
+    assert not refused_by_all(both, 3)
+    assert not refused_by_all([both[0], report(1, "another", "UsageError")], 2)
+    assert not refused_by_all([both[0], report(1, etype="UsageError", waiting=True)], 2)
+    assert not refused_by_all([report(0), report(1)], 2)
+    assert not refused_by_all([], 2)
 
 
 def test_the_rank_that_died_of_itself_is_the_culprit():

@@ -3,6 +3,7 @@
 import os
 import pwd
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -80,6 +81,14 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypat
     assert {each.stat().st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
     assert folder.parent != place
     assert list(place.iterdir()) == []
+    # The next start finds the same one, not what others have made, and removes old logs there.
+    (folder / "rank-0.log").touch()
+    age(folder, days=8)
+    Path(f"{place}-").mkdir(mode=0o755)
+    Path(f"{place}- ").symlink_to(tmp_path)
+    again = Path(folders.make_log_folder())
+    assert again.parent == folder.parent
+    assert list(folder.parent.iterdir()) == [again]
 
 
 def by_another(path: Path) -> None:
@@ -122,6 +131,7 @@ def test_logs_are_where_others_can_exchange_nothing(tmp_path, monkeypatch, mode)
     user = pwd.getpwuid(os.getuid()).pw_name
     own = SimpleNamespace(gr_name=user, gr_mem=[])
     monkeypatch.setattr("grp.getgrgid", lambda gid: own)
+    monkeypatch.setattr(own_files, "_users_with_group", lambda gid: {user})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine").chmod(mode)
     monkeypatch.setenv(folders.FOLDER, str(tmp_path / "mine" / "logs"))
@@ -129,6 +139,38 @@ def test_logs_are_where_others_can_exchange_nothing(tmp_path, monkeypatch, mode)
     assert folders.refused_log_folder() == ""
     own.gr_mem.append("eve")
     assert bool(folders.refused_log_folder()) == (mode == 0o775)
+    # Nor a member whom the group's list does not name, because it is the member's first group.
+    own.gr_mem.clear()
+    monkeypatch.setattr(own_files, "_users_with_group", lambda gid: {user, "eve"})
+    assert bool(folders.refused_log_folder()) == (mode == 0o775)
+
+
+def test_the_users_of_a_group_are_also_those_whose_first_group_it_is(monkeypatch):
+    users = [SimpleNamespace(pw_name=name, pw_gid=gid) for name, gid in (("ana", 7), ("eve", 7))]
+    monkeypatch.setattr("pwd.getpwall", lambda: [*users, SimpleNamespace(pw_name="x", pw_gid=8)])
+    assert own_files._users_with_group.__wrapped__(7) == {"ana", "eve"}
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="needs access control lists of Linux")
+def test_a_user_whom_an_access_control_list_names_can_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_files, "_is_own_group", lambda gid: True)
+    path = tmp_path / "file"
+    path.touch(mode=0o660)
+    path.chmod(0o660)
+    with path.open() as file:
+        assert not own_files.others_can_write(path.stat(), str(path))
+        # The version; then tag, rights and user of: owner, user 65534, group, mask, others.
+        none = 0xFFFFFFFF
+        entries = [(1, 6, none), (2, 6, 65534), (4, 6, none), (16, 6, none), (32, 0, none)]
+        packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each) for each in entries)
+        try:
+            os.setxattr(path, "system.posix_acl_access", packed)
+        except OSError as error:
+            pytest.skip(f"this file system has no access control lists: {error}")
+        assert own_files.others_can_write(path.stat(), str(path))
+        assert own_files.others_can_write(path.stat(), file.fileno())
+        path.chmod(0o600)
+        assert not own_files.others_can_write(path.stat(), str(path))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link away")

@@ -1,10 +1,14 @@
 """What ranks of one host tell goes to the notebook as few messages, whole and in order."""
 
+import json
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
 
+from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import Event, EventQueue, FromRank, ListeningSockets, RankSockets
@@ -12,7 +16,17 @@ from allranks.engine.host import relay
 from allranks.engine.host.relay import Batching
 from allranks.errors import WireError
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Output, encode, join_messages, split_messages
+from allranks.records.wire import (
+    SENDERS,
+    Answer,
+    Output,
+    decode,
+    encode,
+    join_messages,
+    read_senders,
+    split_messages,
+    with_senders,
+)
 from tests.kernel import wait_until
 
 
@@ -122,8 +136,73 @@ def test_what_cannot_be_read_costs_its_rank_and_nothing_of_the_others(tmp_path, 
     finally:
         context.destroy(0)
     assert refused == [os.getpid()] * len(bad)
+    for senders, pids, *frames in sent:
+        assert senders == SENDERS
+        assert read_senders(bytes(pids)) == [os.getpid()] * len(split_messages(frames))
     texts = [bytes(frame) for frames in sent for frame in frames if bytes(frame).startswith(b'["O')]
     assert texts == output(1, "b") * len(bad)
+
+
+@pytest.mark.parametrize("frames", [[b"what"], *BAD_BATCHES])
+def test_what_an_unknown_process_sends_and_cannot_be_read_is_reported_by_the_notebook(host, frames):
+    """As on a system that does not name the process at the other end of a socket."""
+    host.tell(frames, output(1, "b"))
+    host.batching.send()
+    bad, good = [message for batch in host.heard() for message in batch]
+    assert good == output(1, "b")
+    with pytest.raises(WireError):
+        decode(bad)
+
+
+@pytest.mark.parametrize(("pids", "pid"), [([7, 8], 8), ([], 0)])
+def test_a_bad_record_from_another_host_is_the_senders_whatever_rank_it_names(pids, pid):
+    inbox = EventQueue()
+    wire = RankSockets(inbox, NotebookHooks(()), ListeningSockets.open(LOOPBACK, ANY_PORTS))
+    try:
+        frames = join_messages([output(0, "a"), [b'["Output", {"rank": 0}]']])
+        frames = with_senders(frames, pids) if pids else frames
+        wire._take([b"host", b"h1", b"1", *frames])
+        good, error = [*inbox.wait(0), *inbox.wait(0)][:2]
+        assert isinstance(good, FromRank)
+        assert isinstance(error, WireError)
+        assert (error.host, error.pid, error.rank) == ("h1", pid, 0)
+    finally:
+        wire.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[1.5]", b"[" * 9000, b"\xff", b"[true]"])
+def test_senders_that_cannot_be_read_are_unknown(line):
+    assert read_senders(line) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "ends"),
+    [
+        ("", 8, ["* pid 8"]),
+        ("", 0, ["* rank 1"]),
+        ("h1", 8, ["h1 pid 8"]),
+        ("h2", 0, ["h2 rank 1"]),
+        ("h1", 0, []),  # where no rank 1 is
+    ],
+)
+def test_only_the_host_that_has_sent_a_bad_record_ends_a_rank(host, pid, ends):
+    said: list[str] = []
+
+    def note(place: str, line: str) -> None:
+        told = json.loads(line.removeprefix("end "))
+        said.extend(f"{place} {name} {told[name]}" for name in ("pid", "rank") if name in told)
+
+    error = WireError("bad")
+    error.host, error.pid, error.rank = host, pid, 1
+    ranks: Any = SimpleNamespace(
+        size=2,
+        _agents=[SimpleNamespace(say=lambda line: note("*", line))],
+        _wire=SimpleNamespace(
+            host_of={0: "h1", 1: "h2"}, command=lambda host, word, line: note(host, line)
+        ),
+    )
+    assert Connection._end_sender(ranks, error) == bool(ends)
+    assert said == ends
 
 
 @pytest.mark.parametrize("frames", BAD_BATCHES)

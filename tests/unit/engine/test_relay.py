@@ -135,18 +135,22 @@ def test_a_host_where_others_can_write_to_the_folder_of_the_logs_has_them_elsewh
 ):
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab").chmod(0o777)
-    (tmp_path / "tmp").mkdir()
+    place = tmp_path / "tmp" / f"allranks-logs-{os.getuid()}"
+    (place / "20261101-120000-old").mkdir(parents=True)
+    place.chmod(0o700)
+    os.utime(place / "20261101-120000-old", (0, 0))
     exposed = dataclasses.replace(config, log_dir=str(tmp_path / "lab" / "20261128-logs"))
     relay = notebook.relay(notebook.invitation("h1"), {**os.environ, "TMPDIR": f"{tmp_path}/tmp"})
     notebook.wait_for("host_up")
     notebook.wire.command("h1", "config", exposed.to_json())
-    own = tmp_path / "tmp" / f"allranks-logs-{os.getuid()}" / "20261128-logs"
+    own = place / "20261128-logs"
     assert notebook.wait_for("notice")["text"] == (
         f"The logs of host h1 are not in {exposed.log_dir}, because other users can write to "
         f"{tmp_path}/lab there. They are in {own}"
     )
     wait_until((own / "host-agent-h1.log").exists)
     assert list((tmp_path / "lab").iterdir()) == []
+    assert list(place.iterdir()) == [own]
     notebook.wire.command("h1", "stop", "")
     assert relay.wait(SECONDS) == 0
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shlex
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from allranks import own_files
 from allranks.cluster.options import ClusterOptions
 from allranks.collectives.host.memory import Segment
 from allranks.ensemble import grid
@@ -194,7 +196,7 @@ def test_a_member_that_another_user_may_have_written_is_not_unpickled(tmp_path, 
         mine.place.load()
     store.close()
     if how != "it is a pipe":
-        with pytest.raises(UsageError, match=r"found 1 that others can write.*--trust-store"):
+        with pytest.raises(UsageError, match=r"(?s)found 1 that others can write.*--trust-store"):
             Store(str(folder), "x")
 
 
@@ -229,13 +231,26 @@ def test_a_link_that_waits_in_a_store_is_not_followed(tmp_path):
     assert (tmp_path / "diary").read_text() == "private"
 
 
-def test_a_store_where_files_have_no_rights_needs_trust(tmp_path):
+@pytest.mark.parametrize("mode", [0o777, 0o660])
+def test_a_store_where_others_can_write_says_which_command_cures_it_or_needs_trust(
+    tmp_path, monkeypatch, mode
+):
+    """As on file systems without rights, and on volumes of which a group gets all files."""
+    monkeypatch.setattr(own_files, "_is_own_group", lambda gid: False)
     store = Store(str(tmp_path), "x")
+    store.write(ended(0, lr=0.1), packed(42))
     store.close()
-    (tmp_path / ".lock").chmod(0o777)
-    with pytest.raises(UsageError, match=r"others can write to them.*add: --trust-store"):
+    for path in (*tmp_path.glob("*.member"), tmp_path / ".lock"):
+        path.chmod(mode)
+    with pytest.raises(UsageError) as refused:
         Store(str(tmp_path), "x")
+    said = str(refused.value)
+    assert f"found 2 that others can write, as {tmp_path}/.lock with mode {mode:o}" in said
+    assert "add: --trust-store" in said
     Store(str(tmp_path), "x", trusted=True).close()
+    cure = said.partition("type: !")[2].partition("\n")[0]
+    subprocess.run(shlex.split(cure), check=True)
+    Store(str(tmp_path), "x").close()
 
 
 def cut_short(data):

@@ -65,6 +65,17 @@ def test_what_is_no_state_is_refused(line):
         rows(line)
 
 
+@pytest.mark.parametrize("line", [b"", b"[]", b"7\n", b"{", b"\xff", b"[" * 4000])
+def test_an_answer_that_is_none_of_a_class_is_refused(line):
+    with pytest.raises(states.Refused):
+        states.read_admission(line)
+
+
+def test_the_reason_of_a_refusal_is_one_line_of_printable_characters():
+    assert states.read_admission(b'{"refused": ""}\n') == ""
+    assert states.read_admission(json.dumps({"refused": NAME}).encode()) == "Ana In[9] failed [2J Z"
+
+
 def test_a_line_without_an_end_is_refused_once_it_is_longer_than_a_state():
     student = board.Student("zoe", "zoe", 7)
     student.receive(b"x" * states.STATE_NBYTES)
