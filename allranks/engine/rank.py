@@ -94,6 +94,8 @@ class Rank:
         quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == libraries.QUIET
         self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: The last cell.
+        self._task: asyncio.Task[None] | None = None
         self._mpi_ports: list[int] = []
 
     def run(self) -> None:
@@ -240,7 +242,7 @@ class Rank:
             ),
         )
         self.wire.before_output = partial(self._features.call, RankFeature.output_sending, False)
-        serve_clients(engine.kernel, self.wire, self._runner.interrupts)
+        serve_clients(engine.kernel, self.wire, self._runner.interrupts, self._cell_ends)
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -281,6 +283,10 @@ class Rank:
 
     def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
         self._task = asyncio.ensure_future(self._run_cell(cell, run))
+
+    async def _cell_ends(self) -> None:
+        while self._task is not None and not self._task.done():
+            await asyncio.wait({self._task})
 
     async def _run_cell(
         self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]

@@ -33,6 +33,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.paths import get_ipython_dir
 
+from allranks.cluster import client_requests
 from allranks.cluster.folders import CLIENT_FILE, connection_files, profile_folder
 from allranks.errors import AllranksError, UsageError
 from allranks.magics.options import cell_parser, command_parser, commands, ensemble_parser
@@ -366,6 +367,7 @@ class ClientPatch:
             if connection_info is None and not any(map(options.get, _NAMES_FILE)):
                 connection_info = self._own(options)
             plain(client, connection_info, **options)
+            client_requests.follow(client)
 
         kind.__init__ = init
 

@@ -137,6 +137,52 @@ def test_a_client_of_a_profile_without_a_cluster_finds_the_ranks(px):
     assert px.value("import ipyparallel as ipp\nipp.Client(profile='mpi').ids") == "[0, 1, 2]"
 
 
+UNTIL = """
+def until(name):
+    import os, time
+    while not os.path.exists(name):
+        time.sleep(0.01)
+"""
+WAITS = "ranks 0–2 must first answer a request of an ipyparallel client"
+
+
+@pytest.mark.parametrize("magic", ["%%px", "%%distributed"])
+def test_a_cell_comes_after_requests_of_a_view_that_does_not_block(px, magic):
+    gate = f"{magic[2:]}-gate"
+    px.run(f"{UNTIL}\ndv.apply_async(until, {gate!r})\ndv.push({{'pushed': {gate!r}}})").ok()
+    cell = px.start(f"{magic}\npushed")
+    cell.wait_for(WAITS)
+    (px.cwd / gate).touch()
+    assert cell.wait().text.endswith(f" → {gate!r}\n")
+    px.run(f"{UNTIL}\ndv.apply_async(until, {gate!r})\ndv.execute('pushed += \"2\"')").ok()
+    assert px.value("ranks.pull('pushed')[1]") == f"'{gate}2'"
+
+
+def test_a_request_of_a_view_comes_after_a_cell_that_awaits(px):
+    waits = "import asyncio, os\nwhile not os.path.exists('open'):\n    await asyncio.sleep(0.01)"
+    px.run(f"%%px --noblock\n{waits}\nawaited = rank").ok()
+    px.run("asked = dv.pull('awaited', block=False)").ok()
+    assert px.value("asked.ready()") == "False"
+    px.run("open('open', 'w').close()").ok()
+    assert px.value("asked.get()") == "[0, 1, 2]"
+
+
+def test_stop_ends_the_request_that_a_cell_waits_for(px):
+    px.run(f"{UNTIL}\nheld = dv.apply_async(until, 'never')").ok()
+    cell = px.start("%%px\nrank")
+    cell.wait_for(WAITS)
+    px.interrupt()
+    cell.wait().fails("KeyboardInterrupt")
+    px.run("held.get()").says("KeyboardInterrupt")
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
+def test_a_cell_does_not_wait_for_the_request_of_a_rank_that_has_died(px):
+    px.run("import os\nlost = rc[1].apply_async(os._exit, 1)").ok()
+    px.run("%%px\nrank").says("rank 1 was replaced")
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
 def test_nbdistributeds_magics_are_there(px):
     assert px.run("%%rank [0,2]\nrank").text == "rank 0 → 0\nrank 2 → 2\n"
     assert px.run("%sync").status == "ok"
