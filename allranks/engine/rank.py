@@ -193,6 +193,7 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.register_magic_function(_for_the_notebook, "line_cell", "distributed")
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
+        setattr(shell, "set_next_input", _no_next_input)  # noqa: B010
         shell.user_ns.update(namespace.names(self.device))
         fresh = shell.init_user_ns
 
@@ -448,6 +449,14 @@ def _no_windows(gui: str | None = None) -> None:
             f"expected figures in the notebook, found %gui {gui}: a rank opens no windows. "
             "Type: %matplotlib inline"
         )
+
+
+def _no_next_input(*_: Any, **__: Any) -> None:
+    # ``%load`` and ``%recall`` would do nothing.
+    raise UsageError(
+        "expected code that a rank can run, found a magic that fills a cell of the notebook. "
+        "Type it in a cell of its own, or for a script: %run FILE"
+    )
 
 
 def _for_the_notebook(line: str, cell: str | None = None) -> None:

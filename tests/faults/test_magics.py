@@ -171,6 +171,13 @@ def test_an_exception_of_a_script_can_be_caught_and_a_script_may_run_another(not
     (notebook.cwd / "outer.ipy").unlink()
 
 
+@pytest.mark.parametrize("magic", ["%load fails_here.py", "%recall 1"])
+def test_a_magic_that_fills_a_cell_is_refused(notebook, script, magic):
+    script("pass")
+    cell = notebook.on_ranks(magic, "-r 0-1").fails("CellFailed")
+    cell.says("raised UsageError", "Type it in a cell of its own, or for a script: %run FILE")
+
+
 @pytest.mark.parametrize(
     "source",
     ["1 / 0\n%rerun", "%timeit -n1 -r1 1 / 0", "%time 1 / 0", "%prun 1 / 0", "%%capture\n1 / 0"],
