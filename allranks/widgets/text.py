@@ -224,12 +224,67 @@ def combined_bar(texts: Sequence[str], ranks: Sequence[int]) -> str:
     return f"{texts[slowest]}  slowest: {ranks[slowest]}, mean {mean:.0f}%"
 
 
+#: The first line of a printed array, tensor, list or dictionary that continues on other lines.
+_VALUE_BEGINS = re.compile(r"\s*[\w.]*[\[({]")
+#: Lines that are looked at for the end of such a value.
+_MOST_VALUE_LINES = 300
+
+
 def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     """Returns the rows of several ranks' lines.
 
     Every rank's lines stay in their order. A line waits for the ranks that are still to write it,
     so that the rows do not depend on who was faster. Progress bars of the same name are one line.
+    The lines of a value are folded together or not at all.
     """
+    rows = _merged_bars({rank: _joined(some) for rank, some in lines.items()})
+    return [
+        Row(row.ranks, Line(row.line.kind, text))
+        for row in rows
+        for text in row.line.text.split("\n")
+    ]
+
+
+def _joined(lines: Sequence[Line]) -> Sequence[Line]:
+    """Returns lines with those of each value joined into one, by line ends."""
+    open_after = [_opened(line.text) for line in lines]
+    if not any(open_after) and all(line.kind != "value" for line in lines):
+        return lines
+    joined, at = [], 0
+    while at < len(lines):
+        end = _end_of_value(lines, open_after, at)
+        text = "\n".join(line.text for line in lines[at:end]) if end > at + 1 else lines[at].text
+        joined.append(Line(lines[at].kind, text))
+        at = end
+    return joined
+
+
+def _opened(text: str) -> int:
+    """Returns how many more brackets a line opens than it closes."""
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    return sum(map(text.count, "[({")) - sum(map(text.count, "])}"))
+
+
+def _end_of_value(lines: Sequence[Line], opened: Sequence[int], first: int) -> int:
+    kind = lines[first].kind
+    if kind == "value":
+        end = first + 1
+        while end < len(lines) and lines[end].kind == kind:
+            end += 1
+        return end
+    if opened[first] > 0 and _VALUE_BEGINS.match(_COLOURS.sub("", lines[first].text)):
+        depth = 0
+        for at in range(first, min(len(lines), first + _MOST_VALUE_LINES)):
+            depth += opened[at]
+            if lines[at].kind != kind:
+                break
+            if depth <= 0:
+                return at + 1
+    return first + 1
+
+
+def _merged_bars(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     if not any(may_be_bar(line.text) for some in lines.values() for line in some):
         return _merged(lines)
     named = {rank: [Line(kind, name_of(text)) for kind, text in lines[rank]] for rank in lines}

@@ -97,6 +97,12 @@ def test_what_is_otherwise_here_is_refused_with_words(px, line, said):
     px.run(f"%%px {line}\nprint('ran')").says("UsageError", said).lacks("ran\n")
 
 
+@pytest.mark.parametrize("option", ["--target 0", "--targ=0", "--t 0 --no-str --group-out engine"])
+def test_options_may_be_abbreviated_as_with_ipyparallel(px, option):
+    assert px.run(f"%%px {option}\nrank").text == "rank 0 → 0\n"
+    px.run("%%px --no\nrank").fails("UsageError", "ambiguous option: --no could match")
+
+
 def test_autopx_and_dist_mode_send_the_following_cells(px):
     px.run("%autopx")
     assert px.run("size").text == "ranks 0–2 → 3\n"
@@ -123,6 +129,14 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     )
     px.run("%%px -a\nrank / 0").ok()
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
+
+
+def test_the_engines_of_the_cluster_are_the_ranks(px):
+    px.run("%px print('for the log')").ok()
+    px.run("%%px --noblock -t 1:\nrank").ok()
+    assert px.value("_._targets, _.get()") == "([1, 2], [1, 2])"
+    assert px.value("cluster.engine_set.n") == "3"
+    assert px.value("cluster.engine_set.get_output().count('for the log')") == "3"
 
 
 def test_pxconfig_sets_options_for_the_following_cells(px):
