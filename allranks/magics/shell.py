@@ -43,7 +43,7 @@ from allranks.post_import import PostImportHook
 _CELL_MAGIC = "%%distributed\n"
 _COMMAND = "%distributed"
 _LOCAL = "%%local"
-_EVERY_CELL = [
+EVERY_CELL = [
     *(_COMMAND, f"%{_COMMAND}", "%%ensemble", "%%px", "%%rank"),
     *("%load_ext allranks", "%reload_ext allranks", "%unload_ext allranks"),
     # Once for all ranks of this machine.
@@ -74,7 +74,7 @@ class EveryCell:
 
     def every_cell(self) -> None:
         # Also those that begin with IPython's own magics.
-        self.commands[:] = _EVERY_CELL
+        self.commands[:] = EVERY_CELL
         self.on()
 
     def off(self) -> None:

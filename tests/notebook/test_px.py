@@ -50,10 +50,12 @@ def test_px_runs_a_cell_or_a_line_on_every_rank(px):
     assert px.run("%px rank + 1").text == "rank 0 → 1\nrank 1 → 2\nrank 2 → 3\n"
 
 
-def test_what_stands_in_braces_belongs_to_the_ranks_and_options_to_the_notebook(px):
+@pytest.mark.parametrize("line", ["{}", "%time {}", "def there():\n    {}\nthere()", "%%time\n{}"])
+def test_what_stands_in_braces_belongs_to_the_ranks_and_options_to_the_notebook(px, line):
     px.run("%dist_mode -d").ok()
     px.run("import os\nchosen = 1").ok()
-    pids = re.findall(r"│ (\d+)", px.run('%px import os; print(f"{os.getpid()}")').text)
+    cell = px.run(line.format('%px import os; print(f"{os.getpid()}", "$chosen")'))
+    pids = re.findall(r"│ (\d+) \$chosen", cell.text)
     assert len({*pids, px.value("os.getpid()")}) == 4
     assert px.run("%%px --targets {chosen}\nprint(f'{rank}')").text == "rank 1 │ 1\n"
 
