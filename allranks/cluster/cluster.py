@@ -422,6 +422,8 @@ class Cluster(Calls):
             run.end()
         finally:
             self._end(run)
+            if run.failed_first is not None:
+                self.failed_first = run.failed_first
             # Before the failure is raised, because the next cell needs all ranks.
             try:
                 self._heal_after(run)
@@ -433,8 +435,6 @@ class Cluster(Calls):
                         self._note_seen(run.cell, *range(self.size))
                     self.hooks.cell_finished()
         failed = self.hooks.take_failure()
-        if run.failed_first is not None:
-            self.failed_first = run.failed_first
         try:
             run.check()
         except CellFailed as error:
