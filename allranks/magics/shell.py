@@ -364,8 +364,10 @@ class ClientPatch:
 
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
-            if connection_info is None and not any(map(options.get, _NAMES_FILE)):
-                connection_info = self._own(options)
+            named = any(map(options.get, _NAMES_FILE))
+            # ``Cluster.from_file()`` has read the file that nobody has named.
+            if not named and (connection_info is None or options.get("cluster") is not None):
+                connection_info = self._own(options) or connection_info
             plain(client, connection_info, **options)
             client_requests.follow(client)
 

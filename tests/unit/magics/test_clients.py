@@ -85,7 +85,10 @@ def test_a_cluster_of_plain_ipyparallel_is_found_by_its_profile(security, connec
     files.write({}, {}, None)
     client(False, **options)
     client(True, **options)
+    read = {"cluster": object(), "profile_dir": str(security.parent)}
+    client(True, {"of": "ipyparallel"}, **read)
     files.close()
+    assert connected.pop() == ({"of": "ipyparallel"}, read)
     # Without arguments, the ranks of this notebook come first.
     assert connected == [(None, options), (None if options else OWN, options)]
 
@@ -97,6 +100,15 @@ def test_a_notebook_on_another_host_of_the_same_home_is_another_notebook(securit
     with pytest.raises(UsageError, match=r"3 ranks on .*-2"):
         client(False, profile="default")
     assert connected == []
+
+
+def test_a_cluster_that_is_read_from_a_file_counts_as_its_profile(other_notebook, connected):
+    read = {"cluster": object(), "profile_dir": str(other_notebook.parents[1])}
+    with pytest.raises(UsageError, match="expected ranks of this notebook, found none"):
+        client(False, {"of": "another notebook"}, **read)
+    client(True, {"of": "another notebook"}, **read)
+    client(False, {"of": "another notebook"}, **read, cluster_id="allranks-1-1")
+    assert [info for info, _ in connected] == [OWN, {"of": "another notebook"}]
 
 
 def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options):
