@@ -435,7 +435,7 @@ def _raising_script(shell: InteractiveShell, quiet: Callable[..., Any]) -> Calla
 
     It does so at its end: until then IPython gives the cell the script's variables.
     """
-    #: Of the ``%run`` that runs; each simulated rank has one of its own.
+    #: What the script of the innermost ``%run`` has raised: a script may run another one.
     running: ContextVar[list[BaseException] | None] = ContextVar("running", default=None)
     execute_as_ipython: Callable[..., None] = shell.safe_execfile
 
@@ -447,6 +447,8 @@ def _raising_script(shell: InteractiveShell, quiet: Callable[..., Any]) -> Calla
             options |= {"exit_ignore": exit_ignore, "raise_exceptions": raise_exceptions}
             execute_as_ipython(*where, **options)
             return
+        if raised:  # the option -N repeats a script
+            return
         try:
             execute_as_ipython(*where, raise_exceptions=True, **options)
         except BaseException as error:
@@ -454,10 +456,12 @@ def _raising_script(shell: InteractiveShell, quiet: Callable[..., Any]) -> Calla
                 raised.append(error)
 
     def execute_module(name: str, names: dict[str, Any]) -> None:
+        raised = running.get()
+        if raised:
+            return
         try:
             names.update(runpy.run_module(str(name), run_name="__main__", alter_sys=True))
         except BaseException as error:
-            raised = running.get()
             if raised is None:
                 raise
             if not has_succeeded(error):

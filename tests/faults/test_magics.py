@@ -140,6 +140,13 @@ def test_a_script_that_fails_fails_the_cell_as_its_code_would(notebook, script, 
     assert on_two(notebook, "__name__").text == "ranks 0–1 → '__main__'\n"
 
 
+def test_a_script_that_is_repeated_and_fails_is_not_run_again(notebook, script):
+    notebook.on_ranks("runs = 0", "-r 0-1")
+    script("global runs; runs += 1; raise ValueError('why')")
+    notebook.on_ranks("%run -i -t -N3 fails_here", "-r 0-1").fails("CellFailed")
+    assert on_two(notebook, "runs").text == "ranks 0–1 → 1\n"
+
+
 def test_the_others_wait_for_the_rank_whose_script_has_failed(notebook, script):
     script("if rank == 1: raise ValueError('why')")
     cell = notebook.on_ranks("%run -i fails_here.py\nbarrier()", "-r 0-1").fails("CellFailed")
