@@ -72,6 +72,7 @@ class Calls(HealedCells):
         if self.busy and self._caller == threading.get_ident():
             # It would wait for itself: another thread's call may have the turn, and wait for the
             # cell of this one.
+            self._catch_up()
             self._check_idle()
         with self._turn:
             while self.busy and self._caller in _other_threads():

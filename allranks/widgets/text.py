@@ -226,8 +226,8 @@ def combined_bar(texts: Sequence[str], ranks: Sequence[int]) -> str:
 
 #: The first line of a printed array, tensor, list or dictionary that continues on other lines.
 _VALUE_BEGINS = re.compile(r"\s*[\w.]*[\[({]")
-#: Lines that are looked at for the end of such a value.
-_MOST_VALUE_LINES = 300
+#: A bracket that is open for more lines than this belongs to no value.
+_MOST_VALUE_LINES = 1000
 
 
 def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
@@ -247,41 +247,45 @@ def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
 
 def _joined(lines: Sequence[Line]) -> Sequence[Line]:
     """Returns lines with those of each value joined into one, by line ends."""
-    open_after = [_opened(line.text) for line in lines]
-    if not any(open_after) and all(line.kind != "value" for line in lines):
+    last = _lines_of_values(lines)
+    if not last:
         return lines
     joined, at = [], 0
     while at < len(lines):
-        end = _end_of_value(lines, open_after, at)
+        end = last.get(at, at) + 1
         text = "\n".join(line.text for line in lines[at:end]) if end > at + 1 else lines[at].text
         joined.append(Line(lines[at].kind, text))
         at = end
     return joined
 
 
-def _opened(text: str) -> int:
-    """Returns how many more brackets a line opens than it closes."""
-    if "\x1b" in text:
-        text = _COLOURS.sub("", text)
-    return sum(map(text.count, "[({")) - sum(map(text.count, "])}"))
-
-
-def _end_of_value(lines: Sequence[Line], opened: Sequence[int], first: int) -> int:
-    kind = lines[first].kind
-    if kind == "value":
-        end = first + 1
-        while end < len(lines) and lines[end].kind == kind:
-            end += 1
-        return end
-    if opened[first] > 0 and _VALUE_BEGINS.match(_COLOURS.sub("", lines[first].text)):
-        depth = 0
-        for at in range(first, min(len(lines), first + _MOST_VALUE_LINES)):
-            depth += opened[at]
-            if lines[at].kind != kind:
-                break
-            if depth <= 0:
-                return at + 1
-    return first + 1
+def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
+    """Returns the last line of each value that begins with a line, by position."""
+    last: dict[int, int] = {}
+    #: The lines that have opened brackets, and how many were open before.
+    open_lines: list[tuple[int, int]] = []
+    kind, first, depth = "", 0, 0
+    for at, line in enumerate(lines):
+        if line.kind != kind:
+            kind, first, depth = line.kind, at, 0
+            open_lines.clear()
+        if kind == "value":
+            if at > first:
+                last[first] = at
+            continue
+        text = _COLOURS.sub("", line.text) if "\x1b" in line.text else line.text
+        begins = _VALUE_BEGINS.match(text)
+        if not begins and not open_lines:
+            continue  # most lines, in little time
+        opened = sum(map(text.count, "[({")) - sum(map(text.count, "])}"))
+        if begins and opened > 0:
+            open_lines.append((at, depth))
+        depth += opened
+        while open_lines and open_lines[-1][1] >= depth:
+            begun, _ = open_lines.pop()
+            if at - begun < _MOST_VALUE_LINES:
+                last[begun] = at
+    return last
 
 
 def _merged_bars(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
