@@ -8,7 +8,11 @@ lists them; the modules of the base classes describe when each hook is called.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterable
+from math import inf
+from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from allranks.errors import FeatureFailed
@@ -46,10 +50,61 @@ def failure(hook: Callable[..., object], error: BaseException) -> FeatureFailed:
     return failed
 
 
+#: The modules of the base classes.
+_BASES = ("allranks.engine.features", "allranks.cluster.features")
+#: How similar a name must be to be taken for a misspelled hook.
+_SIMILAR = 0.66
+
+
+def check(kind: type) -> None:
+    """Raises FeatureFailed if a feature has a misspelled hook, or one with other parameters."""
+    bases = [one for one in kind.__mro__ if one.__module__ in _BASES]
+    hooks: dict[str, Any] = {}
+    for base in reversed(bases):
+        hooks |= {name: hook for name, hook in vars(base).items() if name[0] != "_"}
+    for one in kind.__mro__:
+        if one in bases or not issubclass(one, tuple(bases)):
+            continue
+        for name, value in vars(one).items():
+            if name in hooks:
+                _check_parameters(kind, value, hooks[name])
+            elif name[0] != "_" and (hook := _meant(name, hooks)):
+                raise FeatureFailed(
+                    f"expected hooks of {bases[-1].__name__} in the feature {kind.__module__}, "
+                    f"found {name}, which would never be called. The closest hook is {hook}: "
+                    "correct the name, or begin it with an underscore."
+                )
+
+
+def _meant(name: str, hooks: Iterable[str]) -> str:
+    """Returns the hook that a name resembles, or whose first word it has; "" for none."""
+    closest, *_ = difflib.get_close_matches(name, hooks, 1, 0.0)
+    same = [hook for hook in hooks if "_" in hook and hook.split("_")[0] == name.split("_")[0]]
+    if difflib.SequenceMatcher(None, closest, name).ratio() >= _SIMILAR:
+        return closest
+    return max(same, key=lambda hook: difflib.SequenceMatcher(None, hook, name).ratio(), default="")
+
+
+def _check_parameters(kind: type, own: Any, hook: Any) -> None:
+    if not isinstance(hook, FunctionType) or not isinstance(own, FunctionType):
+        return
+    given, code = hook.__code__.co_argcount, own.__code__
+    needed = code.co_argcount - len(own.__defaults__ or ())
+    most = inf if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+    missing = code.co_kwonlyargcount > len(own.__kwdefaults__ or ())
+    if not needed <= given <= most or missing:
+        name = hook.__name__
+        raise FeatureFailed(
+            f"expected {name}{inspect.signature(hook)} in the feature {kind.__module__}, found "
+            f"{name}{inspect.signature(own)}. Correct its parameters."
+        )
+
+
 class Hooks(Generic[F]):
     """The features of one side; ``failed`` gets what they raise, each with its name.
 
-    A feature that raises does not keep those after it from being called.
+    A feature that raises does not keep those after it from being called. One whose class cannot be
+    made, or has wrong hooks, is left out.
     """
 
     def __init__(
@@ -59,7 +114,10 @@ class Hooks(Generic[F]):
         self.features: list[F] = []
         for kind in classes:
             try:
+                check(kind)
                 self.features.append(kind())
+            except FeatureFailed as wrong:
+                failed(wrong)
             except Exception as error:
                 failed(failure(kind, error))
         self._found: dict[str, list[Callable[..., Any]]] = {}

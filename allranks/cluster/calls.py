@@ -63,11 +63,17 @@ class Calls(HealedCells):
         super().__init__()
         self.raises_own = raises_own
         self._turn = threading.RLock()
+        #: Not the turn, which a running call has: `submit` returns at once.
+        self._submitting = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        # A call from the thread of a running cell is refused later: it would wait for itself.
+        if self.busy and self._caller == threading.get_ident():
+            # It would wait for itself: another thread's call may have the turn, and wait for the
+            # cell of this one.
+            self._catch_up()
+            self._check_idle()
         with self._turn:
             while self.busy and self._caller in _other_threads():
                 time.sleep(_POLL_SECONDS)
@@ -213,7 +219,7 @@ class Calls(HealedCells):
             ``cluster.interrupt()`` ends the one that runs. After the cluster has stopped, the
             remaining calls are cancelled.
         """
-        with self._turn:
+        with self._submitting:
             # One thread: cells cannot run side by side, and this keeps the calls in their order.
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "allranks-calls")
@@ -230,7 +236,8 @@ class Calls(HealedCells):
         return await asyncio.to_thread(self.map, function, *items, timeout=timeout)
 
     def _end_submitted(self, *, wait: bool) -> None:
-        executor, self._executor = self._executor, None
+        with self._submitting:
+            executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=wait, cancel_futures=not wait)
 

@@ -316,14 +316,29 @@ class CellRun:
         """Handles the remaining events of a settled cell.
 
         Raises ClusterLost if a rank died; CellInterrupted or CellTimeout if the ranks were ended
-        for it.
+        for it. The error has the reports of ranks that had failed before.
         """
         self._connection.step(0)
         if self._connection.closed:
             kind = CellTimeout if self.timed_out else CellInterrupted
-            raise kind(self._connection.lost_because or "the ranks were stopped")
+            why = self._connection.lost_because or "the ranks were stopped"
+            causes, told = self._failed_before()
+            if not causes:
+                raise kind(why)
+            message = f"{failures.plain(failures.headline(causes, self.size))}; {why}"
+            error = kind(message, f"{told}\n\n{why}", causes)
+            error.add_note(failures.plain(error.text))
+            raise error
         if self._connection.roster.ends:
-            raise ClusterLost(self._lose())
+            why = self._lose()
+            _, told = self._failed_before()
+            raise ClusterLost("\n\n".join(filter(None, [why, failures.plain(told)])))
+
+    def _failed_before(self) -> tuple[list[Report], str]:
+        """Returns the reports of ranks that raised an exception of their own, and their text."""
+        failed = [reply for _, reply in sorted(self.replies.items()) if reply.status == "error"]
+        reports = [reply.report for reply in failed if reply.report]
+        return reports, failures.describe(reports, [report.rank for report in reports])
 
     def _lose(self) -> str:
         """Shows the unsent output of dead ranks, and returns what happened."""

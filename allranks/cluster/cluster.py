@@ -354,6 +354,11 @@ class Cluster(Calls):
     def _prepare(self, chosen: tuple[int, ...], view: View) -> None:
         # Ranks may die while they leave the cell before: then choose again.
         roster = self._ranks.roster
+
+        def tell(line: str) -> None:
+            view.notice(line)
+            view.refresh()
+
         while True:
             gone = set(chosen) & set(roster.dead)
             if gone and not self._heals_by_itself:
@@ -362,6 +367,7 @@ class Cluster(Calls):
                     f"Type: %distributed heal   or leave {label(gone)} out: -r"
                 )
             self.show_late(view)
+            self._ranks.await_clients(chosen, tell)
             self._renew()
             if not set(chosen) & set(roster.dead):
                 return
@@ -416,6 +422,8 @@ class Cluster(Calls):
             run.end()
         finally:
             self._end(run)
+            if run.failed_first is not None:
+                self.failed_first = run.failed_first
             # Before the failure is raised, because the next cell needs all ranks.
             try:
                 self._heal_after(run)
@@ -427,8 +435,6 @@ class Cluster(Calls):
                         self._note_seen(run.cell, *range(self.size))
                     self.hooks.cell_finished()
         failed = self.hooks.take_failure()
-        if run.failed_first is not None:
-            self.failed_first = run.failed_first
         try:
             run.check()
         except CellFailed as error:
@@ -478,7 +484,8 @@ class Cluster(Calls):
         Raises:
             UsageError: a value cannot be pickled, or a rank is busy.
         """
-        self.ask(requests.PUSH, {}, variables.pack(values, "the ranks"), ranks=ranks)
+        packed = variables.pack(values, "the ranks")
+        self.ask(requests.PUSH, {}, packed, ranks=self._after_clients(ranks))
 
     def pull(
         self, names: str | Sequence[str], ranks: Iterable[int] | None = None
@@ -489,8 +496,14 @@ class Cluster(Calls):
             UsageError: a rank has no such variable, cannot send it, or is busy.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        answers = self.ask(requests.PULL, {"names": wanted}, ranks=ranks)
+        answers = self.ask(requests.PULL, {"names": wanted}, ranks=self._after_clients(ranks))
         return variables.unpack(answers, names)
+
+    def _after_clients(self, ranks: Iterable[int] | None) -> tuple[int, ...]:
+        self._catch_up()
+        chosen = among(ranks, self.size)
+        self._ranks.await_clients(chosen, lambda line: None)
+        return chosen
 
     def status(self) -> list[RankStatus]:
         """Returns the state of every rank, and its current line."""

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from allranks.cluster import failures
+from allranks.cluster import client_requests, failures
 from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.folders import ConnectionFiles, name_session_folder
@@ -28,6 +28,7 @@ from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sessions import AttachedHostAgent, visit
 from allranks.cluster.sockets import (
     Answers,
+    ClientAnswered,
     DeliverAnswer,
     Event,
     EventQueue,
@@ -52,6 +53,7 @@ _PRELOAD_SECONDS = 120.0
 _ASK_SECONDS = 30.0
 _CLIENT_SECONDS = 30.0
 _CLIENT_TRY_SECONDS = 3.0
+_SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 _ATTACH_SECONDS = 20.0
 _REACH_SECONDS = 0.02
@@ -529,6 +531,7 @@ class Connection:
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
             made = ipyparallel.Client(self.ipyparallel["client"], timeout=_CLIENT_SECONDS)
+            client_requests.follow(made)
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
             except TimeoutError:
@@ -542,6 +545,34 @@ class Connection:
             else:
                 self._clients.append(made)
         return self._clients[0]
+
+    def await_clients(self, ranks: Collection[int], tell: Callable[[str], object]) -> None:
+        """Waits until ranks have answered all requests of ipyparallel's clients in this process.
+
+        An interrupt interrupts the requests, and raises KeyboardInterrupt. A rank that has died is
+        not waited for. ``tell`` gets a line if it takes long.
+        """
+        roster = self.roster
+
+        def busy() -> dict[str, int]:
+            there = [] if roster.ends or self.closed else set(ranks) - set(roster.dead)
+            engines = {roster.hellos[r].engine: r for r in there if r in roster.hellos}
+            waits = client_requests.unanswered(engines).values()
+            return {engine: engines[engine] for found in waits for engine in found}
+
+        if not (engines := busy()):
+            return
+        client_requests.call_when_answered(engines, lambda: self.inbox.put(ClientAnswered()))
+        quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
+        with self.inbox.hearing_interrupts():
+            while engines := busy():
+                if self.step(_POLL_SECONDS):
+                    client_requests.interrupt(engines)
+                    raise KeyboardInterrupt
+                if quiet is not None and quiet.left() <= 0:
+                    quiet = None
+                    which = label(sorted(engines.values()))
+                    tell(f"{which} must first answer a request of an ipyparallel client")
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):

@@ -330,19 +330,30 @@ class ConnectionFiles:
             self._keeper.close(_CLOSE_SECONDS)
 
 
-def connection_files() -> list[tuple[Path, int]]:
-    """Returns the file and the size of each cluster of this user's notebooks on this host."""
-    place = profile_folder()
-    found = []
-    if place is not None:
-        folder = place / "security"
-        _sweep_files(folder)
-        for path in sorted(folder.glob("cluster-*.json")):
-            try:
-                size = json.loads(path.read_text())["engines"]["sets"][_set_name()]["n"]
-            except (OSError, ValueError, LookupError, TypeError):
-                continue  # not one of ours, or removed just now
-            found.append((_paths(folder, path.stem.removeprefix("cluster-"))[0], size))
+#: The file that clients take if nobody names another one.
+CLIENT_FILE = "ipcontroller-client.json"
+
+
+def connection_files(profile: Path | None) -> dict[Path, str]:
+    """Returns the files for clients of the clusters of this user's notebooks, and their sizes.
+
+    A shared home also has those of other hosts, whose notebooks may have ended.
+    """
+    found: dict[Path, str] = {}
+    if profile is None:
+        return found
+    folder = profile / "security"
+    _sweep_files(folder)
+    for path in sorted(folder.glob("cluster-*.json")):
+        try:
+            ((name, engines),) = json.loads(path.read_text())["engines"]["sets"].items()
+            size = engines["n"]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # not one of ours, or removed just now
+        if name.startswith(_SET_NAME):
+            where = "" if name == _set_name() else f" on {name.removeprefix(_SET_NAME)}"
+            client = _paths(folder, path.stem.removeprefix("cluster-"))[0]
+            found[client] = f"{size} ranks{where}"
     return found
 
 

@@ -190,11 +190,18 @@ def chosen(name: str) -> SessionInfo:
         if len(free) == 1:
             return free[0]
         found = free or all_of_them
-        names = ", ".join(f"{one.name} ({one.size} ranks of {one.notebook})" for one in found)
-        wanted = "one cluster" if free else "a cluster that this notebook has had"
+        whose = (
+            f"{len(free)} clusters have been this notebook's"
+            if free
+            else "no cluster here has been this notebook's"
+        )
+        lines = [
+            f"  %distributed attach {one.name}  {label(range(one.size))} of {one.notebook}"
+            for one in found
+        ]
         raise UsageError(
-            f"expected {wanted} to attach to, found {names}. "
-            f"Type for example: %distributed attach {found[-1].name}"
+            f"expected the name of a cluster, found none, and {whose}. Type one of:\n"
+            + "\n".join(lines)
         )
     named = [one for one in all_of_them if one.name.startswith(name)]
     if len(named) != 1:

@@ -72,8 +72,13 @@ class InterruptRequested:
     """The user interrupted the notebook's kernel."""
 
 
+@dataclass(frozen=True)
+class ClientAnswered:
+    """A client of ipyparallel has the answer to a request."""
+
+
 #: An exception is that of a message of a rank that could not be read.
-Event = FromRank | FromHostAgent | InterruptRequested | Exception
+Event = FromRank | FromHostAgent | InterruptRequested | ClientAnswered | Exception
 
 
 class EventQueue:

@@ -84,10 +84,11 @@ def _export(said: argparse.Namespace) -> int:
             f"export expected no {said.more[0]}. Options of sbatch go with --to slurm; "
             "type for the others: allranks export --help"
         )
+    cells = cells_of(read_notebook(path))
     typed = (path.name if word == str(path) else word for word in sys.argv[1:])
     command = shlex.join(["allranks", *typed])
     script = path.with_suffix(".py").name if said.to or not said.out else Path(said.out).name
-    made = export_script(cells_of(read_notebook(path)), path.name, script, command)
+    made = export_script(cells, path.name, script, command)
     if said.to is None:
         _write(Path(said.out or script), made.source, path)
     else:

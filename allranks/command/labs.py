@@ -33,15 +33,14 @@ def copy(folder: Path) -> int:
             f"expected the labs in {_PLACES[0]}, found none. Type: pip install --force-reinstall "
             "allranks"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = []
-    for lab in labs:
-        try:
-            # "x": in a folder of several users, a link could lead to any new file.
-            with (folder / lab.name).open("x", encoding="utf-8") as copied:
-                copied.write(_without_output(lab.read_text(encoding="utf-8")))
-        except FileExistsError:
-            kept.append(lab.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = [lab.name for lab in labs if not _copy_one(lab, folder)]
+    except OSError as error:
+        raise UsageError(
+            f"expected a folder to which the labs can be copied, found {folder}: "
+            f"{error.strerror}. Type for example: allranks labs course"
+        ) from error
     sys.stdout.write(f"{len(labs) - len(kept)} labs were copied to {folder.resolve()}.\n")
     if kept:
         sys.stdout.write(f"Not overwritten: {', '.join(kept)}\n")
@@ -51,6 +50,16 @@ def copy(folder: Path) -> int:
         )
     sys.stdout.write(f"Type: jupyter lab {folder / labs[0].name}\n")
     return 0
+
+
+def _copy_one(lab: Path, folder: Path) -> bool:
+    try:
+        # "x": in a folder of several users, a link could lead to any new file.
+        with (folder / lab.name).open("x", encoding="utf-8") as copied:
+            copied.write(_without_output(lab.read_text(encoding="utf-8")))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _without_output(text: str) -> str:

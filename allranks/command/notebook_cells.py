@@ -17,13 +17,20 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from allranks.errors import UsageError
 from allranks.magics.options import CellOptions, parse_cell, parse_command
+from allranks.magics.shell import EVERY_CELL
 from allranks.notebook import load_features
 
 _MAGIC, _COMMAND = "%%distributed", "%distributed"
 #: Magics of ``%load_ext allranks.px`` that run on ranks, or say what does.
-_PX = ("%%px", "%px", "%autopx", "%dist_init", "%dist_mode", "%sync")
+_PX = ("px", "autopx", "dist_init", "dist_mode", "sync")
+#: Other magics that run on ranks. They are the first line of their cell.
+_CELL_MAGICS = ("distributed", "rank", "ensemble")
+#: Commands of ``%distributed`` that need a line of their own.
+_LINE_COMMANDS = (["on"], ["off"], ["push"])
 #: A cell that begins with one of these runs in the notebook, also after ``%distributed on``.
 _FOR_NOTEBOOK = (_COMMAND, "%%", "%load_ext", "%reload_ext")
+#: The same in the kernel of ranks.
+_FOR_NOTEBOOK_OF_RANKS = (*EVERY_CELL, "%%local")
 #: The tag of a cell that may fail: "Run all" continues after it.
 FAILS = "raises-exception"
 
@@ -102,6 +109,7 @@ def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
     load_features()  # some options are theirs
     # The notebook's own kernel may be the one that sends every cell to the ranks.
     on = str(_under(notebook, "metadata", "kernelspec", "name")).startswith("allranks")
+    for_notebook = _FOR_NOTEBOOK_OF_RANKS if on else _FOR_NOTEBOOK
     number = 0
     for cell in notebook["cells"]:
         source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
@@ -129,19 +137,66 @@ def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
             yield NotebookCell(RANKS, where, rest, first.strip(), options, fails)
         elif word == "%%ensemble":
             yield NotebookCell(ENSEMBLE, where, rest, first.strip())
-        elif px := {line.split()[0] for line in source.splitlines() if line.strip()} & {*_PX}:
-            raise UsageError(
-                f"{where} expected {_MAGIC}, found {min(px)}, whose engines a script does not "
-                f"know. Type {_MAGIC} in its place, and export again."
-            )
-        elif on and not source.lstrip().startswith(_FOR_NOTEBOOK):
-            yield NotebookCell(RANKS, where, source.strip("\n"), fails=fails)
         else:
+            runs_here = not on or source.lstrip().startswith(for_notebook)
+            _refuse_magics_of_ranks(source, where, lines_only=runs_here)
+            if not runs_here:
+                yield NotebookCell(RANKS, where, source.strip("\n"), fails=fails)
+                continue
             for one in _in_notebook(source, where):
                 if one.magic in ("on", "off"):
                     on = one.magic == "on"
                 else:
                     yield one
+
+
+def _refuse_magics_of_ranks(source: str, where: str, *, lines_only: bool) -> None:
+    name = next(_magics_of_ranks(source, lines_only=lines_only), "")
+    if name.strip("%") in _PX:
+        raise UsageError(
+            f"{where} expected {_MAGIC}, found {name}, whose engines a script does not "
+            f"know. Type {_MAGIC} in its place, and export again."
+        )
+    if name:
+        place = "of a cell" if name.startswith("%%") else "of a line"
+        raise UsageError(
+            f"{where} expected {name} at the beginning {place}, found it in another magic or in a "
+            "statement. Move it there, and export again."
+        )
+
+
+def _magics_of_ranks(source: str, *, lines_only: bool) -> Iterator[str]:
+    """Yields the magics in a cell by which ranks run code or get variables, as they are typed.
+
+    With ``lines_only``, lines that are a whole command of ``%distributed`` are left out.
+    """
+    lines = source.splitlines()
+    if lines_only:
+        lines = [line for line in lines if line.split()[:1] != [_COMMAND]]
+    words = {line.split()[0] for line in lines if line.strip()}
+    yield from sorted(words & {f"{percent}{name}" for name in _PX for percent in ("%", "%%")})
+    try:
+        tree = ast.parse(TransformerManager().transform_cell("\n".join(lines)))
+    except (SyntaxError, ValueError):
+        # Without a percent sign, where that is no Python.
+        yield from sorted(f"%{name}" for name in words & {*_PX})
+        return
+    for call in ast.walk(tree):
+        if not _asks_shell(call):
+            continue
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Attribute)
+        given = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+        name, *rest = [*given, ""]
+        if call.func.attr == "run_cell_magic" and name in (*_PX, *_CELL_MAGICS):
+            yield f"%%{name}"
+        elif call.func.attr == "run_line_magic" and (
+            name in _PX or (f"%{name}" == _COMMAND and rest[0].split()[:1] in _LINE_COMMANDS)
+        ):
+            yield f"%{name}"
+        for inner in rest:  # as of %time and %%capture
+            if "%" in inner:
+                yield from _magics_of_ranks(inner, lines_only=False)
 
 
 def _in_notebook(source: str, where: str) -> Iterator[NotebookCell]:

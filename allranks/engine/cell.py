@@ -34,11 +34,11 @@ from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
 from allranks.collectives.world import World
 from allranks.engine.exceptions import (
     Exceptions,
-    fail_captured,
     has_succeeded,
     is_a,
     is_outside_of_cell,
     plain,
+    raise_in_magics,
     report,
     text_of,
     traceback_of,
@@ -115,7 +115,7 @@ class CellRunner:
         self.interrupts = Interrupts(lambda: features.call(RankFeature.interrupted))
         self._exceptions = Exceptions(shell, self.features, self.interrupts)
         end_cells_too(shell, self.interrupts)
-        fail_captured(shell)
+        raise_in_magics(shell)
         repeat_dropped_interrupts(self.interrupts.repeat)
         self._trigger_as_ipython: Callable[..., None] = shell.events.trigger
         setattr(shell.events, "trigger", self._trigger)  # noqa: B010  a method, to mypy

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
 from signal import default_int_handler, getsignal
 from signal import signal as on_signal
@@ -20,7 +22,14 @@ from typing import Any, cast
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from allranks.collectives.calls.guard import LIBRARY, MPI4PY, OURS, kind_of, source_line
+from allranks.collectives.calls.guard import (
+    LIBRARY,
+    MPI4PY,
+    OURS,
+    USER,
+    kind_of,
+    source_line,
+)
 from allranks.engine.features import RankHooks
 from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
 from allranks.engine.telemetry import CELL_FILE
@@ -383,15 +392,23 @@ def _bounded(text: str, most: int) -> str:
     return f"{text[: most // 2]}\x1b[0m … {left_out:,} characters … {text[-(most // 2) :]}"
 
 
-def fail_captured(shell: InteractiveShell) -> None:
-    """Has ``%%capture`` raise its cell's exception, which IPython only shows."""
-    manager = shell.magics_manager
-    magics = manager.magics["cell"]
-    # The registry loads IPython's own now, which would replace this one later.
-    quiet = manager.registry["ExecutionMagics"].capture
+def raise_in_magics(shell: InteractiveShell) -> None:
+    """Has the magics that run code raise its exception, which IPython only shows."""
+    magics = shell.magics_manager.magics
+    # The registry loads IPython's own now, which would replace ours later.
+    for name in ("ExecutionMagics", "HistoryMagics"):
+        _ = shell.magics_manager.registry[name]
+    magics["cell"]["capture"] = _raising(shell, magics["cell"]["capture"])
+    magics["line"]["rerun"] = _raising(shell, magics["line"]["rerun"])
+    magics["line"]["run"] = _raising_script(shell, magics["line"]["run"])
+
+
+def _raising(shell: InteractiveShell, quiet: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a magic that raises the exception of the cell that it runs."""
 
     @wraps(quiet)
-    def capture(line: str, cell: str) -> None:
+    def raising(*arguments: Any) -> None:
+        __tracebackhide__ = True
         run_cell: Callable[..., ExecutionResult] = shell.run_cell
         results: list[ExecutionResult] = []
 
@@ -401,12 +418,69 @@ def fail_captured(shell: InteractiveShell) -> None:
 
         setattr(shell, "run_cell", remembering)  # noqa: B010  a method, to mypy
         try:
-            quiet(line, cell)
+            quiet(*arguments)
         finally:
             setattr(shell, "run_cell", run_cell)  # noqa: B010
-        error = results[0].error_before_exec or results[0].error_in_exec
-        if error is not None:
-            tb = from_cell(error, lambda file: file.startswith(CELL_FILE))
-            raise BaseException.with_traceback(error, tb)
+        for result in results:
+            error = result.error_before_exec or result.error_in_exec
+            if error is not None:
+                tb = from_cell(error, lambda file: file.startswith(CELL_FILE))
+                raise BaseException.with_traceback(error, tb)
 
-    magics["capture"] = capture
+    return raising
+
+
+def _raising_script(shell: InteractiveShell, quiet: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a ``%run`` that raises the exception of its script.
+
+    It does so at its end: until then IPython gives the cell the script's variables.
+    """
+    #: What the script of the innermost ``%run`` has raised: a script may run another one.
+    running: ContextVar[list[BaseException] | None] = ContextVar("running", default=None)
+    execute_as_ipython: Callable[..., None] = shell.safe_execfile
+
+    def execute(
+        *where: Any, exit_ignore: bool = False, raise_exceptions: bool = False, **options: Any
+    ) -> None:
+        raised = running.get()
+        if raised is None or raise_exceptions:
+            options |= {"exit_ignore": exit_ignore, "raise_exceptions": raise_exceptions}
+            execute_as_ipython(*where, **options)
+            return
+        if raised:  # the option -N repeats a script
+            return
+        try:
+            execute_as_ipython(*where, raise_exceptions=True, **options)
+        except BaseException as error:
+            if not (exit_ignore and is_a(error, SystemExit)):
+                raised.append(error)
+
+    def execute_module(name: str, names: dict[str, Any]) -> None:
+        raised = running.get()
+        if raised:
+            return
+        try:
+            names.update(runpy.run_module(str(name), run_name="__main__", alter_sys=True))
+        except BaseException as error:
+            if raised is None:
+                raise
+            if not has_succeeded(error):
+                raised.append(error)
+
+    @wraps(quiet)
+    def run(*arguments: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        raised: list[BaseException] = []
+        before = running.set(raised)
+        try:
+            value = quiet(*arguments, **options)
+        finally:
+            running.reset(before)
+        for error in raised:
+            tb = from_cell(error, lambda file: kind_of(file) == USER)
+            raise BaseException.with_traceback(error, tb)
+        return value
+
+    setattr(shell, "safe_execfile", execute)  # noqa: B010
+    setattr(shell, "safe_run_module", execute_module)  # noqa: B010
+    return run

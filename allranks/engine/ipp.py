@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -188,10 +188,13 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         self._ready(self)
 
 
-def serve_clients(kernel: Any, wire: RankWire, interrupts: Interrupts) -> None:
+def serve_clients(
+    kernel: Any, wire: RankWire, interrupts: Interrupts, cell_ends: Callable[[], Awaitable[None]]
+) -> None:
     """Sends clients the output of their requests, and lets their signals interrupt a request.
 
-    An engine of ipyparallel has its own standard streams, and a nanny for signals.
+    An engine of ipyparallel has its own standard streams, and a nanny for signals. A request waits
+    for ``cell_ends``: a cell that came earlier may await.
     """
     failed: list[Entry] = []
     execute = kernel.do_execute
@@ -204,6 +207,7 @@ def serve_clients(kernel: Any, wire: RankWire, interrupts: Interrupts) -> None:
 
     def answering(handle: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+            await cell_ends()
             failed.clear()
             # A rank that drops the requests behind an error leaves the others waiting for it in
             # a collective. The next `%%px` can come that early: an interrupted one does not wait.

@@ -94,6 +94,8 @@ class Rank:
         quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == libraries.QUIET
         self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: The last cell.
+        self._task: asyncio.Task[None] | None = None
         self._mpi_ports: list[int] = []
 
     def run(self) -> None:
@@ -194,6 +196,7 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.register_magic_function(_for_the_notebook, "line_cell", "distributed")
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
+        setattr(shell, "set_next_input", _no_next_input)  # noqa: B010
         shell.user_ns.update(namespace.names(self.device))
         fresh = shell.init_user_ns
 
@@ -243,7 +246,7 @@ class Rank:
             ),
         )
         self.wire.before_output = partial(self._features.call, RankFeature.output_sending, False)
-        serve_clients(engine.kernel, self.wire, self._runner.interrupts)
+        serve_clients(engine.kernel, self.wire, self._runner.interrupts, self._cell_ends)
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -284,6 +287,10 @@ class Rank:
 
     def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
         self._task = asyncio.ensure_future(self._run_cell(cell, run))
+
+    async def _cell_ends(self) -> None:
+        while self._task is not None and not self._task.done():
+            await asyncio.wait({self._task})
 
     async def _run_cell(
         self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]
@@ -445,6 +452,14 @@ def _no_windows(gui: str | None = None) -> None:
             f"expected figures in the notebook, found %gui {gui}: a rank opens no windows. "
             "Type: %matplotlib inline"
         )
+
+
+def _no_next_input(*_: Any, **__: Any) -> None:
+    # ``%load`` and ``%recall`` would do nothing.
+    raise UsageError(
+        "expected code that a rank can run, found a magic that fills a cell of the notebook. "
+        "Type it in a cell of its own, or for a script: %run FILE"
+    )
 
 
 def _for_the_notebook(line: str, cell: str | None = None) -> None:

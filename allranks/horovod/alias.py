@@ -201,7 +201,7 @@ def install_tensorflow() -> bool:
 
     Returns whether it is.
     """
-    version = config.variable_choice(TENSORFLOW_SETTING, ("1", "2"), "2")
+    version = config.variable_choice(TENSORFLOW_SETTING, ("0", "1", "2"), "2")
     # Not by sys.modules["tensorflow"], because packages find version 2 there.
     if version == "1":
         builtins.__import__ = _import_version_1

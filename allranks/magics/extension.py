@@ -105,7 +105,8 @@ class PxMagics(Magics):
 
     def _parse(self, line: str) -> tuple[CellOptions, bool]:
         """Returns the options of a cell, and whether the notebook waits for it."""
-        parser = Parser("%%px", "Runs the cell on the ranks, as %%distributed does.")
+        about = "Runs the cell on the ranks, as %%distributed does."
+        parser = Parser("%%px", about, abbreviates=True)
         add = parser.add_argument
         add("-t", "--targets")
         add("-o", "--out", metavar="NAME")
@@ -181,7 +182,8 @@ class PxMagics(Magics):
     @line_magic("dist_init")  # type: ignore[arg-type]
     def dist_init(self, line: str) -> None:
         """Starts the ranks, which run every following cell: ``%distributed start`` and ``on``."""
-        parser = Parser("%dist_init", "Starts the ranks, which run every following cell.")
+        about = "Starts the ranks, which run every following cell."
+        parser = Parser("%dist_init", about, abbreviates=True)
         parser.add_argument("-n", "--num-processes", type=int)
         parser.add_argument("-g", "--gpu-ids")
         try:

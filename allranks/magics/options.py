@@ -102,12 +102,13 @@ class HelpShown(Exception):
 class Parser(argparse.ArgumentParser):
     """Raises errors instead of ending the notebook's kernel.
 
-    ``program`` is the beginning of the line, ``about`` its purpose.
+    ``program`` is the beginning of the line, ``about`` its purpose. ``abbreviates`` is true for
+    magics of other packages that accept abbreviations: of ours, a later option could make one
+    ambiguous.
     """
 
-    def __init__(self, program: str, about: str = "") -> None:
-        # Without abbreviations: a later option could make one ambiguous.
-        super().__init__(prog=program, description=about, allow_abbrev=False)
+    def __init__(self, program: str, about: str = "", *, abbreviates: bool = False) -> None:
+        super().__init__(prog=program, description=about, allow_abbrev=abbreviates)
 
     @property
     def words(self) -> list[str]:

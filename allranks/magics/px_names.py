@@ -11,6 +11,8 @@ from typing import Any
 
 from allranks.magics.session import Session
 
+_LOG_NBYTES = 10_000
+
 
 class ClientProxy:
     """A client or a view of ipyparallel, which is made when it is first used."""
@@ -48,6 +50,26 @@ class ClientProxy:
         return "<ipyparallel on the ranks of this notebook>"
 
 
+class EngineSet:
+    """What notebooks use of a launcher of ipyparallel: how many ranks there are, and their logs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def n(self) -> int:
+        """The number of ranks; 0 if there are none."""
+        running = self._session.running
+        return 0 if running is None else running.size
+
+    def get_output(self) -> str:
+        """Returns the ends of the ranks' logs."""
+        running = self._session.running
+        if running is None:
+            return ""
+        return "".join(running.log_end(rank, _LOG_NBYTES) for rank in range(running.size))
+
+
 class PxCluster:
     """What notebooks use of ``ipyparallel.Cluster``, on the ranks of this notebook."""
 
@@ -67,6 +89,11 @@ class PxCluster:
         """Starts the ranks, and returns ``rc``."""
         self.start_cluster_sync(n)
         return self._client
+
+    @property
+    def engine_set(self) -> EngineSet:
+        """The ranks, as the engines that a launcher of ipyparallel has started."""
+        return EngineSet(self._session)
 
     def stop_cluster_sync(self) -> None:
         """Ends the ranks, if there are any."""

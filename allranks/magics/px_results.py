@@ -42,6 +42,8 @@ class PxResult:
         self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
     ) -> None:
         self._cluster, self._ranks, self._fold = cluster, tuple(ranks), fold
+        #: Programs for ipyparallel read this name.
+        self._targets = list(ranks)
         self._output: list[Output] = []
         self._future: Future[list[Any]] = Future()
         begun = threading.Event()

@@ -33,7 +33,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.paths import get_ipython_dir
 
-from allranks.cluster.folders import connection_files
+from allranks.cluster import client_requests
+from allranks.cluster.folders import CLIENT_FILE, connection_files, profile_folder
 from allranks.errors import AllranksError, UsageError
 from allranks.magics.options import cell_parser, command_parser, commands, ensemble_parser
 from allranks.magics.session import Session
@@ -42,7 +43,7 @@ from allranks.post_import import PostImportHook
 _CELL_MAGIC = "%%distributed\n"
 _COMMAND = "%distributed"
 _LOCAL = "%%local"
-_EVERY_CELL = [
+EVERY_CELL = [
     *(_COMMAND, f"%{_COMMAND}", "%%ensemble", "%%px", "%%rank"),
     *("%load_ext allranks", "%reload_ext allranks", "%unload_ext allranks"),
     # Once for all ranks of this machine.
@@ -73,7 +74,7 @@ class EveryCell:
 
     def every_cell(self) -> None:
         # Also those that begin with IPython's own magics.
-        self.commands[:] = _EVERY_CELL
+        self.commands[:] = EVERY_CELL
         self.on()
 
     def off(self) -> None:
@@ -341,8 +342,10 @@ class AnsweredWhileBusy:
             kernel.set_parent(ident, self._busy.request() or kernel.get_parent("shell"))
 
 
-#: Arguments that choose a cluster.
-_CHOOSE = ("url_file", "url_or_file", "profile", "profile_dir", "ipython_dir", "cluster_id")
+#: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
+_NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
+#: Arguments that choose the folder with the files.
+_CHOOSES_FOLDER = ("profile", "profile_dir", "ipython_dir")
 
 
 class ClientPatch:
@@ -361,36 +364,47 @@ class ClientPatch:
 
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
-            chosen = [name for name in _CHOOSE if options.get(name)]
-            if connection_info is None and (not chosen or self._replaces(chosen, options)):
-                connection_info = self._own()
+            named = any(map(options.get, _NAMES_FILE))
+            # ``Cluster.from_file()`` has read the file that nobody has named.
+            if not named and (connection_info is None or options.get("cluster") is not None):
+                connection_info = self._own(options) or connection_info
             plain(client, connection_info, **options)
+            client_requests.follow(client)
 
         kind.__init__ = init
 
-    def _replaces(self, chosen: list[str], options: dict[str, Any]) -> bool:
-        # Courses connect by the profile of a cluster that was started in a shell.
-        if chosen != ["profile"] or self._session.running is None:
-            return False
-        folder = Path(get_ipython_dir(), f"profile_{options['profile']}", "security")
-        return not any(folder.glob("*-client.json"))
-
-    def _own(self) -> dict[str, Any] | None:
+    def _own(self, options: dict[str, Any]) -> dict[str, Any] | None:
         """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
 
-        Raises UsageError if only other notebooks have ranks.
+        Raises UsageError if it would find the ranks of another notebook.
         """
         running = self._session.running
+        chosen = any(map(options.get, _CHOOSES_FOLDER))
+        if running is not None and not chosen:
+            return running.connection_information()
+        profile = _profile(options) if chosen else profile_folder()
+        files = connection_files(profile)
+        # Courses connect by the profile of a cluster that was started in a shell.
+        found = profile / "security" / CLIENT_FILE if profile is not None else None
+        if found is not None and found.exists() and found not in files:
+            return None
         if running is not None:
             return running.connection_information()
-        others = connection_files()
-        if not others:
+        if not files:
             return None
-        lines = [f"  ipp.Client({str(path)!r})  {size} ranks" for path, size in others]
+        lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
         raise UsageError(
             "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
             "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
         )
+
+
+def _profile(options: dict[str, Any]) -> Path:
+    """Returns the folder of the profile that ipyparallel would choose."""
+    if options.get("profile_dir"):
+        return Path(options["profile_dir"]).expanduser()
+    place = options.get("ipython_dir") or get_ipython_dir()
+    return Path(place, f"profile_{options.get('profile') or 'default'}")
 
 
 _MAGIC = re.compile(r"\s*(%{1,2})(distributed|ensemble)\b(.*)", re.DOTALL)

@@ -224,12 +224,71 @@ def combined_bar(texts: Sequence[str], ranks: Sequence[int]) -> str:
     return f"{texts[slowest]}  slowest: {ranks[slowest]}, mean {mean:.0f}%"
 
 
+#: The first line of a printed array, tensor, list or dictionary that continues on other lines.
+_VALUE_BEGINS = re.compile(r"\s*[\w.]*[\[({]")
+#: A bracket that is open for more lines than this belongs to no value.
+_MOST_VALUE_LINES = 1000
+
+
 def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     """Returns the rows of several ranks' lines.
 
     Every rank's lines stay in their order. A line waits for the ranks that are still to write it,
     so that the rows do not depend on who was faster. Progress bars of the same name are one line.
+    The lines of a value are folded together or not at all.
     """
+    rows = _merged_bars({rank: _joined(some) for rank, some in lines.items()})
+    return [
+        Row(row.ranks, Line(row.line.kind, text))
+        for row in rows
+        for text in row.line.text.split("\n")
+    ]
+
+
+def _joined(lines: Sequence[Line]) -> Sequence[Line]:
+    """Returns lines with those of each value joined into one, by line ends."""
+    last = _lines_of_values(lines)
+    if not last:
+        return lines
+    joined, at = [], 0
+    while at < len(lines):
+        end = last.get(at, at) + 1
+        text = "\n".join(line.text for line in lines[at:end]) if end > at + 1 else lines[at].text
+        joined.append(Line(lines[at].kind, text))
+        at = end
+    return joined
+
+
+def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
+    """Returns the last line of each value that begins with a line, by position."""
+    last: dict[int, int] = {}
+    #: The lines that have opened brackets, and how many were open before.
+    open_lines: list[tuple[int, int]] = []
+    kind, first, depth = "", 0, 0
+    for at, line in enumerate(lines):
+        if line.kind != kind:
+            kind, first, depth = line.kind, at, 0
+            open_lines.clear()
+        if kind == "value":
+            if at > first:
+                last[first] = at
+            continue
+        text = _COLOURS.sub("", line.text) if "\x1b" in line.text else line.text
+        begins = _VALUE_BEGINS.match(text)
+        if not begins and not open_lines:
+            continue  # most lines, in little time
+        opened = sum(map(text.count, "[({")) - sum(map(text.count, "])}"))
+        if begins and opened > 0:
+            open_lines.append((at, depth))
+        depth += opened
+        while open_lines and open_lines[-1][1] >= depth:
+            begun, _ = open_lines.pop()
+            if at - begun < _MOST_VALUE_LINES:
+                last[begun] = at
+    return last
+
+
+def _merged_bars(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     if not any(may_be_bar(line.text) for some in lines.values() for line in some):
         return _merged(lines)
     named = {rank: [Line(kind, name_of(text)) for kind, text in lines[rank]] for rank in lines}

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,51 @@ def test_a_submitted_call_can_be_cancelled_before_it_begins_and_interrupted_afte
     assert cluster.interrupt()
     assert isinstance(first.exception(), CellFailed)
     assert second.cancelled()
+
+
+UNTIL = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)"
+
+
+def test_submit_returns_while_another_call_runs(cluster, tmp_path):
+    go, running = tmp_path / "go", threading.Event()
+
+    def call() -> None:
+        with suppress(CellFailed):
+            cluster.run(UNTIL.format(str(go)), timeout=20)
+        running.clear()
+
+    thread = threading.Thread(target=call)
+    running.set()
+    thread.start()
+    while not cluster.busy:
+        time.sleep(0.01)
+    future = cluster.submit(double, 5)
+    assert running.is_set()
+    go.touch()
+    assert future.result() == [10, 10]
+    thread.join()
+
+
+def test_calls_from_a_thread_whose_cell_is_awaited_do_not_wait_for_it(cluster, tmp_path):
+    """As those of a widget's callback, which runs while the kernel awaits the cell."""
+    go = tmp_path / "go"
+
+    async def notebook() -> list[Any]:
+        run = cluster.begin(UNTIL.format(str(go)), timeout=20)
+        awaited = asyncio.create_task(cluster.wait_awaited(run))
+        await asyncio.sleep(0)
+        first = cluster.submit(double, 1)
+        while not first.running():  # it has its turn then, and waits for the cell
+            await asyncio.sleep(0)
+        second = cluster.submit(double, 2)
+        with pytest.raises(UsageError, match="expected idle ranks"):
+            cluster.run("3")
+        assert not awaited.done()
+        go.touch()
+        await awaited
+        return [await asyncio.wrap_future(future) for future in (first, second)]
+
+    assert asyncio.run(notebook()) == [[2, 2], [4, 4]]
 
 
 def test_calls_of_several_threads_wait_for_each_other(cluster):

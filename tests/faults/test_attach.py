@@ -411,10 +411,12 @@ def test_a_notebook_takes_its_own_ranks_and_others_by_name_only(notebook, new_no
     assert first.run("%distributed clusters").text.count("attached to the notebook of process") == 1
     first.run("%distributed detach 120s")
     refused = other.run("%distributed attach").error_value
-    assert "expected a cluster that this notebook has had to attach to, found " in refused
-    assert f"(4 ranks of {notebook.cwd})" in refused
-    assert ". Type for example: %distributed attach " in refused
-    name = re.search(r"(\w{8}) \(1 ranks of lab\.ipynb\)", refused)[1]
+    assert (
+        "expected the name of a cluster, found none, and no cluster here has been this notebook's. "
+        "Type one of:\n  %distributed attach "
+    ) in refused
+    assert f"  ranks 0–3 of {notebook.cwd}" in refused
+    name = re.search(r"attach (\w{8})  rank 0 of lab\.ipynb", refused)[1]
     other.run("%distributed clusters").says(f"{name}  rank 0 of lab.ipynb, since ")
     moved.run("%distributed attach").says(f"Attached to rank 0 of {name}")
     assert moved.on_ranks("kept").text == "rank 0 → 7\n"

@@ -1,6 +1,7 @@
 """Magics inside a cell for the ranks do there what they do in a notebook's own cell."""
 
 import re
+import shutil
 
 import pytest
 
@@ -98,6 +99,103 @@ def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):
         notebook.run("import os; os.remove('made.txt')")
     cell = notebook.on_ranks("%%bash\nexit 3", "-r 0")
     assert re.search("rank 0 .* raised CalledProcessError", cell.text)
+
+
+FAILS = """
+import sys
+before = 7
+def fail():
+    {line}
+fail()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(notebook):
+    """Writes the script that fails in this line."""
+    path = notebook.cwd / "fails_here.py"
+
+    def write(line):
+        path.write_text(FAILS.format(line=line))
+
+    yield write
+    path.unlink()
+    shutil.rmtree(notebook.cwd / "__pycache__", ignore_errors=True)  # of -m
+
+
+@pytest.mark.parametrize(
+    "options", ["fails_here.py", "-i fails_here", "-m fails_here", "-p fails_here"]
+)
+@pytest.mark.parametrize("line", ["raise ValueError('why')", "sys.exit(3)", "sys.exit('why')"])
+def test_a_script_that_fails_fails_the_cell_as_its_code_would(notebook, script, options, line):
+    script(line)
+    cell = notebook.on_ranks(f"before = 0\n%run {options}\nprint('went', 'on')", "-r 0-1")
+    cell.fails("CellFailed").lacks("went on", "IPython", "site-packages", "Unknown failure")
+    name = "SystemExit" if "exit" in line else "ValueError"
+    assert re.search(rf"ranks 0–1 .* raised {name}", cell.text, re.MULTILINE)
+    assert "fail()" in cell.text or name == "SystemExit"
+    # As those of a cell, up to the failure.
+    known = "7" if "-m" not in options else "0"
+    assert on_two(notebook, "before").text == f"ranks 0–1 → {known}\n"
+    assert on_two(notebook, "__name__").text == "ranks 0–1 → '__main__'\n"
+
+
+def test_a_script_that_is_repeated_and_fails_is_not_run_again(notebook, script):
+    notebook.on_ranks("runs = 0", "-r 0-1")
+    script("global runs; runs += 1; raise ValueError('why')")
+    notebook.on_ranks("%run -i -t -N3 fails_here", "-r 0-1").fails("CellFailed")
+    assert on_two(notebook, "runs").text == "ranks 0–1 → 1\n"
+
+
+def test_the_others_wait_for_the_rank_whose_script_has_failed(notebook, script):
+    script("if rank == 1: raise ValueError('why')")
+    cell = notebook.on_ranks("%run -i fails_here.py\nbarrier()", "-r 0-1").fails("CellFailed")
+    assert re.search(r"^rank 1 .* raised ValueError", cell.text, re.MULTILINE)
+    cell.says("rank 0 was waiting")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("fails_here", "sys.exit()"),
+        ("-m fails_here", "sys.exit(0)"),
+        ("-e fails_here", "sys.exit(3)"),
+    ],
+)
+def test_a_script_that_ends_by_exit_lets_the_cell_go_on(notebook, script, options, line):
+    script(line)
+    assert on_two(notebook, f"%run {options}\n'went on'").text == "ranks 0–1 → 'went on'\n"
+
+
+def test_an_exception_of_a_script_can_be_caught_and_a_script_may_run_another(notebook, script):
+    script("raise ValueError('why')")
+    source = "try:\n    get_ipython().run_line_magic('run', 'fails_here.py')\n"
+    source += "except ValueError as error:\n    caught = str(error)\n"
+    assert on_two(notebook, f"{source}caught").text == "ranks 0–1 → 'why'\n"
+    (notebook.cwd / "outer.ipy").write_text("%run fails_here.py\nafter = 1")
+    cell = notebook.on_ranks("%run outer.ipy\nprint('went', 'on')", "-r 0-1").fails("CellFailed")
+    cell.says("raised ValueError", "why").lacks("went on")
+    (notebook.cwd / "outer.ipy").unlink()
+
+
+@pytest.mark.parametrize("magic", ["%load fails_here.py", "%recall 1"])
+def test_a_magic_that_fills_a_cell_is_refused(notebook, script, magic):
+    script("pass")
+    cell = notebook.on_ranks(magic, "-r 0-1").fails("CellFailed")
+    cell.says("raised UsageError", "Type it in a cell of its own, or for a script: %run FILE")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["1 / 0\n%rerun", "%timeit -n1 -r1 1 / 0", "%time 1 / 0", "%prun 1 / 0", "%%capture\n1 / 0"],
+)
+def test_magics_that_run_code_fail_with_it(notebook, source):
+    first, *rest = source.splitlines()
+    if first == "1 / 0":
+        notebook.on_ranks(first, "-r 0-1").fails("CellFailed")
+        source = "\n".join(rest)
+    cell = notebook.on_ranks(f"{source}\n", "-r 0-1").fails("CellFailed")
+    cell.says("raised ZeroDivisionError", "1 / 0").lacks("exceptions.py")
 
 
 def test_the_variables_of_the_notebook_are_never_touched_and_values_cross_as_asked_for(notebook):

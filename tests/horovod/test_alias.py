@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import subprocess
 import sys
@@ -129,3 +130,15 @@ def test_the_page_has_a_note_for_each_difference():
             assert row.note or row.here == "works", row.names
             assert bool(row.tried) == (row.here != "not here"), row.names
             assert set(row.tried) <= {names.EAGER, names.FUNCTION, names.SESSION}, row.names
+
+
+@pytest.mark.parametrize(("setting", "version_1"), [(None, False), ("0", False), ("1", True)])
+def test_a_setting_of_0_leaves_import_tensorflow_as_it_is(monkeypatch, setting, version_1):
+    if setting is None:
+        monkeypatch.delenv(alias.TENSORFLOW_SETTING, raising=False)
+    else:
+        monkeypatch.setenv(alias.TENSORFLOW_SETTING, setting)
+    before = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", before)
+    assert alias.install_tensorflow() == version_1
+    assert (builtins.__import__ is not before) == version_1

@@ -50,10 +50,12 @@ def test_px_runs_a_cell_or_a_line_on_every_rank(px):
     assert px.run("%px rank + 1").text == "rank 0 → 1\nrank 1 → 2\nrank 2 → 3\n"
 
 
-def test_what_stands_in_braces_belongs_to_the_ranks_and_options_to_the_notebook(px):
+@pytest.mark.parametrize("line", ["{}", "%time {}", "def there():\n    {}\nthere()", "%%time\n{}"])
+def test_what_stands_in_braces_belongs_to_the_ranks_and_options_to_the_notebook(px, line):
     px.run("%dist_mode -d").ok()
     px.run("import os\nchosen = 1").ok()
-    pids = re.findall(r"│ (\d+)", px.run('%px import os; print(f"{os.getpid()}")').text)
+    cell = px.run(line.format('%px import os; print(f"{os.getpid()}", "$chosen")'))
+    pids = re.findall(r"│ (\d+) \$chosen", cell.text)
     assert len({*pids, px.value("os.getpid()")}) == 4
     assert px.run("%%px --targets {chosen}\nprint(f'{rank}')").text == "rank 1 │ 1\n"
 
@@ -97,6 +99,12 @@ def test_what_is_otherwise_here_is_refused_with_words(px, line, said):
     px.run(f"%%px {line}\nprint('ran')").says("UsageError", said).lacks("ran\n")
 
 
+@pytest.mark.parametrize("option", ["--target 0", "--targ=0", "--t 0 --no-str --group-out engine"])
+def test_options_may_be_abbreviated_as_with_ipyparallel(px, option):
+    assert px.run(f"%%px {option}\nrank").text == "rank 0 → 0\n"
+    px.run("%%px --no\nrank").fails("UsageError", "ambiguous option: --no could match")
+
+
 def test_autopx_and_dist_mode_send_the_following_cells(px):
     px.run("%autopx")
     assert px.run("size").text == "ranks 0–2 → 3\n"
@@ -125,6 +133,14 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
 
 
+def test_the_engines_of_the_cluster_are_the_ranks(px):
+    px.run("%px print('for the log')").ok()
+    px.run("%%px --noblock -t 1:\nrank").ok()
+    assert px.value("_._targets, _.get()") == "([1, 2], [1, 2])"
+    assert px.value("cluster.engine_set.n") == "3"
+    assert px.value("cluster.engine_set.get_output().count('for the log')") == "3"
+
+
 def test_pxconfig_sets_options_for_the_following_cells(px):
     px.run("%pxconfig --targets 1").ok()
     assert px.run("%px rank").text == "rank 1 → 1\n"
@@ -135,6 +151,52 @@ def test_pxconfig_sets_options_for_the_following_cells(px):
 
 def test_a_client_of_a_profile_without_a_cluster_finds_the_ranks(px):
     assert px.value("import ipyparallel as ipp\nipp.Client(profile='mpi').ids") == "[0, 1, 2]"
+
+
+UNTIL = """
+def until(name):
+    import os, time
+    while not os.path.exists(name):
+        time.sleep(0.01)
+"""
+WAITS = "ranks 0–2 must first answer a request of an ipyparallel client"
+
+
+@pytest.mark.parametrize("magic", ["%%px", "%%distributed"])
+def test_a_cell_comes_after_requests_of_a_view_that_does_not_block(px, magic):
+    gate = f"{magic[2:]}-gate"
+    px.run(f"{UNTIL}\ndv.apply_async(until, {gate!r})\ndv.push({{'pushed': {gate!r}}})").ok()
+    cell = px.start(f"{magic}\npushed")
+    cell.wait_for(WAITS)
+    (px.cwd / gate).touch()
+    assert cell.wait().text.endswith(f" → {gate!r}\n")
+    px.run(f"{UNTIL}\ndv.apply_async(until, {gate!r})\ndv.execute('pushed += \"2\"')").ok()
+    assert px.value("ranks.pull('pushed')[1]") == f"'{gate}2'"
+
+
+def test_a_request_of_a_view_comes_after_a_cell_that_awaits(px):
+    waits = "import asyncio, os\nwhile not os.path.exists('open'):\n    await asyncio.sleep(0.01)"
+    px.run(f"%%px --noblock\n{waits}\nawaited = rank").ok()
+    px.run("asked = dv.pull('awaited', block=False)").ok()
+    assert px.value("asked.ready()") == "False"
+    px.run("open('open', 'w').close()").ok()
+    assert px.value("asked.get()") == "[0, 1, 2]"
+
+
+def test_stop_ends_the_request_that_a_cell_waits_for(px):
+    px.run(f"{UNTIL}\nheld = dv.apply_async(until, 'never')").ok()
+    cell = px.start("%%px\nrank")
+    cell.wait_for(WAITS)
+    px.interrupt()
+    cell.wait().fails("KeyboardInterrupt")
+    px.run("held.get()").says("KeyboardInterrupt")
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
+def test_a_cell_does_not_wait_for_the_request_of_a_rank_that_has_died(px):
+    px.run("import os\nlost = rc[1].apply_async(os._exit, 1)").ok()
+    px.run("%%px\nrank").says("rank 1 was replaced")
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
 def test_nbdistributeds_magics_are_there(px):

@@ -139,7 +139,39 @@ def test_equal_lines_of_ranks_become_one_row(lines, merged) -> None:
     assert len(merge({0: [Line("out", "x")], 1: [Line("err", "x")]})) == 2
 
 
-LINES = st.lists(st.sampled_from("abc"), max_size=6)
+@pytest.mark.parametrize(
+    "one",
+    [
+        ["[0.11 0.12", " 0.0016]"],
+        ["tensor([[1, 2],", "", "        [0, 4]])"],
+        ["{'a': 1,", " 'b': 0}"],
+        ["\x1b[1m[\x1b[0m1,", "0]"],
+    ],
+    ids=["array", "tensor", "dictionary", "coloured"],
+)
+def test_the_lines_of_a_printed_value_are_folded_together_or_not_at_all(one) -> None:
+    other = [one[0].replace("1", "7"), *one[1:]]
+    lines = {0: out("x", *one, "y"), 1: out("x", *other, "y"), 2: out("x", *one, "y")}
+    assert rows(lines) == [
+        ((0, 1, 2), "x"),
+        *(((0, 2), text) for text in one),
+        *(((1,), text) for text in other),
+        ((0, 1, 2), "y"),
+    ]
+
+
+def test_the_lines_of_a_result_are_folded_together_or_not_at_all() -> None:
+    lines = {rank: fed(("value", f"   a  b\n0  1  {rank}\n1  1  1\n")) for rank in range(2)}
+    assert [row.ranks for row in merge(lines)] == 3 * [(0,)] + 3 * [(1,)]
+
+
+@pytest.mark.parametrize("first", ["[1, 2", "[WARNING it ends here", "call(", ":("])
+def test_lines_behind_a_bracket_that_stays_open_are_folded_one_by_one(first) -> None:
+    lines = {rank: out(first, f"own {rank}", "y") for rank in range(2)}
+    assert rows(lines) == [((0, 1), first), ((0,), "own 0"), ((1,), "own 1"), ((0, 1), "y")]
+
+
+LINES = st.lists(st.sampled_from(["a", "b", "c", "[", "]", "([", "])"]), max_size=6)
 
 
 @given(st.dictionaries(st.integers(0, 4), LINES, max_size=4))

@@ -1,11 +1,14 @@
-"""Output that comes after the end of its cell."""
+"""Output that comes after the end of its cell, and the error of a cell whose ranks were killed."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster.cells import Cells
-from allranks.records.wire import Output
+from allranks.cluster.cells import CellRun, Cells, HiddenView
+from allranks.cluster.failures import RankRegistry, plain
+from allranks.cluster.features import NotebookHooks
+from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
+from allranks.records.wire import Output, Reply
 
 
 def test_late_output_that_cannot_be_shown_ends_one_cell_only():
@@ -22,3 +25,48 @@ def test_late_output_that_cannot_be_shown_ends_one_cell_only():
     cells._take(Output(1, 0, (["out", "b"],), 0, 0, 0), [])
     cells.show_late(SimpleNamespace(output=shown.append))
     assert [batch.entries[1:] for batch in shown] == [(["out", "b"],)]
+
+
+def reply(rank, status, name):
+    place = {"line": 3, "source_line": "check(x)"}
+    found = Report(rank, "here", "cpu", name, "why", (f"{name}: why",), **place, waiting=False)
+    return Reply(rank, 1, status, 0.1, False, False, "", found)
+
+
+def killed(why, *replies, timeout=None, ends=()):
+    """The error of a cell on three ranks that were killed."""
+    roster = RankRegistry(3)
+    roster.ends += ends
+    connection = SimpleNamespace(
+        size=3, roster=roster, hooks=NotebookHooks(()), closed=not ends, lost_because=why,
+        ask_soon=None, step=lambda seconds: [], lose=lambda shown: why,
+    )  # fmt: skip
+    view = HiddenView(lambda batch: None)
+    run = CellRun(1, range(3), connection, view, timeout)
+    run.timed_out = timeout is not None
+    for one in replies:
+        run.take(one, [])
+    with pytest.raises(AllranksError) as raised:
+        run.end()
+    return raised.value
+
+
+@pytest.mark.parametrize(("timeout", "kind"), [(None, CellInterrupted), (1.0, CellTimeout)])
+def test_the_exception_of_a_rank_is_reported_although_the_ranks_were_killed(timeout, kind):
+    why = "interrupted twice: rank 1 did not stop"
+    own, pressed = reply(0, "error", "ValueError"), reply(2, "interrupted", "KeyboardInterrupt")
+    error = killed(why, own, pressed, timeout=timeout)
+    assert type(error) is kind
+    assert str(error) == f"rank 0 of 3 at line 3: ValueError: why; {why}"
+    assert plain(error.text).startswith("rank 0 (here, cpu) raised ValueError at line 3")
+    assert error.text.endswith(f"\n\n{why}")
+    assert "KeyboardInterrupt" not in error.text
+    assert error.reports == (own.report,)
+    assert str(killed(why, pressed, timeout=timeout)) == why
+
+
+def test_the_exception_of_a_rank_is_reported_although_another_one_died(monkeypatch):
+    monkeypatch.setattr(CellRun, "_show_unsent", lambda run, rank: None)
+    error = killed("rank 1 died.", reply(0, "error", "ValueError"), ends=[object()])
+    assert type(error) is ClusterLost
+    assert str(error).startswith("rank 1 died.\n\nrank 0 (here, cpu) raised ValueError at line 3")

@@ -55,6 +55,26 @@ def host_agent(folder, *answers):
         visitor.close()
 
 
+def cluster(name, *notebooks):
+    return sessions.SessionInfo(name, "/folder", **ABOUT, notebooks=notebooks)
+
+
+def test_the_name_of_a_cluster_is_asked_for_with_each_line_to_type(monkeypatch):
+    here, there = cluster("aaaaaaaa", sessions.own_notebook()), cluster("bbbbbbbb", "/lab.ipynb")
+    for found, whose in [
+        ([there], "no cluster here has been this notebook's"),
+        ([here, here], "2 clusters have been this notebook's"),
+    ]:
+        monkeypatch.setattr(sessions, "running", lambda found=found: found)
+        with pytest.raises(UsageError) as refused:
+            sessions.chosen("")
+        lines = [f"  %distributed attach {one.name}  ranks 0–3 of {one.notebook}" for one in found]
+        assert str(refused.value).splitlines() == [
+            f"expected the name of a cluster, found none, and {whose}. Type one of:",
+            *lines,
+        ]
+
+
 def test_ranks_whose_agent_closed_a_visit_that_came_late_are_visited_again(tmp_path):
     with host_agent(tmp_path, b"", json.dumps(ABOUT).encode() + b"\n"):
         found = sessions.visit(str(tmp_path))

@@ -43,3 +43,15 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path, capsys):
     (tmp_path / "course" / "01_ranks.ipynb").symlink_to(tmp_path / "elsewhere")
     assert "Not overwritten: 01_ranks.ipynb" in run(tmp_path / "course", capsys)
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("place", ["a-file", "a-file/below"])
+def test_a_file_in_place_of_the_folder_is_an_error_in_one_line(place, tmp_path):
+    (tmp_path / "a-file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["labs", str(tmp_path / place)])
+    said = str(ended.value.code)
+    assert said.startswith(
+        f"allranks: expected a folder to which the labs can be copied, found {tmp_path / place}: "
+    )
+    assert said.endswith(". Type for example: allranks labs course")

@@ -174,11 +174,55 @@ def test_a_cell_of_some_ranks_is_exported_with_their_condition():
 
 
 @pytest.mark.parametrize(
-    "source", ["%px rank", "# on ranks\n%px rank", "%autopx", "%dist_init -n 2", "a = 1\n%sync"]
+    "source",
+    [
+        *("%px rank", "# on ranks\n%px rank", "%autopx", "%dist_init -n 2", "a = 1\n%sync"),
+        *("%%px\nrank", "x = %px rank", "%time %px rank", "if x:\n    %px rank", "px rank"),
+        *("%%capture\n%px rank", "get_ipython().run_line_magic('px', 'rank')"),
+    ],
 )
 def test_a_magic_of_ipyparallel_or_nbdistributed_is_refused_wherever_it_stands(source):
-    with pytest.raises(UsageError, match=r"cell 1 expected %%distributed, found %\w+"):
+    with pytest.raises(UsageError, match=r"cell 1 expected %%distributed, found %{1,2}\w+"):
         cells(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("%%time\n%%distributed -n 2\nrank", "%%distributed"),
+        ("%%capture\n%%rank 0\nrank", "%%rank"),
+        ("get_ipython().run_cell_magic('distributed', '', 'rank')", "%%distributed"),
+        ("%time %distributed push x", "%distributed"),
+        ("done = %distributed on", "%distributed"),
+    ],
+)
+def test_a_magic_of_ours_in_another_one_is_refused(source, name):
+    with pytest.raises(UsageError) as refused:
+        cells(source)
+    assert str(refused.value).startswith(f"cell 1 expected {name} at the beginning of a ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = %distributed pull x",
+        "%distributed push x",
+        "px = 3\nsync = px % 2",
+        "print('%px rank')",
+        "%%bash\necho a % b",
+        "%load_ext allranks.px",
+    ],
+)
+def test_what_only_resembles_a_magic_that_runs_on_ranks_is_exported(source):
+    text = script(source, "%%distributed\nrank")
+    assert "allranks.batch.show(rank)" in text
+
+
+def test_in_the_kernel_of_ranks_cells_of_ipythons_magics_are_for_the_ranks():
+    sources = ["%%time\na = 1", "%%local\nb = 1", "%pip install c", "%time d = 1"]
+    made = {"cells": [{"cell_type": "code", "source": one} for one in sources]}
+    made["metadata"] = {"kernelspec": {"name": "allranks-4"}}
+    assert [one.kind for one in cells_of(made)] == ["ranks", "notebook", "notebook", "ranks"]
 
 
 def test_the_notebook_itself_is_never_written(file, tmp_path):

@@ -1,0 +1,117 @@
+"""Which ranks ``ipp.Client(…)`` connects to."""
+
+import json
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+from ipyparallel.client.client import Client
+
+from allranks.cluster.folders import ConnectionFiles, _set_name
+from allranks.errors import UsageError
+from allranks.magics.shell import ClientPatch
+
+FILE = "ipcontroller-client.json"
+OWN = {"of": "this notebook"}
+CHOICES = [
+    {},
+    {"profile": "default"},
+    {"profile_dir": "~/profile_default"},
+    {"profile": "default", "ipython_dir": "{home}"},
+]
+
+
+@pytest.fixture
+def security(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "profile_default" / "security"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """What each client was made with, in place of a connection."""
+    made = []
+    monkeypatch.setattr(
+        Client, "__init__", lambda client, info=None, **options: made.append((info, options))
+    )
+    monkeypatch.setattr(Client, "__del__", lambda client: None)
+    return made
+
+
+@pytest.fixture
+def other_notebook(security):
+    files = ConnectionFiles(4)
+    files.write({"of": "another notebook"}, {}, None)
+    yield security / FILE
+    files.close()
+
+
+@pytest.fixture(params=CHOICES, ids=lambda options: " ".join(options) or "nothing")
+def options(request, tmp_path):
+    return {name: text.format(home=tmp_path) for name, text in request.param.items()}
+
+
+def client(ranks, *given, **options):
+    running = SimpleNamespace(connection_information=lambda: OWN) if ranks else None
+    with ExitStack() as undo:
+        ClientPatch(SimpleNamespace(running=running), undo)
+        Client(*given, **options)
+
+
+def test_it_is_not_another_notebooks_unless_its_file_is_named(other_notebook, connected, options):
+    with pytest.raises(UsageError, match="expected ranks of this notebook, found none") as found:
+        client(False, **options)
+    assert f"  ipp.Client({str(other_notebook)!r})  4 ranks" in str(found.value)
+    client(False, str(other_notebook))
+    client(False, **options, cluster_id="allranks-1-1")
+    assert connected == [
+        (str(other_notebook), {}),
+        (None, options | {"cluster_id": "allranks-1-1"}),
+    ]
+
+
+def test_it_is_this_notebooks_also_where_another_has_the_file(other_notebook, connected, options):
+    client(True, **options)
+    assert connected == [(OWN, options)]
+
+
+def test_a_cluster_of_plain_ipyparallel_is_found_by_its_profile(security, connected, options):
+    (security / FILE).write_text("{}")
+    (security / "cluster-.json").write_text(json.dumps({"engines": {"sets": {"1": {"n": 2}}}}))
+    files = ConnectionFiles(4)
+    files.write({}, {}, None)
+    client(False, **options)
+    client(True, **options)
+    read = {"cluster": object(), "profile_dir": str(security.parent)}
+    client(True, {"of": "ipyparallel"}, **read)
+    files.close()
+    assert connected.pop() == ({"of": "ipyparallel"}, read)
+    # Without arguments, the ranks of this notebook come first.
+    assert connected == [(None, options), (None if options else OWN, options)]
+
+
+def test_a_notebook_on_another_host_of_the_same_home_is_another_notebook(security, connected):
+    sets = {_set_name() + "-2": {"n": 3, "pid": 1}}
+    (security / FILE).write_text("{}")
+    (security / "cluster-.json").write_text(json.dumps({"engines": {"sets": sets}}))
+    with pytest.raises(UsageError, match=r"3 ranks on .*-2"):
+        client(False, profile="default")
+    assert connected == []
+
+
+def test_a_cluster_that_is_read_from_a_file_counts_as_its_profile(other_notebook, connected):
+    read = {"cluster": object(), "profile_dir": str(other_notebook.parents[1])}
+    with pytest.raises(UsageError, match="expected ranks of this notebook, found none"):
+        client(False, {"of": "another notebook"}, **read)
+    client(True, {"of": "another notebook"}, **read)
+    client(False, {"of": "another notebook"}, **read, cluster_id="allranks-1-1")
+    assert [info for info, _ in connected] == [OWN, {"of": "another notebook"}]
+
+
+def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options):
+    client(False, **options)
+    client(True, profile="mpi")
+    assert connected == [(None, options), (OWN, {"profile": "mpi"})]

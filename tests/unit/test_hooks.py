@@ -1,0 +1,75 @@
+"""Features whose hooks would not be called as their authors expect."""
+
+import pytest
+
+from allranks import features
+from allranks.cluster.features import AskingFeature, NotebookFeature
+from allranks.engine.features import HostFeature, RankFeature
+from allranks.errors import FeatureFailed
+from allranks.hooks import Hooks, check
+
+
+def made(base, **names):
+    return type("Made", (base,), {"__module__": "allranks_lines.rank", **names})
+
+
+def nothing(self, *_):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "closest"),
+    [
+        (RankFeature, "cell_startd", "cell_started"),
+        (RankFeature, "cell_end", "cell_left"),
+        (RankFeature, "rank_lost", "rank_died"),
+        (RankFeature, "record", "records"),
+        (HostFeature, "stopped", "stopping"),
+        (NotebookFeature, "message_recieved", "message_received"),
+        (AskingFeature, "comand", "command"),
+    ],
+)
+def test_a_misspelled_hook_is_an_error_with_the_closest_one(base, name, closest):
+    with pytest.raises(FeatureFailed) as failed:
+        check(made(base, **{name: nothing}))
+    expected = "NotebookFeature" if base is AskingFeature else base.__name__
+    assert str(failed.value) == (
+        f"expected hooks of {expected} in the feature allranks_lines.rank, found {name}, which "
+        f"would never be called. The closest hook is {closest}: correct the name, or begin it "
+        "with an underscore."
+    )
+
+
+@pytest.mark.parametrize("own", [lambda self: None, lambda self, cell, *, more: None])
+def test_a_hook_with_other_parameters_is_an_error_with_the_right_ones(own):
+    with pytest.raises(
+        FeatureFailed, match=r"^expected cell_started\(self, cell: .*RunCell.*\) ->"
+    ):
+        check(made(RankFeature, cell_started=own))
+
+
+@pytest.mark.parametrize(
+    "own", [lambda self, cell: None, lambda self, *_: None, lambda self, cell, more=1: None]
+)
+def test_a_hook_may_have_other_names_and_more_defaults(own):
+    check(made(RankFeature, cell_started=own, _cell_start=nothing, summary=nothing))
+
+
+def test_a_method_of_another_base_class_is_no_hook():
+    class Base:
+        start = run = nothing
+
+    check(type("Made", (RankFeature, Base), {"__module__": "allranks_lines.rank"}))
+
+
+def test_a_feature_with_a_wrong_hook_is_reported_and_left_out():
+    reported = []
+    hooks = Hooks([made(RankFeature, cell_startd=nothing), made(RankFeature)], reported.append)
+    assert len(hooks.features) == 1
+    assert "The closest hook is cell_started" in str(reported[0])
+
+
+@pytest.mark.parametrize("side", ["host", "rank", "notebook"])
+def test_the_features_of_allranks_have_the_right_hooks(side):
+    for kind in features.load(side):
+        check(kind)
