@@ -420,6 +420,7 @@ class HostAgent:
             self._tell("admitted", rank=seat)
 
         def live() -> None:
+            libraries.seed_anew()
             # While MPI starts, ranks poll for the others. More of them than cores would leave no
             # time to fork the rest, so all wait here until the last one is forked.
             os.read(self.gate, 1)
