@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 SAME = """
@@ -159,30 +157,3 @@ def test_notebook_launcher_runs_the_function_on_the_ranks_that_exist(ranks):
     more = ranks.on_ranks("notebook_launcher(train, (8,), num_processes=8)")
     assert "not on 8 new processes. For 8 ranks type: %distributed restart -n 8" in more.text
     assert "3 processes, equal: True" in more.text
-
-
-@pytest.mark.parametrize(("module", "values"), [("torch", 2), ("seeds_torch", 1)])
-def test_forked_ranks_draw_different_numbers_unless_a_preloaded_module_has_seeded_torch(
-    python, tmp_path, module, values
-):
-    (tmp_path / "seeds_torch.py").write_text(
-        "import torch\ntorch.manual_seed(torch.initial_seed() + 1)"
-    )
-    program = (
-        "import os, sys\nfrom types import SimpleNamespace\n"
-        "from allranks.engine import libraries\n"
-        f"config = SimpleNamespace(preload=({module!r},), devices=(libraries.HIDDEN,))\n"
-        "libraries.preload(config, lambda *_, **__: None)\n"
-        "for _ in range(2):\n"
-        "    if not (pid := os.fork()):\n"
-        "        import torch\n"
-        "        libraries.seed_anew()\n"
-        "        print(torch.rand(1).item(), flush=True)\n"
-        "        os._exit(0)\n"
-        "    os.waitpid(pid, 0)\n"
-    )
-    done = subprocess.run(
-        [python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert len(done.stdout.split()) == 2
-    assert len({*done.stdout.split()}) == values
