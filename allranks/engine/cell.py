@@ -323,10 +323,8 @@ class CellRunner:
             result = await task
             return result
         finally:
-            # `run_cell` triggers these events itself, `run_cell_async` does not.
-            shell.events.trigger("post_execute")
-            if result is not None:
-                shell.events.trigger("post_run_cell", result)
+            # `run_cell` does this itself, `run_cell_async` does not.
+            self._end_cell(result)
 
     async def _call(self, payload: bytes) -> ExecutionResult:
         """Calls a pickled ``(function, args, kwargs)``; its value is the cell's."""
@@ -349,7 +347,15 @@ class CellRunner:
             for _ in range(1 + getattr(function, "own_frames", 0)):
                 tb = tb and (tb.tb_next or tb)
             self._exceptions.show(shell, type(error), error, tb)
-        return self._in_rank(result)
+        self._in_rank(result)
+        self._end_cell(result)
+        return result
+
+    def _end_cell(self, result: ExecutionResult | None) -> None:
+        """Triggers the events after a cell, as IPython's `run_cell`: figures are shown, closed."""
+        self.shell.events.trigger("post_execute")
+        if result is not None:
+            self.shell.events.trigger("post_run_cell", result)
 
     def _in_rank(self, result: ExecutionResult) -> ExecutionResult:
         if not in_rank():
