@@ -33,6 +33,7 @@ from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt
 from allranks.engine.ipp import RankEngine, serve_clients
+from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import RankWire, give_up
@@ -194,6 +195,7 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         shell.register_magic_function(_for_the_notebook, "line_cell", "distributed")
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
+        take_turns(shell, self._config.session_dir)
         shell.user_ns.update(namespace.names(self.device))
         fresh = shell.init_user_ns
 
