@@ -460,7 +460,8 @@ class RankRegistry:
 
     def unsent_output(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.
-        return log_end(self.hellos[rank].log, self.sent_nbytes.get(rank, 0))
+        unsent = log_end(self.hellos[rank].log, self.sent_nbytes.get(rank, 0))
+        return with_numbers(unsent, self._names)
 
     def _last_words(self, rank: int) -> str:
         # The end of its output since its last cell.
