@@ -36,6 +36,8 @@ from typing import Any
 import cloudpickle
 
 _LOCAL = "<locals>"
+#: Py_TPFLAGS_HEAPTYPE: set for classes that are made while Python runs.
+_ON_HEAP = 1 << 9
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), type(...))
 _OF_CLASSES = (MemberDescriptorType, GetSetDescriptorType)
 _GROUPS: tuple[type, ...] = (tuple, list, dict, set, frozenset)
@@ -60,6 +62,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         kind = type(value)
         if kind is not FunctionType and not issubclass(kind, type):
             return NotImplemented
+        if kind is type and not value.__flags__ & _ON_HEAP and value.__module__ != "builtins":
+            return NotImplemented  # as numpy.ndarray: pickle finds it by its name
         reduced = super().reducer_override(value)
         if type(reduced) is not tuple or len(reduced) != 6:
             return reduced  # by its name, as those of modules
