@@ -347,6 +347,7 @@ class Cluster(Calls):
                 # The ranks share what is shown of a cell; the rest is in their logs.
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
+            self._ranks.roster.name_cell(text, cell.number)
             run = CellRun(self.count, chosen, self._ranks, view, timeout)
             self._send(cell, run, *([call] if call else []))
             return run

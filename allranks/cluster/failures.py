@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from allranks.errors import WAITING, CellTimeout, Report, UsageError
+from allranks.records.code_names import FILE_OF_CELL, code_name, with_numbers
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
@@ -192,7 +193,7 @@ _KNOWN_SECONDS = 0.2
 _TAIL_LINES = 12
 _CRASH = "Fatal Python error: "
 #: A frame of a cell in the stack that Python writes when it crashes.
-_IN_CELL = re.compile(r'(?m)^  File "In\[\d+\](?:#\d+)?", line (\d+) in ')
+_IN_CELL = re.compile(rf'(?m)^  File "(?:In\[\d+\]|{FILE_OF_CELL})", line (\d+) in ')
 #: PRRTE's warning about a process that was faster than itself.
 _HARMLESS = "Warning: setpgid("
 _LAST_LINES, _LAST_CHARACTERS = 3, 300
@@ -400,6 +401,8 @@ class RankRegistry:
         """Why hosts are lost whose ranks are not started elsewhere yet."""
         self.lines: dict[int, str] = {}
         self._lines_of = 0
+        #: The cells, as ``In[3]``, by the file names of their code.
+        self._names: dict[str, str] = {}
         #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
         #: How much of its log each rank has sent.
@@ -454,6 +457,9 @@ class RankRegistry:
         self._lines_of = cell
         self.lines.clear()
 
+    def name_cell(self, source: str, number: int) -> None:
+        self._names[code_name(source)] = f"In[{number}]"
+
     def note_line(self, cell: int, rank: int, line: str) -> None:
         """Notes the line that a rank is at; that of an earlier cell may come late."""
         if line and cell >= self._lines_of:
@@ -461,11 +467,13 @@ class RankRegistry:
 
     def unsent_output(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.
-        return log_end(self.hellos[rank].log, self.sent_nbytes.get(rank, 0))
+        unsent = log_end(self.hellos[rank].log, self.sent_nbytes.get(rank, 0))
+        return with_numbers(unsent, self._names)
 
     def _last_words(self, rank: int) -> str:
         # The end of its output since its last cell.
-        return log_tail(self.hellos[rank].log, self.log_nbytes_before.get(rank, 0))
+        words = log_tail(self.hellos[rank].log, self.log_nbytes_before.get(rank, 0))
+        return with_numbers(words, self._names)
 
     def death_text(self, end: ProcessExit) -> str:
         """Returns how a rank died, in words that follow its name."""

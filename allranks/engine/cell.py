@@ -30,8 +30,10 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
 from allranks.collectives import world
+from allranks.collectives.calls.guard import shown_name
 from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
 from allranks.collectives.world import World
+from allranks.engine.cell_names import CellNames, show_numbers
 from allranks.engine.exceptions import (
     Exceptions,
     has_succeeded,
@@ -50,7 +52,6 @@ from allranks.engine.interrupts import (
     ignore_interrupt,
     repeat_dropped_interrupts,
 )
-from allranks.engine.telemetry import CELL_FILE
 from allranks.engine.transcript import Transcript
 from allranks.errors import AllranksError, RankLeft, Report, UsageError
 from allranks.records.requests import DEBUG
@@ -123,6 +124,7 @@ class CellRunner:
         self._transformed: tuple[str | None, str] = None, ""
         setattr(shell, "transform_cell", self._transform)  # noqa: B010
         setattr(shell.compile, "get_code_name", CellNames().name)  # noqa: B010
+        show_numbers()
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
@@ -195,7 +197,7 @@ class CellRunner:
             self._remember(error)
         interrupted = error is not None and is_a(error, KeyboardInterrupt)
         found = self._report(error, text if error is asked else None) if error is not None else None
-        where = f"{exceptions.cell_file}:{found.line}" if found and found.line else ""
+        where = f"{shown_name(exceptions.cell_file)}:{found.line}" if found and found.line else ""
         # Features end their waits before the scope is left, which releases the other ranks: those
         # must find that this rank waits no longer.
         if features.in_cells:
@@ -321,10 +323,8 @@ class CellRunner:
             result = await task
             return result
         finally:
-            # `run_cell` triggers these events itself, `run_cell_async` does not.
-            shell.events.trigger("post_execute")
-            if result is not None:
-                shell.events.trigger("post_run_cell", result)
+            # `run_cell` does this itself, `run_cell_async` does not.
+            self._end_cell(result)
 
     async def _call(self, payload: bytes) -> ExecutionResult:
         """Calls a pickled ``(function, args, kwargs)``; its value is the cell's."""
@@ -347,7 +347,15 @@ class CellRunner:
             for _ in range(1 + getattr(function, "own_frames", 0)):
                 tb = tb and (tb.tb_next or tb)
             self._exceptions.show(shell, type(error), error, tb)
-        return self._in_rank(result)
+        self._in_rank(result)
+        self._end_cell(result)
+        return result
+
+    def _end_cell(self, result: ExecutionResult | None) -> None:
+        """Triggers the events after a cell, as IPython's `run_cell`: figures are shown, closed."""
+        self.shell.events.trigger("post_execute")
+        if result is not None:
+            self.shell.events.trigger("post_run_cell", result)
 
     def _in_rank(self, result: ExecutionResult) -> ExecutionResult:
         if not in_rank():
@@ -447,25 +455,6 @@ def _untraced() -> None:
 
 def _failed_as(found: Report) -> str:
     return "waiting" if found.waiting else "error"
-
-
-class CellNames:
-    """Names cells for tracebacks: ``In[7]``, and ``In[7]#2`` if that number is used again.
-
-    ipykernel's own name is a hash of the text, in a temporary folder that does not exist.
-    """
-
-    def __init__(self) -> None:
-        self._sources: dict[str, str] = {}
-
-    def name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        again = 1
-        while True:
-            name = f"{CELL_FILE}{number}]" + (f"#{again}" if again > 1 else "")
-            # The same text keeps its name.
-            if self._sources.setdefault(name, transformed_code) == transformed_code:
-                return name
-            again += 1
 
 
 # A process that a cell forks is not a rank, though it has a copy of the rank's memory and shares

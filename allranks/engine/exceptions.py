@@ -23,6 +23,7 @@ import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks.collectives.calls.guard import (
+    CELLS,
     LIBRARY,
     MPI4PY,
     OURS,
@@ -32,8 +33,8 @@ from allranks.collectives.calls.guard import (
 )
 from allranks.engine.features import RankHooks
 from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
-from allranks.engine.telemetry import CELL_FILE
 from allranks.errors import CollectiveError, RankLeft, Report, UsageError
+from allranks.records.code_names import is_cell, with_numbers
 
 #: Raised inside allranks on the user's behalf: their tracebacks end at the user's last frame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
@@ -60,7 +61,7 @@ class Exceptions:
 
     Attributes:
         lines: the traceback that was shown last.
-        cell_file: the name of the cell's source in tracebacks.
+        cell_file: the file name of the cell's code.
         muted: exceptions whose ``__str__`` was interrupted. They keep the cell's frames alive.
     """
 
@@ -223,7 +224,7 @@ def has_succeeded(error: BaseException) -> bool:
 def is_outside_of_cell(error: BaseException, cell_file: str) -> bool:
     """Whether no line of a cell's source has led to an error; false for a function's call."""
     frames = walk_tb(traceback_of(error))
-    return cell_file.startswith(CELL_FILE) and not any(
+    return is_cell(cell_file) and not any(
         frame.f_code.co_filename == cell_file for frame, _ in frames
     )
 
@@ -309,7 +310,7 @@ def plain(error: BaseException, cell_file: str, text: str | None = None) -> list
             lines = ["Traceback (most recent call last):\n", *traceback.format_tb(tb), last]
     except Exception:
         lines = [f"{type(error).__name__}: {text_of(error)}"]
-    return "".join(lines).splitlines()
+    return with_numbers("".join(lines), CELLS).splitlines()
 
 
 def shown_with(error: BaseException) -> list[BaseException]:
@@ -424,7 +425,7 @@ def _raising(shell: InteractiveShell, quiet: Callable[..., Any]) -> Callable[...
         for result in results:
             error = result.error_before_exec or result.error_in_exec
             if error is not None:
-                tb = from_cell(error, lambda file: file.startswith(CELL_FILE))
+                tb = from_cell(error, is_cell)
                 raise BaseException.with_traceback(error, tb)
 
     return raising

@@ -64,6 +64,7 @@ def preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
 
 def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
     set_quiet(config.devices)
+    _torch.install()
     # The notebook finds modules beside it, too.
     value = config.environment.get(python_path.NAME, "")
     more = ["", *python_path.with_current_folder((), value)]
@@ -81,7 +82,32 @@ def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
             tell("opened_cuda", module=name)
             break
     tell("preloading", module="")
+    _torch.uninstall()
     sys.path[:] = [folder for folder in sys.path if folder not in more]
+
+
+def _note_torch_seed(torch: Any) -> None:
+    global _torch_seed
+    _torch_seed = torch.initial_seed()
+
+
+_torch = PostImportHook(["torch"], _note_torch_seed)
+#: Drawn by torch as it was imported. A later seed is that of the program.
+_torch_seed: int | None = None
+
+
+def seed_anew() -> None:
+    """Seeds the generators of preloaded libraries, of which each forked process has a copy.
+
+    Those that a preloaded module has seeded stay, as if the rank had imported the module itself.
+    Python does the same for ``random``.
+    """
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None and numpy.get_bit_generator().seed_seq is not None:  # None after a seed
+        numpy.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.initial_seed() == _torch_seed:
+        torch.default_generator.seed()
 
 
 def _prepare_tracebacks() -> None:

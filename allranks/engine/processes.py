@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import _io
+import atexit
 import ctypes
+import gc
 import glob
+import io
 import math
 import os
 import signal
 import stat
 import sys
+import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 
@@ -32,6 +39,9 @@ _ANY_NUMBER = 1 << 60
 _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
 _KIB = 1024
 _TRACKER = "multiprocessing.resource_tracker"
+#: For the exit functions of a rank, and to write what its files hold back.
+EXIT_SECONDS = 2.0
+_COMPRESSED = {"bz2", "gzip", "lzma"}
 
 
 def _prctl(option: int, value: int) -> None:
@@ -250,6 +260,52 @@ def fork(
         finally:
             # Exit functions are those of the parent.
             os._exit(code)
+
+
+def forget_exit_functions() -> None:
+    """Has `end_process` call only exit functions that are registered from now on."""
+    atexit._clear()
+    finalize: Any = weakref.finalize
+    for one in list(finalize._registry):
+        one.atexit = False
+    finalize._registered_with_atexit = False  # else it would not register itself again
+
+
+def end_process() -> NoReturn:
+    """Ends this process as Python ends a program: with its exit functions, and with what its files
+    have not written yet. After `EXIT_SECONDS` it ends without the rest.
+    """
+    late = threading.Timer(EXIT_SECONDS, os._exit, (0,))
+    late.daemon = True
+    late.start()
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    _flush_files()
+    os._exit(0)
+
+
+def _flush_files() -> None:
+    # Not those of the parent: its objects are frozen, and not in this list.
+    opened = [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
+    # A file of text writes to a compressed one, and that to one of bytes.
+    for file in sorted(opened, key=_layer):
+        with suppress(Exception):
+            # Only its end makes a compressed file complete.
+            file.close() if type(file).__module__ in _COMPRESSED else file.flush()
+
+
+def _layer(file: Any) -> int:
+    return 0 if isinstance(file, io.TextIOBase) else 2 if type(file).__module__ == "_io" else 1
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child has ended; it is not reaped."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 @dataclass(frozen=True)

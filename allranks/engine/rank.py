@@ -33,6 +33,7 @@ from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt
 from allranks.engine.ipp import RankEngine, serve_clients
+from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import RankWire, give_up
@@ -67,7 +68,7 @@ class Rank:
     ``dead`` are the ranks that have died, if it replaces one of them: the first one, or on several
     hosts, where it was the process ``spare``, any of them. ``running`` has, for each rank, the
     number of the cell that it runs, or 0; the host agent reads it. A rank that ``stays`` waits for
-    another notebook when its own ends.
+    another notebook when its own ends. The end of the file ``last`` asks an idle rank to end.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class Rank:
         dead: Sequence[int],
         running: memoryview[int],
         stays: bool,
+        last: int,
         spare: healing.Spare | None = None,
     ) -> None:
         self._config = config
         self._running = running
         self._stays = stays
+        self._last = last
         self._dead = dead
         self._spare = spare
         self._connection = connection
@@ -158,6 +161,7 @@ class Rank:
         )
         engine.initialize([])
         self._serve(engine)
+        processes.end_process()
 
     def _serve(self, engine: RankEngine) -> None:
         """Runs the event loop until ipyparallel ends the engine.
@@ -197,6 +201,7 @@ class Rank:
         shell.register_magic_function(_for_the_notebook, "line_cell", "distributed")
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         setattr(shell, "set_next_input", _no_next_input)  # noqa: B010
+        take_turns(shell, self._config.session_dir)
         shell.user_ns.update(namespace.names(self.device))
         fresh = shell.init_user_ns
 
@@ -254,10 +259,19 @@ class Rank:
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         libraries.restore_warnings()
+        # Those of the host agent, and of ipyparallel's engine, whose sockets would wait.
+        processes.forget_exit_functions()
+        self._loop.add_reader(self._last, self._end)
         faulthandler.cancel_dump_traceback_later()
         os.close(self._log)
         self.wire.start()
         self.wire.send(hello)
+
+    def _end(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._last)
+        if not self.wire.busy:  # a cell may wait in the loop: then the host agent kills this rank
+            processes.end_process()
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])

@@ -22,10 +22,9 @@ from allranks.collectives.calls import guard
 from allranks.collectives.calls.guard import USER, kind_of
 from allranks.collectives.timings import BINS, Totals
 from allranks.errors import UsageError
+from allranks.records.code_names import is_cell
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 
-#: How the file names of cells begin, as in tracebacks.
-CELL_FILE = "In["
 _POINTS_SECONDS = 0.1
 _TIMINGS_SECONDS = 0.5
 _PULSE_SECONDS = 1.0
@@ -321,10 +320,11 @@ def current_line() -> str:
         stack = traceback.extract_stack(frame) if frame else []
     except UnicodeError:  # compile() accepts a file name that is not valid text
         return ""
-    own = [entry for entry in stack if entry.filename.startswith(CELL_FILE)]
+    own = [entry for entry in stack if is_cell(entry.filename)]
     outside = [entry for entry in stack if kind_of(entry.filename) == USER]
     for entry in (own or outside)[-1:]:
-        return f"{os.path.basename(entry.filename)}:{entry.lineno}  {entry.line or ''}".rstrip()
+        name = os.path.basename(guard.shown_name(entry.filename))
+        return f"{name}:{entry.lineno}  {entry.line or ''}".rstrip()
     return ""
 
 

@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from allranks.collectives.calls import call as calls
 from allranks.collectives.calls.call import Call, PointCall
-from allranks.collectives.calls.guard import USER, Site, find, kind_of
+from allranks.collectives.calls.guard import USER, Site, find, kind_of, shown_name
 from allranks.collectives.ops import point_to_point
 from allranks.collectives.ops.communicator import Win
 from allranks.collectives.ops.point_to_point import PointToPoint
@@ -250,7 +250,7 @@ def _line_of(error: BaseException | None) -> Site | None:
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
         if kind_of(name) == USER:
-            found = Site(name, traceback.tb_lineno)
+            found = Site(shown_name(name), traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
 

@@ -164,3 +164,43 @@ def test_an_interrupt_while_an_error_is_shown_changes_nothing_for_the_next(noteb
     cell = notebook.on_ranks(differ)
     assert "CollectiveMismatch" in cell.error_value
     assert "allranks/collectives" not in cell.text
+
+
+NAMED = """
+import joblib, logging, threading, traceback, warnings
+memory = joblib.Memory("memory-of-rank-0", verbose=0)
+@memory.cache
+def squared(x):
+    print("computed")
+    return x * x
+def warns():
+    warnings.warn("odd", stacklevel=1)
+    try: raise ValueError("shown")
+    except ValueError: traceback.print_exc()
+    one = threading.Thread(target=lambda: {}["of a thread"])
+    one.start(); one.join()
+"""
+
+
+def test_libraries_recognise_cells_whose_numbers_are_shown(notebook):
+    """As joblib.Memory, numba and line_profiler take ipykernel's file names for cells."""
+    notebook.on_ranks(f"{NAMED}squared(3)", "-r 0").says("computed")
+    cell = notebook.on_ranks(f"{NAMED}squared(3)", "-r 0")
+    assert cell.text == "rank 0 → 9\n"  # it takes the result of the same text
+    at = f"In[{cell.execution_count}]"
+    shown = notebook.on_ranks("squared(3) or warns()\nwarns()\nraise KeyError", "-r 0")
+    shown.says(
+        f"{at}:10: UserWarning: odd\n",
+        f'File "{at}", line 11, in warns',
+        "Exception in thread Thread-",
+        f'File "{at}", line 13, in <lambda>',
+        f"Cell In[{shown.execution_count}], line 4",
+    )
+    shown.lacks("ipykernel_ranks")
+    notebook.on_ranks(
+        "import inspect, os, pathlib, shutil, tempfile\nshutil.rmtree('memory-of-rank-0')\n"
+        "file = pathlib.Path(inspect.getsourcefile(warns))\n"
+        "file.parent.parent == pathlib.Path(tempfile.gettempdir()), "
+        "file.parent.name.startswith('ipykernel_'), inspect.getsource(warns)[:9]",
+        "-r 0",
+    ).says("rank 0 → (True, True, 'def warns')")

@@ -1,5 +1,8 @@
 """However a notebook's kernel ends, every process of its ranks is gone, and every file but logs."""
 
+import gzip
+import shutil
+
 import pytest
 
 #: How a kernel ends, and what its ranks do then. An idle one is shut down at the end of this suite.
@@ -51,6 +54,45 @@ def test_a_kernel_that_ends_leaves_nothing_but_logs(notebook, end, source):
     notebook.check_nothing_left()
     assert [folder for folder in folders if folder.exists()] == []
     assert notebook.logs()["rank-0.log"].exists()
+
+
+UNWRITTEN = """
+import atexit, gzip, os, pathlib, tempfile
+pathlib.Path(f"pid-{rank}").write_text(str(os.getpid()))
+text = open(f"text-{rank}", "w"); text.write("kept")
+packed = gzip.open(f"packed-{rank}", "wt"); packed.write("kept")
+both = open(f"both-{rank}", "w+b"); both.write(b"kept")
+folder = tempfile.TemporaryDirectory(dir=".", prefix="gone-")
+atexit.register(print, "the last word", file=open(f"said-{rank}", "w"))
+if rank == 0: atexit.register(lambda: __import__("time").sleep(60))
+"""
+
+
+@pytest.mark.parametrize("end", ["stop", "restart", "shutdown"])
+def test_ranks_that_end_write_their_files_and_call_their_own_exit_functions(
+    notebook, tmp_path, end
+):
+    module = notebook.cwd / "parents.py"
+    module.write_text(
+        "import atexit, os\n"
+        f"atexit.register(lambda: open(f'{tmp_path}/parents-{{os.getpid()}}', 'w').close())"
+    )
+    notebook.run("%distributed restart --preload parents").ok()
+    module.unlink()
+    shutil.rmtree(module.with_name("__pycache__"), ignore_errors=True)
+    # The exit functions of rank 0 do not end: it ends without the rest.
+    notebook.on_ranks(f"import os\nos.chdir('{tmp_path}')\n{UNWRITTEN}").ok()
+    notebook.run(f"%distributed {end}") if end != "shutdown" else notebook.shutdown()
+    if end == "restart":
+        notebook.run("%distributed stop")
+    notebook.wait_for_no_children()
+    for name in ("text", "both"):
+        assert (tmp_path / f"{name}-1").read_text() == "kept"
+    assert gzip.decompress((tmp_path / "packed-1").read_bytes()) == b"kept"
+    assert (tmp_path / "said-1").read_text() == "the last word\n"
+    assert len([*tmp_path.glob("gone-*")]) == 1
+    ended = {f"parents-{(tmp_path / f'pid-{rank}').read_text()}" for rank in range(2)}
+    assert not ended & {path.name for path in tmp_path.glob("parents-*")}
 
 
 def test_a_start_that_is_interrupted_or_whose_kernel_is_killed_leaves_nothing(kernel):

@@ -243,3 +243,16 @@ def test_commands_that_fail_and_deprecations_are_shown(notebook):
     assert cell.text.endswith("→ True\n")
     cell = notebook.on_ranks("import warnings\nwarnings.warn('old', DeprecationWarning)")
     assert "DeprecationWarning: old" in cell.text
+
+
+def test_figures_of_a_function_are_shown_with_its_call_and_closed(notebook):
+    pytest.importorskip("matplotlib")
+    notebook.run(
+        "def draws():\n    import matplotlib.pyplot as plt\n    plt.plot([0, 1])\n"
+        "    return plt.get_fignums()"
+    )
+    for _ in range(2):
+        called = notebook.run("ranks.run(draws, ranks=[0])").ok()
+        assert [PNG in data for data in called.displays].count(True) == 1
+    nothing = notebook.on_ranks("import matplotlib.pyplot as plt\nplt.get_fignums()")
+    assert nothing.text == "ranks 0–3 → []\n"

@@ -48,6 +48,59 @@ def test_a_corrected_cell_does_not_receive_the_message_of_the_failed_one(noteboo
     stale.says("StaleHandle: a communicator from Split(), Dup() or Create_…() lasts until an error")
 
 
+CLASSES = """
+import enum
+class V:
+    made = 0
+    def __init__(self, x):
+        V.made += 1
+        self.x = x
+    def __add__(self, other):
+        return V(self.x + other.x) if isinstance(other, V) else NotImplemented
+class Color(enum.Enum):
+    RED = 1
+class Mine(Exception): pass
+def f(): return rank
+"""
+SENT = """
+def own(value):
+    match value:
+        case {"v": V(x=int()), Color.RED: Mine(), "f": g}: return g is f
+left, right = (rank - 1) % size, (rank + 1) % size
+value = {"v": V(rank), Color.RED: Mine("no"), "f": f}
+posted = comm.isend(value, right, 1)
+received = [
+    comm.bcast(value), comm.scatter([value] * size), broadcast_object(value, root=1),
+    *comm.allgather(value), *comm.alltoall([value] * size), *allgather_object(value),
+    *(comm.gather(value) or []), comm.sendrecv(value, right, 0, None, left, 0),
+    comm.irecv(None, left, 1).wait(),
+]
+posted.wait()
+sums = comm.allreduce(V(rank)), comm.reduce(V(rank)) or V(0), comm.scan(V(rank))
+all(map(own, received)) and all(type(one) is V for one in sums), sums[0].x
+"""
+
+
+def test_objects_of_classes_of_cells_are_the_receivers_own(notebook):
+    notebook.on_ranks(f"for _ in range(rank): pass\n{CLASSES}")
+    assert notebook.on_ranks(SENT).text == "ranks 0–3 → (True, 6)\n"
+    notebook.on_ranks("if rank == 0:\n    class V:\n        def __init__(self, x): self.x = -x\n")
+    cell = notebook.on_ranks("v = comm.bcast(V(1))\ntype(v) is V, v.x")
+    assert cell.text == "rank 0    → (True, -1)\nranks 1–3 → (False, -1)\n"
+    cell = notebook.on_ranks(
+        "if rank == 0:\n    class Only: pass\n"
+        "    a, b = comm.bcast(Only()), comm.bcast(Only)\n"
+        "else: a, b = comm.bcast(None), comm.bcast(None)\n"
+        "type(a) is b, [type(one) is b for one in comm.allgather(a)]"
+    )
+    assert cell.text == "ranks 0–3 → (True, [True, True, True, True])\n"
+
+
+def test_objects_of_simulated_ranks_are_the_receivers_own(notebook):
+    cell = notebook.on_ranks(f"{CLASSES}{SENT}", "-n 4 --simulate")
+    assert cell.text == "ranks 0–3 → (True, 6)\n"
+
+
 def test_what_goes_wrong_on_duplicates_and_in_mpis_own_calls_is_told(notebook):
     notebook.on_ranks(
         f"{START}twin = world.Dup()\n"

@@ -87,6 +87,21 @@ def test_a_handler_of_logs_that_a_module_made_writes_to_the_rank_s_own_streams(k
     assert kernel.run(f"%%distributed\n{body}").text == "ranks 0–1 ! the one line\n"
 
 
+def test_ranks_draw_different_random_numbers_unless_a_preloaded_module_has_seeded_them(kernel):
+    (kernel.cwd / "drawing.py").write_text("import numpy as np\nnp.random.rand(3)")
+    (kernel.cwd / "seeding.py").write_text("import numpy as np\nnp.random.seed(7)")
+    draw = "import numpy as np\nfirst = allgather_object(np.random.rand())\nlen({*first})"
+    cell = kernel.run(f"%%distributed -n 2 --preload drawing\n{draw}")
+    assert cell.text.endswith("ranks 0–1 → 2\n")
+    kernel.run("%%distributed\nif rank: import os; os._exit(1)")
+    kernel.run(
+        "%%distributed\nimport numpy as np\ndrawn = np.random.rand()\n"
+        "before = broadcast_object(first if rank == 0 else None)\ndrawn in before"
+    ).says("ranks 0–1 → False")
+    kernel.run("%distributed restart --preload seeding").ok()
+    assert kernel.run(f"%%distributed\n{draw}").text == "ranks 0–1 → 1\n"
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here: apt-get install gcc")
 def test_a_module_that_opens_cuda_is_refused_before_anything_is_forked(kernel):
     (kernel.cwd / "driver.c").write_text(DRIVER)

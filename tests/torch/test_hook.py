@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+
+import pytest
+
 from tests.torch.test_groups import IMPORTS
 
 TRAIN = """
@@ -46,3 +50,30 @@ def test_a_rank_that_leaves_out_a_backward_is_told_of_as_in_any_allreduce(ranks)
     assert ranks.on_ranks("bool(torch.allclose(trained(None), trained(average)))").text == (
         "ranks 0–2 → True\n"
     )
+
+
+@pytest.mark.parametrize(("module", "values"), [("torch", 2), ("seeds_torch", 1)])
+def test_forked_ranks_draw_different_numbers_unless_a_preloaded_module_has_seeded_torch(
+    python, tmp_path, module, values
+):
+    (tmp_path / "seeds_torch.py").write_text(
+        "import torch\ntorch.manual_seed(torch.initial_seed() + 1)"
+    )
+    program = (
+        "import os, sys\nfrom types import SimpleNamespace\n"
+        "from allranks.engine import libraries\n"
+        f"config = SimpleNamespace(preload=({module!r},), devices=(libraries.HIDDEN,))\n"
+        "libraries.preload(config, lambda *_, **__: None)\n"
+        "for _ in range(2):\n"
+        "    if not (pid := os.fork()):\n"
+        "        import torch\n"
+        "        libraries.seed_anew()\n"
+        "        print(torch.rand(1).item(), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+    )
+    done = subprocess.run(
+        [python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert len(done.stdout.split()) == 2
+    assert len({*done.stdout.split()}) == values

@@ -35,8 +35,15 @@ _REMEMBERED = 4096
 SITES: dict[int, tuple[Site, CodeType]] = {}
 """The user's lines by the address of their instruction. The code object is kept, so that the
 address is not used again."""
+CELLS: dict[str, str] = {}
+"""The names of cells that people see, as ``In[3]``, by the file names of their code. Their sources
+are in `linecache` under both."""
 _COLLECTS_IN_ALLOCATIONS = sys.version_info < (3, 12)
 _collection_lock = threading.RLock()
+
+
+def shown_name(file: str) -> str:
+    return CELLS.get(file, file)
 
 
 def source_line(name: str, number: int) -> str:
@@ -114,7 +121,7 @@ def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
         name = frame.f_code.co_filename
         kind = kind_of(name)
         if kind == USER:
-            return Site(name, frame.f_lineno), library
+            return Site(shown_name(name), frame.f_lineno), library
         if kind == LIBRARY and library is None:
             library = Site(name, frame.f_lineno)
         frame = frame.f_back
@@ -139,7 +146,7 @@ def find(frame: FrameType | None) -> Site:
         if kind == USER:
             if len(SITES) >= _REMEMBERED:
                 SITES.clear()
-            site = Site(code.co_filename, above.f_lineno)
+            site = Site(shown_name(code.co_filename), above.f_lineno)
             SITES[at] = site, code
             return site
         if kind == LIBRARY:

@@ -374,10 +374,9 @@ def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:
 
 
 def dumps(value: object) -> Bytes:
-    # It pickles lambdas and a notebook's classes too.
-    from cloudpickle import dumps as pickled
+    from allranks.collectives.ops import objects  # here: cloudpickle takes time to import
 
-    return np.frombuffer(pickled(value, protocol=pickle.HIGHEST_PROTOCOL), np.uint8)
+    return np.frombuffer(objects.dumps(value), np.uint8)
 
 
 def loads(data: Bytes) -> Any:

@@ -23,6 +23,7 @@ import fcntl
 import gc
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -50,6 +51,10 @@ _TICK_SECONDS = 0.5
 _TERM_SECONDS = 0.2
 _MPI_NBYTES = 16 << 20
 _TRACKER_SECONDS = 1.0
+#: Longer than a rank takes at most to run its exit functions.
+_EXIT_SECONDS = processes.EXIT_SECONDS + 0.5
+#: From a rank's reply until it notes that it is idle.
+_REPLY_SECONDS = 0.1
 #: For clusters that ranks have started; the notebook waits 10 s for all.
 _NESTED_SECONDS = 5.0
 _WHO = "OMPI_COMM_WORLD_"
@@ -96,6 +101,8 @@ class HostAgent:
         self.admitted = self.forked = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
+        #: The end of this file asks idle ranks to end.
+        self.last, self._ask_to_end = os.pipe()
         self.controller = 0
         self.connection: dict[str, Any] = {}
         #: The client's connection information, the secret key, and sockets that reserve the ports.
@@ -110,6 +117,8 @@ class HostAgent:
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: stubs.RemoteShells | None = None
         self._heard = heard
+        #: Readable when a child has ended.
+        self._wake = -1
         #: Keeps the folder of MPI's files from others who remove what is left.
         self._shared = -1
         processes.adopt_orphans()
@@ -243,7 +252,7 @@ class HostAgent:
         self.selector.register(complete, selectors.EVENT_READ, tell)
 
     def _watch(self) -> None:
-        wake, wake_writer = os.pipe()
+        wake, wake_writer = self._wake, _ = os.pipe()
         os.set_blocking(wake_writer, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
@@ -420,6 +429,7 @@ class HostAgent:
             self._tell("admitted", rank=seat)
 
         def live() -> None:
+            libraries.seed_anew()
             # While MPI starts, ranks poll for the others. More of them than cores would leave no
             # time to fork the rest, so all wait here until the last one is forked.
             os.read(self.gate, 1)
@@ -441,10 +451,17 @@ class HostAgent:
                 replaced,
                 self.attachment.running,
                 self.attachment.stays,
+                self.last,
                 spare,
             ).run()
 
-        keep = [self.gate, *received, *told["descriptors"], *([wake] if seat < 0 else [])]
+        keep = [
+            self.gate,
+            self.last,
+            *received,
+            *told["descriptors"],
+            *([wake] if seat < 0 else []),
+        ]
         pid = processes.fork(live, environment, log, self.config.work_dir, keep)
         if seat < 0:
             os.close(wake)
@@ -579,6 +596,9 @@ class HostAgent:
             # Made after the ranks came up. Finding the owners takes long, so only if there are any.
             for pid in processes.descendants():
                 self.segments |= new & processes.shared_segments(pid)
+        os.close(self._ask_to_end)
+        if not self.begins_again:  # then they have saved their variables, and their hosts wait
+            self._wait_for_idle_ranks()
         for pid in [*self.ranks, *self.spares, self.controller]:
             processes.kill(pid)
         anchors = [self.anchor] if self.anchor is not None else []
@@ -617,9 +637,21 @@ class HostAgent:
             shutil.rmtree(self.config.shared_dir, ignore_errors=True)
         if self._shared >= 0:
             os.close(self._shared)
+        os.close(self.last)
         self.door.close()
         self.selector.close()
         self._tell("again" if self.begins_again else "stopped")
+
+    def _wait_for_idle_ranks(self) -> None:
+        """Ends when the ranks that run no cell have ended by themselves, with exit functions."""
+        running, began = self.attachment.running, time.monotonic()
+        while alive := [rank for pid, rank in self.ranks.items() if not processes.has_ended(pid)]:
+            # The others run a cell, or have just sent its reply.
+            limit = _REPLY_SECONDS if all(running[rank] for rank in alive) else _EXIT_SECONDS
+            left = began + limit - time.monotonic()
+            if left <= 0 or not select.select([self._wake], [], [], left)[0]:
+                return
+            os.read(self._wake, 4096)
 
 
 def _rest(place: socket.socket, head: bytes) -> bytes | None:

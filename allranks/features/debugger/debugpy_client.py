@@ -188,7 +188,7 @@ class CellDebugger(ipykernel.debugger.Debugger):
 
     @staticmethod
     def name_file(code_name: str, file: str) -> None:
-        """Has debugpy take code of this name, as ``In[3]``, for the content of a file.
+        """Has debugpy take code of this file name for the content of another file.
 
         debugpy ignores code whose file does not exist.
         """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from allranks import collectives
 from allranks.collectives import scope
+from allranks.collectives.calls.guard import CELLS
 from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.errors import RankLeft
@@ -95,7 +96,9 @@ class RankDebugger(RankFeature):
             self._loop.call_soon_threadsafe(self._name_file, record.code_name, file)
 
     def _name_file(self, code_name: str, file: str) -> None:
-        self._loaded().name_file(code_name, file)
+        for name, shown in CELLS.items():
+            if shown == code_name:
+                self._loaded().name_file(name, file)
 
     def _loaded(self) -> CellDebugger:
         if self._debugger is None:

@@ -20,9 +20,9 @@ from allranks.collectives.calls import guard
 from allranks.engine.cell import CellRunner
 from allranks.engine.exceptions import PACKAGE
 from allranks.engine.features import Answered, RankContext, RankFeature
-from allranks.engine.telemetry import CELL_FILE
 from allranks.features.profile import SAMPLES_A_SECOND
 from allranks.records import requests
+from allranks.records.code_names import is_cell
 from allranks.records.wire import RunCell
 
 #: The longest of them are sent; the others are summed up.
@@ -161,7 +161,7 @@ class Sampler:
         code = frame.f_code
         file, module = code.co_filename, str(frame.f_globals.get("__name__", ""))
         called = code.co_qualname.replace("<locals>.", "")
-        if file.startswith(CELL_FILE):
+        if is_cell(file):
             kind, name = _CELL, "" if code.co_name == "<module>" else f"{called} "
         elif file.startswith(PACKAGE):
             kind, name = _OWN, f"{code.co_name} (allranks)"
@@ -206,7 +206,7 @@ def _line(file: str, number: int) -> str:
     source = linecache.getline(file, number).strip()
     if len(source) > _SOURCE_CHARACTERS:
         source = source[: _SOURCE_CHARACTERS - 1] + "…"
-    return f"{file}:{number}  {source}".rstrip()
+    return f"{guard.shown_name(file)}:{number}  {source}".rstrip()
 
 
 def packed(stacks: Stacks) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from IPython.core import debugger
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.collectives import scope
+from allranks.collectives.calls.guard import CELLS, shown_name
 from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
-from allranks.engine.telemetry import CELL_FILE
 from allranks.errors import UsageError
 from allranks.records.wire import Prompt, Record, Typed
 
@@ -58,8 +58,9 @@ class RankPrompts(RankFeature):
 
             def canonic(self, filename: str) -> str:
                 # Not a file in a folder: with a path before it, its source would not be found.
-                own = filename.startswith(CELL_FILE)
-                return filename if own else str(super().canonic(filename))
+                shown = shown_name(filename)
+                own = shown != filename or shown in CELLS.values()
+                return shown if own else str(super().canonic(filename))
 
             def interaction(self, *args: Any, **options: Any) -> None:
                 before = interrupts()

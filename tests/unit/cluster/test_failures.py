@@ -14,6 +14,7 @@ from allranks.cluster.failures import (
     refused_by_all,
 )
 from allranks.cluster.options import check_source
+from allranks.records.code_names import code_name
 from allranks.records.wire import Hello, Report
 
 
@@ -88,3 +89,18 @@ def test_an_expression_that_python_cannot_compile_is_not_valid_either(expression
         pytest.skip("needs a Python before 3.14, which compiles it")
     with pytest.raises(SyntaxError, match=r"^\w.*\. Split the long expression into several lines"):
         check_source(f"x = {expression}")
+
+
+def test_the_stack_of_a_crash_has_the_numbers_of_the_cells(tmp_path):
+    roster, log = failures.RankRegistry(1), tmp_path / "rank-0.log"
+    roster.hellos[0] = Hello(0, 1, 0, 1, "host", 10, "cpu", "e", "mpi", str(log))
+    for number, source in ((3, "def f(): crash()"), (4, "f()")):
+        roster.name_cell(source, number)
+    frames = (("def f(): crash()", 1, "f"), ("f()", 2, "<module>"))
+    stack = [f'  File "{code_name(one)}", line {line} in {name}' for one, line, name in frames]
+    log.write_text("\n".join(["Fatal Python error: Segmentation fault", *stack, "  File x"]))
+    told = roster.report(ProcessExit(0, -11, by_launcher=False))
+    assert told.line == 1
+    assert told.traceback[1].endswith(
+        '\n  File "In[3]", line 1 in f\n  File "In[4]", line 2 in <module>'
+    )

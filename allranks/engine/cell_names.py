@@ -1,0 +1,72 @@
+"""Names of cells: the file name of a cell's code, and ``In[3]``, which people see."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+import sys
+import threading
+import traceback
+import warnings
+from typing import Any
+
+from allranks.collectives.calls import guard
+from allranks.records.code_names import code_name, with_numbers
+
+
+class CellNames:
+    """Names cells: ``In[7]``, and ``In[7]#2`` if that number is used again for another text.
+
+    A text that runs again, as another cell, has the number of the latest one.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[str, str] = {}
+
+    def name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        """Returns the file name of a cell's code."""
+        file, again = code_name(raw_code), 1
+        while True:
+            shown = f"In[{number}]" + (f"#{again}" if again > 1 else "")
+            # The same text keeps its name.
+            if self._sources.setdefault(shown, transformed_code) == transformed_code:
+                break
+            again += 1
+        if guard.CELLS.get(file) != shown:
+            guard.CELLS[file] = shown
+            guard.SITES.clear()  # with the number that this text has had before
+        # Other ranks, and lines of a message, find the source under this name.
+        lines = [f"{line}\n" for line in transformed_code.splitlines()]
+        linecache.cache[shown] = len(transformed_code), None, lines, shown
+        return file
+
+
+def show_numbers() -> None:
+    """Has Python's own tracebacks and warnings show ``In[3]`` in place of file names of cells."""
+    plain_frame, plain_warning = _Stack.format_frame_summary, warnings.formatwarning
+
+    def format_frame_summary(self: Any, frame_summary: Any, **options: Any) -> str:
+        if frame_summary.filename in guard.CELLS:
+            frame_summary = copy.copy(frame_summary)
+            frame_summary.filename = guard.CELLS[frame_summary.filename]
+        return plain_frame(self, frame_summary, **options)
+
+    def formatwarning(message: Any, category: Any, filename: str, *rest: Any, **more: Any) -> str:
+        return plain_warning(message, category, guard.shown_name(filename), *rest, **more)
+
+    _Stack.format_frame_summary = format_frame_summary  # type: ignore[method-assign]
+    warnings.formatwarning = formatwarning
+    threading.excepthook = _show_error_of_thread
+
+
+_Stack = traceback.StackSummary
+
+
+def _show_error_of_thread(error: threading.ExceptHookArgs, /) -> None:
+    # Python's own is written in C.
+    if error.exc_type is SystemExit:
+        return
+    name = error.thread.name if error.thread is not None else threading.get_ident()
+    lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
+    text = with_numbers("".join(lines), guard.CELLS)
+    print(f"Exception in thread {name}:\n{text}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,81 @@
+"""Magics that write files: on a host, one rank after the other.
+
+All ranks run the same cell, so they would write the same file at once, and one would read what
+another has half written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic_arguments import parse_argstring
+
+from allranks.post_import import PostImportHook
+
+_CYTHON = "Cython.Build.IpythonMagic"
+_COMPILING = "cython", "cython_inline", "cython_pyximport"
+
+
+def take_turns(shell: InteractiveShell, folder: str) -> None:
+    """Has ``%%writefile`` and ``%%cython`` wait for the other ranks of this cluster on this host.
+
+    ``folder`` has the file that they lock; a rank that dies unlocks it.
+    """
+    lock = os.path.join(folder, "magics")
+
+    def cython(module: Any) -> None:
+        # All ranks compile the same library, and the first one is enough.
+        for name in _COMPILING:
+            if (magic := getattr(module.CythonMagics, name, None)) is not None:
+                setattr(module.CythonMagics, name, _in_turn(magic, lock))
+
+    PostImportHook([_CYTHON], cython).install()
+    manager = shell.magics_manager
+    # The registry loads IPython's own now, which would replace this one later.
+    plain = manager.registry["OSMagics"].writefile
+    manager.magics["cell"]["writefile"] = _in_turn(_unless_written(plain), lock)
+
+
+def _in_turn(magic: Callable[..., Any], lock: str) -> Callable[..., Any]:
+    @wraps(magic)
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        with _locked(lock):
+            return magic(*arguments, **options)
+
+    return waiting
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:  # there is no room for a file
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # an interrupt ends this wait
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _unless_written(magic: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    @wraps(magic)
+    def writefile(line: str, cell: str) -> None:
+        arguments = parse_argstring(magic, line)
+        file = Path(os.path.expanduser(arguments.filename.strip("\"'")))
+        with suppress(OSError, ValueError):
+            # Another rank may import it by now.
+            if not arguments.append and file.is_file() and file.read_bytes() == cell.encode():
+                print(f"Overwriting {file}")
+                return
+        magic(line, cell)
+
+    return writefile
