@@ -28,6 +28,21 @@ every = [torch.zeros_like(first) for _ in range(size)]
 dist.all_gather(every, first)
 assert all(torch.equal(first, other) for other in (*others, *every))
 """,
+    "a static graph": """
+def trained(**options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 700), nn.ReLU(), nn.Linear(700, 600))
+    model = nn.parallel.DistributedDataParallel(net, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), rank + step + 1.0)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+# Its reducer makes all calls of the first step in the last callback of the backward.
+assert torch.allclose(trained(static_graph=True), trained(), atol=1e-6)
+""",
     "tensors of several chunks": """
 for dtype in (torch.float32, torch.float64, torch.float16, torch.int32):
     every = [(torch.arange(1_200_001) % 7 + r).to(dtype) for r in range(size)]
@@ -436,12 +451,21 @@ def test_a_limit_of_time_is_worded_as_in_torch(ranks):
     assert ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)").text == "ranks 0–2 → 3\n"
 
 
+IN_CPP = """
+def waiting(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return torch.futures.collect_all([work.get_future()]).wait()[0]
+
+model.register_comm_hook(None, waiting)
+model(torch.ones(1, 3)).sum().backward()
+"""
 WAITS = {
     "a barrier": "dist.barrier()",
     "a backward pass": "model(torch.ones(1, 3)).sum().backward()",
     "a receive": "dist.recv(torch.ones(3), 0)",
     "a new group": "dist.new_group([0, 1, 2])",
     "a posted call": "dist.all_reduce(torch.ones(3), async_op=True).wait()",
+    "a future for which C++ waits": IN_CPP,
 }
 
 

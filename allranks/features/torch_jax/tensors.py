@@ -11,6 +11,7 @@ import torch
 from allranks.collectives.arrays.reductions import Array, ReduceOp
 
 _graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_node = getattr(torch._C, "_current_autograd_node", lambda: None)
 _RedOp = torch.distributed.ReduceOp.RedOpType
 #: torch's reductions that allranks has.
 OPS = {
@@ -45,6 +46,11 @@ _OF_NUMPY = {
 def in_backward() -> bool:
     """Whether this thread is in a backward pass of autograd."""
     return bool(_graph_task_id() >= 0)
+
+
+def ends_backward() -> bool:
+    """Whether the backward pass of this thread runs its last callbacks: all gradients exist."""
+    return in_backward() and _node() is None
 
 
 def kind_of(op: Any) -> Any:

@@ -78,6 +78,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not cell or torch_state.c10d() is None:
             return
         still = self._is_still()
+        if self._pressed and still:
+            torch_state.end_waits_in_cpp()
         made = _group_being_made() if still else None
         # Groups of allranks need no end of their waits.
         if made is None and not torch_state.own_groups():
