@@ -451,6 +451,84 @@ def test_a_limit_of_time_is_worded_as_in_torch(ranks):
     assert ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)").text == "ranks 0–2 → 3\n"
 
 
+REFUSED = {
+    "bits of floating-point numbers": "dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)",
+    "an order of complex numbers": "dist.all_reduce(torch.ones(3) * 1j, dist.ReduceOp.MAX)",
+    "an expanded tensor": "dist.all_reduce(torch.ones(1).expand(3))",
+    "expanded outputs": "dist.all_gather([torch.ones(1).expand(3)] * size, torch.ones(3))",
+    "an output of another dtype": (
+        "dist.reduce_scatter_tensor(torch.ones(1), torch.ones(3, dtype=torch.float64))"
+    ),
+    "an output of another size": "dist.all_to_all_single(torch.ones(6), torch.ones(3))",
+    "outputs of another dtype": (
+        "dist.all_to_all([torch.ones(1, dtype=torch.int32)] * size, [torch.ones(1)] * size)"
+    ),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED.keys())
+def test_a_refused_call_that_is_caught_spoils_no_later_call(ranks, call):
+    cell = ranks.on_ranks(
+        f"refused = False\ntry:\n    {call}\nexcept Exception as error:\n    refused = True\n"
+        "dist.all_reduce(x := torch.ones(1))\nrefused, int(x)"
+    )
+    assert cell.text == "ranks 0–2 → (True, 3)\n"
+
+
+def test_a_broadcast_from_an_expanded_tensor_and_an_expanded_input_are_right(ranks):
+    cell = ranks.on_ranks(
+        "x = torch.ones(1).expand(3) if rank == 1 else torch.zeros(3)\ndist.broadcast(x, 1)\n"
+        "every = [torch.empty(3) for _ in range(size)]\n"
+        "dist.all_gather(every, torch.full((1,), float(rank)).expand(3))\n"
+        "x.tolist(), [int(each[2]) for each in every]"
+    )
+    assert cell.text == "ranks 0–2 → ([1.0, 1.0, 1.0], [0, 1, 2])\n"
+
+
+def test_an_exception_in_a_callback_of_a_future_keeps_its_type(ranks):
+    cell = ranks.on_ranks(
+        "work = dist.isend(torch.ones(1), (rank + 1) % size)\ndist.recv(torch.empty(1))\n"
+        "future = work.get_future().then(lambda done: {}['missing'])\n"
+        "try:\n    future.wait()\nexcept KeyError as error:\n    print(error)"
+    )
+    assert cell.text == "ranks 0–2 │ 'missing'\n"
+
+
+def test_a_handle_that_no_cell_has_waited_for_says_so(ranks):
+    posted = "if rank > 0:\n    work = dist.all_reduce(torch.ones(1), async_op=True)"
+    assert ranks.on_ranks(posted).status == "ok"
+    cell = ranks.on_ranks("if rank > 0:\n    work.wait()")
+    assert "its cell has failed, or has not waited for it. Post it again, and wait" in cell.text
+
+
+def test_ranks_make_different_groups_at_the_same_time(ranks):
+    cell = ranks.on_ranks(
+        "alone = dist.new_group([rank])\npart = dist.new_group([0] if rank == 0 else [1, 2])\n"
+        "dist.all_reduce(x := torch.ones(1), group=part)\ndist.all_reduce(x, group=alone)\n"
+        "dist.all_reduce(y := torch.ones(1))\nint(x), int(y)"
+    )
+    assert cell.text == "rank 0    → (1, 3)\nranks 1–2 → (2, 3)\n"
+
+
+def test_members_that_differ_are_named_as_ranks(ranks):
+    cell = ranks.on_ranks("dist.new_group([0, 1] if rank == 1 else [0, 2])")
+    assert (
+        "new_group needs the same ranks on every rank: rank 1 has (0, 1), ranks 0, 2 have (0, 2). "
+        "Pass the same list on every rank"
+    ) in cell.text
+
+
+def test_a_model_whose_backward_has_failed_says_to_wrap_it_again(ranks):
+    ranks.on_ranks(
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\n"
+        "if rank == 0:\n    raise ValueError\nmodel(torch.ones(1, 3)).sum().backward()"
+    )
+    again = "model(torch.ones(1, 3)).sum().backward()"
+    assert "wrap the model again: model = DistributedDataParallel(model.module)" in (
+        ranks.on_ranks(f"{again}\n{again}").text
+    )
+
+
 IN_CPP = """
 def waiting(state, bucket):
     work = dist.all_reduce(bucket.buffer(), async_op=True)

@@ -195,10 +195,10 @@ def _agreed_name(ranks: Sequence[int]) -> str:
     torch has taken it from a counter on each rank, and a rank that has failed to make a group may
     have counted one more or one less. Besides, torch's own wait for the ranks takes no interrupt.
     """
-    world, spec = worlds.current(), Spec("new_group", shape=tuple(ranks))
-    counts = world.run(calls.gather_objects(world.groups[0], spec, c10d._world.group_count))
-    c10d._world.group_count = max(counts)
-    return str(max(counts) - 1)
+    world, count = worlds.current(), c10d._world.group_count
+    call = calls.new_group(world.groups[0], count, tuple(ranks), _default_ranks(ranks))
+    c10d._world.group_count = count = world.run(call)
+    return str(count - 1)
 
 
 def _confirm(pg: Any, title: str) -> None:

@@ -71,9 +71,14 @@ def check_device(tensor: Any) -> None:
         )
 
 
-def plain(tensor: Any) -> Any:
-    """The tensor itself, without gradient, if its memory can be used as it is; else a copy."""
+def plain(tensor: Any, *, written: bool = False) -> Any:
+    """The tensor itself, without gradient, if its memory can be used as it is; else a copy.
+
+    ``written`` is whether the result is put back to the tensor.
+    """
     check_device(tensor)
+    if written:
+        _check_overlap(tensor)
     found = tensor.detach()
     if found.is_conj() or found.is_neg():
         found = found.resolve_conj().resolve_neg()
@@ -117,6 +122,12 @@ def combined(op: Any, like: Any) -> Callable[[list[Array]], Array]:
             total = total / len(parts)
         return bytes_of(total.to(like.dtype))
 
+    # Before the ranks agree: torch may not have this reduction for the dtype.
+    one = bytes_of(torch.ones(1).to(like.dtype))
+    try:
+        combine([one, one])
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        raise type(error)(f"Cannot use {kind.name} with {like.dtype}: {error}") from error
     return combine
 
 
@@ -126,9 +137,21 @@ def from_bytes(data: Array, dtype: Any, shape: Sequence[int]) -> Any:
     return torch.from_numpy(data).view(dtype).reshape(tuple(shape))
 
 
+def _check_overlap(tensor: Any) -> None:
+    # Before the ranks agree: torch refuses to write to such a tensor, and the call could not end.
+    if tensor.layout != torch.strided:
+        return
+    if any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise RuntimeError(
+            "a result needs a tensor with memory for each element: found an expanded one, of "
+            f"shape {tuple(tensor.shape)}. Pass x.clone()."
+        )
+
+
 def scratch(tensor: Any) -> Any:
     """A plain tensor for a result: the tensor itself, or memory that is copied to it later."""
     check_device(tensor)
+    _check_overlap(tensor)
     found = tensor.detach()
     if found.is_contiguous() and not found.is_conj() and not found.is_neg():
         return found
@@ -150,6 +173,15 @@ def check_size(title: str, tensor: Any, like: Any) -> None:
         raise ValueError(
             f"{title} needs tensors of one size and dtype: found {tuple(tensor.shape)} of "
             f"{tensor.dtype} and {tuple(like.shape)} of {like.dtype}."
+        )
+
+
+def check_dtypes(title: str, *given: Any) -> None:
+    found = {name_of(tensor) for tensor in given}
+    if len(found) > 1:
+        raise RuntimeError(
+            f"{title} needs the output tensor to have the same type as the input tensor: found "
+            f"{', '.join(sorted(found))}."
         )
 
 

@@ -45,6 +45,15 @@ _STUCK_SECONDS, _SETTLING_SECONDS = 20.0, 1.0
 #: Parts of messages of gloo and of torch's store about a connection that has ended.
 _LOST = ("gloo/transport/tcp/", "TCPStore", "onnection was likely closed")
 _DEATH = f"torch's process groups are closed on all ranks, as a rank of theirs has died: {AGAIN}"
+#: Parts of messages of DDP's reducer, in which a backward has ended before its last gradient.
+_UNFINISHED_BACKWARD = (
+    "unmarked_param_indices",
+    "Expected to have finished reduction in the prior",
+)
+_WRAP_AGAIN = (
+    "If an error or an interrupt has ended a backward of this model before its end, wrap the model "
+    "again: model = DistributedDataParallel(model.module)"
+)
 _NO_GROUP = "Default process group has not been initialized"
 
 
@@ -170,6 +179,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         # Adds the reason to an error of torch about a group that does not exist any more.
         text, since = text_of(error), self._forgotten_ns > under_mpi.torch_met_at_ns()
         said = self._forgotten in text
+        if any(part in text for part in _UNFINISHED_BACKWARD):
+            error.args = (f"{text}\n{_WRAP_AGAIN}",)
         if not said and (_tells_of_a_loss(error) or (_NO_GROUP in text and since)):
             error.args = (f"{text} {self._forgotten}",)
 

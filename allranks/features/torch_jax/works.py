@@ -61,8 +61,8 @@ class FinishedWork(dist.Work):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> Any:
-        future: Any = Future()
-        future.set_result(self._outputs)
+        future = CallFuture(self)
+        future.end(self._outputs)
         return future
 
 
@@ -70,6 +70,7 @@ class CallFuture(Future):  # type: ignore[misc]
     """The future of a call in a backward pass: a wait for it in Python drives the call.
 
     Communication hooks wait for futures within the pass, and for those that ``then`` returns.
+    Errors keep their types in it.
     """
 
     def __init__(self, work: FinishedWork) -> None:
