@@ -119,6 +119,39 @@ for step in range(20):
 assert losses[-1] < losses[0]
 assert model[0].weight.full_tensor().shape == (7, 5)
 """,
+    "fully sharded by FSDP1": """
+import warnings
+from torch.distributed.fsdp import FullyShardedDataParallel
+warnings.filterwarnings("ignore")
+
+def trained(wrap):
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(torch.full((3, 5), 1.0 + rank)) - 2).square().mean().backward()
+        optimizer.step()
+    return model
+
+sharded = trained(lambda net: FullyShardedDataParallel(net, device_id=torch.device("cpu")))
+whole = trained(nn.parallel.DistributedDataParallel)
+with FullyShardedDataParallel.summon_full_params(sharded):
+    pairs = zip(sharded.parameters(), whole.parameters(), strict=True)
+    assert all(torch.allclose(a.flatten(), b.flatten(), atol=1e-6) for a, b in pairs)
+""",
+    "storages stay resizable": """
+def resizable(*tensors):
+    return all(tensor.untyped_storage().resizable() for tensor in tensors)
+
+for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16):
+    x, outs = torch.ones(3, dtype=dtype), [torch.ones(3, dtype=dtype) for _ in range(size)]
+    for _ in range(2):
+        dist.all_reduce(x)
+    dist.broadcast(x, 1)
+    dist.all_gather(outs, x)
+    assert resizable(x, *outs), dtype
+""",
     "distributed tensors": """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor

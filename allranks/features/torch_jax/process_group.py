@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from allranks.collectives.arrays import torch_memory
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.guard import Spec, find
 from allranks.collectives.world.world import World
@@ -73,8 +74,8 @@ class AllranksGroup(BaseGroup):
         if getattr(options, "asyncOp", True) or self._coalescing is not None:
             return False
         try:
-            array = tensor.numpy()
-        except (RuntimeError, TypeError):  # on a GPU, with a gradient, sparse, bfloat16 …
+            array = torch_memory.array_of(tensor)
+        except (BufferError, RuntimeError, TypeError):  # on a GPU, sparse, bfloat16 …
             return False
         op, group = tensors.OPS.get(options.reduceOp.op), self.core()
         plan = group.plans.get(("all_reduce", op, array.dtype, array.shape))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from allranks.collectives.arrays import torch_memory
 from allranks.collectives.arrays.reductions import Array, ReduceOp
 
 _graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -88,19 +89,16 @@ def plain(tensor: Any, *, written: bool = False) -> Any:
 def bytes_of(tensor: Any) -> Array:
     """The bytes of a plain tensor, in its memory."""
     if tensor.dtype in _OF_NUMPY:
-        array: Array = tensor.numpy().reshape(-1).view(np.uint8)
-        return array
-    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy()
-    return flat
+        return torch_memory.array_of(tensor).reshape(-1).view(np.uint8)
+    return torch_memory.array_of(tensor.reshape(-1).view(torch.uint8))
 
 
 def array_of(tensor: Any) -> Array | None:
     """A plain tensor as an array with numpy's arithmetic; None if numpy has no such dtype."""
     if tensor.dtype in _OF_NUMPY:
-        array: Array = tensor.numpy()
-        return array
+        return torch_memory.array_of(tensor)
     if tensor.dtype == torch.bfloat16 and _bfloat16 is not None:
-        halves: Array = tensor.view(torch.int16).numpy().view(_bfloat16)
+        halves: Array = torch_memory.array_of(tensor.view(torch.int16)).view(_bfloat16)
         return halves
     return None
 
