@@ -27,7 +27,7 @@ from allranks.collectives.host import memory
 from allranks.collectives.ops.operations import recv, send
 from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import CollectiveMismatch, UsageError
-from allranks.features.torch_jax import calls
+from allranks.features.torch_jax import calls, stores
 from allranks.features.torch_jax.call_log import CallLog
 from allranks.features.torch_jax.compared_group import ComparedGroup, in_place_of_torchs
 from allranks.features.torch_jax.process_group import AllranksGroup
@@ -71,6 +71,8 @@ def make_group(
         group_name = _agreed_name(ranks)
     if not wanted or not _is_ours(backend, size):
         backend = _without_us(backend)
+        if not ranks:
+            stores.report_size(size)
         with in_place_of_torchs():
             made = make(group_size, group_rank, ranks, backend, store, group_name, *args, **options)
         if by_all or (not ranks and _is_world(size)):

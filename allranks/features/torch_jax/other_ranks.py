@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -159,8 +160,10 @@ def _connections(pids: list[int], kept: set[int]) -> list[int]:
     included.
     """
     # Without its coordinator, JAX ends the process.
-    coordinator = os.environ.get(under_mpi.JAX_ADDRESS, "").rpartition(":")[2]
-    kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    for address in (os.environ.get(under_mpi.JAX_ADDRESS), state and state.coordinator_address):
+        coordinator = (address or "").rpartition(":")[2]
+        kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
     theirs: set[tuple[object, object]] = set()
     for pid in pids:
         with suppress(psutil.Error):
