@@ -358,6 +358,33 @@ def summed(x):
 
 assert summed(x).tolist() == [13] * 4
 """,
+    "a compiled step": """
+import warnings
+warnings.filterwarnings("ignore")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+
+@torch.compile(backend="eager")
+def step(x):
+    model.zero_grad()
+    model(x).sum().backward()
+    y = x * 2
+    dist.all_reduce(y)
+    dist.broadcast(y, 1)
+    if dist.get_rank() == 0:
+        dist.send(y + 1, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(y, 0)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    dist.barrier()
+    return y + 1
+
+compiled = torch.compile(model, backend="eager")
+for _ in range(3):
+    assert step(torch.ones(1, 4)).tolist() == [[2.0 * size + 1 + (rank == 1)] * 4]
+    compiled(torch.ones(1, 4)).sum().backward()
+torch._dynamo.reset()
+""",
     "groups of some ranks": """
 for _ in range(3):
     parts = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]

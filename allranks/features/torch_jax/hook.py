@@ -20,6 +20,8 @@ from allranks.features.torch_jax import calls, stores
 
 #: The environment variable that leaves torch its own groups: ``gloo``.
 SETTING = "ALLRANKS_TORCH"
+#: The module of ``torch.compile`` that lists what is not traced.
+COMPILER = "torch._dynamo.trace_rules"
 
 
 def is_wanted() -> bool:
@@ -36,6 +38,17 @@ def _is_rank() -> bool:
 def install() -> None:
     """Wraps torch's functions in a program that is no rank of a notebook; imports torch."""
     wrap(importlib.import_module("torch.distributed.distributed_c10d"))
+
+
+def exclude_from_compiler(rules: ModuleType) -> None:
+    """Leaves the calls of allranks out of what ``torch.compile`` traces: a graph ends before each.
+
+    Args:
+        rules: `torch._dynamo.trace_rules`, which is imported by the first use of the compiler.
+    """
+    add: Any = getattr(rules, "add", None)
+    if add is not None:
+        add("allranks")
 
 
 def wrap(c10d: ModuleType) -> None:
