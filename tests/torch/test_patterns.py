@@ -545,6 +545,34 @@ def test_a_broadcast_from_an_expanded_tensor_and_an_expanded_input_are_right(ran
     assert cell.text == "ranks 0–2 → ([1.0, 1.0, 1.0], [0, 1, 2])\n"
 
 
+BESIDE_TRAINING = """
+import tempfile, warnings
+from torch.distributed import checkpoint
+warnings.filterwarnings("ignore")
+folder, saving = broadcast_object(tempfile.mkdtemp()), dist.new_group()
+model = nn.parallel.DistributedDataParallel(nn.Linear(30, 30))
+saved = None
+for step in range(20):
+    model.zero_grad()
+    model(torch.ones(4, 30)).sum().backward()
+    if step % 5 == 0:
+        if saved is not None:
+            saved.result()
+        state = {"model": model.module.state_dict()}
+        saved = checkpoint.async_save(
+            state, checkpoint_id=f"{folder}/{step}", process_group=saving
+        )
+saved.result()
+loaded = {"model": nn.Linear(30, 30).state_dict()}
+checkpoint.load(loaded, checkpoint_id=f"{folder}/15")
+torch.equal(loaded["model"]["weight"], model.module.weight)
+"""
+
+
+def test_a_thread_saves_in_a_group_of_its_own_beside_the_training(ranks):
+    assert ranks.on_ranks(BESIDE_TRAINING, timeout=120).text.endswith("ranks 0–2 → True\n")
+
+
 def test_an_exception_in_a_callback_of_a_future_keeps_its_type(ranks):
     cell = ranks.on_ranks(
         "work = dist.isend(torch.ones(1), (rank + 1) % size)\ndist.recv(torch.empty(1))\n"
