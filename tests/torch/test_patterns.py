@@ -31,7 +31,7 @@ assert all(torch.equal(first, other) for other in (*others, *every))
     "a static graph": """
 def trained(**options):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 700), nn.ReLU(), nn.Linear(700, 600))
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
     model = nn.parallel.DistributedDataParallel(net, **options)
     optimizer = torch.optim.Adam(model.parameters())
     for step in range(3):
@@ -532,7 +532,8 @@ def test_a_refused_call_that_is_caught_spoils_no_later_call(ranks, call):
         f"refused = False\ntry:\n    {call}\nexcept Exception as error:\n    refused = True\n"
         "dist.all_reduce(x := torch.ones(1))\nrefused, int(x)"
     )
-    assert cell.text == "ranks 0–2 → (True, 3)\n"
+    assert cell.text.endswith("→ (True, 3)\n"), cell.text
+    assert cell.text.count("→") == 1  # all ranks
 
 
 def test_a_broadcast_from_an_expanded_tensor_and_an_expanded_input_are_right(ranks):

@@ -318,7 +318,7 @@ def new_group(group: Group, count: int, ranks: Shape, members: Shape) -> Call:
                 for rank, (_, shown, _) in found.items()
             }
             raise CollectiveMismatch(mismatch_text(brought))
-        return max(counted for counted, *_ in found.values())
+        return max(int(counted) for counted, *_ in found.values())
 
     return make(group, Spec("new_group"), data.nbytes, steps)
 

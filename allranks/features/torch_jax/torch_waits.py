@@ -158,12 +158,13 @@ class TorchWaits(other_ranks.LibraryWaits):
         if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
             # Hides the error that torch raised meanwhile. Python may raise the interrupt later,
             # outside of the cell's lines.
-            raised = error.__context__ if is_a(error.__context__, RuntimeError) else error
-            ended: BaseException = KeyboardInterrupt()
+            context, ended = error.__context__, KeyboardInterrupt()
+            place = context if context is not None and is_a(context, RuntimeError) else error
             if self._stopped_main and not self._pressed and rank_calls.reason is not None:
-                raised, ended = error, rank_calls.reason
-            self._instead = error, other_ranks.with_traceback_of(raised, ended)
-            return ended
+                self._instead = error, other_ranks.with_traceback_of(error, rank_calls.reason)
+            else:
+                self._instead = error, other_ranks.with_traceback_of(place, ended)
+            return self._instead[1]
         if not is_a(error, (RuntimeError, ValueError)) or torch_state.c10d() is None:
             return error
         inside = _frames_of(error)
