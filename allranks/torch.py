@@ -23,6 +23,8 @@ from allranks.records.ranks import label
 
 try:
     import torch
+
+    from allranks.collectives.arrays import torch_memory
 except ImportError as missing:
     raise MissingDependency(
         f"allranks.torch needs PyTorch, and it cannot be imported on this rank: {missing}. "
@@ -237,7 +239,7 @@ def _broadcast(value: Any, root: int) -> Any:
     copied = value if own else reader.load()
     for tensor in pickler.tensors if own else reader.tensors:
         # As bytes, because numpy has no bfloat16.
-        data = tensor.reshape(-1).view(torch.uint8).numpy()
+        data = torch_memory.array_of(tensor.reshape(-1).view(torch.uint8))
         found = collectives.broadcast(data, root, name="recover")
         if not own:
             data[...] = found

@@ -8,7 +8,7 @@ import pytest
 
 from tests.torch.test_groups import IMPORTS
 
-TRAIN = """
+HOOK = f"""{IMPORTS}
 def average(state, bucket):
     done = torch.futures.Future()
     done.set_result(allreduce(bucket.buffer(), name="gradients"))
@@ -27,15 +27,18 @@ def trained(hook):
     return model.module.weight.detach()
 
 dist.is_initialized() or dist.init_process_group()
-bool(torch.allclose(trained(None), trained(average)))
 """
+SAME = "bool(torch.allclose(trained(None), trained(average)))"
+
+
+@pytest.fixture(autouse=True)
+def _hooked(ranks):
+    assert ranks.on_ranks(HOOK).status == "ok"
 
 
 def test_gradients_are_averaged_by_our_allreduce_and_timed_in_the_panel(ranks):
-    ranks.on_ranks(IMPORTS)
-    cell = ranks.on_ranks(TRAIN)
-    assert "ranks 0–2 → True" in cell.text
-    shown = ranks.on_ranks(TRAIN, "--view full")
+    assert "ranks 0–2 → True" in ranks.on_ranks(SAME).text
+    shown = ranks.on_ranks(SAME, "--view full")
     assert "gradients" in str(shown.displays)
 
 
@@ -47,9 +50,7 @@ def test_a_rank_that_leaves_out_a_backward_is_told_of_as_in_any_allreduce(ranks)
     )
     assert "raised RankLeft" in cell.text
     assert "without calling allreduce(Average); ranks 0, 2 wait for it" in cell.text
-    assert ranks.on_ranks("bool(torch.allclose(trained(None), trained(average)))").text == (
-        "ranks 0–2 → True\n"
-    )
+    assert ranks.on_ranks(SAME).text == "ranks 0–2 → True\n"
 
 
 @pytest.mark.parametrize(("module", "values"), [("torch", 2), ("seeds_torch", 1)])
@@ -62,7 +63,7 @@ def test_forked_ranks_draw_different_numbers_unless_a_preloaded_module_has_seede
     program = (
         "import os, sys\nfrom types import SimpleNamespace\n"
         "from allranks.engine import libraries\n"
-        f"config = SimpleNamespace(preload=({module!r},), devices=(libraries.HIDDEN,))\n"
+        f"config = SimpleNamespace(preload=({module!r},), devices=(libraries.HIDDEN,), environment={})\n"
         "libraries.preload(config, lambda *_, **__: None)\n"
         "for _ in range(2):\n"
         "    if not (pid := os.fork()):\n"

@@ -158,6 +158,31 @@ def test_a_rank_that_does_not_initialize_jax_is_named(ranks):
     check_the_next_cell(ranks)
 
 
+OWN_ADDRESS = """
+import socket
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = broadcast_object(free.getsockname()[1])
+"""
+
+
+def test_jax_is_initialized_at_an_address_of_the_program(ranks):
+    assert ranks.on_ranks(END).status == "ok"
+    initialize = "jax.distributed.initialize(f'127.0.0.1:{port}', size, rank)"
+    cell = ranks.on_ranks(f"{OWN_ADDRESS}if rank != 1:\n    raise ValueError\n{initialize}")
+    assert "rank 1 was waiting at line" in cell.text
+    cell = ranks.on_ranks(f"{OWN_ADDRESS}{initialize}\njax.process_count()", timeout=60)
+    assert cell.text == "ranks 0–2 → 3\n"
+    check_the_next_cell(ranks)
+
+
+def test_a_number_of_processes_that_is_not_that_of_the_ranks_is_named(ranks):
+    assert ranks.on_ranks(END).status == "ok"
+    cell = ranks.on_ranks("jax.distributed.initialize(num_processes=4)")
+    assert "found num_processes=4, and there are 3 ranks" in cell.text
+    check_the_next_cell(ranks)
+
+
 def test_a_wait_after_the_users_own_shutdown_is_ended_too(ranks):
     """JAX's connections between CPUs stay, and its collectives work on."""
     source = "jax.distributed.shutdown()\nif rank == 1: raise ValueError\nfloat(add(ones()))"

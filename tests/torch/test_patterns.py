@@ -28,6 +28,21 @@ every = [torch.zeros_like(first) for _ in range(size)]
 dist.all_gather(every, first)
 assert all(torch.equal(first, other) for other in (*others, *every))
 """,
+    "a static graph": """
+def trained(**options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    model = nn.parallel.DistributedDataParallel(net, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), rank + step + 1.0)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+# Its reducer makes all calls of the first step in the last callback of the backward.
+assert torch.allclose(trained(static_graph=True), trained(), atol=1e-6)
+""",
     "tensors of several chunks": """
 for dtype in (torch.float32, torch.float64, torch.float16, torch.int32):
     every = [(torch.arange(1_200_001) % 7 + r).to(dtype) for r in range(size)]
@@ -103,6 +118,39 @@ for step in range(20):
     losses.append(loss.item())
 assert losses[-1] < losses[0]
 assert model[0].weight.full_tensor().shape == (7, 5)
+""",
+    "fully sharded by FSDP1": """
+import warnings
+from torch.distributed.fsdp import FullyShardedDataParallel
+warnings.filterwarnings("ignore")
+
+def trained(wrap):
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(torch.full((3, 5), 1.0 + rank)) - 2).square().mean().backward()
+        optimizer.step()
+    return model
+
+sharded = trained(lambda net: FullyShardedDataParallel(net, device_id=torch.device("cpu")))
+whole = trained(nn.parallel.DistributedDataParallel)
+with FullyShardedDataParallel.summon_full_params(sharded):
+    pairs = zip(sharded.parameters(), whole.parameters(), strict=True)
+    assert all(torch.allclose(a.flatten(), b.flatten(), atol=1e-6) for a, b in pairs)
+""",
+    "storages stay resizable": """
+def resizable(*tensors):
+    return all(tensor.untyped_storage().resizable() for tensor in tensors)
+
+for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16):
+    x, outs = torch.ones(3, dtype=dtype), [torch.ones(3, dtype=dtype) for _ in range(size)]
+    for _ in range(2):
+        dist.all_reduce(x)
+    dist.broadcast(x, 1)
+    dist.all_gather(outs, x)
+    assert resizable(x, *outs), dtype
 """,
     "distributed tensors": """
 from torch.distributed.device_mesh import init_device_mesh
@@ -310,6 +358,33 @@ def summed(x):
 
 assert summed(x).tolist() == [13] * 4
 """,
+    "a compiled step": """
+import warnings
+warnings.filterwarnings("ignore")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+
+@torch.compile(backend="eager")
+def step(x):
+    model.zero_grad()
+    model(x).sum().backward()
+    y = x * 2
+    dist.all_reduce(y)
+    dist.broadcast(y, 1)
+    if dist.get_rank() == 0:
+        dist.send(y + 1, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(y, 0)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    dist.barrier()
+    return y + 1
+
+compiled = torch.compile(model, backend="eager")
+for _ in range(3):
+    assert step(torch.ones(1, 4)).tolist() == [[2.0 * size + 1 + (rank == 1)] * 4]
+    compiled(torch.ones(1, 4)).sum().backward()
+torch._dynamo.reset()
+""",
     "groups of some ranks": """
 for _ in range(3):
     parts = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]
@@ -436,12 +511,128 @@ def test_a_limit_of_time_is_worded_as_in_torch(ranks):
     assert ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)").text == "ranks 0–2 → 3\n"
 
 
+REFUSED = {
+    "bits of floating-point numbers": "dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)",
+    "an order of complex numbers": "dist.all_reduce(torch.ones(3) * 1j, dist.ReduceOp.MAX)",
+    "an expanded tensor": "dist.all_reduce(torch.ones(1).expand(3))",
+    "expanded outputs": "dist.all_gather([torch.ones(1).expand(3)] * size, torch.ones(3))",
+    "an output of another dtype": (
+        "dist.reduce_scatter_tensor(torch.ones(1), torch.ones(3, dtype=torch.float64))"
+    ),
+    "an output of another size": "dist.all_to_all_single(torch.ones(6), torch.ones(3))",
+    "outputs of another dtype": (
+        "dist.all_to_all([torch.ones(1, dtype=torch.int32)] * size, [torch.ones(1)] * size)"
+    ),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED.keys())
+def test_a_refused_call_that_is_caught_spoils_no_later_call(ranks, call):
+    cell = ranks.on_ranks(
+        f"refused = False\ntry:\n    {call}\nexcept Exception as error:\n    refused = True\n"
+        "dist.all_reduce(x := torch.ones(1))\nrefused, int(x)"
+    )
+    assert cell.text.endswith("→ (True, 3)\n"), cell.text
+    assert cell.text.count("→") == 1  # all ranks
+
+
+def test_a_broadcast_from_an_expanded_tensor_and_an_expanded_input_are_right(ranks):
+    cell = ranks.on_ranks(
+        "x = torch.ones(1).expand(3) if rank == 1 else torch.zeros(3)\ndist.broadcast(x, 1)\n"
+        "every = [torch.empty(3) for _ in range(size)]\n"
+        "dist.all_gather(every, torch.full((1,), float(rank)).expand(3))\n"
+        "x.tolist(), [int(each[2]) for each in every]"
+    )
+    assert cell.text == "ranks 0–2 → ([1.0, 1.0, 1.0], [0, 1, 2])\n"
+
+
+BESIDE_TRAINING = """
+import tempfile, warnings
+from torch.distributed import checkpoint
+warnings.filterwarnings("ignore")
+folder, saving = broadcast_object(tempfile.mkdtemp()), dist.new_group()
+model = nn.parallel.DistributedDataParallel(nn.Linear(30, 30))
+saved = None
+for step in range(20):
+    model.zero_grad()
+    model(torch.ones(4, 30)).sum().backward()
+    if step % 5 == 0:
+        if saved is not None:
+            saved.result()
+        state = {"model": model.module.state_dict()}
+        saved = checkpoint.async_save(
+            state, checkpoint_id=f"{folder}/{step}", process_group=saving
+        )
+saved.result()
+loaded = {"model": nn.Linear(30, 30).state_dict()}
+checkpoint.load(loaded, checkpoint_id=f"{folder}/15")
+torch.equal(loaded["model"]["weight"], model.module.weight)
+"""
+
+
+def test_a_thread_saves_in_a_group_of_its_own_beside_the_training(ranks):
+    assert ranks.on_ranks(BESIDE_TRAINING, timeout=120).text.endswith("ranks 0–2 → True\n")
+
+
+def test_an_exception_in_a_callback_of_a_future_keeps_its_type(ranks):
+    cell = ranks.on_ranks(
+        "work = dist.isend(torch.ones(1), (rank + 1) % size)\ndist.recv(torch.empty(1))\n"
+        "future = work.get_future().then(lambda done: {}['missing'])\n"
+        "try:\n    future.wait()\nexcept KeyError as error:\n    print(error)"
+    )
+    assert cell.text == "ranks 0–2 │ 'missing'\n"
+
+
+def test_a_handle_that_no_cell_has_waited_for_says_so(ranks):
+    posted = "if rank > 0:\n    work = dist.all_reduce(torch.ones(1), async_op=True)"
+    assert ranks.on_ranks(posted).status == "ok"
+    cell = ranks.on_ranks("if rank > 0:\n    work.wait()")
+    assert "its cell has failed, or has not waited for it. Post it again, and wait" in cell.text
+
+
+def test_ranks_make_different_groups_at_the_same_time(ranks):
+    cell = ranks.on_ranks(
+        "alone = dist.new_group([rank])\npart = dist.new_group([0] if rank == 0 else [1, 2])\n"
+        "dist.all_reduce(x := torch.ones(1), group=part)\ndist.all_reduce(x, group=alone)\n"
+        "dist.all_reduce(y := torch.ones(1))\nint(x), int(y)"
+    )
+    assert cell.text == "rank 0    → (1, 3)\nranks 1–2 → (2, 3)\n"
+
+
+def test_members_that_differ_are_named_as_ranks(ranks):
+    cell = ranks.on_ranks("dist.new_group([0, 1] if rank == 1 else [0, 2])")
+    assert (
+        "new_group needs the same ranks on every rank: rank 1 has (0, 1), ranks 0, 2 have (0, 2). "
+        "Pass the same list on every rank"
+    ) in cell.text
+
+
+def test_a_model_whose_backward_has_failed_says_to_wrap_it_again(ranks):
+    ranks.on_ranks(
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\n"
+        "if rank == 0:\n    raise ValueError\nmodel(torch.ones(1, 3)).sum().backward()"
+    )
+    again = "model(torch.ones(1, 3)).sum().backward()"
+    assert "wrap the model again: model = DistributedDataParallel(model.module)" in (
+        ranks.on_ranks(f"{again}\n{again}").text
+    )
+
+
+IN_CPP = """
+def waiting(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return torch.futures.collect_all([work.get_future()]).wait()[0]
+
+model.register_comm_hook(None, waiting)
+model(torch.ones(1, 3)).sum().backward()
+"""
 WAITS = {
     "a barrier": "dist.barrier()",
     "a backward pass": "model(torch.ones(1, 3)).sum().backward()",
     "a receive": "dist.recv(torch.ones(3), 0)",
     "a new group": "dist.new_group([0, 1, 2])",
     "a posted call": "dist.all_reduce(torch.ones(3), async_op=True).wait()",
+    "a future for which C++ waits": IN_CPP,
 }
 
 

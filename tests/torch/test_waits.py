@@ -101,6 +101,40 @@ def test_an_interrupt_is_heard_in_torch_which_says_why_its_groups_are_closed(glo
     assert "rank 1 → (3, 10)" in following.text
 
 
+OWN_CONNECTIONS = """
+import socket
+from multiprocessing.connection import Client, Listener
+
+if rank == 0:
+    listening = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(("127.0.0.1", 0))
+ports = broadcast_object((listening.getsockname()[1], listener.address[1]) if rank == 0 else None)
+if rank == 0:
+    plain, pickled = listening.accept()[0], listener.accept()
+elif rank == 1:
+    plain = socket.create_connection(("127.0.0.1", ports[0]))
+    pickled = Client(("127.0.0.1", ports[1]))
+"""
+THEY_WORK = """
+if rank == 0:
+    plain.sendall(b"text")
+    pickled.send("object")
+if rank == 1:
+    print(plain.recv(4), pickled.recv())
+"""
+
+
+def test_the_end_of_a_wait_leaves_connections_of_the_program_alone(gloo_ranks):
+    assert gloo_ranks.on_ranks(f"{BEGIN}{OWN_CONNECTIONS}").status == "ok"
+    cell = gloo_ranks.on_ranks(
+        "if rank == 2:\n    raise ValueError\ndist.all_reduce(t)", timeout=SETTLED_SECONDS
+    )
+    assert "call init_process_group() again" in cell.text
+    assert gloo_ranks.on_ranks(THEY_WORK).text == "rank 1 │ b'text' object\n"
+    following = gloo_ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
+    assert "rank 1 → (3, 10)" in following.text
+
+
 def test_a_rank_that_is_late_is_waited_for(gloo_ranks):
     """Rank 2 has done its part and left; what the others wait for is rank 0, which comes."""
     cell = gloo_ranks.on_ranks(

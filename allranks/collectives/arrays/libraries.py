@@ -126,6 +126,8 @@ def _standard(value: Any) -> tuple[Array, Restore]:
 
 
 def _torch(value: Any) -> tuple[Array, Restore]:
+    from allranks.collectives.arrays import torch_memory
+
     torch = sys.modules["torch"]
     device, layout = value.device, value.layout
     if layout != torch.strided:
@@ -141,8 +143,8 @@ def _torch(value: Any) -> tuple[Array, Restore]:
 
     tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(bfloat16()), restore
-    return _plain(tensor.numpy()), restore
+        return torch_memory.array_of(tensor.view(torch.int16)).view(bfloat16()), restore
+    return _plain(torch_memory.array_of(tensor)), restore
 
 
 def _tensorflow(value: Any) -> tuple[Array, Restore]:

@@ -213,6 +213,8 @@ class Call:
     """Data that travels with the agreement between hosts: the values of small arrays."""
     ready: Any = None
     """For arrays on a GPU: the event at which the caller's stream has produced them."""
+    late: Any = None
+    """The reports about late ranks: `watch.Late`, once there has been a wait."""
     behind: Call | None = None
     """A call of another process set that must end before this one continues."""
     device_seconds: float | None = None

@@ -337,6 +337,10 @@ _ADVICE = {
 }
 
 
+_OF_RANKS = ("add_process_set", "new_group", "split_group")
+"""Calls whose shape is a list of ranks."""
+
+
 def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     """The first difference between the calls, its ranks and their lines."""
     specs = [spec for spec, _ in brought.values()]
@@ -351,7 +355,7 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     word, advice = _WORDS.get(field, field), _ADVICE[field]
     if field == "shape" and specs[0].op.startswith("grouped_"):
         advice = "Pass the same arrays in the same order on every rank: those of the same model"
-    if field == "shape" and title == "add_process_set":
+    if field == "shape" and title in _OF_RANKS:
         word, advice = "ranks", "Pass the same list on every rank, also on those that are not in it"
     lines = [f"{title} needs the same {word} on every rank: {said}. {advice}."]
     lines += list_sites({rank: site for rank, (_, site) in brought.items()})

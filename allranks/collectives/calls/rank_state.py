@@ -340,6 +340,11 @@ class RankState:
         return False
 
     @property
+    def calls_in_threads(self) -> bool:
+        """Whether a thread of the user has made a collective in this cell."""
+        return False
+
+    @property
     def local_ranks(self) -> tuple[int, ...]:
         here = self.hosts[self.rank]
         return tuple(rank for rank, host in enumerate(self.hosts) if host == here)

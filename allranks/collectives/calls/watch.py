@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from allranks.collectives.calls import guard
 from allranks.collectives.calls import rank_state as fields
@@ -55,6 +56,19 @@ _ANYBODY = 1 << 63
 """The edge of a rank that waits for a message of any rank; otherwise a rank's number + 1."""
 
 
+@dataclass
+class Late:
+    """The reports of one wait about the ranks that are late."""
+
+    notice_after: float
+    asked: int = 0
+    """The time of the question to these ranks."""
+    asks: bool = False
+    """Whether this rank asks it."""
+    reported_asking: tuple[int, ...] = ()
+    """The ranks that were last reported as waiting for input."""
+
+
 class Watch:
     """Observes the waits of one rank."""
 
@@ -63,14 +77,10 @@ class Watch:
         self.call: Call | None = None
         self._edge = (0, 0)
         self._ticket = 0
-        self._notice_after = 0.0
-        self._asked, self._asks = 0, False
-        """The time of the question to the ranks that are late, and whether this rank asks it."""
+        self._late = Late(0.0)
         self._suspects: dict[int, tuple[int, int]] = {}
         self._due: dict[int, int] = {}
         """The snapshot of each suspect that confirms the cycle."""
-        # The ranks that were last reported as waiting for input.
-        self._reported_asking: tuple[int, ...] = ()
 
     def attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait. Raises `RankLeft` if a missing rank will never arrive, and
@@ -143,8 +153,8 @@ class Watch:
         if call is not self.call:
             self.rest()  # of a call that another thread has watched
             self.call, self._edge = call, (0, 0)
-            self._notice_after, self._asked = self.own.late_seconds, 0
-            self._reported_asking = ()
+            # Another thread may have watched its own wait in between.
+            self._late = call.late = call.late or Late(self.own.late_seconds)
             board.write(fields.WAITING, f"{call.spec.title} at {call.site.place}")
         if missing:
             self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
@@ -180,8 +190,8 @@ class Watch:
 
     def _needed(self, call: Call, missing: tuple[int, ...]) -> int:
         """The edge of the wait-for graph for the board; 0 if another thread may end the wait."""
-        if not missing or (not call.ordered and self.own.threaded):
-            return 0  # another thread may send soon
+        if not missing or (self.own.calls_in_threads if call.ordered else self.own.threaded):
+            return 0  # another thread may send, or make the call, soon
         return missing[0] + 1 if call.ordered or len(missing) == 1 else _ANYBODY
 
     def _look_for_deadlock(self, call: Call, snapshot: int) -> None:
@@ -229,17 +239,17 @@ class Watch:
             raise CollectiveMismatch(with_source(call.deadlock))
 
     def _report_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
-        own = self.own
-        if waited > self._notice_after - _ASK_BEFORE_SECONDS and not self._asked:
+        own, late = self.own, self._late
+        if waited > late.notice_after - _ASK_BEFORE_SECONDS and not late.asked:
             # Wall-clock time: ranks of other hosts compare it.
-            self._asked = time.time_ns()
+            late.asked = time.time_ns()
             # Each question, and each answer, crosses the network.
-            self._asks = self._reports_late(call, missing)
-            for rank in missing[:_ASKED_AT_ONCE] if self._asks else ():
-                own.board.ask(rank, self._asked)
-        if waited < self._notice_after:
+            late.asks = self._reports_late(call, missing)
+            for rank in missing[:_ASKED_AT_ONCE] if late.asks else ():
+                own.board.ask(rank, late.asked)
+        if waited < late.notice_after:
             return
-        asked, self._asked = self._asked, 0
+        asked, late.asked = late.asked, 0
         what = f"has waited {waited:.0f} s for {label(missing)}"
         if call.moving:
             have = "has" if len(missing) == 1 else "have"
@@ -248,18 +258,18 @@ class Watch:
             )
         if all(own.board.get(rank, fields.ASKING) for rank in missing):
             # A rank at an input prompt is not late: it is reported once.
-            self._notice_after = waited + own.late_seconds
-            if missing == self._reported_asking:
+            late.notice_after = waited + own.late_seconds
+            if missing == late.reported_asking:
                 return
-            self._reported_asking = missing
+            late.reported_asking = missing
             are = "is" if len(missing) == 1 else "are"
             what = f"waits for {label(missing)}, which {are} waiting for input"
         else:
-            self._notice_after *= 2
+            late.notice_after *= 2
         if not self._reports_late(call, missing):
             return
-        if not self._asks:  # the rank that was to report has gone on
-            self._notice_after = waited + _ASK_BEFORE_SECONDS
+        if not late.asks:  # the rank that was to report has gone on
+            late.notice_after = waited + _ASK_BEFORE_SECONDS
             return
         lines = [f"{call.spec.title} at {call.site} {what}:"]
         for rank in missing[:_ASKED_AT_ONCE]:

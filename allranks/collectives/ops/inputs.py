@@ -183,8 +183,8 @@ class Handle:
         if not self._call.done and self._epoch != self._world.epoch:
             raise StaleHandle(
                 f"synchronize() needs a handle of this epoch: {self._call.spec.title} at "
-                f"{self._call.site} was posted before an error or an interrupt ended its epoch. "
-                "Post it again."
+                f"{self._call.site} was posted in an epoch that has ended: its cell has failed, or "
+                "has not waited for it. Post it again, and wait for it in the same cell."
             )
 
 

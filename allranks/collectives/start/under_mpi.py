@@ -356,7 +356,7 @@ def inside(part: World) -> Iterator[None]:
         guard_mpi4py(whole)
 
 
-JAX_ADDRESS, _JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
+JAX_ADDRESS, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 """JAX's variables: the coordinator's address, and the address at which it listens."""
 _JAX_RANK, _JAX_SIZE = "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"
 
@@ -499,7 +499,7 @@ class Rendezvous:
             JAX_ADDRESS: f"{address}:{jax_port}",
         }
         if one_host:
-            self._where[_JAX_BIND] = f"{_LOOPBACK}:{jax_port}"
+            self._where[JAX_BIND] = f"{_LOOPBACK}:{jax_port}"
 
     def withdraw(self) -> None:
         """Removes these addresses from the environment if they are in it, and frees the ports."""
@@ -522,7 +522,7 @@ class Rendezvous:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Within, the environment holds the variables of this world only."""
-        names = (*self._who, *self._where, _JAX_BIND)
+        names = (*self._who, *self._where, JAX_BIND)
         before = {name: os.environ.pop(name, None) for name in names}
         try:
             self.announce()

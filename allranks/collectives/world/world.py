@@ -159,6 +159,10 @@ class World(RankState):
         self._turns = threading.Condition(self.lock)
         self._queued: list[Call] = []
         """The calls of threads that wait for the lock, also within the wait of a call."""
+        self._paused: list[Call] = []
+        """The calls that have begun, and let those of other threads go first."""
+        self._threaded_cell = -1
+        """The last cell in which a thread of the user has made a collective."""
         self.journal = Journal(self)
         self.presence = Presence()
         self.watch = Watch(self)
@@ -241,11 +245,15 @@ class World(RankState):
         """Drives a call to its end and returns its result. A single move of a transport comes as
         ``move``, ``source`` and ``reduction``; other calls have steps.
         """
-        if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
+        if get_ident() != self.main_thread:
+            self._check_thread(call)
+        elif self.notebook and self.scope is PROCESS:
             self._check_for_strays(call)
         if not self.lock.acquire(blocking=False):
             return self._in_turn(call, move, source, reduction)
         try:
+            if self._paused and self._must_wait(call):
+                return self._in_turn(call, move, source, reduction)
             if self.dirty or self.pending:
                 self.check_clean(call)
                 self.within = call
@@ -292,21 +300,39 @@ class World(RankState):
         self._check_threads(call)
         self._queued.append(call)
         with self.lock:
+            while self._must_wait(call):
+                self._turns.wait(_TURN_SECONDS)  # without the lock
             self._queued.remove(call)
             return self.run(call, *arguments)
 
+    def _must_wait(self, call: Call) -> bool:
+        """Whether a call of another thread, which has begun, must end before this one begins."""
+        return any(_excludes(call, other) for other in self._paused)
+
     def _attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait: another thread may make the call that ends it."""
-        # Collectives do not overlap: the first one ends before the second one begins.
-        if self._queued and sum(other.ordered for other in (call, *self._queued)) <= 1:
+        if not all(_excludes(call, other) for other in self._queued):
             self.watch.rest()
             self._queued.append(call)
+            self._paused.append(call)
             try:
                 self._turns.wait(_TURN_SECONDS)  # without the lock
             finally:
+                self._paused.remove(call)
                 self._queued.remove(call)
                 self.within = call
         self.watch.attend(call, waited)
+
+    def _check_thread(self, call: Call) -> None:
+        # Threads of libraries, as TensorFlow's, call for the cell that waits for them.
+        if call.ordered and not isinstance(threading.current_thread(), threading._DummyThread):
+            self._threaded_cell = self.scope.number
+        if self.notebook:
+            self._check_for_strays(call)
+
+    @property
+    def calls_in_threads(self) -> bool:
+        return self._threaded_cell == self.scope.number
 
     def _check_threads(self, call: Call) -> None:
         """Gives a notice, once in a cell, if another thread is in a call of the same group."""
@@ -379,7 +405,9 @@ class World(RankState):
         return get_ident() != self.main_thread or not known.issuperset(threading.enumerate())
 
     def submit(self, call: Call) -> Call:
-        if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
+        if get_ident() != self.main_thread:
+            self._check_thread(call)
+        elif self.notebook and self.scope is PROCESS:
             self._check_for_strays(call)
         with self.lock:
             self.check_clean(call)
@@ -403,9 +431,11 @@ class World(RankState):
 
     def progress(self) -> None:
         """Advances the first call of every group without waiting."""
+        # The thread of a paused call goes on with those of its group.
+        left_out = {call.members.number for call in self._paused if call.ordered}
         # A copy, because a communicator that is dropped meanwhile closes its group.
         for group in list(self.groups.values()):
-            while group.queue:
+            while group.queue and group.number not in left_out:
                 call = group.queue[0]
                 try:
                     if not self._advance(call):
@@ -545,6 +575,14 @@ class World(RankState):
         self.groups = {n: group for n, group in list(self.groups.items()) if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):
             group.renew()
+
+
+def _excludes(one: Call, other: Call) -> bool:
+    """Whether two calls of different threads cannot overlap: the ranks match the calls of a group
+    by their order, and a GPU has one order for all groups of NCCL.
+    """
+    same = one.members.number == other.members.number
+    return one.ordered and other.ordered and (same or bool(one.spec.device and other.spec.device))
 
 
 process: World | None = None

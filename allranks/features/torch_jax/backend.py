@@ -27,7 +27,7 @@ from allranks.collectives.host import memory
 from allranks.collectives.ops.operations import recv, send
 from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import CollectiveMismatch, UsageError
-from allranks.features.torch_jax import calls
+from allranks.features.torch_jax import calls, stores
 from allranks.features.torch_jax.call_log import CallLog
 from allranks.features.torch_jax.compared_group import ComparedGroup, in_place_of_torchs
 from allranks.features.torch_jax.process_group import AllranksGroup
@@ -71,6 +71,8 @@ def make_group(
         group_name = _agreed_name(ranks)
     if not wanted or not _is_ours(backend, size):
         backend = _without_us(backend)
+        if not ranks:
+            stores.report_size(size)
         with in_place_of_torchs():
             made = make(group_size, group_rank, ranks, backend, store, group_name, *args, **options)
         if by_all or (not ranks and _is_world(size)):
@@ -195,10 +197,10 @@ def _agreed_name(ranks: Sequence[int]) -> str:
     torch has taken it from a counter on each rank, and a rank that has failed to make a group may
     have counted one more or one less. Besides, torch's own wait for the ranks takes no interrupt.
     """
-    world, spec = worlds.current(), Spec("new_group", shape=tuple(ranks))
-    counts = world.run(calls.gather_objects(world.groups[0], spec, c10d._world.group_count))
-    c10d._world.group_count = max(counts)
-    return str(max(counts) - 1)
+    world, count = worlds.current(), c10d._world.group_count
+    call = calls.new_group(world.groups[0], count, tuple(ranks), _default_ranks(ranks))
+    c10d._world.group_count = count = world.run(call)
+    return str(count - 1)
 
 
 def _confirm(pg: Any, title: str) -> None:

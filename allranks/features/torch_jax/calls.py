@@ -26,6 +26,7 @@ from allranks.collectives.calls.guard import (
     find,
     kind_of,
     list_sites,
+    mismatch_text,
     pack,
 )
 from allranks.collectives.host.shared_memory import keep
@@ -290,6 +291,36 @@ def gather_objects(group: Group, spec: Spec, value: object) -> Call:
         return [loads(part) for part in parts]
 
     return make(group, spec, data.nbytes, steps)
+
+
+def new_group(group: Group, count: int, ranks: Shape, members: Shape) -> Call:
+    """The greatest ``count`` of the ranks that are about to make a group of torch.
+
+    Some ranks may make one group while others make another, if the members of each agree.
+
+    Args:
+        count: how many groups of torch this rank has made.
+        ranks: torch's numbers of the members.
+        members: their ranks in the world.
+    """
+    from allranks.collectives.ops.operations import dumps, loads
+
+    data = dumps((count, ranks, members))
+
+    def steps(call: Call) -> Steps[int]:
+        parts = yield from call.moved(group.through_host.allgather, data)
+        found = dict(zip(group.ranks, map(loads, parts), strict=True))
+        every = {rank: others for rank, (_, _, others) in found.items()}
+        if any(every[rank] != others for others in every.values() for rank in others):
+            sites = call.sites()
+            brought = {
+                rank: (Spec("new_group", shape=shown), sites[rank])
+                for rank, (_, shown, _) in found.items()
+            }
+            raise CollectiveMismatch(mismatch_text(brought))
+        return max(int(counted) for counted, *_ in found.values())
+
+    return make(group, Spec("new_group"), data.nbytes, steps)
 
 
 def limited(steps: Steps[Any], seconds: float, expire: Callable[[], BaseException]) -> Steps[Any]:

@@ -120,7 +120,9 @@ class ComparedWork(dist.Work):  # type: ignore[misc]
         return self._work.result()
 
     def get_future(self) -> Any:
-        if tensors.in_backward():
+        if tensors.ends_backward():
+            self.wait()
+        elif tensors.in_backward():
             # It runs at the end of the pass, before DDP's reducer waits for its futures in C++.
             torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         return self._work.get_future()

@@ -1,5 +1,5 @@
-"""Gives torch's process groups to allranks: replaces four functions of torch once a cell has
-imported it. The module of the backend, which imports torch, is imported when they are called.
+"""Gives torch's process groups to allranks: replaces functions of torch once a cell has imported
+it. The module of the backend, which imports torch, is imported when they are called.
 """
 
 from __future__ import annotations
@@ -8,16 +8,20 @@ import importlib
 import os
 import sys
 from functools import wraps
+from inspect import isfunction
 from types import ModuleType
 from typing import Any
 
 from allranks.collectives import world as worlds
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.start.under_mpi import torch_group_keys
-from allranks.features.torch_jax import calls
+from allranks.errors import UsageError
+from allranks.features.torch_jax import calls, stores
 
 #: The environment variable that leaves torch its own groups: ``gloo``.
 SETTING = "ALLRANKS_TORCH"
+#: The module of ``torch.compile`` that lists what is not traced.
+COMPILER = "torch._dynamo.trace_rules"
 
 
 def is_wanted() -> bool:
@@ -36,6 +40,17 @@ def install() -> None:
     wrap(importlib.import_module("torch.distributed.distributed_c10d"))
 
 
+def exclude_from_compiler(rules: ModuleType) -> None:
+    """Leaves the calls of allranks out of what ``torch.compile`` traces: a graph ends before each.
+
+    Args:
+        rules: `torch._dynamo.trace_rules`, which is imported by the first use of the compiler.
+    """
+    add: Any = getattr(rules, "add", None)
+    if add is not None:
+        add("allranks")
+
+
 def wrap(c10d: ModuleType) -> None:
     """Wraps torch's functions that meet, and that name, make and split groups. Works once."""
     module: Any = c10d
@@ -45,14 +60,19 @@ def wrap(c10d: ModuleType) -> None:
     module._process_group_name = _naming(module, module._process_group_name)
     module._new_process_group_helper = _making(module._new_process_group_helper)
     module.rendezvous = _meeting(module.rendezvous)
+    stores.wrap(_is_rank)
     # torch exports it once this module has been executed.
     module.batch_isend_irecv = _batching(module.batch_isend_irecv)
     split = getattr(module, "split_group", None)
     if split is not None:
         module.split_group = _splitting(split)
-        distributed: Any = sys.modules.get("torch.distributed")
-        if hasattr(distributed, "split_group"):
-            distributed.split_group = module.split_group
+    # `torch.distributed` has taken these already, or takes them from these modules later.
+    meeting: Any = sys.modules["torch.distributed.rendezvous"]
+    meeting.rendezvous = module.rendezvous
+    distributed: Any = sys.modules.get("torch.distributed")
+    for name in ("rendezvous", "split_group"):
+        if isfunction(getattr(distributed, name, None)):
+            setattr(distributed, name, getattr(module, name))
 
 
 def _naming(c10d: Any, name_of: Any) -> Any:
@@ -84,9 +104,16 @@ def _meeting(rendezvous: Any) -> Any:
     def meet(url: Any, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
         # torch waits for its store for half an hour, where no interrupt reaches it. Once all ranks
         # have come, this wait is certain to end.
-        if _is_rank() and str(url).startswith("env:"):
-            world = worlds.current()
-            size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "0"))
+        if _is_rank():
+            world, by_environment = worlds.current(), str(url).startswith("env:")
+            size = world_size
+            if by_environment and size <= 0:
+                size = int(os.environ.get("WORLD_SIZE", "0"))
+            if by_environment and size > world.size:
+                raise UsageError(
+                    f"torch needs world_size={world.size}, the number of ranks: found {size}. "
+                    f"Leave world_size= out, or type: %distributed start -n {size}"
+                )
             if size == world.size:
                 spec, made = Spec("init_process_group"), torch_group_keys.made_in_cell()
                 found = world.run(calls.gather_objects(world.groups[0], spec, made))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from allranks.collectives import world
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.start import under_mpi
+from allranks.errors import UsageError
 from allranks.features.torch_jax import calls
 
 #: JAX's environment variable for its option `_OPTION`; a user's value stays.
@@ -44,8 +47,14 @@ def survives_deaths() -> bool:
 
 def _initializing(own: Any, on_cpu: bool) -> Any:
     @wraps(own)
-    def initialize(self: Any, *args: Any, **options: Any) -> Any:
-        if _is_of_all_ranks(*args, **options):
+    def initialize(
+        self: Any, coordinator_address: str | None = None, num_processes: int | None = None,
+        *args: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        if world.exists() and num_processes is not None:
+            _check_size(coordinator_address, num_processes)
+        # Other worlds, for instance of some ranks only, are JAX's own affair.
+        if world.exists() and num_processes in (None, world.current().size):
             # JAX's own wait for the other ranks hears no interrupt.
             _meet()
             # Only now: a rank that is still connected to the old service would be aborted.
@@ -54,9 +63,27 @@ def _initializing(own: Any, on_cpu: bool) -> Any:
             _meet()  # no rank connects to the service before
             if on_cpu and _SETTING not in os.environ:
                 _survive_deaths()
-        return own(self, *args, **options)
+        with _listening_at(coordinator_address):
+            return own(self, coordinator_address, num_processes, *args, **options)
 
     return initialize
+
+
+@contextmanager
+def _listening_at(address: str | None) -> Iterator[None]:
+    """Within, JAX's service of rank 0 would listen at this address."""
+    ours, bind = os.environ.get(under_mpi.JAX_ADDRESS, ""), os.environ.get(under_mpi.JAX_BIND, "")
+    # JAX prefers the variable to the port that is passed: the ranks would wait for ever.
+    if not address or address == ours or bind.rpartition(":")[2] != ours.rpartition(":")[2]:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    local = host in ("localhost", "127.0.0.1")
+    os.environ[under_mpi.JAX_BIND] = f"{'127.0.0.1' if local else '[::]'}:{port}"
+    try:
+        yield
+    finally:
+        os.environ[under_mpi.JAX_BIND] = bind
 
 
 def _shutting_down(own: Any) -> Any:
@@ -71,15 +98,19 @@ def _shutting_down(own: Any) -> Any:
     return shutdown
 
 
-def _is_of_all_ranks(
-    coordinator_address: str | None = None, num_processes: int | None = None, *_: Any, **__: Any
-) -> bool:
-    return (
-        world.exists()
-        # Other worlds, for instance of some ranks only, are JAX's own affair.
-        and coordinator_address in (None, os.environ.get(under_mpi.JAX_ADDRESS))
-        and num_processes in (None, world.current().size)
-    )
+def _check_size(address: str | None, processes: int) -> None:
+    this = world.current()
+    text = f"num_processes={processes}, and there are {this.size} ranks"
+    if processes > this.size and address in (None, os.environ.get(under_mpi.JAX_ADDRESS)):
+        raise UsageError(
+            f"jax.distributed.initialize needs the number of ranks: found {text}. Leave "
+            f"num_processes= out, or type: %distributed start -n {processes}"
+        )
+    if processes > this.size:
+        this.notice(
+            f"JAX waits for {text}: it waits until others join, and takes no interrupt. If none "
+            "shall, leave num_processes= and process_id= out."
+        )
 
 
 def _meet() -> None:

@@ -5,8 +5,11 @@ library raises, and the rank lives on.
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -156,18 +159,36 @@ def have_ended() -> bool:
 
 def _connections(pids: list[int], kept: set[int]) -> list[int]:
     """Returns the descriptors of this process's TCP connections to these processes, itself
-    included.
+    included, but those that Python code has opened: torch and JAX open theirs in C++.
     """
     # Without its coordinator, JAX ends the process.
-    coordinator = os.environ.get(under_mpi.JAX_ADDRESS, "").rpartition(":")[2]
-    kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    for address in (os.environ.get(under_mpi.JAX_ADDRESS), state and state.coordinator_address):
+        coordinator = (address or "").rpartition(":")[2]
+        kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
     theirs: set[tuple[object, object]] = set()
     for pid in pids:
         with suppress(psutil.Error):
             theirs |= {_ends(link) for link in psutil.Process(pid).net_connections("tcp")}
     own = psutil.Process().net_connections("tcp")
-    between = [link for link in own if _ends(link)[::-1] in theirs]
+    of_python = _opened_by_python()
+    between = [link for link in own if _ends(link)[::-1] in theirs and link.fd not in of_python]
     return [link.fd for link in between if kept.isdisjoint((link.laddr[1], link.raddr[1]))]
+
+
+def _opened_by_python() -> set[int]:
+    kinds: list[Any] = [socket.socket, io.FileIO]
+    connection = sys.modules.get("multiprocessing.connection")
+    if connection is not None:
+        kinds.append(connection._ConnectionBase)
+    found = set()
+    for each in gc.get_objects():
+        # Not by isinstance, which may run code of the user.
+        kind = next((kind for kind in kinds if issubclass(type(each), kind)), None)
+        if kind is not None:
+            with suppress(OSError, ValueError):  # it is closed
+                found.add(kind.fileno(each))
+    return found
 
 
 def _ends(link: Any) -> tuple[object, object]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from allranks.collectives.arrays import torch_memory
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.guard import Spec, find
 from allranks.collectives.world.world import World
@@ -55,7 +56,8 @@ class AllranksGroup(BaseGroup):
         if tensor.layout != torch.strided:
             return self._sparse_allreduce(tensor, options)
         reduce_op = options.reduceOp if options is not None else dist.ReduceOp.SUM
-        op, found = tensors.OPS.get(tensors.kind_of(reduce_op)), tensors.plain(tensor)
+        op = tensors.OPS.get(tensors.kind_of(reduce_op))
+        found = tensors.plain(tensor, written=True)
         array = tensors.array_of(found) if op is not None else None
         group = self.core()
         if op is None or array is None:
@@ -72,8 +74,8 @@ class AllranksGroup(BaseGroup):
         if getattr(options, "asyncOp", True) or self._coalescing is not None:
             return False
         try:
-            array = tensor.numpy()
-        except (RuntimeError, TypeError):  # on a GPU, with a gradient, sparse, bfloat16 …
+            array = torch_memory.array_of(tensor)
+        except (BufferError, RuntimeError, TypeError):  # on a GPU, sparse, bfloat16 …
             return False
         op, group = tensors.OPS.get(options.reduceOp.op), self.core()
         plan = group.plans.get(("all_reduce", op, array.dtype, array.shape))
@@ -100,7 +102,7 @@ class AllranksGroup(BaseGroup):
         reduce_op = options.reduceOp if options is not None else dist.ReduceOp.SUM
         op, found = (
             tensors.OPS.get(tensors.kind_of(reduce_op)),
-            [tensors.plain(tensor) for tensor in given],
+            [tensors.plain(tensor, written=True) for tensor in given],
         )
         arrays = [tensors.array_of(tensor) for tensor in found]
         alike = len({tensor.dtype for tensor in given}) == 1
@@ -151,19 +153,22 @@ class AllranksGroup(BaseGroup):
         tensor = given[options.rootTensor] if len(given) > 1 else given[0]
         if tensor.layout != torch.strided:
             raise RuntimeError("broadcast needs a dense tensor. Pass x.to_dense().")
-        found, group = tensors.plain(tensor), self.core()
+        group = self.core()
+        receives = group.me != options.rootRank
+        found = tensors.plain(tensor, written=receives)
         call = calls.broadcast(
             group, tensors.bytes_of(found), tensors.name_of(tensor), tuple(tensor.shape),
             options.rootRank,
         )  # fmt: skip
-        if group.me != options.rootRank:
+        if receives:
             call.steps = _then(call.steps, lambda: tensors.put_back(tensor, found))
         return self._finish(call, options, given)
 
     def reduce(self, given: Sequence[Any], options: Any) -> Any:
         (tensor,) = given
         group, root = self.core(), options.rootRank
-        op, found = tensors.OPS.get(tensors.kind_of(options.reduceOp)), tensors.plain(tensor)
+        op = tensors.OPS.get(tensors.kind_of(options.reduceOp))
+        found = tensors.plain(tensor, written=group.me == root)
         array = tensors.array_of(found) if op is not None else None
         if op is None or array is None:
             return self._gathered_reduction(
@@ -216,11 +221,10 @@ class AllranksGroup(BaseGroup):
                 "output tensor size must be equal to world_size times input tensor size: found "
                 f"{output.numel()} and {size} times {tensor.numel()} elements."
             )
+        tensors.check_dtypes("all_gather_into_tensor", tensor, output)
         whole = tensors.scratch(output)
         parts = whole.reshape(-1).chunk(size) if tensor.numel() else [whole] * size
         found, group = tensors.plain(tensor), self.core()
-        if found.dtype != whole.dtype:
-            raise RuntimeError("output tensor must have the same type as input tensor")
         spec = Spec("all_gather_into_tensor", "", tensors.name_of(tensor), tuple(tensor.shape))
         call = calls.all_gather(
             group, spec, tensors.bytes_of(found), [tensors.bytes_of(part) for part in parts]
@@ -278,6 +282,7 @@ class AllranksGroup(BaseGroup):
 
     def _reduce_scatter(self, title: str, output: Any, tensor: Any, options: Any) -> Any:
         size, group = len(self.ranks), self.core()
+        tensors.check_dtypes(title, tensor, output)
         if tensor.numel() != output.numel() * size:
             raise ValueError(
                 "input tensor must be the same size as output size times world size: found "
@@ -316,6 +321,11 @@ class AllranksGroup(BaseGroup):
     ) -> Any:  # fmt: skip
         size = len(self.ranks)
         even = not (output_splits or input_splits)
+        if even and output.numel() != tensor.numel():
+            raise ValueError(
+                "all_to_all_single needs an output of the input's size: found "
+                f"{output.numel()} and {tensor.numel()} elements."
+            )
         for whole, splits in ((tensor, input_splits), (output, output_splits)):
             if not splits and whole.shape[0] % size:
                 raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
@@ -342,6 +352,7 @@ class AllranksGroup(BaseGroup):
                 f"{title} needs an input and an output for each of the {group.size} members: found "
                 f"{len(given)} and {len(outputs)}."
             )
+        tensors.check_dtypes(title, *given, *outputs)
         sources, outs = (
             [tensors.plain(each) for each in given],
             [tensors.scratch(each) for each in outputs],

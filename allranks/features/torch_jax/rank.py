@@ -36,6 +36,7 @@ class RankWaits(RankFeature):
         for waits in self._all:
             waits.start()
         PostImportHook(_MODULES, self._imported).install()
+        PostImportHook([hook.COMPILER], hook.exclude_from_compiler).install()
         PostImportHook([launcher.MODULE], launcher.install).install()
         PostImportHook(
             ["jax._src.array"], lambda module: jax_display.install(module, rank.shell)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from allranks.collectives.arrays import torch_memory
 from allranks.collectives.arrays.reductions import Array, ReduceOp
 
 _graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_node = getattr(torch._C, "_current_autograd_node", lambda: None)
 _RedOp = torch.distributed.ReduceOp.RedOpType
 #: torch's reductions that allranks has.
 OPS = {
@@ -47,6 +49,11 @@ def in_backward() -> bool:
     return bool(_graph_task_id() >= 0)
 
 
+def ends_backward() -> bool:
+    """Whether the backward pass of this thread runs its last callbacks: all gradients exist."""
+    return in_backward() and _node() is None
+
+
 def kind_of(op: Any) -> Any:
     """The kind of a reduction of torch: an object, or an enumeration's value."""
     return getattr(op, "op", op)
@@ -65,9 +72,14 @@ def check_device(tensor: Any) -> None:
         )
 
 
-def plain(tensor: Any) -> Any:
-    """The tensor itself, without gradient, if its memory can be used as it is; else a copy."""
+def plain(tensor: Any, *, written: bool = False) -> Any:
+    """The tensor itself, without gradient, if its memory can be used as it is; else a copy.
+
+    ``written`` is whether the result is put back to the tensor.
+    """
     check_device(tensor)
+    if written:
+        _check_overlap(tensor)
     found = tensor.detach()
     if found.is_conj() or found.is_neg():
         found = found.resolve_conj().resolve_neg()
@@ -77,19 +89,16 @@ def plain(tensor: Any) -> Any:
 def bytes_of(tensor: Any) -> Array:
     """The bytes of a plain tensor, in its memory."""
     if tensor.dtype in _OF_NUMPY:
-        array: Array = tensor.numpy().reshape(-1).view(np.uint8)
-        return array
-    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy()
-    return flat
+        return torch_memory.array_of(tensor).reshape(-1).view(np.uint8)
+    return torch_memory.array_of(tensor.reshape(-1).view(torch.uint8))
 
 
 def array_of(tensor: Any) -> Array | None:
     """A plain tensor as an array with numpy's arithmetic; None if numpy has no such dtype."""
     if tensor.dtype in _OF_NUMPY:
-        array: Array = tensor.numpy()
-        return array
+        return torch_memory.array_of(tensor)
     if tensor.dtype == torch.bfloat16 and _bfloat16 is not None:
-        halves: Array = tensor.view(torch.int16).numpy().view(_bfloat16)
+        halves: Array = torch_memory.array_of(tensor.view(torch.int16)).view(_bfloat16)
         return halves
     return None
 
@@ -111,6 +120,12 @@ def combined(op: Any, like: Any) -> Callable[[list[Array]], Array]:
             total = total / len(parts)
         return bytes_of(total.to(like.dtype))
 
+    # Before the ranks agree: torch may not have this reduction for the dtype.
+    one = bytes_of(torch.ones(1).to(like.dtype))
+    try:
+        combine([one, one])
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        raise type(error)(f"Cannot use {kind.name} with {like.dtype}: {error}") from error
     return combine
 
 
@@ -120,9 +135,21 @@ def from_bytes(data: Array, dtype: Any, shape: Sequence[int]) -> Any:
     return torch.from_numpy(data).view(dtype).reshape(tuple(shape))
 
 
+def _check_overlap(tensor: Any) -> None:
+    # Before the ranks agree: torch refuses to write to such a tensor, and the call could not end.
+    if tensor.layout != torch.strided:
+        return
+    if any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise RuntimeError(
+            "a result needs a tensor with memory for each element: found an expanded one, of "
+            f"shape {tuple(tensor.shape)}. Pass x.clone()."
+        )
+
+
 def scratch(tensor: Any) -> Any:
     """A plain tensor for a result: the tensor itself, or memory that is copied to it later."""
     check_device(tensor)
+    _check_overlap(tensor)
     found = tensor.detach()
     if found.is_contiguous() and not found.is_conj() and not found.is_neg():
         return found
@@ -144,6 +171,15 @@ def check_size(title: str, tensor: Any, like: Any) -> None:
         raise ValueError(
             f"{title} needs tensors of one size and dtype: found {tuple(tensor.shape)} of "
             f"{tensor.dtype} and {tuple(like.shape)} of {like.dtype}."
+        )
+
+
+def check_dtypes(title: str, *given: Any) -> None:
+    found = {name_of(tensor) for tensor in given}
+    if len(found) > 1:
+        raise RuntimeError(
+            f"{title} needs the output tensor to have the same type as the input tensor: found "
+            f"{', '.join(sorted(found))}."
         )
 
 

@@ -31,6 +31,13 @@ def own_groups() -> list[Any]:
     return [group for group in every if not hasattr(group, "core")]
 
 
+def end_waits_in_cpp() -> None:
+    """Ends the waits of C++ for calls of allranks' groups."""
+    works: Any = sys.modules.get("allranks.features.torch_jax.works")
+    if works is not None:
+        works.end_waits_in_cpp()
+
+
 def close(cell: int) -> None:
     """Ends this rank's connections to the other ranks, and aborts its groups, unless the cell of
     this number has ended.

@@ -26,7 +26,7 @@ from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.engine.wire import give_up
 from allranks.errors import CollectiveMismatch, RankLeft
-from allranks.features.torch_jax import other_ranks, torch_state
+from allranks.features.torch_jax import other_ranks, stores, torch_state
 from allranks.features.torch_jax.call_log import (
     ADVICE,
     AGAIN,
@@ -45,6 +45,15 @@ _STUCK_SECONDS, _SETTLING_SECONDS = 20.0, 1.0
 #: Parts of messages of gloo and of torch's store about a connection that has ended.
 _LOST = ("gloo/transport/tcp/", "TCPStore", "onnection was likely closed")
 _DEATH = f"torch's process groups are closed on all ranks, as a rank of theirs has died: {AGAIN}"
+#: Parts of messages of DDP's reducer, in which a backward has ended before its last gradient.
+_UNFINISHED_BACKWARD = (
+    "unmarked_param_indices",
+    "Expected to have finished reduction in the prior",
+)
+_WRAP_AGAIN = (
+    "If an error or an interrupt has ended a backward of this model before its end, wrap the model "
+    "again: model = DistributedDataParallel(model.module)"
+)
 _NO_GROUP = "Default process group has not been initialized"
 
 
@@ -78,9 +87,12 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not cell or torch_state.c10d() is None:
             return
         still = self._is_still()
+        stuck = self._pressed and still and _waits_in_torch()
+        if self._pressed and still:
+            torch_state.end_waits_in_cpp()
         made = _group_being_made() if still else None
         # Groups of allranks need no end of their waits.
-        if made is None and not torch_state.own_groups():
+        if made is None and not stuck and not torch_state.own_groups():
             return
         call = _awaited(still)
         if rank_calls.reason is None:
@@ -141,11 +153,17 @@ class TorchWaits(other_ranks.LibraryWaits):
         """Returns the error of the cell: the reason for an error of torch at the end of its
         wait.
         """
-        if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
-            error.__suppress_context__ = True  # hides the error that torch raised meanwhile
-            if self._stopped_main and not self._pressed and rank_calls.reason is not None:
-                return other_ranks.with_traceback_of(error, rank_calls.reason)
         if self._instead is not None and self._instead[0] is error:
+            return self._instead[1]
+        if is_a(error, KeyboardInterrupt) and other_ranks.have_closed(world.current().epoch):
+            # Hides the error that torch raised meanwhile. Python may raise the interrupt later,
+            # outside of the cell's lines.
+            context, ended = error.__context__, KeyboardInterrupt()
+            place = context if context is not None and is_a(context, RuntimeError) else error
+            if self._stopped_main and not self._pressed and rank_calls.reason is not None:
+                self._instead = error, other_ranks.with_traceback_of(error, rank_calls.reason)
+            else:
+                self._instead = error, other_ranks.with_traceback_of(place, ended)
             return self._instead[1]
         if not is_a(error, (RuntimeError, ValueError)) or torch_state.c10d() is None:
             return error
@@ -168,6 +186,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         # Adds the reason to an error of torch about a group that does not exist any more.
         text, since = text_of(error), self._forgotten_ns > under_mpi.torch_met_at_ns()
         said = self._forgotten in text
+        if any(part in text for part in _UNFINISHED_BACKWARD):
+            error.args = (f"{text}\n{_WRAP_AGAIN}",)
         if not said and (_tells_of_a_loss(error) or (_NO_GROUP in text and since)):
             error.args = (f"{text} {self._forgotten}",)
 
@@ -263,6 +283,13 @@ def _group_being_made() -> tuple[str, tuple[int, ...]] | None:
     if members is None:
         return None
     return torch_state.called(called), members or tuple(range(world.current().size))
+
+
+def _waits_in_torch() -> bool:
+    """Whether the main thread is in a function of `torch.distributed`."""
+    with guard.no_collection():
+        frame = guard.frame_of_main_thread()
+        return stores.is_waiting(frame) or bool(torch_state.frames_in_torch(frame))
 
 
 def _why_never_made(made: tuple[str, tuple[int, ...]] | None) -> RankLeft | None:

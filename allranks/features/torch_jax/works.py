@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from allranks.collectives.calls.call import Call, Pause
 from allranks.collectives.ops.inputs import Handle
 from allranks.errors import StaleHandle
 from allranks.features.torch_jax.messages import Transfer
-from allranks.features.torch_jax.tensors import in_backward
+from allranks.features.torch_jax.tensors import ends_backward, in_backward
 
 
 class FinishedWork(dist.Work):  # type: ignore[misc]
@@ -60,8 +61,8 @@ class FinishedWork(dist.Work):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> Any:
-        future: Any = Future()
-        future.set_result(self._outputs)
+        future = CallFuture(self)
+        future.end(self._outputs)
         return future
 
 
@@ -69,6 +70,7 @@ class CallFuture(Future):  # type: ignore[misc]
     """The future of a call in a backward pass: a wait for it in Python drives the call.
 
     Communication hooks wait for futures within the pass, and for those that ``then`` returns.
+    Errors keep their types in it.
     """
 
     def __init__(self, work: FinishedWork) -> None:
@@ -112,13 +114,23 @@ class CallFuture(Future):  # type: ignore[misc]
         return following
 
 
+_awaited: WeakSet[CallFuture] = WeakSet()
+"""The futures for which C++ may wait, where no signal reaches it."""
+
+
+def end_waits_in_cpp() -> None:
+    """Ends the waits of C++ for futures, after an interrupt that it has not noticed."""
+    for future in list(_awaited):
+        future.end([], InterruptedError("the call was interrupted"))
+
+
 class CallWork(FinishedWork):
     """A posted call. Python and C++ wait for it by `wait`, DDP's reducer by its future.
 
     No thread drives the call. In a backward pass, the future is completed by a callback at the
     end of the pass, which runs before the reducer waits for its futures: so calls and computation
-    overlap. Outside of one, C++ could wait for the future without a call to Python, so
-    `get_future` finishes the call.
+    overlap. Elsewhere C++ could wait for the future without a call to Python, so `get_future`
+    finishes the call: outside of a pass, and in its last callbacks, as DDP with a static graph.
     """
 
     def __init__(self, call: Call, outputs: Sequence[Any] = ()) -> None:
@@ -169,7 +181,8 @@ class CallWork(FinishedWork):
         if self._future is not None:
             return self._future
         future = self._future = CallFuture(self)
-        if in_backward() and not self.is_completed():
+        if in_backward() and not ends_backward() and not self.is_completed():
+            _awaited.add(future)
             torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         else:
             self.wait()

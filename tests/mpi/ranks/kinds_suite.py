@@ -207,6 +207,22 @@ def test_torch_tensors_of_every_making():
         c.allreduce(torch.ones(2, 2).to_sparse())
 
 
+@pytest.mark.parametrize("by_interface", [False, True])
+def test_torch_tensors_stay_resizable(by_interface, monkeypatch):
+    torch = Torch().library
+    from allranks.collectives.arrays import torch_memory
+
+    if by_interface:  # as with an older numpy or torch
+        monkeypatch.setattr(torch_memory, "_read", np.asarray)
+        monkeypatch.setattr(torch_memory, "_handed_over", torch_memory._ByInterface)
+    for dtype in (torch.float32, torch.int8, torch.bool, torch.complex128, torch.bfloat16):
+        whole = torch.arange(6).reshape(2, 3).to(dtype)
+        for tensor in (whole, whole.T, whole[0, 0], whole[:0], whole[:, ::2]):
+            assert torch.equal(c.allgather(tensor.reshape(-1)), tensor.reshape(-1).repeat(c.size()))
+            assert torch.equal(c.broadcast(tensor, 0), tensor)
+        assert whole.untyped_storage().resizable()
+
+
 def test_jax_arrays_keep_their_sharding_where_it_fits():
     jax = Jax().library
     mesh = jax.sharding.Mesh(jax.devices(), "x")

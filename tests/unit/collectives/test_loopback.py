@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import allranks.collectives as c
 from allranks.collectives import loopback
 from allranks.collectives import world as worlds
+from allranks.collectives.world import world
 from allranks.errors import NotInitialized, UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
@@ -171,3 +174,46 @@ def test_a_thread_that_waits_for_another_group_or_for_a_handle_is_not_told_of():
         assert c.synchronize(c.allreduce_async(1, c.Sum)) == 3
 
     assert told_of_threads(with_a_handle, at_most_seconds=0.3) == []
+
+
+def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap():
+    """On rank 0 the main thread waits first, on rank 1 the other thread."""
+
+    def call_all() -> tuple[object, object]:
+        this, some, waits = worlds.current(), c.add_process_set([0, 1]), threading.Event()
+        attend, found = this.watch.attend, list[object]()
+
+        def noted(call: Any, waited: float) -> None:
+            waits.set()
+            attend(call, waited)
+
+        this.watch.attend = noted  # type: ignore[method-assign]
+
+        def in_thread() -> None:
+            worlds.set_thread(this)
+            if c.rank() == 0:
+                waits.wait(20)
+            if some.included():
+                found.extend(c.allreduce(step, c.Sum, process_set=some) for step in range(3))
+
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        if c.rank() == 1:
+            waits.wait(20)
+        every = [c.allreduce(10 * step, c.Sum) for step in range(3)]
+        thread.join()
+        return every, found
+
+    every, some = [0, 30, 60], [0, 2, 4]
+    assert loopback.run(3, call_all) == [(every, some), (every, some), (every, [])]
+
+
+def test_calls_of_two_groups_on_a_gpu_keep_one_order():
+    def call(group: int, device: str = "", *, ordered: bool = True) -> Any:
+        members, spec = SimpleNamespace(number=group), SimpleNamespace(device=device)
+        return SimpleNamespace(members=members, spec=spec, ordered=ordered)
+
+    assert world._excludes(call(0, "gpu"), call(1, "gpu"))
+    assert not world._excludes(call(0, "gpu"), call(1))
+    assert world._excludes(call(1), call(1))
+    assert not world._excludes(call(1), call(1, ordered=False))

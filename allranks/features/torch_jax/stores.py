@@ -1,0 +1,125 @@
+"""Waits in torch's stores, by which processes meet: the stop button ends them, and so does the end
+of the other ranks' cells. Only cells import torch, never this module.
+
+C++ waits for a key where no signal reaches it. Here Python waits until the key is there, and then
+calls C++. A `TCPStore` for all ranks is made once all ranks are about to make it: then the wait in
+its constructor is certain to end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import wraps
+from time import monotonic
+from types import FrameType
+from typing import Any
+from weakref import WeakSet
+
+from allranks.collectives import world as worlds
+from allranks.collectives.calls.call import Pause
+from allranks.collectives.calls.guard import Spec
+from allranks.errors import RankLeft
+from allranks.features.torch_jax import calls, other_ranks
+
+_LONGEST_SLEEP = 0.02
+"""Each look for a key is a message to the process that has the store."""
+_AT_ONCE = timedelta(milliseconds=1)
+_of_all_ranks: WeakSet[Any] = WeakSet()
+"""The stores that exactly the ranks use."""
+
+
+def wrap(is_rank: Callable[[], bool]) -> None:
+    """Wraps the methods of torch's stores that wait; ``is_rank`` is whether this process is one."""
+    torch: Any = sys.modules["torch._C._distributed_c10d"]
+    # Stores that a program has written in Python wait in ways of their own.
+    kinds = torch.TCPStore, torch.FileStore, torch.HashStore, torch.PrefixStore
+    own_wait = torch.Store.wait
+
+    def waiting(own: Any) -> Any:
+        @wraps(own)
+        def method(store: Any, keys: Any, *limit: timedelta) -> Any:
+            if type(store) in kinds and is_rank():
+                _wait(store, [keys] if isinstance(keys, str) else keys, own_wait, *limit)
+            return own(store, keys, *limit)
+
+        return method
+
+    for name in ("get", "multi_get", "wait"):
+        setattr(torch.Store, name, waiting(getattr(torch.Store, name)))
+    torch.TCPStore.__init__ = _meeting(torch.TCPStore.__init__, is_rank)
+
+
+def _wait(store: Any, keys: Sequence[str], own_wait: Any, limit: timedelta | None = None) -> None:
+    seconds = (store.timeout if limit is None else limit).total_seconds()
+    deadline, pause = monotonic() + seconds, Pause()
+    while not store.check(keys):
+        if monotonic() > deadline:
+            _expire(store, keys, own_wait, seconds)
+        _check_others(store, keys)
+        pause(_LONGEST_SLEEP)
+
+
+def _expire(store: Any, keys: Sequence[str], own_wait: Any, seconds: float) -> None:
+    """Raises torch's error at the end of a limit of time."""
+    try:
+        own_wait(store, keys, _AT_ONCE)
+    except RuntimeError as error:
+        text = str(error).replace("after 1ms", f"after {seconds * 1000:.0f}ms")
+        raise type(error)(text) from None
+
+
+def _check_others(store: Any, keys: Sequence[str]) -> None:
+    """Raises `RankLeft` if no rank is left that could set a key."""
+    this, gone = worlds.current(), other_ranks.gone()
+    if _underlying(store) not in _of_all_ranks or len(gone) < this.size - 1 or store.check(keys):
+        return
+    (*_, rank, why), *_ = gone
+    raise RankLeft(
+        f"a store of torch needs another rank to set {', '.join(map(repr, keys))}: rank {rank} "
+        f"{why}. {other_ranks.advice(rank, why)}"
+    )
+
+
+def _underlying(store: Any) -> Any:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _meeting(own: Any, is_rank: Callable[[], bool]) -> Any:
+    @wraps(own)
+    def __init__(
+        self: Any, host_name: str, port: int, world_size: int | None = None,
+        is_master: bool = False, timeout: timedelta = timedelta(seconds=300),
+        wait_for_workers: bool = True, *args: Any, **options: Any,
+    ) -> None:  # fmt: skip
+        if wait_for_workers and world_size is not None and is_rank():
+            world = worlds.current()
+            if world_size == world.size:
+                world.run(calls.make(world.groups[0], Spec("TCPStore"), 0))
+                _of_all_ranks.add(self)
+            report_size(world_size)
+        own(
+            self, host_name, port, world_size, is_master, timeout, wait_for_workers, *args,
+            **options,
+        )  # fmt: skip
+
+    return __init__
+
+
+def report_size(world_size: int) -> None:
+    """Gives a notice if torch is about to wait for more processes than there are ranks."""
+    world = worlds.current()
+    if world_size > world.size:
+        world.notice(
+            f"torch waits for world_size={world_size} processes, and there are {world.size} ranks: "
+            "it waits until others join. If none shall, interrupt the cell, and leave world_size= "
+            "and rank= out."
+        )
+
+
+def is_waiting(frame: FrameType | None) -> bool:
+    """Whether a thread with this innermost frame waits in the constructor of a store."""
+    return frame is not None and frame.f_code.co_filename == __file__
