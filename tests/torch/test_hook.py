@@ -63,7 +63,8 @@ def test_forked_ranks_draw_different_numbers_unless_a_preloaded_module_has_seede
     program = (
         "import os, sys\nfrom types import SimpleNamespace\n"
         "from allranks.engine import libraries\n"
-        f"config = SimpleNamespace(preload=({module!r},), devices=(libraries.HIDDEN,), environment={})\n"
+        "config = SimpleNamespace(devices=(libraries.HIDDEN,), environment={})\n"
+        f"config.preload = ({module!r},)\n"
         "libraries.preload(config, lambda *_, **__: None)\n"
         "for _ in range(2):\n"
         "    if not (pid := os.fork()):\n"
