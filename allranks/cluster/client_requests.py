@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 _clients: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Requests for whose answers the user has not waited.
+_given_up: set[str] = set()
 
 
 def follow(client: Any) -> None:
@@ -18,27 +20,31 @@ def follow(client: Any) -> None:
     _clients.add(client)
 
 
-def unanswered(engines: Collection[str]) -> dict[Any, list[str]]:
-    """Returns the clients that wait for an answer of some of these engines, and which."""
+def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
+    """Returns the clients that wait for answers of some of these engines, and their requests."""
     found = {}
     for client in list(_clients):
-        waits = [] if client._closed else [e for e in engines if client._outstanding_dict.get(e)]
-        if waits:
-            found[client] = waits
+        waits = {
+            engine: client._outstanding_dict[engine] - _given_up
+            for engine in engines
+            if not client._closed and engine in client._outstanding_dict
+        }
+        if any(waits.values()):
+            found[client] = {engine: requests for engine, requests in waits.items() if requests}
     return found
 
 
 def call_when_answered(engines: Collection[str], call: Callable[[], object]) -> None:
     """Calls ``call`` at the answer to each request, in the thread of its client."""
     for client, waits in unanswered(engines).items():
-        for engine in waits:
-            for request in client._outstanding_dict[engine].copy():
-                if (future := client._futures.get(request)) is not None:
-                    future.add_done_callback(lambda _: call())
+        for request in set().union(*waits.values()):
+            if (future := client._futures.get(request)) is not None:
+                future.add_done_callback(lambda _: call())
 
 
-def interrupt(engines: Collection[str]) -> None:
-    """Interrupts the requests that run."""
+def give_up(engines: Collection[str]) -> None:
+    """Interrupts the requests that run, and leaves all of them out from now on."""
     for client, waits in unanswered(engines).items():
+        _given_up.update(*waits.values())
         ranks = [rank for rank, engine in client._engines.items() if engine in waits]
         client.send_signal("SIGINT", targets=ranks, block=False)

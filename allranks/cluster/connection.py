@@ -567,7 +567,7 @@ class Connection:
         with self.inbox.hearing_interrupts():
             while engines := busy():
                 if self.step(_POLL_SECONDS):
-                    client_requests.interrupt(engines)
+                    client_requests.give_up(engines)
                     raise KeyboardInterrupt
                 if quiet is not None and quiet.left() <= 0:
                     quiet = None

@@ -1,0 +1,65 @@
+"""Which requests of ipyparallel's clients a cell comes after."""
+
+from collections import defaultdict
+from concurrent.futures import Future
+
+import pytest
+
+from allranks.cluster import client_requests
+
+
+class Client:
+    """The part of ipyparallel's client that is read."""
+
+    def __init__(self):
+        self._closed = False
+        self._engines = {0: "engine-0", 1: "engine-1"}
+        self._outstanding_dict = defaultdict(set)
+        self._futures = {}
+        self.signals = []
+
+    def request(self, rank, name):
+        self._outstanding_dict[self._engines[rank]].add(name)
+        self._futures[name] = Future()
+
+    def answer(self, rank, name):
+        self._outstanding_dict[self._engines[rank]].remove(name)
+        self._futures.pop(name).set_result(None)
+
+    def send_signal(self, signal, targets, block):
+        self.signals.append((signal, targets, block))
+
+
+@pytest.fixture
+def client():
+    made = Client()
+    client_requests.follow(made)
+    return made
+
+
+def test_requests_of_the_cells_ranks_are_waited_for_until_their_answers(client):
+    client.request(0, "first")
+    client.request(1, "second")
+    assert client_requests.unanswered(["engine-1"]) == {client: {"engine-1": {"second"}}}
+    answered = []
+    client_requests.call_when_answered(["engine-1"], lambda: answered.append("one"))
+    client.answer(0, "first")
+    assert answered == []
+    client.answer(1, "second")
+    assert answered == ["one"]
+    assert client_requests.unanswered(["engine-0", "engine-1"]) == {}
+
+
+def test_a_request_that_was_given_up_is_interrupted_and_not_waited_for_again(client):
+    client.request(0, "never answered")
+    client_requests.give_up(["engine-0", "engine-1"])
+    assert client.signals == [("SIGINT", [0], False)]
+    assert client_requests.unanswered(["engine-0"]) == {}
+    client.request(0, "another")
+    assert client_requests.unanswered(["engine-0"]) == {client: {"engine-0": {"another"}}}
+
+
+def test_a_closed_client_gets_no_answers(client):
+    client.request(0, "open")
+    client._closed = True
+    assert client_requests.unanswered(["engine-0"]) == {}
