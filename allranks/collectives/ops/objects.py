@@ -21,6 +21,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import Enum, EnumMeta
 from functools import lru_cache
 from types import (
@@ -35,6 +36,8 @@ from typing import Any
 
 import cloudpickle
 
+from allranks.errors import UsageError
+
 _LOCAL = "<locals>"
 #: Py_TPFLAGS_HEAPTYPE: set for classes that are made while Python runs.
 _ON_HEAP = 1 << 9
@@ -46,14 +49,26 @@ _AROUND = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")
 #: A variable of which only the type counts has more items, or is nested deeper.
 _COMPARED_ITEMS, _COMPARED_DEPTH = 100, 4
 
+#: Module, name, digest, and the base of a class that a function has made.
+_Sought = tuple[str, str, str, type | None]
 _sent: weakref.WeakSet[Any] = weakref.WeakSet()
 _made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Classes and functions of other ranks, which this process has made of their values."""
 
 
 def dumps(value: object) -> bytes:
+    try:
+        return _dumped(value, _Pickler)
+    except Exception:
+        # A class may have a lock, or use a communicator: then its name and digest are enough.
+        with suppress(Exception):
+            return _dumped(value, _NamesPickler)
+        raise
+
+
+def _dumped(value: object, kind: type[_Pickler]) -> bytes:
     with io.BytesIO() as file:
-        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+        kind(file, pickle.HIGHEST_PROTOCOL).dump(value)
         return file.getvalue()
 
 
@@ -74,21 +89,45 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         if digest and _LOCAL in name:
             base = value.__bases__[0]
         sought = value.__module__, name, digest, base
-        return _own_or_made, (sought, make, arguments), (fill, state), None, None, _fill
+        return self.reduced(sought, (make, arguments), (fill, state))
+
+    def reduced(self, sought: _Sought, made: Any, state: Any) -> Any:
+        return _own_or_made, (sought, *made), state, None, None, _fill
 
 
-def _own_or_made(
-    sought: tuple[str, str, str, type | None], make: Callable[..., Any], arguments: Any
-) -> Any:
+class _NamesPickler(_Pickler):
+    def reduced(self, sought: _Sought, made: Any, state: Any) -> Any:
+        plain = super().reduced(sought, made, state)
+        return (_own_alone, (sought,)) if sought[2] else plain
+
+
+def _own(sought: _Sought) -> Any:
     module, name, digest, base = sought
     if digest:
         candidates = _made_under(module, name, base) if base else [_named(module, name)]
         for own in candidates:
             if definition(own) == digest:
                 return own
+    return None
+
+
+def _own_alone(sought: _Sought) -> Any:
+    own = _own(sought)
+    if own is None:
+        raise UsageError(
+            f"expected {sought[1]} on this rank as the sender has defined it, found none, and its "
+            "value cannot be pickled. Run the cell that defines it on this rank."
+        )
+    return own
+
+
+def _own_or_made(sought: _Sought, make: Callable[..., Any], arguments: Any) -> Any:
+    own = _own(sought)
+    if own is not None:
+        return own
     made = make(*arguments)  # cloudpickle returns the same class for each message of one class
     if made not in _sent:
-        _made[made] = digest
+        _made[made] = sought[2]
     return made
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from allranks.collectives.ops import objects
+from allranks.errors import UsageError
 
 KINDS = """
 import abc, collections, dataclasses, enum, functools, typing
@@ -213,6 +214,18 @@ def test_a_class_of_one_rank_alone_is_one_class_on_the_others_and_on_its_way_bac
     assert received.f() == 2  # its methods are as before
     first.run("class B: pass")
     assert type(first.receive(bytes.fromhex(back))) is own
+
+
+def test_a_class_whose_value_cannot_be_pickled_is_sent_by_its_name():
+    cell = (
+        "import threading\nlock = threading.Lock()\nclass A:\n  def f(self): return lock.locked()"
+    )
+    first, second, other = Rank(cell), Rank(cell), Rank(cell, "class A: pass")
+    assert type(moved(first.A(), first, second)) is second.A
+    with pytest.raises(UsageError, match=r"^expected A on this rank as the sender has defined it"):
+        moved(first.A(), first, other)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        first.send([first.A(), first.lock])
 
 
 def test_a_lambda_brings_the_variables_of_the_sender():
