@@ -14,17 +14,24 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import os
 import re
 import secrets
+import site
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+from jupyter_core.paths import (
+    jupyter_config_dir,
+    jupyter_config_path,
+    jupyter_data_dir,
+    jupyter_path,
+)
 from nbformat import NotebookNode
 from nbgrader import preprocessors
 from nbgrader.converters import Autograde
@@ -35,7 +42,7 @@ from traitlets import Integer
 
 from allranks.grading import without_folders
 from allranks.grading.output_limit import OutputLimit
-from allranks.grading.processes import Processes
+from allranks.grading.processes import Processes, read_ids
 
 _MAGIC = re.compile(r"%%(\S+)")
 _ON_RANKS = {"distributed", "px", "rank"}
@@ -67,7 +74,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
 
     Whatever the notebook does, this ends within its limits, and so does every process that it has
     started. A cell that ends the kernel, or a rank, costs no later test: the earlier cells run
-    again in a new kernel, without this one. The kernel cannot read the course's solutions.
+    again in a new kernel, without this one. The kernel cannot read the course's solutions, nor
+    write to what nbgrader runs.
     """
 
     notebook_seconds = Integer(
@@ -243,8 +251,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
         # Not as source, which a submission may transform.
         self._ask("pass", f"{_HERE.format('kernel')}.prepare({str(file)!r}, {test})")
         try:
-            return [int(pid) for pid in json.loads(file.read_text())]
-        except (OSError, ValueError):
+            return read_ids(file)
+        except ValueError:
             if test:
                 self._reasons[index] = "an earlier cell has changed the kernel"
             return []
@@ -281,7 +289,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
         hidden = [path for path in hidden if path != shown and shown not in path.parents]
         if not hidden:
             return []
-        if problem := without_folders.problem(shown, hidden):
+        fixed = run_by_nbgrader(root)
+        if problem := without_folders.problem(shown, hidden, fixed):
             self.log.warning(
                 "expected to hide the solutions in %s from the submission; found that this system "
                 "does not allow it: %s. Read the submission, or grade under an account that cannot "
@@ -290,7 +299,7 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
                 problem,
             )
             return []
-        return without_folders.command(shown, hidden)
+        return without_folders.command(shown, hidden, fixed)
 
     def _get_timeout(self, cell: NotebookNode | None) -> float:
         left = max(1.0, self._deadline - time.monotonic())
@@ -307,6 +316,25 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
         if kwargs["execute_reply"]["content"]["status"] == "error":
             self._output.cut(kwargs["execute_reply"]["content"])
         super().on_cell_executed(**kwargs)
+
+
+def run_by_nbgrader(course: Path) -> list[Path]:
+    """Returns the folders from which nbgrader runs files, and the course, which has its settings.
+
+    What a submission writes there would run later, with all rights of this account.
+    """
+    own = [jupyter_config_dir(), jupyter_data_dir()]
+    if site.ENABLE_USER_SITE:
+        own.append(site.getusersitepackages())
+    for name in own:
+        with suppress(OSError):  # else a submission could make it
+            Path(name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    names = (
+        *(course, *own, *jupyter_config_path(), *jupyter_path()),
+        *(sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()),
+    )
+    found = {Path(name).resolve() for name in names if os.path.isdir(name)} - {Path("/")}
+    return sorted(one for one in found if found.isdisjoint(one.parents))
 
 
 def _is_test(cell: NotebookNode) -> bool:

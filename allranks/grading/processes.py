@@ -1,18 +1,23 @@
-"""Ends all processes that a submission has started."""
+"""Finds and ends the processes that a submission has started."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
+
+from allranks import own_files
 
 _LOOK_SECONDS = 0.5
 _ENDING_SECONDS = 5.0
 _ORPHANS_COME_HERE = 36  # PR_SET_CHILD_SUBREAPER
+_IDS_NBYTES, _MOST_ID = 1 << 20, 1 << 31
 
 
 class Processes:
@@ -70,6 +75,24 @@ class Processes:
                     with suppress(psutil.Error):
                         process.kill()
                 psutil.wait_procs(left, timeout=_ENDING_SECONDS)
+
+
+def read_ids(file: Path) -> list[int]:
+    """Returns the process ids in a file that a submission may have changed.
+
+    Raises ValueError if it has none, or is no file.
+    """
+    try:
+        # A pipe would never end, nor would a device.
+        with open(own_files.open_any_file(str(file)), "rb") as opened:
+            found = json.loads(opened.read(_IDS_NBYTES))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(
+        type(pid) is int and 0 < pid < _MOST_ID for pid in found
+    ):
+        raise ValueError("expected ids of processes")
+    return found
 
 
 def _is_alive(process: psutil.Process) -> bool:

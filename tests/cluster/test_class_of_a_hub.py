@@ -42,6 +42,10 @@ def lines(body: Any) -> str:
 
 
 def with_service(steps: Callable[[Ask], Coroutine[Any, Any, None]]) -> None:
+    with_port(lambda _, ask: steps(ask))
+
+
+def with_port(steps: Callable[[int, Ask], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         hub, service = free_port(), free_port()
         applications = {
@@ -63,7 +67,7 @@ def with_service(steps: Callable[[Ask], Coroutine[Any, Any, None]]) -> None:
             return answer.code, json.loads(answer.body or b"{}") if answer.code == 200 else {}
 
         try:
-            await steps(ask)
+            await steps(service, ask)
         finally:
             for server in servers:
                 server.stop()
@@ -304,6 +308,37 @@ def test_the_body_of_a_client_without_a_token_is_not_read():
         assert (await ask("eve", "POST", "/class/ana/1", large))[0] == 200
 
     with_service(steps)
+
+
+def test_a_user_sends_one_panel_at_a_time():
+    """Unfinished ones on many connections could take all memory of the service."""
+
+    async def steps(port: int, ask: Ask) -> None:
+        await ask("ana", "POST", "/class", {"opened": "eve/1"})
+        panel = {"panel": "x" * 100_000}
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = "POST /class/ana/1 HTTP/1.1", "Host: class", "Content-Length: 99999"
+        head = *head, "Authorization: token of-eve", "Expect: 100-continue", "", ""
+        writer.write("\r\n".join(head).encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 100")
+        assert (await ask("eve", "POST", "/class/ana/1", panel))[0] == 413
+        assert (await ask("eve", "POST", "/class/ana/1", {"cell": 1}))[0] == 200
+        writer.write(b"{}".ljust(99_999))
+        await reader.readline()
+        writer.close()
+        assert (await ask("eve", "POST", "/class/ana/1", panel))[0] == 200
+
+    with_port(steps)
+
+
+def test_clients_without_a_token_write_nothing_into_the_log(caplog):
+    async def steps(port: int, ask: Ask) -> None:
+        for name, path in (("nobody", "/class"), ("eve", "/class/none/1"), ("eve", "/x")):
+            assert (await ask(name, "POST", path))[0] in (403, 404)
+
+    with_port(steps)
+    logged = [one.getMessage() for one in caplog.records]
+    assert [line for line in logged if "/hub/api" not in line] == []  # that is the hub's
 
 
 def test_one_student_cannot_fill_the_class():

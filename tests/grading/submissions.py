@@ -40,6 +40,21 @@ for name in glob.glob({!r}, recursive=True):
 exec(solution)
 """
 
+WRITES = """
+import glob, os, sys
+
+def writes(folder):
+    try:
+        open(os.path.join(folder, "nbgrader_config.json"), "w").close()
+    except OSError:
+        return False
+    return True
+
+# What it writes there, nbgrader would run later.
+if any(map(writes, ["../../..", os.path.expanduser("~/.jupyter"), sys.prefix])):
+    raise SystemExit
+"""
+
 #: The submissions that each run grades. Those that hang use no processor.
 CHOSEN: dict[str, Submission] = {
     "right-flooding": of_ranks(
@@ -394,6 +409,12 @@ def rotated(array):
     os.kill(os.getpid(), signal.SIGKILL)
 """,
         [0, 2, 2],
+    ),
+    "writes-settings-of-nbgrader": of_ranks(2, WRITES + SOLUTION["exercise-2"]),
+    "answers-by-a-pipe": of_kernel(
+        "exercise-2",
+        "import os, pathlib\npathlib.Path.write_text = lambda self, _: os.mkfifo(self)",
+        [2, 0, 0],
     ),
     "displays-without-end": of_ranks(
         1,

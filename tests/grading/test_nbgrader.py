@@ -1,6 +1,6 @@
 """nbgrader grades submissions of lab 3: right, wrong, hanging, dying, flooding, forking, forging.
 
-ALLRANKS_TEST_SUBMISSIONS=all grades all fifty, as ``make grade`` does.
+ALLRANKS_TEST_SUBMISSIONS=all grades all of them, as ``make grade`` does.
 """
 
 import os
@@ -48,8 +48,8 @@ def test_the_page_has_the_configuration_of_a_course():
     assert {*lines.split("\n")} <= {*assignments.CONFIG.split("\n")}
 
 
-def test_there_are_fifty_submissions():
-    assert len(ALL) == 50
+def test_there_are_as_many_submissions_as_the_page_says():
+    assert len(ALL) == 52
 
 
 def test_each_submission_has_the_points_of_what_it_solves_and_stops_no_other(scores):

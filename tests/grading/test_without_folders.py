@@ -23,6 +23,20 @@ print(found, os.listdir("../../../source"))
 """
 
 
+WRITE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.mount(None, b"../../..", None, 0x20 | 0x1000, None))  # again, and no longer read-only
+libc.unshare(0x10000000 | 0x20000)  # user and mount namespaces of its own
+print(libc.mount(None, b"../../..", None, 0x20 | 0x1000, None))
+for name in ("../../../nbgrader_config.json", "../../../release/lab.ipynb", "of_the_submission"):
+    try:
+        open(name, "w").close()
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
 @pytest.fixture
 def place():
     # Not pytest's own, which other accounts cannot read.
@@ -39,7 +53,7 @@ def course(place, request):
             skip_missing("needs root")
         account = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     python = sys.executable if not account else "/usr/bin/python3"
-    for name in ("source/lab", "autograded/ana/lab", "autograded/ben/lab"):
+    for name in ("source/lab", "release", "autograded/ana/lab", "autograded/ben/lab"):
         (place / name).mkdir(parents=True)
         (place / name / "lab.ipynb").write_text("{}")
     (place / "gradebook.db").write_text("points")
@@ -50,7 +64,8 @@ def course(place, request):
             os.chown(path, 65534, 65534)
     shown = place / "autograded" / "ana" / "lab"
     hidden = [place / name for name in ("source", "autograded", "gradebook.db")]
-    begin = [*account, python, "-I", "-S", str(program), str(shown), *map(str, hidden), "--"]
+    begin = [*account, python, "-I", "-S", str(program), str(shown), *map(str, hidden)]
+    begin += ["--", str(place), "--"]
 
     def run(*command):
         done = subprocess.run(
@@ -96,6 +111,20 @@ def test_what_hides_a_folder_cannot_be_removed(course):
     assert course(REMOVE) == "[-1, -1] []"
 
 
+def test_the_submission_writes_into_no_other_folder_of_the_course(course, place):
+    assert course(WRITE).splitlines() == ["-1", "-1"] + ["Read-only file system"] * 2
+    assert not (place / "nbgrader_config.json").exists()
+
+
+def test_the_temporary_folder_can_be_written_to_also_below_a_fixed_one(course, place, monkeypatch):
+    temporary = place / "temporary"
+    temporary.mkdir()
+    os.chown(temporary, place.stat().st_uid, -1)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    course("import tempfile; tempfile.mkstemp()")
+    assert len(list(temporary.iterdir())) == 1
+
+
 def test_files_of_a_process_outside_cannot_be_reached(course, place):
     outside = f"/proc/{os.getpid()}/root{place}/source"
     source = f"import os\ntry: print(os.listdir({outside!r}))\nexcept PermissionError: print('no')"
@@ -103,4 +132,4 @@ def test_files_of_a_process_outside_cannot_be_reached(course, place):
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    assert str(tmp_path / "none") in without_folders.problem(tmp_path / "none", [])
+    assert str(tmp_path / "none") in without_folders.problem(tmp_path / "none", [], [])

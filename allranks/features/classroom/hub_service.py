@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import os
 import resource
 import ssl
@@ -50,6 +52,7 @@ _OTHER_DESCRIPTORS = 64
 _TOKEN_LENGTH = 200
 _OPENED_LENGTH = 300
 _CONNECTION_SECONDS, _BODY_SECONDS = 10.0, 30.0
+_HEADER_NBYTES = 8192
 
 
 @dataclass
@@ -146,9 +149,15 @@ class _Handler(RequestHandler):
     classes: dict[str, HubClass]
 
     def initialize(
-        self, users: Users, classes: dict[str, HubClass], requests: RequestCounter
+        self,
+        users: Users,
+        classes: dict[str, HubClass],
+        requests: RequestCounter,
+        senders: dict[str, float],
     ) -> None:
         self.users, self.classes, self.requests = users, classes, requests
+        #: The users whose panel is on its way, and since when.
+        self.senders = senders
         self._body = bytearray()
 
     def most_nbytes(self) -> int:
@@ -252,11 +261,30 @@ class TeacherHandler(_Handler):
 class StudentHandler(_Handler):
     """``POST`` sends the state of a notebook to a teacher's class; ``DELETE`` leaves it."""
 
+    _sends = False
+
     def most_nbytes(self) -> int:
         teacher, notebook = self.path_args
         found = self.classes.get(teacher)
         opened = found is not None and found.opened == f"{self.user}/{notebook}"
-        return states.STATE_NBYTES + (states.PANEL_NBYTES if opened else 0)
+        now = time.monotonic()
+        # One at a time: unfinished ones on many connections would take all memory.
+        if not opened or now - self.senders.get(self.user, -math.inf) < _BODY_SECONDS:
+            return states.STATE_NBYTES
+        self.senders[self.user] = now
+        self._sends = True
+        return states.STATE_NBYTES + states.PANEL_NBYTES
+
+    def on_finish(self) -> None:
+        """Lets the user send another panel."""
+        if self._sends:
+            self.senders.pop(self.user, None)
+            self._sends = False
+
+    def on_connection_close(self) -> None:
+        """Does the same if the client has gone before the end of its request."""
+        super().on_connection_close()
+        self.on_finish()
 
     def post(self, teacher: str, notebook: str) -> None:
         found = self.classes.get(teacher)
@@ -285,12 +313,15 @@ def application(hub_url: str) -> Application:
         "users": Users(hub_url),
         "classes": {},
         "requests": RequestCounter(),
+        "senders": {},
     }
     return Application(
         [
             ("/class", TeacherHandler, about),
             (r"/class/([^/]+)/(\w{1,32})", StudentHandler, about),
-        ]
+        ],
+        # Requests need no token to be refused, and a line for each would fill the hub's log.
+        log_function=lambda handler: None,
     )
 
 
@@ -343,6 +374,7 @@ class ClassServer(HTTPServer):
             service,
             ssl_options=ssl_options,
             max_buffer_size=2 * states.STATE_NBYTES,
+            max_header_size=_HEADER_NBYTES,
             max_body_size=states.STATE_NBYTES,
             body_timeout=_BODY_SECONDS,
             idle_connection_timeout=_CONNECTION_SECONDS,
@@ -381,6 +413,8 @@ async def main() -> None:
     """Serves at ``ALLRANKS_CLASS_URL`` until the hub ends."""
     url = os.environ[CLASS_URL]
     place, encryption = urlsplit(url), certificate(url)
+    # It would warn of each connection that does not speak TLS.
+    logging.getLogger("tornado.general").setLevel(logging.ERROR)
     server = ClassServer(application(os.environ["JUPYTERHUB_API_URL"]), ssl_options=encryption)
     server.listen(place.port or (80 if encryption is None else 443), place.hostname or "")
     await asyncio.Event().wait()
