@@ -5,6 +5,7 @@ MPI itself does not compare them. It gives a wrong result, or an error that name
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, TypedDict
 
 import numpy as np
@@ -29,6 +30,8 @@ _BASIC = {
     if kind.itemsize > 1
 }
 """The basic types by numpy's characters. Others are compared as bytes, as is each of one byte."""
+_PLAIN = frozenset("?bhilqpBHILQPfdgFDG")
+"""The dtypes that mpi4py knows, by their characters."""
 _NAMES = {
     getattr(MPI, name).handle: name
     for name in (
@@ -120,17 +123,41 @@ def _of_datatype(kind: MPI.Datatype) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def nbytes_of_message(buffer: Any) -> int | None:
-    """Returns the bytes of a message in mpi4py's usual forms; None if it is none of them, as a
-    buffer of a derived type without a count.
-    """
+def is_plain(buffer: Any) -> bool:
+    """Whether it is a numpy array that mpi4py takes, as most are."""
+    return type(buffer) is np.ndarray and buffer.flags.carray and buffer.dtype.char in _PLAIN
+
+
+Layout = tuple[Any, int, int, MPI.Datatype]
+"""Where a message is: the data, the byte at which it begins, a count, and the type."""
+
+
+def layout_of(buffer: Any) -> Layout | None:
+    """Returns where a message in any of mpi4py's forms is; None if it is none of them."""
+    if is_plain(buffer):
+        return buffer, 0, buffer.nbytes, MPI.BYTE
     try:
-        kind = buffer[-1] if isinstance(buffer, list | tuple) else None
-        if isinstance(kind, MPI.Datatype) and not kind.is_predefined and len(buffer) < 3:
-            return None
-        return _message(buffer)[1]
+        data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
+        kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+        if isinstance(kind, str):
+            kind = MPI.Datatype.fromcode(kind)
+        if len(rest) == 1 and isinstance(rest[0], list | tuple):
+            rest = list(rest[0])
+        count, place = (None if one is None else index(one) for one in (*rest, None, None)[:2])
+        view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
+        unit = view.dtype.itemsize if kind is None else kind.extent
+        start = (place or 0) * unit
+        if count is None:
+            count = (view.nbytes - start) // unit
+        return (data, start, count * unit, MPI.BYTE) if kind is None else (data, start, count, kind)
     except Exception:  # of any kind, from the attributes of any object
         return None
+
+
+def nbytes_of_message(buffer: Any) -> int | None:
+    """Returns the bytes of a message in any of mpi4py's forms; None if it is none of them."""
+    layout = layout_of(buffer)
+    return None if layout is None else layout[2] * layout[3].size
 
 
 def _message(buffer: Any) -> tuple[str, int]:

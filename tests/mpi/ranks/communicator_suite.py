@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import allranks.collectives as c
 from allranks.collectives.ops.communicator import Win
-from allranks.collectives.ops.point_to_point import Op
+from allranks.collectives.ops.point_to_point import Op, Request
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
@@ -238,12 +238,160 @@ def test_a_message_that_is_longer_than_its_buffer_writes_nothing(how, count):
         assert (whole == 2).all()
 
 
+def _until(test, *requests):
+    while not (found := test(*requests)) or found == (MPI.UNDEFINED, False):
+        pass
+    return found
+
+
+ENDED = {
+    "Wait": lambda request: request.Wait(),
+    "Waitall": lambda request: Request.Waitall([Request(), request]),
+    "Waitany": lambda request: Request.Waitany([request]),
+    "Waitsome": lambda request: Request.Waitsome([request], []),
+    "Test": lambda request: _until(request.Test),
+    "Testall": lambda request: _until(Request.Testall, [request]),
+    "Testany": lambda request: _until(Request.Testany, [request]),
+    "Testsome": lambda request: _until(Request.Testsome, [request]),
+    "wait": lambda request: request.wait(MPI.Status()),
+    "waitany": lambda request: Request.waitany([request]),
+}
+
+
+def _started(request):
+    request.Start()
+    return request
+
+
+TWO_OF_THREE = MPI.DOUBLE.Create_vector(1, 2, 3).Create_resized(0, 24).Commit()
+POSTED = {
+    "Irecv": lambda comm, into: comm.Irecv(into, 0),
+    "Irecv by name": lambda comm, into: comm.Irecv(source=0, buf=into),
+    "Irecv of bytes": lambda comm, into: comm.Irecv(memoryview(into).cast("B"), 0),
+    "Irecv with a count": lambda comm, into: comm.Irecv([into[:3], 5, MPI.DOUBLE], 0),
+    "Irecv of a part": lambda comm, into: comm.Irecv([into.base, (5, 0), "d"], 0),
+    "Isendrecv": lambda comm, into: comm.Isendrecv(X, NOWHERE, 0, into, 0),
+    "Isendrecv_replace": lambda comm, into: comm.Isendrecv_replace([into, "d"], NOWHERE, 0, 0),
+    "Recv_init": lambda comm, into: _started(comm.Recv_init(into, 0)),
+}
+POSTED_AND_ENDED = [
+    *((how, "Wait") for how in POSTED),
+    *(("Irecv", how) for how in ENDED if how != "Wait"),
+]
+EARLY = "Open MPI" in MPI.Get_library_version()
+
+
+@two
+@pytest.mark.parametrize("count", [100, 300_000])
+@pytest.mark.parametrize(("how", "ends"), POSTED_AND_ENDED)
+def test_a_longer_message_than_a_posted_buffer_writes_nothing_behind_it(how, ends, count):
+    whole = np.zeros(count)
+    if c.rank() == 0:
+        for value in (1, 2):
+            c.comm.Send(np.full(count, float(value)), 1)
+    elif c.rank() == 1:
+        request = POSTED[how](c.comm, whole[:5])
+        with pytest.raises(MPI.Exception) as raised:
+            ENDED[ends](request)
+        if EARLY:
+            assert raised.value.Get_error_class() == MPI.ERR_TRUNCATE
+            sizes = f"rank 0 has sent {8 * count:,} bytes (tag 0), and the buffer has 40"
+            assert sizes in str(raised.value)
+        assert not whole[5:].any()
+        c.comm.Recv(whole, 0)
+        assert (whole == 2).all()
+
+
+@two
+def test_a_longer_message_than_the_gaps_of_a_derived_type_writes_nothing_else():
+    whole = np.zeros(60_000)
+    if c.rank() == 0:
+        c.comm.Send(np.ones(whole.size), 1)
+        c.comm.Send(np.full(4, 2.0), 1)
+    elif c.rank() == 1:
+        with pytest.raises(MPI.Exception):
+            c.comm.Irecv([whole[:6], TWO_OF_THREE], 0).Wait()
+        assert not whole[[2, *range(5, whole.size)]].any()
+        c.comm.Irecv([whole[:6], TWO_OF_THREE], 0).Wait()
+        assert list(whole[:7]) == [2, 2, 0, 2, 2, 0, 0]
+
+
+@two
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_requests_get_the_messages_in_the_order_in_which_they_were_posted(count):
+    if c.rank() == 0:
+        for value in range(6):
+            c.comm.Send(np.full(count, float(value)), 1, tag=value % 2)
+    elif c.rank() == 1:
+        parts, about = np.zeros((6, count)), [MPI.Status() for _ in range(6)]
+        anyone = MPI.ANY_SOURCE
+        requests = [
+            c.comm.Irecv(parts[0], anyone, 0),
+            c.comm.Irecv(parts[1], 0),
+            c.comm.Irecv(parts[2], 0, 0),
+        ]
+        c.comm.Recv(parts[3], anyone)
+        requests += [c.comm.Irecv(parts[4]), c.comm.Irecv(parts[5], 0)]
+        requests[4].Wait(about[5])
+        requests[3].Wait(about[4])
+        left = requests[:3]
+        while (at := Request.Waitany(left, about[3])) != MPI.UNDEFINED:
+            assert about[3].Get_count(MPI.DOUBLE) == count
+            assert about[3].Get_elements(MPI.DOUBLE) == count
+            assert left[at] == MPI.REQUEST_NULL
+        assert parts.mean(1).tolist() == [0, 1, 2, 3, 4, 5]
+        assert [one.Get_tag() for one in about[4:]] == [0, 1]
+    c.comm.Barrier()
+
+
+def test_a_persistent_receive_is_started_again(comm):
+    me, got, status = comm.Get_rank(), np.zeros(5), MPI.Status()
+    request = comm.Recv_init(got, me, 3)
+    for count in (5, 2, 0):
+        request.Start()
+        comm.Send(np.full(count, float(count)), me, 3)
+        request.Wait(status)
+        assert status.Get_count(MPI.DOUBLE) == count
+    assert list(got) == [2, 2, 5, 5, 5]
+    request.Free()
+
+
+def test_a_receive_is_cancelled_or_freed(comm):
+    me, got, status = comm.Get_rank(), np.zeros((2, 3)), MPI.Status()
+    cancelled = comm.Irecv(got[0], me)
+    cancelled.Cancel()
+    cancelled.Wait(status)
+    assert status.Is_cancelled()
+    freed = comm.Irecv(got[1], me, 1)
+    freed.Free()
+    comm.Send(np.ones(3), me, 1)
+    last = comm.Irecv(got[0], me, 2)  # messages of one rank arrive in order
+    comm.Send(np.ones(3), me, 2)
+    last.Wait()
+    assert (got == 1).all()
+
+
+def test_some_of_several_receives_end(comm):
+    me, got = comm.Get_rank(), np.zeros((3, 2))
+    requests = [comm.Irecv(got[at], me, at) for at in range(3)]
+    comm.Send(X, me, 1)
+    assert _until(Request.Testsome, requests) == [1]
+    about: list[MPI.Status] = []
+    for at in (0, 2):
+        comm.Send(np.ones(2), me, at)
+    Request.Waitall(requests, about)
+    assert [one.Get_count(MPI.DOUBLE) for one in about] == [2, 0, 2]
+    assert got.tolist() == [[1, 1], [1, 0], [1, 1]]
+
+
 def test_a_buffer_that_mpi4py_refuses_leaves_the_message(comm):
     me = comm.Get_rank()
     sent, got = comm.Isend(X, me), np.zeros(2)
     for wrong in ("text", bytes(8), np.zeros(4)[::2], [X, "no type"]):
         with pytest.raises((TypeError, ValueError, BufferError, KeyError)):
             comm.Recv(wrong, me)
+        with pytest.raises((TypeError, ValueError, BufferError, KeyError)):
+            comm.Irecv(wrong, me)
     status = MPI.Status()
     comm.Recv(got, me, status=status)
     sent.Wait()
