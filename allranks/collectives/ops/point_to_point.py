@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import starmap
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -408,10 +408,10 @@ class PointToPoint(Raw):
         """MPI_Isendrecv_replace."""
         op, data = "Isendrecv_replace", buf[0] if isinstance(buf, list | tuple) else buf
         if WRITES_BEHIND and type(data) is np.ndarray:
-            received: Request = self.Isendrecv(
+            received: MPI.Request = self.Isendrecv(
                 _copied(buf), dest, sendtag, buf, source=source, recvtag=recvtag
             )
-            received.op = op
+            cast("Request", received).op = op
             return received
         plain: MPI.Request = _plainly[op](self, buf, dest, sendtag, source, recvtag)
         return plain
@@ -660,20 +660,20 @@ def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
 def _has_ended(request: MPI.Request) -> bool:
     # MPICH raises the error of a transfer here, and again in MPI's own wait; but it forgets the end
     # of a persistent request at the first look.
-    ours = type(request) is Prequest
-    if ours and request.seen is not None:
+    ours = request if type(request) is Prequest else None
+    if ours is not None and ours.seen is not None:
         return True
-    about = MPI.Status() if ours else None
+    about = MPI.Status() if ours is not None else None
     try:
         ended = request.Get_status(about)
     except MPI.Exception as error:
         if reports_death(error):
             raise
-        if about is not None:
-            request.seen = error
+        if ours is not None:
+            ours.seen = error
         return True
-    if ended and about is not None and not WRITES_BEHIND:
-        request.seen = about
+    if ended and ours is not None and not WRITES_BEHIND:
+        ours.seen = about
     return ended
 
 

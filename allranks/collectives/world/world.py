@@ -33,6 +33,7 @@ from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.memory import Window, rounded
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, RankLost, UsageError
+from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class Group:
 ALONE = -1
 """The number of the group that contains only this rank."""
 _TURN_SECONDS = 1e-3
+_AT_ONCE = (False,)
+"""The argument of a lock's ``acquire`` that does not wait."""
 FIRST_MADE = 1 << 20
 """Groups of communicators have numbers from here on, process sets lower ones."""
 
@@ -243,7 +246,9 @@ class World(RankState):
         """
         if self.notebook and (self.scope is PROCESS or get_ident() != self.main_thread):
             self._check_for_strays(call)
-        if not self.lock.acquire(blocking=False):
+        # In one step of the interpreter: an interrupt cannot come between the lock and ``try``.
+        (acquired,) = map(self.lock.acquire, _AT_ONCE)
+        if not acquired:
             return self._in_turn(call, move, source, reduction)
         try:
             if self.dirty or self.pending:
@@ -290,19 +295,24 @@ class World(RankState):
 
     def _in_turn(self, call: Call, *arguments: Any) -> Any:
         self._check_threads(call)
-        self._queued.append(call)
-        with self.lock:
-            self._queued.remove(call)
-            return self.run(call, *arguments)
+        try:
+            self._queued.append(call)
+            with self.lock:
+                self._queued.remove(call)
+                return self.run(call, *arguments)
+        finally:
+            if call in self._queued:  # interrupted before it had the lock
+                self._queued.remove(call)
 
     def _attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait: another thread may make the call that ends it."""
         # Collectives do not overlap: the first one ends before the second one begins.
         if self._queued and sum(other.ordered for other in (call, *self._queued)) <= 1:
             self.watch.rest()
-            self._queued.append(call)
             try:
-                self._turns.wait(_TURN_SECONDS)  # without the lock
+                self._queued.append(call)
+                with deferred():  # an interrupt would come between two steps without the lock
+                    self._turns.wait(_TURN_SECONDS)  # without the lock
             finally:
                 self._queued.remove(call)
                 self.within = call
