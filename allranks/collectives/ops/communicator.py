@@ -518,6 +518,7 @@ def _making(kind: type[Any], name: str, place: int) -> Any:
         _agree(comm, f"{kind.__name__}.{name}")
         with deferred():
             made = getattr(super(kind, cls), name)(*arguments, **options)
+            current().windows += kind is Win
         made.comm = comm
         return made
 
@@ -531,7 +532,9 @@ def _together(kind: type[Any], name: str) -> Callable[..., Any]:
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         _agree(self.comm, f"{kind.__name__}.{name}")
         with deferred():
-            return plain(self, *arguments, **options)
+            found = plain(self, *arguments, **options)
+            current().windows -= kind is Win and name == "Free"
+        return found
 
     return call
 

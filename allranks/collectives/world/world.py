@@ -155,6 +155,8 @@ class World(RankState):
         """The ranks of the process sets by number, also of those without this rank."""
         self.made = FIRST_MADE
         """The number of the last group that a communicator has made."""
+        self.windows = 0
+        """How many windows of MPI this rank has; the others may use its memory at any time."""
         self.dirty = False
         self.quarantine: list[Any] = []
         """Arrays of calls that were left: a peer may write to them until the epoch ends."""
