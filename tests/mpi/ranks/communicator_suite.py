@@ -13,7 +13,7 @@ from conftest import ODD, in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
-from allranks.collectives.ops.communicator import Win
+from allranks.collectives.ops.communicator import File, Win
 from allranks.collectives.ops.point_to_point import Op, Request
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
@@ -111,6 +111,85 @@ def test_an_argument_that_mpi4py_refuses_on_one_rank_is_named_to_the_others():
     assert type(error) is (TypeError if odd() else RankLeft)
     assert odd() or "rank 1 has left this cell at cell:1 (TypeError" in str(error)
     next_cell_works()
+
+
+CREATE = MPI.MODE_CREATE | MPI.MODE_RDWR
+#: Calls that make or use an object of all ranks; ``wrong`` is an argument that cannot be passed.
+MADE_TOGETHER = {
+    "Win.Create": lambda comm, file, wrong: Win.Create(wrong or X, comm=comm),
+    "Win.Create read-only": lambda comm, file, wrong: Win.Create(
+        bytes(8) if wrong else X, comm=comm
+    ),
+    "Win.Create without a unit": lambda comm, file, wrong: Win.Create(
+        X, 0 if wrong else 8, MPI.INFO_NULL, comm
+    ),
+    "Win.Allocate": lambda comm, file, wrong: Win.Allocate(-1 if wrong else 8, comm=comm),
+    "Win.Allocate_shared": lambda comm, file, wrong: Win.Allocate_shared(wrong or 8, comm=comm),
+    "Win.Create_dynamic": lambda comm, file, wrong: Win.Create_dynamic(
+        wrong or MPI.INFO_NULL, comm
+    ),
+    "File.Open": lambda comm, file, wrong: File.Open(comm, 5 if wrong else file, CREATE),
+    "File.Open of no mode": lambda comm, file, wrong: File.Open(comm, file, 0 if wrong else CREATE),
+    "File.Open of none": lambda comm, file, wrong: File.Open(
+        comm, "/missing/file" if wrong else file, amode=CREATE
+    ),
+    "File.Open of none to read": lambda comm, file, wrong: File.Open(
+        comm, "/missing" if wrong else __file__
+    ),
+    "Fence": lambda comm, file, wrong: Win.Allocate(8, comm=comm).Fence(wrong or 0),
+    "Read_all": lambda comm, file, wrong: File.Open(comm, __file__).Read_all(wrong or np.zeros(1)),
+    "Write_at_all": lambda comm, file, wrong: File.Open(comm, file, CREATE).Write_at_all(
+        wrong or 0, X
+    ),
+    "Set_view": lambda comm, file, wrong: File.Open(comm, file, CREATE).Set_view(0, wrong),
+    "Split": lambda comm, file, wrong: comm.Split(0, wrong or 0),
+    "Create": lambda comm, file, wrong: comm.Create(wrong or comm.group),
+    "Create of nothing": lambda comm, file, wrong: comm.Create(
+        MPI.GROUP_NULL if wrong else comm.group
+    ),
+    "Create_dist_graph": lambda comm, file, wrong: comm.Create_dist_graph([0], [1], [wrong or 0]),
+    "Create_intercomm": lambda comm, file, wrong: comm.Split(c.rank() % 2).Create_intercomm(
+        wrong or 0, comm, 1 - c.rank() % 2
+    ),
+}
+ON_ALL = (TypeError, BufferError, ValueError, LookupError, MPI.Exception)
+
+
+@two
+@pytest.mark.parametrize("how", MADE_TOGETHER)
+def test_what_one_rank_cannot_make_no_rank_waits_for(how, tmp_path_factory):
+    file = c.comm.bcast(str(tmp_path_factory.mktemp("files") / "shared"))
+    make = MADE_TOGETHER[how]
+    error = in_a_cell(lambda: make(c.comm, file, "wrong" if odd() or how == "Set_view" else None))
+    if how == "Set_view" or odd():  # refused on every rank
+        assert isinstance(error, ON_ALL)
+    else:
+        assert isinstance(error, RankLeft)
+        assert "rank 1 has left this cell at cell:1" in str(error)
+    next_cell_works()
+
+
+@two
+@pytest.mark.parametrize("how", MADE_TOGETHER)
+def test_what_no_rank_can_make_leaves_the_epoch_whole(how, tmp_path_factory):
+    file = c.comm.bcast(str(tmp_path_factory.mktemp("files") / "shared"))
+    with pytest.raises(ON_ALL):
+        MADE_TOGETHER[how](c.comm, file, "wrong")
+    assert c.comm.allreduce(1) == c.size()
+    assert not c.dirty()
+
+
+def test_a_file_is_opened_by_one_name_and_in_one_mode(tmp_path_factory):
+    file = c.comm.bcast(str(tmp_path_factory.mktemp("files") / "shared"))
+    first = c.rank() == 0
+    if c.size() > 1:
+        with pytest.raises(CollectiveMismatch, match=r"File\.Open"):
+            File.Open(c.comm, file, CREATE if first else MPI.MODE_CREATE | MPI.MODE_WRONLY)
+        with pytest.raises(CollectiveMismatch, match=r"File\.Open"):
+            File.Open(c.comm, file + str(c.rank()), CREATE)
+    opened = File.Open(c.comm, file, CREATE)
+    opened.Write_at_all(8 * c.rank(), X)
+    opened.Close()
 
 
 def _ones():
