@@ -12,8 +12,10 @@ import numpy as np
 from mpi4py import MPI
 
 _REDUCING = ("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan")
-#: Every rank sends as many bytes as the others. In a Gather or Scatter the root's buffer is larger.
+#: Every rank sends as many bytes as the others.
 _ALIKE = ("Bcast", "Allgather", "Alltoall")
+_WHOLE_OF_ROOT = {"Gather": 1, "Scatter": 0}
+"""The argument that has a part for each rank, on the root; the other one is a part."""
 #: These move as many elements on every rank. In the others a rank without data may have an empty
 #: buffer of any type.
 _TYPED = (
@@ -49,15 +51,16 @@ class Compared(TypedDict, total=False):
     nbytes: int
 
 
-def compared(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
+def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Compared:
     """Returns what must be the same on every rank; nothing for calls whose buffers may differ.
-    ``root``: whether this rank reads or writes the buffer that only the root has. A ``dtype`` with
-    a + is a mistake of this rank: it would receive another type than is sent.
+    ``root``: whether this rank reads or writes the buffer that only the root has. ``size``: the
+    number of ranks. A ``dtype`` with a + is a mistake of this rank: it would receive another type
+    than is sent.
     """
     if call == "Barrier":
         return {}
     if call not in _REDUCING:
-        return _types(call, arguments, root) | _sizes(call, arguments)
+        return _types(call, arguments, root) | _sizes(call, arguments, root, size)
     dtype, nbytes = _first(arguments)
     (op,) = (argument for argument in arguments[2:] if isinstance(argument, MPI.Op))
     name = _NAMES.get(op.handle, "a function")
@@ -74,7 +77,13 @@ def _types(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
     return {"dtype": "+".join(kinds) or "bytes"} if len(kinds) > 1 or call in _TYPED else {}
 
 
-def _sizes(call: str, arguments: tuple[Any, ...]) -> Compared:
+def _sizes(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Compared:
+    whole = _WHOLE_OF_ROOT.get(call)
+    if whole is not None:
+        found = nbytes_of_message(arguments[whole]) if root else None
+        if found is not None:
+            return {"nbytes": found // size}
+        return {"nbytes": nbytes_of_message(arguments[1 - whole]) or 0}
     return {"nbytes": _first(arguments)[1]} if call in _ALIKE else {}
 
 
@@ -145,6 +154,8 @@ def layout_of(buffer: Any) -> Layout | None:
             rest = list(rest[0])
         count, place = (None if one is None else index(one) for one in (*rest, None, None)[:2])
         view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
+        if kind is None and count is None and place is None:
+            return data, 0, view.nbytes, MPI.BYTE
         unit = view.dtype.itemsize if kind is None else kind.extent
         start = (place or 0) * unit
         if count is None:

@@ -88,7 +88,7 @@ class Comm(PointToPoint):
                 raise
 
         nbytes = max(map(nbytes_of, arguments), default=0)
-        alike = compared(op, arguments, root is None or root == self.Get_rank())
+        alike = compared(op, arguments, root is None or root == self.Get_rank(), group.size)
         spec = Spec(f"comm.{op}", root=whom, refused=group.refused, **alike)
         self._world.run(group.call(spec, op, nbytes, steps))
         if any(type(argument) is Op for argument in arguments):

@@ -463,6 +463,29 @@ def test_some_of_several_receives_end(comm):
     assert got.tolist() == [[1, 1], [1, 0], [1, 1]]
 
 
+LONGER = {
+    "Gather": lambda comm, part, whole: comm.Gather(part, whole),
+    "Gather of a type": lambda comm, part, whole: comm.Gather([part, "d"], [whole, MPI.DOUBLE]),
+    "Scatter": lambda comm, part, whole: comm.Scatter(whole, part),
+}
+
+
+@two
+@pytest.mark.parametrize("how", LONGER)
+def test_a_part_that_is_longer_than_its_room_at_the_root_is_not_sent(how):
+    n, count = c.size(), 20_000
+    room = np.zeros(4 * n * count)
+    whole = room[: n * count] if c.rank() == 0 else None
+    part = np.ones(2 * count if odd() else count)
+    with pytest.raises(CollectiveMismatch, match="bytes"):
+        LONGER[how](c.comm, part, whole)
+    assert not room.any()
+    assert (part == 1).all()
+    LONGER[how](c.comm, part[:count], whole)
+    assert room[n * count :].sum() == 0
+    assert c.rank() or room.any() == how.startswith("Gather")
+
+
 def test_a_buffer_that_mpi4py_refuses_leaves_the_message(comm):
     me = comm.Get_rank()
     sent, got = comm.Isend(X, me), np.zeros(2)
