@@ -446,14 +446,18 @@ class Message(MPI.Message):
 
     about: MPI.Status
     comm: PointToPoint
+    epoch: int
+    op = "Mprobe"
 
     def Recv(self, buf: Any, status: Status = None) -> None:
         """MPI_Mrecv; raises `MessageTooLong` for a buffer that is too short."""
+        _refuse_stale((self,))
         self._compare("Recv", buf)
         super().Recv(buf, status)
 
     def Irecv(self, buf: Any) -> MPI.Request:
         """MPI_Imrecv; raises as `Recv`."""
+        _refuse_stale((self,))
         self._compare("Irecv", buf)
         return super().Irecv(buf)
 
@@ -476,7 +480,7 @@ def _matching(
     if plain is None:
         return None
     found = Message(plain)
-    found.comm, found.about = self, MPI.Status(given)
+    found.comm, found.about, found.epoch = self, MPI.Status(given), self._world.epoch
     return found
 
 
@@ -534,6 +538,8 @@ class Waiting:
     """The methods of a request that wait: they poll, and can be interrupted."""
 
     comm: PointToPoint | None = None
+    epoch = 0
+    """In which it was made."""
     op = "request"
     peer = MPI.ANY_SOURCE
     every = False
@@ -594,6 +600,20 @@ def _received(
     return zip([requests[at] for at in places], about if form == "some" else (about,), strict=False)
 
 
+def _refuse_stale(requests: Sequence[Any]) -> None:
+    """Raises `StaleHandle` for a request of an epoch that has ended: it may have received a message
+    of a cell that failed.
+    """
+    for one in requests:
+        comm: PointToPoint | None = getattr(one, "comm", None)
+        if comm is not None and one.epoch != comm._world.epoch and one != MPI.REQUEST_NULL:
+            raise StaleHandle(
+                f"a request lasts until an error or an interrupt ends its epoch: this one, of "
+                f"comm.{one.op}, is of epoch {one.epoch}, and it is {comm._world.epoch} now. Make "
+                "it again, as in the cell that made it."
+            )
+
+
 def _waiting(name: str) -> Callable[..., Any]:
     """MPI's wait of that name; all requests that it needs have completed before MPI is called."""
     plain = getattr(MPI.Request, name)
@@ -601,6 +621,7 @@ def _waiting(name: str) -> Callable[..., Any]:
 
     @wraps(plain)
     def wait(requests: Any, *arguments: Any, **options: Any) -> Any:
+        _refuse_stale((requests,) if one else requests)
         _settle((requests,) if one else requests, name, one_will_do=any_will_do)
         found = _ended(name, plain, requests, *arguments, **options)
         raise_kept()
@@ -621,9 +642,11 @@ def _completed(name: str, found: Any) -> bool:
 def _testing(name: str) -> Callable[..., Any]:
     """MPI's test of that name, which raises the exception of an op's function."""
     plain = getattr(MPI.Request, name)
+    one = name in ("Test", "test")
 
     @wraps(plain)
     def test(requests: Any, *arguments: Any, **options: Any) -> Any:
+        _refuse_stale((requests,) if one else requests)
         found = _ended(name, plain, requests, *arguments, **options)
         # Not earlier: until then MPI calls the op's function, and a caller that has caught the
         # exception may free the op, which ends the process.
@@ -651,6 +674,17 @@ class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
     """MPI.Prequest with the same methods."""
 
     plain = MPI.Prequest
+
+    def Start(self) -> None:
+        """MPI_Start."""
+        _refuse_stale((self,))
+        super().Start()
+
+    @staticmethod
+    def Startall(requests: list[MPI.Prequest]) -> None:
+        """MPI_Startall."""
+        _refuse_stale(requests)
+        MPI.Prequest.Startall(requests)
 
 
 def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
@@ -744,6 +778,7 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
             made, room = _posted(name, plain, self, arguments, options)
         request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
         request.comm, request.op, request.every = self, name, peer is None
+        request.epoch = self._world.epoch
         request.buffers, request.room = arguments, room
         if peer is not None:
             word, place = peer

@@ -740,6 +740,34 @@ STALE = {
 }
 
 
+def test_a_request_of_an_earlier_epoch_does_not_receive_what_a_failed_cell_has_sent():
+    me, got = c.rank(), np.zeros((3, 1))
+    posted, again = c.comm.Irecv(got[0], me), c.comm.Recv_init(got[1], me, 2)
+    send = c.comm.Send_init(X, me, 2)
+    sent = [c.comm.Isend(X, me, 1), c.comm.Isend(X, me, 3)]
+    send.Start()
+    send.Wait()
+    found = c.comm.Mprobe(me, 3)
+    Request.Waitall(sent)
+    c.renew()  # as after a cell that has failed
+    for refused in (
+        posted.Wait,
+        posted.Test,
+        lambda: Request.Waitany([Request(), posted]),
+        lambda: Request.testall([posted]),
+        again.Start,
+        lambda: type(again).Startall([again]),
+        lambda: found.Recv(got[2]),
+    ):
+        with pytest.raises(StaleHandle, match="of epoch"):
+            refused()
+    assert not got[1:].any()
+    sent[0].Wait()  # has ended before
+    c.comm.Send_init(X, me, 2).Start()
+    c.comm.Recv(got[1], me, 2)
+    assert got[1] == 1
+
+
 def test_a_duplicate_of_an_earlier_epoch_is_refused():
     duplicate = c.comm.Dup()
     c.renew()
