@@ -59,6 +59,8 @@ LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
 _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
 _LAST_ANSWER_SECONDS = 1.0
+#: How often an idle rank with windows calls MPI: while another rank runs a cell, and otherwise.
+_SERVING_SECONDS, _IDLE_SECONDS = 0.001, 0.05
 _LIVES_ON = "the rank keeps running, with its variables."
 
 
@@ -87,6 +89,7 @@ class Rank:
         self._running = running
         self._stays = stays
         self._last = last
+        self._serves_windows = False
         self._dead = dead
         self._spare = spare
         self._connection = connection
@@ -317,6 +320,19 @@ class Rank:
             self._reply_failure(cell.cell, error)
         finally:
             self._running[self.rank] = 0
+            if not self._serves_windows:
+                self._serve_windows()
+
+    def _serve_windows(self) -> None:
+        """Lets MPI progress while no cell runs here: a rank that locks this one's window waits."""
+        this = world.current()
+        self._serves_windows = this.windows > 0 and this.mpi is not None
+        if self._serves_windows:
+            assert this.mpi is not None
+            assert self._loop is not None
+            this.mpi.nudge()
+            seconds = _SERVING_SECONDS if this.others_run() else _IDLE_SECONDS
+            self._loop.call_later(seconds, self._serve_windows)
 
     def _reply_failure(self, cell: int, error: BaseException) -> None:
         """Replies to a cell whose end has failed: the notebook waits for each rank's reply."""

@@ -410,6 +410,11 @@ class RankState:
         """Whether this rank's last cell has failed."""
         return bool(self.board.get(self.rank, FAILED))
 
+    def others_run(self) -> bool:
+        """Whether another rank runs a cell, as far as this host knows."""
+        entered, left = self.board.column(ENTERED), self.board.column(LEFT)
+        return any(begun > ended for begun, ended in zip(entered, left, strict=True))
+
     def depart(self, reason: str, failed: bool, where: str) -> None:
         """Leaves for good; the first reason counts."""
         if self._gone:

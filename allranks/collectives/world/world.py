@@ -33,6 +33,7 @@ from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.memory import Window, rounded
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, RankLost, UsageError
+from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class Group:
 ALONE = -1
 """The number of the group that contains only this rank."""
 _TURN_SECONDS = 1e-3
+_AT_ONCE = (False,)
+"""The argument of a lock's ``acquire`` that does not wait."""
 FIRST_MADE = 1 << 20
 """Groups of communicators have numbers from here on, process sets lower ones."""
 
@@ -152,6 +155,8 @@ class World(RankState):
         """The ranks of the process sets by number, also of those without this rank."""
         self.made = FIRST_MADE
         """The number of the last group that a communicator has made."""
+        self.windows = 0
+        """How many windows of MPI this rank has; the others may use its memory at any time."""
         self.dirty = False
         self.quarantine: list[Any] = []
         """Arrays of calls that were left: a peer may write to them until the epoch ends."""
@@ -249,7 +254,9 @@ class World(RankState):
             self._check_thread(call)
         elif self.notebook and self.scope is PROCESS:
             self._check_for_strays(call)
-        if not self.lock.acquire(blocking=False):
+        # In one step of the interpreter: an interrupt cannot come between the lock and ``try``.
+        (acquired,) = map(self.lock.acquire, _AT_ONCE)
+        if not acquired:
             return self._in_turn(call, move, source, reduction)
         try:
             if self._paused and self._must_wait(call):
@@ -298,12 +305,17 @@ class World(RankState):
 
     def _in_turn(self, call: Call, *arguments: Any) -> Any:
         self._check_threads(call)
-        self._queued.append(call)
-        with self.lock:
-            while self._must_wait(call):
-                self._turns.wait(_TURN_SECONDS)  # without the lock
-            self._queued.remove(call)
-            return self.run(call, *arguments)
+        try:
+            self._queued.append(call)
+            with self.lock:
+                while self._must_wait(call):
+                    with deferred():
+                        self._turns.wait(_TURN_SECONDS)  # without the lock
+                self._queued.remove(call)
+                return self.run(call, *arguments)
+        finally:
+            if call in self._queued:  # interrupted before it had the lock
+                self._queued.remove(call)
 
     def _must_wait(self, call: Call) -> bool:
         """Whether a call of another thread, which has begun, must end before this one begins."""
@@ -313,12 +325,13 @@ class World(RankState):
         """Called every 20 ms of a wait: another thread may make the call that ends it."""
         if not all(_excludes(call, other) for other in self._queued):
             self.watch.rest()
-            self._queued.append(call)
-            self._paused.append(call)
             try:
-                self._turns.wait(_TURN_SECONDS)  # without the lock
+                self._queued.append(call)
+                with deferred():  # an interrupt would come between two steps without the lock
+                    self._paused.append(call)
+                    self._turns.wait(_TURN_SECONDS)  # without the lock
+                    self._paused.remove(call)
             finally:
-                self._paused.remove(call)
                 self._queued.remove(call)
                 self.within = call
         self.watch.attend(call, waited)

@@ -133,7 +133,8 @@ class TorchWaits(other_ranks.LibraryWaits):
                     return None
                 this.give_up(text, deadlock=True)
                 return CollectiveMismatch(with_advice(text))
-        if not this.lock.acquire(blocking=False):
+        (acquired,) = map(this.lock.acquire, (False,))  # as in `World.run`
+        if not acquired:
             return None  # the main thread is in a call of allranks
         try:
             if call is not None:
