@@ -56,12 +56,18 @@ def abort(group: Any) -> None:
         group.abort()
 
 
+def is_of_torch(frame: FrameType | None) -> bool:
+    """Whether it is a frame of `torch.distributed`."""
+    own = f"{folder()}distributed{os.sep}"
+    return frame is not None and frame.f_code.co_filename.startswith(own)
+
+
 def frames_in_torch(frame: FrameType | None) -> list[FrameType]:
     found: list[FrameType] = []
     own = folder()
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(f"{own}distributed{os.sep}"):
+        if is_of_torch(frame):
             found.insert(0, frame)
         elif found and not file.startswith(own) and not file.startswith(PACKAGE):
             break

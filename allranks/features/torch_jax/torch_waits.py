@@ -287,10 +287,9 @@ def _group_being_made() -> tuple[str, tuple[int, ...]] | None:
 
 
 def _waits_in_torch() -> bool:
-    """Whether the main thread is in a function of `torch.distributed`."""
-    with guard.no_collection():
-        frame = guard.frame_of_main_thread()
-        return stores.is_waiting(frame) or bool(torch_state.frames_in_torch(frame))
+    """Whether the main thread is in C++ code that a function of `torch.distributed` has called."""
+    frame = guard.frame_of_main_thread()
+    return stores.is_waiting(frame) or torch_state.is_of_torch(frame)
 
 
 def _why_never_made(made: tuple[str, tuple[int, ...]] | None) -> RankLeft | None:
