@@ -56,6 +56,10 @@ class StagedTransport:
     def abandon(self) -> None:
         """Does nothing: no work on the GPU waits for others. `GpuTransport` keeps the arrays."""
 
+    def confirm(self, call: Call) -> Steps[None]:
+        """Needs nothing: no block is read before its members have counted it as written."""
+        yield from ()
+
     def connect(self, call: Call) -> Steps[None]:
         """Allocates the blocks of this epoch, the first time. Collective; all have agreed."""
         if not self._down:

@@ -131,7 +131,7 @@ class CallLog:
             if words[page >> 3] < number or words[(page >> 3) + 1] == number
         )
 
-    def unfinished(self, call: Call) -> tuple[int, ...]:
+    def unfinished(self, number: int) -> tuple[int, ...]:
         return ()
 
     def sites(self, call: Call) -> dict[int, Site]:

@@ -15,6 +15,7 @@ import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from gpus import FAKE, cupy, fake_only, host, ones
 
 import allranks.collectives as c
 from allranks.collectives.gpu import dlpack
+from allranks.collectives.gpu.staged import StagedTransport
 from allranks.collectives.ops.keeping import VariableStore
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
 from allranks.features.gpu import memory as gpu_memory
@@ -233,6 +235,25 @@ def test_a_rank_that_left_is_named_and_the_next_cell_works(what):
         assert isinstance(error, type(None) if odd() else RankLeft)
         assert odd() or "rank 1 has left this cell" in str(error)
         next_cell_works()
+
+
+@two
+def test_no_staged_call_has_a_result_once_a_rank_has_left_it(monkeypatch):
+    """After all have agreed, and before that rank has moved its data."""
+    next_cell_works()
+    for move in (
+        lambda: c.allreduce(ones(), c.Sum, transport="staged"),
+        lambda: c.broadcast(ones(), 1, transport="staged"),
+        lambda: c.allgather(ones(), transport="staged"),
+        lambda: c.alltoall(ones(c.size()), transport="staged"),
+        lambda: c.reducescatter(ones(c.size()), c.Sum, transport="staged"),
+    ):
+        with monkeypatch.context() as patches:
+            if odd():
+                patches.setattr(StagedTransport, "connect", Mock(side_effect=KeyboardInterrupt))
+            error = in_a_cell(move)
+        assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+    next_cell_works()
 
 
 @two
