@@ -17,6 +17,7 @@ from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import CellContext
 from allranks.cluster.members import MemberSlots
+from allranks.cluster.renewal import Renewal
 from allranks.cluster.sockets import InterruptRequested
 from allranks.countdown import Countdown
 from allranks.errors import (
@@ -591,20 +592,30 @@ class Cells:
         idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
         return [rank for rank in ranks if rank not in idle]
 
-    def _renew(self) -> None:
-        """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile."""
+    def _renew(self, tell: Callable[[str], None]) -> None:
+        """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile.
+
+        Raises KeyboardInterrupt if the user has interrupted that.
+        """
         self._await_abandoned()
         dead = self._ranks.roster.dead
         # A new communicator needs all ranks. The living ones can run cells without collectives.
         if self._epoch.dirty and not dead:
             self._epoch.number += 1
+            renewal = Renewal(self._ranks, tell)
             try:
-                self._ask_all(requests.RENEW, {"epoch": self._epoch.number})
+                renewal.make(self._epoch.number)
             except UsageError:
+                if renewal.pressed:
+                    raise KeyboardInterrupt from None
                 if not dead:
                     raise
-                return  # those that take the places of the dead begin an epoch with the others
-            self._epoch.begin(self._epoch.number)
+            if self._ranks.roster.ends:
+                raise ClusterLost(self._ranks.loss_text())
+            if not dead:  # else the new ranks begin an epoch with the others
+                self._epoch.begin(self._epoch.number)
+            if renewal.pressed:
+                raise KeyboardInterrupt
 
     def _ask_all(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
         answers = self._ranks.ask(name, arguments, ranks=range(self._ranks.size))

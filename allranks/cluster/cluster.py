@@ -354,6 +354,11 @@ class Cluster(Calls):
     def _prepare(self, chosen: tuple[int, ...], view: View) -> None:
         # Ranks may die while they leave the cell before: then choose again.
         roster = self._ranks.roster
+
+        def tell(text: str) -> None:
+            view.notice(text)
+            view.refresh()
+
         while True:
             gone = set(chosen) & set(roster.dead)
             if gone and not self._heals_by_itself:
@@ -362,7 +367,7 @@ class Cluster(Calls):
                     f"Type: %distributed heal   or leave {label(gone)} out: -r"
                 )
             self.show_late(view)
-            self._renew()
+            self._renew(tell)
             if not set(chosen) & set(roster.dead):
                 return
             self._catch_up()

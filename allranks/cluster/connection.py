@@ -592,12 +592,21 @@ class Connection:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""
         if error.is_unknown:
             return False
-        known: dict[str, Any] = {"pid": error.pid} if error.pid else {"rank": error.rank}
-        if not error.pid and error.rank not in range(self.size):
+        if error.pid:
+            self._say_end(str(error), pid=error.pid)
+        elif error.rank in range(self.size):
+            self.end_rank(error.rank, str(error))
+        else:
             return False
-        for agent in self._agents:
-            agent.say(f"end {json.dumps({'why': str(error), **known})}")
         return True
+
+    def end_rank(self, rank: int, why: str) -> None:
+        """Has the process of a rank killed; ``why`` is in the report of its death."""
+        self._say_end(why, rank=rank)
+
+    def _say_end(self, why: str, **known: int) -> None:
+        for agent in self._agents:
+            agent.say(f"end {json.dumps({'why': why, **known})}")
 
     def _handle_lost_host(self, end: failures.ProcessExit) -> None:
         roster, spared = self.roster, self.can_relocate and self._spares_others()

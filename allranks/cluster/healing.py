@@ -315,7 +315,7 @@ class HealedCells(Cells):
         self._catch_up()
         self._ranks.hooks.ensemble_started()
         self._check_idle()
-        self._renew()
+        self._renew(self.news.append)
         told = self._ask_all(requests.MEMBERS, {"ranks_each": ranks_each})
         # Members begin again on fresh ranks, from what the store has: no death is healed meanwhile.
         crew = self._crew = MemberSlots(self._ranks, self.count, ranks_each)

@@ -135,9 +135,15 @@ class RunMember(Record):
     shared: bool
 
 
+#: The number of no cell, in an interrupt.
+BETWEEN_CELLS = -2
+
+
 @dataclass(frozen=True, slots=True)
 class Interrupt(Record):
-    """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell."""
+    """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell, or, for
+    `BETWEEN_CELLS`, what it does between two cells.
+    """
 
     cell: int
 
