@@ -173,7 +173,6 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        self._look_at_devices()
         self.all_up()
         self.state = "running"
 
@@ -185,12 +184,6 @@ class Connection:
         ask = Ask(next(self._numbers), requests.STATUS, {})  # nothing waits for the answer
         unreached -= {rank for rank in unreached if self.send((rank,), ask)}
         return not unreached
-
-    def _look_at_devices(self) -> None:
-        if isinstance(self._launcher, MultiHostLauncher):
-            # Only the hosts know whether they have GPUs: ranks heal only where none has one.
-            self.can_heal &= all(hello.device == "cpu" for hello in self.roster.hellos.values())
-            self.can_relocate &= self.can_heal
 
     def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
         inbox, files, agents = self.inbox, self._files, self._agents
@@ -321,7 +314,6 @@ class Connection:
         self.state = "running"
         # The host agent decides whether ranks end that other notebooks have had.
         self._finalizer.atexit = not taken.stays and not taken.shared
-        self._look_at_devices()
         # Ranks that died while no notebook was attached have sent no Hello to this one.
         one = self.roster.hellos[min(told)]
         for rank, end in gone.items():
@@ -685,8 +677,7 @@ class Connection:
         """Returns why dead ranks are not replaced; "" if they are, or if none would be left."""
         if self.can_heal or self.size == 1:
             return ""
-        gpu = any(hello.device != "cpu" for hello in self.roster.hellos.values())
-        return self._launcher.why_not_replaced() or ("a rank has a GPU" if gpu else "")
+        return self._launcher.why_not_replaced()
 
 
 def _end_anywhere(*held: Any) -> None:

@@ -34,8 +34,7 @@ class RankHeal(RankFeature):
         self._stub = stubs.command("rank", os.path.join(rank.config.session_dir, "host-agent"))
         folders = tuple(filter(own_files.is_own_folder, rank.config.kept_dirs))
         several = rank.config.several_hosts
-        # On several hosts it ends with the ranks, which are replaced where none has a GPU.
-        if folders and (not several or rank.device == "cpu"):
+        if folders:
             # The host agent removes its files.
             world.current().variable_store = VariableStore(
                 folders,

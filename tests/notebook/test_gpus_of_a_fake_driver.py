@@ -67,6 +67,19 @@ def test_shared_gpus_are_said_and_limited(kernel):
     failed.says(said, "Also using it: rank 0.")
 
 
+def test_a_dead_rank_is_replaced_on_its_gpu_and_the_others_keep_their_variables(kernel):
+    kernel.run("%%distributed -n 3\nkept = 10 * rank")
+    died = kernel.run("%%distributed\nimport os\nif rank == 2:\n    os._exit(3)")
+    died.says("rank 2 was replaced and has no variables; ranks 0–1 kept theirs")
+    text = kernel.run(SEEN.format(options="")).text
+    assert "cuda:0 (GPU-1) GPU-1 45%" in text
+    kept = kernel.run("%%distributed --view plain\nprint(globals().get('kept'))").text
+    assert all(each in kept for each in ("0", "10", "None"))
+    kernel.run(FULL).says("Also using it: rank 0.")  # by the process that rank 0 is now
+    kernel.run("%%distributed\nimport os\nif rank == 0:\n    os._exit(3)").says("replaced")
+    kernel.run(FULL).says("Also using it: rank 0.")
+
+
 def test_no_gpus_wanted_are_none_seen(kernel):
     text = kernel.run(SEEN.format(options=" -n 2 --gpus none")).text
     assert "(CPU, " in text

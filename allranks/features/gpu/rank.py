@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 
+from allranks.collectives import world
+from allranks.collectives.calls.rank_state import PID
+from allranks.engine import libraries
 from allranks.engine.features import RankContext, RankFeature
 from allranks.features.gpu.memory import PinnedGpu, is_out_of_memory, release
 
@@ -21,7 +23,6 @@ class RankGpu(RankFeature):
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._gpu = PinnedGpu(rank.device)
-        self._sharers = _find_sharers(rank)
         if rank.device != "cpu":
             rank.activate(self)
 
@@ -39,29 +40,21 @@ class RankGpu(RankFeature):
             return ""
         # Not `self._gpu`, which may have failed to reach the driver long ago.
         gpu = PinnedGpu(self._rank.device)
-        return gpu.out_of_memory(self._rank.rank, os.getpid(), self._sharers)
+        return gpu.out_of_memory(self._rank.rank, os.getpid(), self._sharers())
+
+    def _sharers(self) -> dict[int, int]:
+        """The other ranks of this host by pid, now: a rank may have been replaced. On one host
+        with fewer GPUs than ranks, only those that are pinned to the same GPU.
+        """
+        this, devices = world.current(), self._rank.config.devices
+        if not devices or self._rank.size <= len(devices) or self._rank.config.several_hosts:
+            return {}
+        same = libraries.sharers(devices, this.rank, this.size)
+        return {this.board.get(rank, PID): rank for rank in same if rank != this.rank}
 
     def cell_left(self, error: BaseException | None) -> None:
         if error is not None:
             release(error)
-
-
-def _find_sharers(rank: RankContext) -> dict[int, int]:
-    # Collective if ranks share GPUs.
-    config = rank.config
-    # On several hosts some may have no GPU, and every rank would have to call allgather.
-    alone = not config.devices or rank.size <= len(config.devices) or config.several_hosts
-    if alone or config.heals:  # ranks heal only where none has a GPU
-        return {}
-    from mpi4py import MPI
-
-    own = socket.gethostname(), rank.device
-    pids = MPI.COMM_WORLD.allgather((*own, os.getpid()))
-    return {
-        pid: other
-        for other, (*where, pid) in enumerate(pids)
-        if tuple(where) == own and other != rank.rank
-    }
 
 
 FEATURE = RankGpu
