@@ -88,6 +88,8 @@ class InterruptTimeout:
 
 
 _POLL_SECONDS = 0.1
+#: In this time comes the news of the end of a rank that the notebook has ended.
+_ENDED_SECONDS = 10.0
 #: Ending more ranks than this takes seconds.
 _MANY_RANKS = 16
 #: Poll interval while a rank asks for input.
@@ -320,11 +322,31 @@ class CellRun:
         for it.
         """
         self._connection.step(0)
+        self._end_ranks()
         if self._connection.closed:
             kind = CellTimeout if self.timed_out else CellInterrupted
             raise kind(self._connection.lost_because or "the ranks were stopped")
         if self._connection.roster.ends:
             raise ClusterLost(self._lose())
+
+    @property
+    def ending(self) -> dict[int, str]:
+        """The ranks that can run no further cell, with the reasons."""
+        if not self._connection.can_heal:
+            return {}
+        return {rank: reply.ends for rank, reply in self.replies.items() if reply.ends}
+
+    def _end_ranks(self) -> None:
+        # Only now, because the other ranks have their reports: they name an error, and no death.
+        ranks, ending = self._connection, self.ending
+        if not ending or ranks.over:
+            return
+        for rank, why in ending.items():
+            ranks.end_rank(rank, why)
+        roster = ranks.roster
+        ranks.wait_until(
+            lambda: bool(roster.ends) or ending.keys() <= roster.dead.keys(), _ENDED_SECONDS
+        )
 
     def _lose(self) -> str:
         """Shows the unsent output of dead ranks, and returns what happened."""
@@ -433,6 +455,8 @@ class Cells:
         #: The thread that waits for the cell or the ensemble.
         self._caller = 0
         self._epoch = Epoch()
+        #: Ranks that have saved their variables for their replacement.
+        self._saved = set[int]()
 
     def _begin(self, epoch: Epoch | None = None) -> None:
         self._epoch, self._abandoned = epoch or Epoch(), None
@@ -488,6 +512,7 @@ class Cells:
 
     def _end(self, run: CellRun) -> None:
         self._running = None
+        self._saved |= run.ending.keys()
         self._epoch.note(run.replies.values())
 
     def _abandon(self, run: CellRun) -> None:

@@ -108,6 +108,7 @@ class CellRunner:
         self.device = device
         self.features = features
         self.replaced: list[str] = []
+        self._ends = ""
         self._keeps_history = True
         self._failed = False
         # IPython's own copies all that a cell prints into its history.
@@ -125,6 +126,10 @@ class CellRunner:
         setattr(shell.compile, "get_code_name", CellNames().name)  # noqa: B010
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+    def end_rank(self, why: str) -> None:
+        """Has the notebook end this rank once it has the reply to the cell that runs."""
+        self._ends = why
 
     def _transform(self, source: str) -> str:
         # IPython transforms each cell twice.
@@ -242,6 +247,7 @@ class CellRunner:
             report=found,
             epoch=this.epoch,
             traffic=bool(this.traffic),
+            ends=self._ends,
         )
         return ((reply, value),)
 

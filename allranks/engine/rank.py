@@ -239,6 +239,7 @@ class Rank:
                 rank_replaced=self._features.rank_replaced,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
                 interrupts=lambda: self._runner.interrupts.count,
+                ends=self._runner.end_rank,
                 mpi_ports=tuple(self._mpi_ports),
             ),
         )

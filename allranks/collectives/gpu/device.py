@@ -435,5 +435,5 @@ def _join(thread: threading.Thread | None, seconds: float | None = None) -> None
 def _failed(what: str) -> str:
     return (
         f"a collective needs a GPU that works, and CUDA says {what}. What this process has on the "
-        "GPU may be lost: restart the ranks."
+        "GPU may be lost."
     )

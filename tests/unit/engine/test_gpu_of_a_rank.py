@@ -7,6 +7,8 @@ import pytest
 
 from allranks import launched
 from allranks.engine import libraries
+from allranks.errors import RankLeft, TransportFailed
+from allranks.features.gpu.broken import broken_by, mute_finalizers
 from allranks.features.gpu.memory import GpuUse, PinnedGpu, is_out_of_memory
 
 GIB = 2**30
@@ -68,6 +70,51 @@ def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
         "Also using it: rank 0 (70.0 GiB), "
     )
     assert f"pid {other} (1.0 GiB), pid {unknown}, rank 4." in said
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text", "found"),
+    [
+        ("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "cudaErrorIllegalAddress: an", 1),
+        ("cupy_backends.cuda.api.driver", "CUDADriverError", "CUDA_ERROR_LAUNCH_FAILED: un", 1),
+        ("torch", "AcceleratorError", "CUDA error: uncorrectable ECC error encountered", 1),
+        ("builtins", "RuntimeError", "CUDA error: device-side assert triggered", 1),
+        ("jaxlib", "JaxRuntimeError", "INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal", 1),
+        ("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "cudaErrorInvalidValue: in", 0),
+        ("cupy_backends.cuda.api.runtime", "CUDARuntimeError", "cudaErrorMemoryAllocation", 0),
+        ("__main__", "Own", "cudaErrorIllegalAddress", 0),
+    ],
+)
+def test_errors_that_break_the_context_are_known(module, name, text, found):
+    kind = RuntimeError if module == "builtins" else type(name, (RuntimeError,), {})
+    if kind is not RuntimeError:
+        kind.__module__ = module
+    assert bool(broken_by(kind(text))) == bool(found)
+
+
+def test_ranks_that_waited_for_a_rank_with_a_broken_context_are_not_broken():
+    why = "a collective needs a GPU that works, and CUDA says cudaErrorIllegalAddress: an illegal"
+    assert broken_by(TransportFailed(why)) == "cudaErrorIllegalAddress"
+    assert not broken_by(RankLeft(f"allreduce needs all of ranks 0–1: rank 1 has left ({why})"))
+
+
+def test_finalizers_of_a_broken_context_print_nothing(monkeypatch):
+    printed, found = [], []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    mute_finalizers(found.append)
+    error = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cupy_backends.cuda.api"})
+
+    class Freed:
+        def __init__(self, error):
+            self.error = error
+
+        def __del__(self):
+            raise self.error
+
+    Freed(error("cudaErrorIllegalAddress: an illegal memory access was encountered"))
+    assert (printed, found) == ([], ["cudaErrorIllegalAddress"])
+    Freed(ValueError("another"))
+    assert len(printed) == 1
 
 
 def test_every_librarys_out_of_memory_is_known():

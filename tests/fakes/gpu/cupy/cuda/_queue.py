@@ -60,6 +60,14 @@ class Event:
         counted["event"] += 1
         _events[self.ptr] = self
 
+    def __del__(self):
+        # A broken context fails the destroy too, and cupy raises that: 18 lines for one cell on an
+        # H200. CUDA runtime API, cudaEventDestroy.
+        from cupy.cuda import runtime
+
+        if runtime.failing:
+            raise runtime.CUDARuntimeError(runtime.failing[0])
+
     def record(self, stream=None):
         if self.recorded:
             self.mark = _Mark()
