@@ -93,7 +93,7 @@ class Device:
             """NCCL's work of all groups, in the order of `call_order`."""
         self.events = EventPool(self._new_event)
         self.call_order = NcclCallOrder()
-        self.aborts = Aborts(self.use)
+        self.aborts = Aborts(self.use, self._once_idle)
         """Communicators to abort."""
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays in it."""
@@ -129,6 +129,23 @@ class Device:
         self.call_order.clear()
         self.aborts.abort()
         self._let_go()
+
+    def _once_idle(self) -> Callable[[], bool]:
+        """Whether the GPU has done what it was given until now, without NCCL's own work."""
+        try:
+            with self.cupy.cuda.Device(self.number):
+                events = [self.event(stream) for stream in (self.packing, self.down, self.up)]
+                events.append(self.mark())
+        except RuntimeError:  # the GPU has failed: it does nothing more
+            return lambda: True
+
+        def done() -> bool:
+            try:
+                return all(map(self.happened, events))
+            except TransportFailed:
+                return True
+
+        return done
 
     def hold(self, call: Call) -> None:
         """Keeps the arrays of a call that was left until none of its queued work can use them."""
@@ -343,8 +360,10 @@ class Parked(NamedTuple):
 class Aborts:
     """Communicators that are no longer used, until they have been aborted."""
 
-    def __init__(self, use_gpu: Callable[[], None]) -> None:
-        self._use_gpu = use_gpu
+    def __init__(
+        self, use_gpu: Callable[[], None], once_idle: Callable[[], Callable[[], bool]]
+    ) -> None:
+        self._use_gpu, self._once_idle = use_gpu, once_idle
         self._parked: list[Parked] = []
         self._threads: list[threading.Thread] = []
         # The threads that create communicators park those whose call was left.
@@ -371,8 +390,13 @@ class Aborts:
             ended, self._parked = self._parked, []
         if not ended:
             return
+        # While an abort frees memory of the GPU, all calls of CUDA of this process wait for it, and
+        # it for the work that the GPU has: so the abort comes after that work.
         thread = threading.Thread(
-            target=self._abort, args=[ended, completed], name="allranks-nccl-abort", daemon=True
+            target=self._abort,
+            args=[ended, completed, self._once_idle()],
+            name="allranks-nccl-abort",
+            daemon=True,
         )
         try:
             start_thread(thread)
@@ -391,12 +415,12 @@ class Aborts:
         for thread in threads:
             _join(thread, end - time.monotonic())
 
-    def _abort(self, ended: list[Parked], completed: bool) -> None:
-        pause = Pause()
-        while not (completed or all(each.unused() for each in ended)):
-            pause()
+    def _abort(self, ended: list[Parked], completed: bool, idle: Callable[[], bool]) -> None:
         with suppress(RuntimeError):  # if the GPU has failed NCCL still ends its host side
             self._use_gpu()
+        pause = Pause()
+        while not ((completed or all(each.unused() for each in ended)) and idle()):
+            pause()
         nccl = load_nccl()
         together = nccl.get_version() >= _IN_A_GROUP
         if together:

@@ -151,11 +151,25 @@ def release(error: BaseException) -> None:
         if hasattr(sys, name):
             delattr(sys, name)
     gc.collect()
+    if isinstance(error, KeyboardInterrupt) and _works():
+        return  # what follows would wait for that work
     # Before the pools are emptied, into which it returns.
     dlpack.wait_for_exports(_LENT_SECONDS)
     # A GPU that has failed has no memory to give back.
     with suppress(Exception):
         _empty_pools()
+
+
+def _works() -> bool:
+    """Whether a GPU still does what cupy or torch has given it in the current stream."""
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    try:
+        if cupy is not None and not cupy.cuda.get_current_stream().done:
+            return True
+        on_gpu = torch is not None and torch.cuda.is_initialized()
+        return on_gpu and not torch.cuda.current_stream().query()  # type: ignore[union-attr]
+    except Exception:  # the GPU has failed, or there is none
+        return False
 
 
 def _empty_pools() -> None:

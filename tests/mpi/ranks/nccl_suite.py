@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, odd, until
+from conftest import (
+    PATIENCE_SECONDS,
+    enter,
+    everybody,
+    in_a_cell,
+    interrupted_after,
+    odd,
+    settle,
+    until,
+)
 from gpus import FAKE, fake_only, host, ones
 
 import allranks.collectives as c
@@ -27,7 +36,7 @@ from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft, TransportFailed, UsageError
 
 if FAKE:
-    from cupy.cuda import nccl, runtime
+    from cupy.cuda import _queue, nccl, runtime
 
 if c.size() < 2:
     pytest.skip("takes two ranks", allow_module_level=True)
@@ -187,6 +196,44 @@ def test_no_rank_aborts_before_all_have_left_the_call(monkeypatch):
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
     assert aborts == ([0] if odd() else [])
     next_cell_works()
+
+
+@fake_only
+@pytest.mark.parametrize("transport", ["nccl", "staged"])
+def test_an_interrupt_ends_a_call_while_the_gpu_still_works(transport, monkeypatch):
+    """The arrays stay held, and the abort comes after the work."""
+    next_cell_works()
+    works, over = threading.Event(), threading.Event()
+
+    def work() -> object:
+        works.set()
+        return None if over.is_set() else _queue._AGAIN
+
+    def cell() -> None:
+        mine = ones()
+        _queue.push(work)
+        with interrupted_after(0.1, works.is_set):
+            c.allreduce(mine, c.Sum, transport=transport)
+
+    # Without the cure this rank waits for it, inside the driver.
+    late = threading.Timer(PATIENCE_SECONDS / 3, over.set)
+    late.start()
+    gpu = c.world.current().gpu
+    gpu.aborts.wait(PATIENCE_SECONDS)
+    enter()
+    with pytest.raises(KeyboardInterrupt):
+        cell()
+    gpu.mark()  # as the next calls of CUDA
+    assert gpu._held
+    assert not over.is_set()
+    over.set()
+    late.cancel()
+    c.scope.leave("KeyboardInterrupt", failed=True, where="cell:1")
+    settle()
+    next_cell_works()
+    gpu.aborts.wait(PATIENCE_SECONDS)
+    gpu.mark()
+    assert not gpu._held
 
 
 def test_a_rank_leaves_while_another_computes_and_aborts_nothing():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,7 @@ from allranks import launched
 from allranks.engine import libraries
 from allranks.errors import RankLeft, TransportFailed
 from allranks.features.gpu.broken import broken_by, mute_finalizers
-from allranks.features.gpu.memory import GpuUse, PinnedGpu, is_out_of_memory
+from allranks.features.gpu.memory import GpuUse, PinnedGpu, is_out_of_memory, release
 
 GIB = 2**30
 
@@ -115,6 +116,26 @@ def test_finalizers_of_a_broken_context_print_nothing(monkeypatch):
     assert (printed, found) == ([], ["cudaErrorIllegalAddress"])
     Freed(ValueError("another"))
     assert len(printed) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "works", "emptied"),
+    [(KeyboardInterrupt(), True, 0), (KeyboardInterrupt(), False, 1), (ValueError(), True, 1)],
+)
+def test_an_interrupted_cell_ends_before_the_work_of_its_gpu(monkeypatch, error, works, emptied):
+    """To give memory back waits for the whole GPU: cudaFree."""
+    given = []
+    pool = SimpleNamespace(free_all_blocks=lambda: given.append(1))
+    stream = SimpleNamespace(done=not works)
+    cupy = SimpleNamespace(
+        cuda=SimpleNamespace(get_current_stream=lambda: stream),
+        is_available=lambda: True,
+        get_default_memory_pool=lambda: pool,
+        get_default_pinned_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    release(error)
+    assert len(given) == emptied
 
 
 def test_every_librarys_out_of_memory_is_known():

@@ -20,7 +20,8 @@ Its rules are the real one's, each with its source:
 * What a rank has sent is served by its end of the communicator after its own kernel has ended:
   once it has aborted nobody gets it any more. NCCL 2.30, src/proxy.cc.
 * The end of an abort frees the communicator, whoever is in a call on it: in a group, that of the
-  group. NCCL 2.30, src/init.cc (commReclaim).
+  group. NCCL 2.30, src/init.cc (commReclaim). It waits for the whole GPU, and so does every other
+  call of CUDA of that process meanwhile.
 * Groups belong to a thread. NCCL user guide, "Group Calls".
 * A thread has a current GPU of its own. NCCL user guide, "Creating a Communicator".
 
@@ -121,6 +122,12 @@ def _await_aborts(ended):
         while not all(map(_has_come, requests)) or any(not c.dead for c in _queue.owners()):
             time.sleep(1e-4)
             _queue.progress()
+        # It frees memory of the GPU, inside the driver. CUDA runtime API, cudaFree. An interrupt on
+        # an H200 ended when the GPU's work did.
+        with _queue.driver:
+            marks = _queue.marks()
+            while any(mark.done_at is None for mark in marks):
+                _queue.progress()
         if comm.inside:
             os.write(2, b"FAKE NCCL: a communicator is freed while a thread is in a call on it\n")
             os.abort()
