@@ -53,7 +53,7 @@ class RankContext:
 
     Attributes:
         rank: this process's number among ``size``.
-        device: as ``cuda:0 (GPU-…)``, or ``cpu``.
+        device: as ``cuda:0 NVIDIA H200``, or ``cpu``.
         hello: the record with which the rank introduces itself to a notebook.
         stays: whether it waits for another notebook when its own ends.
         config: the configuration of the host agent.

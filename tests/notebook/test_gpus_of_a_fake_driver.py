@@ -46,8 +46,8 @@ def test_each_rank_is_shown_its_own_gpu(kernel):
     text = kernel.run(SEEN.format(options="")).text
     assert "ranks 0–1 on" in text
     assert "(2 GPUs, " in text
-    assert "cuda:0 (GPU-1) GPU-1 None" in text
-    assert "cuda:0 (GPU-0) GPU-0 None" in text
+    assert "cuda:0 FAKE GPU (GPU-1) GPU-1 None" in text
+    assert "cuda:0 FAKE GPU (GPU-0) GPU-0 None" in text
     assert "share" not in text
     # Scripts for torch take LOCAL_RANK for the number of their GPU, and each sees one: number 0.
     text = kernel.run(FOR_TORCH).text
@@ -60,8 +60,8 @@ def test_shared_gpus_are_said_and_limited(kernel):
     assert refused.error_value.startswith("3 ranks need 3 GPUs, this host has 2.")
     text = kernel.run(SEEN.format(options=" -n 3")).text
     assert "2 ranks share GPU 0; collectives are staged through the host" in text
-    assert "cuda:0 (GPU-1) GPU-1 45%" in text
-    assert "cuda:0 (GPU-0) GPU-0 None" in text
+    assert "cuda:0 FAKE GPU (GPU-1) GPU-1 45%" in text
+    assert "cuda:0 FAKE GPU (GPU-0) GPU-0 None" in text
     failed = kernel.run(FULL)
     said = "rank 2 is out of memory on FAKE GPU (GPU-1): 1.0 GiB of 2.0 GiB are in use"
     failed.says(said, "Also using it: rank 0.")
@@ -72,7 +72,7 @@ def test_a_dead_rank_is_replaced_on_its_gpu_and_the_others_keep_their_variables(
     died = kernel.run("%%distributed\nimport os\nif rank == 2:\n    os._exit(3)")
     died.says("rank 2 was replaced and has no variables; ranks 0–1 kept theirs")
     text = kernel.run(SEEN.format(options="")).text
-    assert "cuda:0 (GPU-1) GPU-1 45%" in text
+    assert "cuda:0 FAKE GPU (GPU-1) GPU-1 45%" in text
     kept = kernel.run("%%distributed --view plain\nprint(globals().get('kept'))").text
     assert all(each in kept for each in ("0", "10", "None"))
     kernel.run(FULL).says("Also using it: rank 0.")  # by the process that rank 0 is now

@@ -248,6 +248,11 @@ class Device:
                 check()
             yield awaited
 
+    def add_seconds(self, call: Call, began: Event, ended: Event) -> None:
+        """Adds the time between two timed events, by the GPU's clock, to that of a call."""
+        milliseconds = self.runtime.eventElapsedTime(began.ptr, ended.ptr)
+        call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
+
     def happened(self, event: Event) -> bool:
         try:
             # Not ``Event.done``, which reports an error of the GPU as "not yet", for ever.

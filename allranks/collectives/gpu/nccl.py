@@ -528,8 +528,7 @@ class NcclTransport:
     def _wait(self, call: Call, began: Event, ended: Event, done: Event) -> Steps[None]:
         """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
         yield from self.device.wait(done, call, self._check)
-        milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
-        call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
+        self.device.add_seconds(call, began, ended)
         self.device.events.give_back(*{began, ended, done}, timed=True)
 
 

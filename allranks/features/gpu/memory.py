@@ -5,6 +5,7 @@ out, and the end of what a failed cell has used.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -31,13 +32,15 @@ class GpuUse(NamedTuple):
     total_nbytes: int = 0
     percent: int = -1
     celsius: int = -1
+    own_nbytes: int = 0
+    """What this process uses; 0 where the driver reports no processes, or other pids."""
 
 
 class PinnedGpu:
-    """The GPU of a rank with a device as ``cuda:0 (GPU-…)``, or none with ``cpu``."""
+    """The GPU with a UUID, or none with ""."""
 
-    def __init__(self, device: str) -> None:
-        self.uuid = device.partition("(")[2].removesuffix(")")
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
         self._handle: Any = None
         self._nvml: Any = None
 
@@ -67,7 +70,8 @@ class PinnedGpu:
             celsius = int(nvml.nvmlDeviceGetTemperature(self._whole(), nvml.NVML_TEMPERATURE_GPU))
         if memory is None:
             return GpuUse(percent=percent, celsius=celsius)
-        return GpuUse(int(memory.used), int(memory.total), percent, celsius)
+        own = sum(nbytes for pid, nbytes in self.processes() if pid == os.getpid())
+        return GpuUse(int(memory.used), int(memory.total), percent, celsius, own)
 
     def _whole(self) -> Any:
         # The GPU of a slice has the thermometer.

@@ -27,7 +27,9 @@ class RankGpu(RankFeature):
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
-        self._gpu = PinnedGpu(rank.device)
+        # Now, as a cell may change the variable.
+        self._uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "") if rank.device != "cpu" else ""
+        self._gpu = PinnedGpu(self._uuid)
         self._broken = self._told = ""
         if rank.device != "cpu":
             rank.activate(self)
@@ -36,6 +38,7 @@ class RankGpu(RankFeature):
     def pulse_fields(self) -> dict[str, Any]:
         use = self._gpu.use()
         return {
+            "gpu_own_nbytes": use.own_nbytes // _STEP_NBYTES * _STEP_NBYTES,
             "gpu_nbytes": use.used_nbytes // _STEP_NBYTES * _STEP_NBYTES,
             "gpu_total_nbytes": use.total_nbytes,
             "gpu_percent": max(-1, use.percent // _STEP_PERCENT * _STEP_PERCENT),
@@ -52,7 +55,7 @@ class RankGpu(RankFeature):
         if not is_out_of_memory(error):
             return ""
         # Not `self._gpu`, which may have failed to reach the driver long ago.
-        gpu = PinnedGpu(self._rank.device)
+        gpu = PinnedGpu(self._uuid)
         return gpu.out_of_memory(self._rank.rank, os.getpid(), self._sharers())
 
     def _sharers(self) -> dict[int, int]:

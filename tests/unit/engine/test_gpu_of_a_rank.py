@@ -48,14 +48,17 @@ def test_a_rank_of_its_host_is_found_by_a_launchers_variables_or_its_own_number(
 
 def test_a_gpus_use_is_what_the_driver_tells_and_nothing_without_one(nvml, monkeypatch):
     nvml(used=3 * GIB, total=140 * GIB)
-    assert PinnedGpu("cuda:0 (GPU-1)").use() == GpuUse(3 * GIB, 140 * GIB, 87, 54)
+    assert PinnedGpu("GPU-1").use() == GpuUse(3 * GIB, 140 * GIB, 87, 54)
     # A slice has memory of its own, and the thermometer is the whole GPU's.
-    assert PinnedGpu("cuda:0 (MIG-1)").use() == GpuUse(3 * GIB, 140 * GIB, -1, 54)
+    assert PinnedGpu("MIG-1").use() == GpuUse(3 * GIB, 140 * GIB, -1, 54)
+    # Of two processes on it, this one has 1 GiB.
+    nvml(used=3 * GIB, total=140 * GIB, processes=[[os.getpid(), GIB], [2**22 + 1, 2 * GIB]])
+    assert PinnedGpu("GPU-1").use().own_nbytes == GIB
     nvml()
-    assert PinnedGpu("cpu").use() == GpuUse()
-    assert PinnedGpu("cuda:0 (GPU-gone)").use() == GpuUse()
+    assert PinnedGpu("").use() == GpuUse()
+    assert PinnedGpu("GPU-gone").use() == GpuUse()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert PinnedGpu("cuda:0 (GPU-1)").use() == GpuUse()
+    assert PinnedGpu("GPU-1").use() == GpuUse()
 
 
 def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
@@ -65,7 +68,7 @@ def test_running_out_of_memory_names_rank_gpu_and_who_else_is_there(nvml):
         total=140 * GIB,
         processes=[[mine, 60 * GIB], [12, 70 * GIB], [other, GIB], [unknown, 0]],
     )
-    said = PinnedGpu("cuda:0 (GPU-1)").out_of_memory(2, mine, {12: 0, 13: 4})
+    said = PinnedGpu("GPU-1").out_of_memory(2, mine, {12: 0, 13: 4})
     assert said.startswith(
         "rank 2 is out of memory on FAKE GPU (GPU-1): 139.0 GiB of 140.0 GiB are in use. "
         "Also using it: rank 0 (70.0 GiB), "
@@ -136,6 +139,16 @@ def test_an_interrupted_cell_ends_before_the_work_of_its_gpu(monkeypatch, error,
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     release(error)
     assert len(given) == emptied
+
+
+def test_a_device_has_its_gpus_name_and_the_uuid_where_a_host_has_several(nvml, driver):
+    nvml()
+    assert libraries.pinning(("GPU-1",), 0, 4)[0] == "cuda:0 FAKE GPU"
+    ids = ("GPU-56c821b0-32e5", "GPU-11c821b0-32e5", "GPU-11c821b0-32e6")
+    driver([{"uuid": uuid} for uuid in ids])
+    assert libraries.pinning(ids[:2], 0, 2)[0] == "cuda:0 FAKE GPU (GPU-56c821b0)"
+    assert libraries.pinning(ids, 1, 3)[0] == "cuda:0 FAKE GPU (GPU-11c821b0-32e5)"
+    assert libraries.pinning(("GPU-unknown",), 0, 1)[0] == "cuda:0 (GPU-unknown)"
 
 
 def test_every_librarys_out_of_memory_is_known():
