@@ -9,7 +9,14 @@ from types import ModuleType
 
 from allranks.collectives import world
 from allranks.engine.features import RankContext, RankFeature
-from allranks.features.torch_jax import hook, jax_display, jax_hook, launcher, other_ranks
+from allranks.features.torch_jax import (
+    hook,
+    jax_display,
+    jax_hook,
+    launcher,
+    lightning_ranks,
+    other_ranks,
+)
 from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
 from allranks.post_import import PostImportHook
@@ -37,6 +44,8 @@ class RankWaits(RankFeature):
             waits.start()
         PostImportHook(_MODULES, self._imported).install()
         PostImportHook([launcher.MODULE], launcher.install).install()
+        if rank.device != "cpu":
+            PostImportHook(lightning_ranks.MODULES, lightning_ranks.install).install()
         PostImportHook(
             ["jax._src.array"], lambda module: jax_display.install(module, rank.shell)
         ).install()
