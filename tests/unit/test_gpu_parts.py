@@ -38,6 +38,17 @@ def test_parts_are_chosen_by_the_beginnings_of_their_names():
         parts.chosen(["gpus"])
 
 
+def test_ranks_share_a_gpu_in_nccl_where_it_can(monkeypatch):
+    monkeypatch.setattr(parts, "missing", lambda: "")
+    monkeypatch.setattr(parts, "_without", lambda *names: "")
+    monkeypatch.setattr(launch, "mpiexec_of", lambda: "mpiexec")
+    (part,) = parts.chosen(["contract, 4 ranks, nccl"])
+    monkeypatch.setattr(parts, "nccl_version", lambda: 22703)
+    assert parts.missing_for(part) == "takes NCCL 2.30, in which ranks share a GPU, and found 22703"
+    monkeypatch.setattr(parts, "nccl_version", lambda: 23203)
+    assert parts.missing_for(part) == ""
+
+
 def test_the_report_keeps_what_other_parts_have_said(tmp_path, monkeypatch):
     report = tmp_path / "report.json"
     monkeypatch.setattr(benchmarks.gpu, "machine", lambda: {"gpu": "FAKE GPU"})
