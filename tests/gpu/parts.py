@@ -83,6 +83,12 @@ PARTS = [
     Part(4, ("gpu",)),
     Part(2, ("contract",), _contract("nccl") | SHARED),
     Part(4, ("contract",), _contract("nccl") | SHARED),
+    Part(
+        2,
+        (),
+        program=ROOT / "tests" / "gpu" / "cells.py",
+        needs=("mpi4py", "pynvml", "ipykernel"),
+    ),
     Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
     Part(
         2,

@@ -152,8 +152,8 @@ class JaxWaits(other_ranks.LibraryWaits):
 
     def after_death(self) -> str:
         """Returns a warning for the ranks that go on; "" for none."""
-        if not _in_use():
-            return _ENDS if _initialized() else ""
+        if not (_in_use() or _initialized()):
+            return ""
         if not jax_hook.survives_deaths():
             return _ENDS
         self._shut_down()

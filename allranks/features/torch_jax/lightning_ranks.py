@@ -18,5 +18,5 @@ MODULES = (
 
 def install(module: ModuleType) -> None:
     """Changes one of ``MODULES``; only for ranks with a GPU."""
-    environment: Any = module.MPIEnvironment  # type: ignore[attr-defined]
+    environment: Any = module.MPIEnvironment
     environment.local_rank = lambda self: int(os.environ.get("LOCAL_RANK", "0"))

@@ -54,7 +54,7 @@ class RankWaits(RankFeature):
         if module.__name__ == _MODULES[0]:
             hook.wrap(module)
         else:
-            jax_hook.wrap(module, self._rank.device == "cpu")
+            jax_hook.wrap(module)
         for waits in self._all:
             waits.begin()  # the cell that imports it began before
         self._rank.activate(self)

@@ -1,4 +1,4 @@
-"""The end of torch's own groups, on stand-ins that behave as torch 2.11 on an H200 with NCCL."""
+"""The end of torch's and JAX's own groups, on stand-ins that behave as on an H200 with NCCL."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from allranks.collectives.calls.call import Members
 from allranks.features.torch_jax import other_ranks, torch_state
 from allranks.features.torch_jax.call_log import CallLog, rank_calls
+from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
 
 C10D = "torch.distributed.distributed_c10d"
@@ -115,3 +116,29 @@ def test_a_group_is_aborted_once_the_others_have_left_its_last_call(torch, world
     assert not torch_state.is_unused(group)
     world.left.add(2)
     assert torch_state.is_unused(group)
+
+
+def test_jax_on_a_gpu_is_shut_down_on_the_ranks_that_survive_a_death(world, monkeypatch):
+    """Otherwise its next use would wait for the dead rank, or JAX would abort this one."""
+    done: list[str] = []
+    state = SimpleNamespace(client=object())
+
+    def shut_down() -> None:
+        state.client = None
+        done.append("shut down")
+
+    config = SimpleNamespace(jax_enable_recoverability=True)
+    modules = {
+        "jax": SimpleNamespace(config=config, distributed=SimpleNamespace(shutdown=shut_down)),
+        "jax._src.distributed": SimpleNamespace(global_state=state),
+        "jax._src.xla_bridge": SimpleNamespace(_backends={"cuda": object()}, backends=dict),
+        "jax._src.api": SimpleNamespace(clear_backends=lambda: done.append("cleared")),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert "initialize() again" in JaxWaits().after_death()
+    assert done == ["shut down", "cleared"]
+    config.jax_enable_recoverability, state.client = False, object()
+    assert "aborts the other processes" in JaxWaits().after_death()
+    state.client = None
+    assert JaxWaits().after_death() == ""
