@@ -109,12 +109,15 @@ class Interrupts:
         self._over.set()
 
     def end_between_cells(self) -> None:
-        """Raises KeyboardInterrupt in the main thread while it runs no cell, and does not wait."""
+        """Raises KeyboardInterrupt in the main thread while it runs no cell, and does not wait. It
+        may run a request of a client.
+        """
         with self._lock:
-            if self._hearing or waits_for_events():
+            if waits_for_events():
                 return
             self._press()
-            _between_cells.set()
+            if not self._hearing:
+                _between_cells.set()
             pthread_kill(MAIN_THREAD, signal.SIGINT)
             self._over = threading.Event()
             _wake(MAIN_THREAD, self._over)

@@ -14,6 +14,7 @@ from allranks.collectives.calls.call import Pause
 from allranks.engine.exceptions import PACKAGE
 from allranks.features.torch_jax import other_ranks
 
+#: How long the aborts of all groups may take before the rank goes on.
 _ABORT_SECONDS = 5.0
 
 
@@ -81,7 +82,7 @@ def end_groups() -> None:
     for thread in aborts:
         thread.start()
     for thread in aborts:
-        thread.join(_ABORT_SECONDS)
+        thread.join(_ABORT_SECONDS / len(aborts))
     with suppress(Exception):
         c10d()._abort_process_group()
 
