@@ -21,7 +21,6 @@ import psutil
 
 from allranks import python_path
 from allranks.cluster import folders
-from allranks.cluster.devices import HIDDEN
 from allranks.cluster.failures import ending
 from allranks.cluster.launchers.launcher import Host, MultiHostLauncher, ports
 from allranks.cluster.launchers.mpiexec import (
@@ -79,7 +78,7 @@ def open_sockets(
             kept_dirs = ()  # they end with the ranks
     else:
         command = launcher.command(size)
-        heals = size > 1 and not launcher.why_not_replaced() and set(gpus) <= {HIDDEN}
+        heals = size > 1 and not launcher.why_not_replaced()
         if heals:
             command[1:1] = LASTING
             environment |= LASTING_SETTINGS_ALONE

@@ -31,7 +31,7 @@ from allranks.engine.cell import CellRunner, watch_forks
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
-from allranks.engine.interrupts import ignore_interrupt
+from allranks.engine.interrupts import ignore_interrupt, waits_for_events
 from allranks.engine.ipp import RankEngine, serve_clients
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
@@ -42,6 +42,7 @@ from allranks.records import requests
 from allranks.records.config import SLOW_START_SECONDS, HostAgentConfig, variable_nbytes
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
+    BETWEEN_CELLS,
     Answer,
     Ask,
     Died,
@@ -103,6 +104,8 @@ class Rank:
         #: The last cell.
         self._task: asyncio.Task[None] | None = None
         self._mpi_ports: list[int] = []
+        self._meets = False
+        """Whether this rank is in a step that all ranks do together, between two cells."""
 
     def run(self) -> None:
         signal.signal(signal.SIGINT, ignore_interrupt)
@@ -250,6 +253,7 @@ class Rank:
                 rank_replaced=self._features.rank_replaced,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
                 interrupts=lambda: self._runner.interrupts.count,
+                ends=self._runner.end_rank,
                 mpi_ports=tuple(self._mpi_ports),
             ),
         )
@@ -285,7 +289,10 @@ class Rank:
         if isinstance(record, RunCell):
             self._submit(record, partial(self._runner.run, record, payloads))
         elif isinstance(record, Interrupt):
-            self._runner.interrupts.send(record.cell)
+            if record.cell != BETWEEN_CELLS:
+                self._runner.interrupts.send(record.cell)
+            elif not self._meets:
+                self._runner.interrupts.end_between_cells()
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
             self._features.call(RankFeature.rank_died, record.rank, record.how)
@@ -396,18 +403,27 @@ class Rank:
 
     def _begin_epoch(self, begin: Callable[[], T]) -> T:
         ended = world.current().epoch
-        found = begin()
+        self._meets = True
+        try:
+            found = begin()
+        finally:
+            self._meets = False
         self._features.call(RankFeature.epoch_ended, ended)
         return found
 
     def _status(self) -> dict[str, Any]:
-        busy = self.wire.busy
+        busy, between = self.wire.busy, ""
+        if not busy and not waits_for_events():
+            # A hook of a feature, a request of a client, or a finalizer.
+            place = guard.of_frame(guard.frame_of_main_thread()).place
+            at = f"at {guard.with_source(place)}"
+            between = "waiting for the other ranks" if self._meets else collectives.activity() or at
         return {
             "pid": os.getpid(),
             "rss_nbytes": self._telemetry.rss_nbytes(),
-            "state": "running" if busy else "idle",
+            "state": "running" if busy else "between two cells" if between else "idle",
             "line": current_line() if busy else "",
-            "activity": collectives.activity() if busy else "",
+            "activity": collectives.activity() if busy else between,
         }
 
     def _pulled(self, names: list[str]) -> bytes:

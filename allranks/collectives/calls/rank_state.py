@@ -439,6 +439,14 @@ class RankState:
         first = self.shares[self.rank]
         return first in self.died and self.shares[rank] != first
 
+    def has_left(self, rank: int, epoch: int) -> bool:
+        """Whether a rank takes no further part in an epoch. If it is over, no rank does."""
+        if self._gone or self.epoch != epoch:
+            return True  # all ranks have met since
+        board = self.board
+        broken = board.get(rank, BROKEN) >> 1 == epoch + 1
+        return broken or board.get(rank, LEFT) >= GONE or self.is_lost(rank)
+
     def departure(self, rank: int) -> tuple[int, str] | None:
         """Why a rank will never arrive, as text that follows its name; None while it may.
 

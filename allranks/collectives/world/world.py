@@ -102,8 +102,7 @@ class Group:
         """The fastest transport of a call, or the wanted one; its arrays may be on a ``device``."""
         if device is not None:
             if self.gpu is None:
-                host = self.own.hosts[self.own.rank]
-                self.gpu = GpuTransport(self.members, device, self.through_host, host)
+                self.gpu = GpuTransport(self.own, self.members, device, self.through_host)
             # Without ``wanted``, the members choose one of its transports together.
             call.transport = wanted or self.gpu.name
             return self.gpu
@@ -238,7 +237,7 @@ class World(RankState):
         if self.gpu is not None:
             # All ranks have arrived at a call since: so they have completed their calls in these
             # groups.
-            self.gpu.aborts.abort()
+            self.gpu.aborts.abort(completed=True)
 
     def run(
         self,

@@ -201,7 +201,7 @@ class TaskAgreement:
         arrived = call.carry.calls
         return tuple(rank for at, rank in enumerate(self.members.ranks) if at not in arrived)
 
-    def unfinished(self, call: Call) -> tuple[int, ...]:
+    def unfinished(self, number: int) -> tuple[int, ...]:
         return ()
 
     def sites(self, call: Call) -> dict[int, Site]:

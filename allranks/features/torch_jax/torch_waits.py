@@ -230,8 +230,6 @@ class TorchWaits(other_ranks.LibraryWaits):
 
     def after_death(self) -> str:
         # A rank of the groups has died.
-        for group in torch_state.own_groups():
-            torch_state.abort(group)
         return _DEATH if self._forget(_DEATH) else ""
 
     def _forget(self, why: str) -> bool:
@@ -244,8 +242,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         rank_calls.forget()
         for group in torch_state.own_groups():
             group.log = None  # what a model still calls raises torch's own error
-        with suppress(Exception):
-            c10d.destroy_process_group()
+        with other_ranks.shown_as("ending torch's groups"):
+            torch_state.end_groups()
         with suppress(Exception):
             state.AcceleratorState._reset_state(True)
             state.GradientState._reset_state()
