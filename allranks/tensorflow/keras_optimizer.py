@@ -152,6 +152,7 @@ class Keras3Distributed(_Distributed):
 
     # Of the class of Keras that follows in the order of the bases.
     gradient_accumulation_steps: int | None
+    _iterations: Any
     _trainable_variables: list[Any]
 
     _allranks_factor: float
@@ -167,12 +168,16 @@ class Keras3Distributed(_Distributed):
             given = trainable_variables is not None
             variables = trainable_variables if given else self._trainable_variables
             grads = self._allranks_reduced(grads, variables)
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        # If the reduction fails, the graph must not count the step either.
+        with _after(grads):
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
-            # Keras calls this once, after the last pass, with the average of all passes.
-            grads = self._allranks_reduced(list(grads), self._allranks_filtered)
+            # Keras calls this once, after the last pass, with the average of all passes. The count
+            # of steps, which is changed later, waits for this branch because it is read here.
+            with tf.control_dependencies([tf.identity(self._iterations.value)]):
+                grads = self._allranks_reduced(list(grads), self._allranks_filtered)
             if self._allranks_factor != 1.0:
                 grads = [
                     g if g is None else g * tf.cast(self._allranks_factor, g.dtype) for g in grads
@@ -275,6 +280,11 @@ def _switch_off_xla() -> None:
     setattr(trainer, "jit_compile", property(jit_compile, asked.fset, doc=asked.__doc__))  # noqa: B010
 
 
+def _after(grads: Sequence[Any]) -> Any:
+    # One operation, so that each operation of the step needs one edge for it, not one per gradient.
+    return tf.control_dependencies([tf.group(*(g for g in grads if g is not None))])
+
+
 class Keras2Distributed(_Distributed):
     """An optimizer of Keras 2."""
 
@@ -290,6 +300,12 @@ class Keras2Distributed(_Distributed):
     def _aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
         # `keras.optimizers.legacy` calls this.
         return self.aggregate_gradients(grads_and_vars)
+
+    def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
+        # Of optimizers since Keras 2.11. If the reduction fails, the step is not counted either.
+        pairs = list(grads_and_vars)
+        with _after([gradient for gradient, _ in pairs]):
+            return super()._internal_apply_gradients(pairs)  # type: ignore[misc]
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
         apply: Any = super().apply_gradients  # type: ignore[misc]
