@@ -24,6 +24,7 @@ from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import build, inner, is_legacy
 from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.gradients import GradientReduction
+from allranks.tensorflow.patches import after
 from allranks.tensorflow.tf_bridge import Array, call_on_arrays
 
 Pairs = list[tuple[Any, Any]]
@@ -168,9 +169,7 @@ class Keras3Distributed(_Distributed):
             given = trainable_variables is not None
             variables = trainable_variables if given else self._trainable_variables
             grads = self._allranks_reduced(grads, variables)
-        # If the reduction fails, the graph must not count the step either.
-        with _after(grads):
-            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
@@ -280,11 +279,6 @@ def _switch_off_xla() -> None:
     setattr(trainer, "jit_compile", property(jit_compile, asked.fset, doc=asked.__doc__))  # noqa: B010
 
 
-def _after(grads: Sequence[Any]) -> Any:
-    # One operation, so that each operation of the step needs one edge for it, not one per gradient.
-    return tf.control_dependencies([tf.group(*(g for g in grads if g is not None))])
-
-
 class Keras2Distributed(_Distributed):
     """An optimizer of Keras 2."""
 
@@ -304,7 +298,7 @@ class Keras2Distributed(_Distributed):
     def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
         # Of optimizers since Keras 2.11. If the reduction fails, the step is not counted either.
         pairs = list(grads_and_vars)
-        with _after([gradient for gradient, _ in pairs]):
+        with after([gradient for gradient, _ in pairs]):
             return super()._internal_apply_gradients(pairs)  # type: ignore[misc]
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
