@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from mmap import mmap
 from threading import get_ident
 from time import perf_counter
@@ -318,11 +319,12 @@ class World(RankState):
 
     def _must_wait(self, call: Call) -> bool:
         """Whether a call of another thread, which has begun, must end before this one begins."""
-        return any(_excludes(call, other) for other in self._paused)
+        return any(map(partial(_excludes, call), self._paused))
 
     def _attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait: another thread may make the call that ends it."""
-        if not all(_excludes(call, other) for other in self._queued):
+        # Not a generator: Python drops an interrupt that comes while it ends one.
+        if not all(map(partial(_excludes, call), self._queued)):
             self.watch.rest()
             try:
                 self._queued.append(call)
@@ -593,8 +595,10 @@ def _excludes(one: Call, other: Call) -> bool:
     """Whether two calls of different threads cannot overlap: the ranks match the calls of a group
     by their order, and a GPU has one order for all groups of NCCL.
     """
+    if not (one.ordered and other.ordered):
+        return False
     same = one.members.number == other.members.number
-    return one.ordered and other.ordered and (same or bool(one.spec.device and other.spec.device))
+    return same or bool(one.spec.device and other.spec.device)
 
 
 process: World | None = None
