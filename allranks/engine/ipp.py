@@ -61,6 +61,8 @@ _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 #: Engines try to connect after a tenth of a second, then after twice as long each time, up to the
 #: first; or up to the second if the controller starts only on request.
 _CONNECT_MS, _SELDOM_MS = 1000, 10_000
+#: More than a pipe holds: the whole lines that were written.
+_PIPE_NBYTES = 1 << 20
 
 Info = dict[str, Any]
 
@@ -127,9 +129,9 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         registrar.setsockopt(zmq.LINGER, 0)  # the controller may never start
         connect(registrar, self.registration_url)
         if self._replaces:
-            # The controller would notice the death of the other engine only after a minute.
+            # The news of the other engine's death may come later, and the id must be free.
             self.session.send(registrar, "unregistration_request", content={"id": self.id})
-        asked = {"uuid": self.ident, "id": self.id}
+        asked = {"uuid": self.ident, "id": self.id, "pid": os.getpid()}
         self.session.send(registrar, "registration_request", content=asked)
         # The controller assigns the requested id, so its answer is known.
         given = {"status": "ok", "id": self.id, "hb_period": HEARTBEAT_MS}
@@ -344,8 +346,12 @@ def run(
     session_dir: str,
     size: int,
     complete: Callable[[], object],
+    deaths: int,
 ) -> None:
-    """Runs the controller until the process ends; calls ``complete`` once all engines are there."""
+    """Runs the controller until the process ends; calls ``complete`` once all engines are there.
+
+    ``deaths`` is a pipe, with the rank and the process of each engine that has ended, a line each.
+    """
     # The logs of its libraries as well, and of the heart monitor. Writing fails from there on,
     # because Python ignores SIGXFSZ.
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -382,6 +388,7 @@ def run(
     controller.initialize([])
     hub = controller.hub
     accept_late_registrations(hub, beat_soon)
+    unregister_dead(hub, deaths)
     finish = hub.finish_registration
 
     def finish_registration(heart: bytes) -> None:
@@ -446,3 +453,28 @@ def accept_late_registrations(hub: Any, beat_soon: Callable[[], object]) -> None
 
     hub.handle_new_heart = handle_new_heart
     hub.query_handlers["registration_request"] = register_engine
+
+
+def unregister_dead(hub: Any, deaths: int) -> None:
+    """Unregisters engines at their death: clients then get EngineError for their requests."""
+    # By its process, because another engine may have its rank by now.
+    hearts: dict[tuple[int, int], bytes] = {}
+    register = hub.query_handlers["registration_request"]
+
+    def register_engine(sender: bytes, message: dict[str, Any]) -> None:
+        register(sender, message)
+        asked = message["content"]
+        if "pid" in asked:  # not if an engine of ipyparallel has joined
+            hearts[asked["id"], asked["pid"]] = asked["uuid"].encode()
+
+    def read(*_: object) -> None:
+        lines = os.read(deaths, _PIPE_NBYTES).decode().splitlines()
+        if not lines:  # the host agent has ended
+            hub.loop.remove_handler(deaths)
+        for rank, pid in map(str.split, lines):
+            heart = hearts.pop((int(rank), int(pid)), b"")
+            hub.incoming_registrations.pop(heart, None)
+            hub.handle_stopped_heart(heart)
+
+    hub.query_handlers["registration_request"] = register_engine
+    hub.loop.add_handler(deaths, read, hub.loop.READ)

@@ -176,3 +176,14 @@ def test_a_cell_of_px_that_waits_behind_an_error_runs_on_every_rank(px):
     px.run("%%px --noblock -o failed\nimport time\ntime.sleep(1)\nif rank == 0: 1 / 0").ok()
     px.run("%%px\ncomm.Barrier()\nprint('both')").says("[stdout:0] both", "[stdout:1] both")
     assert px.value("failed.successful()") == "False"
+
+
+@pytest.mark.replaces
+def test_a_request_ends_with_its_rank_and_the_new_rank_has_the_same_id(px):
+    px.run("%distributed heal on").ok()
+    died = px.run("import os\nview.client[1].apply_async(os._exit, 1).get()")
+    died.says("EngineError", "Engine 1 died while running task")
+    assert px.value("view.client.ids") == "[0]"
+    px.run("%%distributed\nrank").says("rank 1 → 1")
+    px.run("view.client.wait_for_engines(2, interactive=False)").ok()
+    assert px.value("view.client[:].apply_sync(lambda: rank)") == "[0, 1]"
