@@ -26,6 +26,7 @@ from typing import Any
 
 import zmq
 from ipyparallel.controller.app import IPController
+from ipyparallel.controller.broadcast_scheduler import BroadcastScheduler
 from ipyparallel.controller.heartmonitor import Heart, HeartMonitor
 from ipyparallel.engine.app import IPEngine
 
@@ -382,6 +383,7 @@ def run(
     beat_soon = beat_rarely(size)
     # One scheduler, because one port is reserved for it.
     config.IPController.broadcast_scheduler_depth = 0
+    name_coalesced_targets()
     config.IPController.db_class = "NoDB"
     # Without these, initialize() would choose other ports.
     controller.engine_info, controller.client_info = engine, client
@@ -398,6 +400,21 @@ def run(
 
     hub.finish_registration = finish_registration
     controller.start()
+
+
+def name_coalesced_targets() -> None:
+    """Lets clients read the replies to ``broadcast_view(…, is_coalescing=True)``."""
+    send = BroadcastScheduler.send_to_targets
+
+    def send_to_targets(
+        scheduler: Any, msg: Any, request: str, targets: Any, idents: Any, is_coalescing: bool
+    ) -> None:
+        send(scheduler, msg, request, targets, idents, is_coalescing)
+        if is_coalescing:
+            # A single scheduler of ipyparallel 9.2 leaves out the ids, which clients expect.
+            scheduler.accumulated_targets[request] = msg["metadata"]["targets"]
+
+    BroadcastScheduler.send_to_targets = send_to_targets
 
 
 def beat_rarely(size: int) -> Callable[[], object]:

@@ -178,6 +178,12 @@ def test_a_cell_of_px_that_waits_behind_an_error_runs_on_every_rank(px):
     assert px.value("failed.successful()") == "False"
 
 
+def test_a_broadcast_view_gives_the_replies_of_all_ranks_as_one(px):
+    px.run("all_at_once = view.client.broadcast_view([1, 0], is_coalescing=True)").ok()
+    px.run("reply = all_at_once.apply_async(lambda: rank)").ok()
+    assert px.value("reply.get(), reply.engine_id") == "([1, 0], [1, 0])"
+
+
 @pytest.mark.replaces
 def test_a_request_ends_with_its_rank_and_the_new_rank_has_the_same_id(px):
     px.run("%distributed heal on").ok()
