@@ -594,6 +594,7 @@ class Cells:
     def _renew(self) -> None:
         """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile."""
         self._await_abandoned()
+        self._epoch.follow(self._ranks.epoch)
         dead = self._ranks.roster.dead
         # A new communicator needs all ranks. The living ones can run cells without collectives.
         if self._epoch.dirty and not dead:

@@ -42,7 +42,7 @@ from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Ask, Died, Hello, Output, Reply
+from allranks.records.wire import Answer, Ask, Died, EpochBegun, Hello, Output, Reply
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -91,6 +91,8 @@ class Connection:
         self.state = "starting"
         self.lost_because = ""
         self.launcher_text = ""
+        #: The latest epoch that requests of clients have begun.
+        self.epoch = 0
         #: Lines of hosts for the user.
         self.notices: list[str] = []
         self.hooks = NotebookHooks(()) if hooks is None else hooks
@@ -278,6 +280,7 @@ class Connection:
         if not agents.relocate():
             return {}
         self.step(0)  # the last news of the ranks that end
+        self.epoch = 0
         self.roster.start_again()
         return agents.hosts()
 
@@ -555,6 +558,8 @@ class Connection:
             record = event.record
             if isinstance(record, Hello):
                 self.roster.register(record)
+            elif isinstance(record, EpochBegun):
+                self.epoch = max(self.epoch, record.epoch)
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:

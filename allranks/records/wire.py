@@ -288,6 +288,14 @@ class Reply(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class EpochBegun(Record):
+    """A rank has begun an epoch between two cells, because a request of a client had failed."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Result(Record):
     """A member's variable ``result``; its :class:`Reply` follows.
 
