@@ -221,7 +221,7 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
 
 
 def _others(this: World) -> Iterator[int]:
-    return (rank for rank in range(this.size) if rank != this.rank)
+    return (rank for rank in this.board.ranks if rank != this.board.rank)
 
 
 def _fail(this: World, number: int, why: str) -> None:
@@ -229,11 +229,8 @@ def _fail(this: World, number: int, why: str) -> None:
     if number:
         this.board.put(fields.REQUEST, number)
     used = this.epoch + 1 in this.board.column(fields.USED)
-    if (
-        used
-        or this.unfinished
-        or any(this.board.get(rank, fields.TICKET) for rank in _others(this))
-    ):
+    awaited = any(this.board.get(rank, fields.TICKET) for rank in _others(this))
+    if used or awaited or this.unfinished:
         this.spoil(why)
 
 

@@ -134,3 +134,18 @@ def test_a_host_without_spare_processes_uses_those_of_others_and_then_all_ranks_
         cell.error_value
     )
     assert cell.error_value.endswith("for example: %env ALLRANKS_SPARES=2")
+
+
+def test_a_client_gets_the_error_of_a_rank_that_dies_on_another_host(notebook):
+    notebook.run("import os\nclient = ranks.client()").ok()
+    notebook.run("client[3].apply_async(os._exit, 1).get(60)").says("EngineError")
+    check(notebook)
+
+
+def test_a_clients_request_receives_no_message_of_a_failed_one_on_another_host(notebook):
+    notebook.run("client = ranks.client()\nclient.wait_for_engines(4, interactive=False)").ok()
+    sends = "if rank == 0: comm.send('{}', 3)\nelif rank == 3: {}"
+    failed = f"client[:].execute({sends.format('old', 'raise ValueError')!r}).get(60)"
+    notebook.run(failed).says("ValueError")
+    notebook.run(f"client[:].execute({sends.format('new', 'got = comm.recv()')!r}).get(60)").ok()
+    assert notebook.run("client[3].pull('got', block=True)").text == "'new'\n"
