@@ -42,7 +42,7 @@ from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Ask, Died, EpochBegun, Hello, Output, Reply
+from allranks.records.wire import Answer, Ask, Died, EpochBegun, EpochEnded, Hello, Output, Reply
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -91,8 +91,8 @@ class Connection:
         self.state = "starting"
         self.lost_because = ""
         self.launcher_text = ""
-        #: The latest epoch that requests of clients have begun.
-        self.epoch = 0
+        #: The latest epochs that requests of clients have begun, and ended.
+        self.epoch, self.ended_epoch = 0, -1
         #: Lines of hosts for the user.
         self.notices: list[str] = []
         self.hooks = NotebookHooks(()) if hooks is None else hooks
@@ -280,7 +280,7 @@ class Connection:
         if not agents.relocate():
             return {}
         self.step(0)  # the last news of the ranks that end
-        self.epoch = 0
+        self.epoch, self.ended_epoch = 0, -1
         self.roster.start_again()
         return agents.hosts()
 
@@ -560,6 +560,8 @@ class Connection:
                 self.roster.register(record)
             elif isinstance(record, EpochBegun):
                 self.epoch = max(self.epoch, record.epoch)
+            elif isinstance(record, EpochEnded):
+                self.ended_epoch = max(self.ended_epoch, record.epoch)
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:

@@ -19,7 +19,7 @@ from allranks.collectives.world import World
 from allranks.engine.interrupts import Interrupts
 from allranks.engine.transcript import Entry
 from allranks.engine.wire import RankWire
-from allranks.records.wire import EpochBegun
+from allranks.records.wire import EpochBegun, EpochEnded
 
 _ERROR = ("ename", "evalue", "traceback")
 #: A request of a client, in place of the number of a cell.
@@ -37,7 +37,8 @@ class ClientRequests:
 
     A request that fails ends the epoch if messages of MPI may be on their way, as a cell does. The
     next request of a direct view begins another one, and so does the next cell. Tasks do not: they
-    belong to one rank, and need not wait for others. An idle rank joins those that begin one.
+    belong to one rank, and need not wait for others. An idle rank joins those that begin one. On
+    several hosts only the next cell begins one.
 
     Requests that wait behind a failed one are not run. Other ranks may run them: there, a wait for
     this rank ends.
@@ -135,8 +136,8 @@ class ClientRequests:
         self.note_use()
         if reply["status"] == "error":
             self._was_interrupted = reply["ename"] == KeyboardInterrupt.__name__
-            _fail(this, this.request, f"has failed in a request of a client ({reply['ename']})")
-        elif this.traffic and any(map(this.has_failed, _others(this))):
+            self._fail(this.request, f"has failed in a request of a client ({reply['ename']})")
+        elif this.traffic and this.shared_by_all and any(map(this.has_failed, _others(this))):
             this.spoil("has sent messages in a request of a client that has failed elsewhere")
 
     def note_use(self) -> None:
@@ -151,16 +152,30 @@ class ClientRequests:
             self._abort_queues(*arguments)
 
     def _drop(self, stream: Any, parent: dict[str, Any], ident: Any) -> None:
-        this = world.current()
-        number = _number_of(parent, this.rank)
-        _fail(this, number, "has not run a request of a client, because an earlier one had failed")
+        number = _number_of(parent, world.current().rank)
+        self._fail(number, "has not run a request of a client, because an earlier one had failed")
         self._abort(stream, parent, ident)
+
+    def _fail(self, number: int, why: str) -> None:
+        """Publishes that a request has failed here; other ranks need not wait for this one."""
+        this = world.current()
+        if number:
+            this.board.put(fields.REQUEST, number)
+        if not this.shared_by_all:
+            # Ranks of other hosts learn of it only in a wait, which may be after their next
+            # request has begun: the next cell begins an epoch.
+            self._wire.send(EpochEnded(this.rank, this.epoch))
+            return
+        used = this.epoch + 1 in this.board.column(fields.USED)
+        awaited = any(this.board.get(rank, fields.TICKET) for rank in _others(this))
+        if used or awaited or this.unfinished:
+            this.spoil(why)
 
     def enter_epoch(self) -> None:
         """Begins another epoch if a request has ended this one; all ranks take part."""
         this = world.current()
         # A new communicator needs all ranks.
-        if _has_ended(this) and not this.died:
+        if _has_ended(this) and not this.died and this.shared_by_all:
             this.board.put(fields.BEGINS, this.epoch + 1)
             if this.wake_exchange is not None:
                 this.wake_exchange()
@@ -222,16 +237,6 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
 
 def _others(this: World) -> Iterator[int]:
     return (rank for rank in this.board.ranks if rank != this.board.rank)
-
-
-def _fail(this: World, number: int, why: str) -> None:
-    """Publishes that a request has failed here; other ranks need not wait for this one."""
-    if number:
-        this.board.put(fields.REQUEST, number)
-    used = this.epoch + 1 in this.board.column(fields.USED)
-    awaited = any(this.board.get(rank, fields.TICKET) for rank in _others(this))
-    if used or awaited or this.unfinished:
-        this.spoil(why)
 
 
 def _has_ended(this: World) -> bool:
