@@ -136,6 +136,7 @@ WAITING = (
     "tests/hosts/",
     "tests/hub/",
     "tests/fuzz/",
+    "tests/ipyparallel/",
     "tests/faults/test_attach.py",
     "tests/faults/test_interrupt.py",
     "tests/faults/test_leaks.py",

@@ -638,6 +638,8 @@ class Cells:
         Raises KeyboardInterrupt if the user has interrupted that.
         """
         self._await_abandoned()
+        self._epoch.follow(self._ranks.epoch)
+        self._epoch.dirty = self._epoch.dirty or self._ranks.ended_epoch >= self._epoch.number
         dead = self._ranks.roster.dead
         # A new communicator needs all ranks. The living ones can run cells without collectives.
         if self._epoch.dirty and not dead:

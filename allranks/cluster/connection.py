@@ -43,7 +43,7 @@ from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Ask, Died, Hello, Output, Reply
+from allranks.records.wire import Answer, Ask, Died, EpochBegun, EpochEnded, Hello, Output, Reply
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -93,6 +93,8 @@ class Connection:
         self.state = "starting"
         self.lost_because = ""
         self.launcher_text = ""
+        #: The latest epochs that requests of clients have begun, and ended.
+        self.epoch, self.ended_epoch = 0, -1
         #: Lines of hosts for the user.
         self.notices: list[str] = []
         self.hooks = NotebookHooks(()) if hooks is None else hooks
@@ -273,6 +275,7 @@ class Connection:
         if not agents.relocate():
             return {}
         self.step(0)  # the last news of the ranks that end
+        self.epoch, self.ended_epoch = 0, -1
         self.roster.start_again()
         return agents.hosts()
 
@@ -578,6 +581,10 @@ class Connection:
             record = event.record
             if isinstance(record, Hello):
                 self.roster.register(record)
+            elif isinstance(record, EpochBegun):
+                self.epoch = max(self.epoch, record.epoch)
+            elif isinstance(record, EpochEnded):
+                self.ended_epoch = max(self.ended_epoch, record.epoch)
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:

@@ -262,6 +262,7 @@ class HealedCells(Cells):
         self._await_abandoned()
         if self._ranks.roster.lost_hosts:
             return self._relocate(tell)
+        self._epoch.follow(self._ranks.epoch)
         healed = Replacement(self._ranks, self._epoch.number + 1, tell)
         healed.make()
         self._epoch.begin(healed.epoch)

@@ -879,6 +879,7 @@ class MultiHostAgents:
             if name == "exit":
                 self._seated.pop(fields["rank"], None)
                 self._dead[fields["rank"]] = dict(fields)
+                self._tell_controller(host, fields["rank"], fields["pid"])
             elif name in ("connection", "registered"):
                 self._told[name] = dict(fields)
             if name in ("exit", "launcher_exit"):
@@ -886,6 +887,12 @@ class MultiHostAgents:
                 self._held.take(name, fields, others)
             else:
                 self._deliver(name, fields)
+
+    def _tell_controller(self, host: str, rank: int, pid: int) -> None:
+        # It runs on the first host, whose own agent tells it.
+        first = self._hosts[0].name
+        if host != first:
+            self._wire.command(first, "say", f"died {json.dumps({'rank': rank, 'pid': pid})}")
 
     def _lose(self, host: str, seconds: float) -> None:
         self._host_ended(host, f"is cut off or has crashed: no heartbeat for {seconds:g} s")

@@ -28,11 +28,12 @@ from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
+from allranks.engine.clients import LAST_ANSWER_SECONDS, ClientRequests
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
-from allranks.engine.ipp import RankEngine, serve_clients
+from allranks.engine.ipp import RankEngine
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript, held_back
@@ -59,7 +60,6 @@ _TRANSPORTS = "OMPI_MCA_btl"
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
 _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
-_LAST_ANSWER_SECONDS = 1.0
 #: How often an idle rank with windows calls MPI: while another rank runs a cell, and otherwise.
 _SERVING_SECONDS, _IDLE_SECONDS = 0.001, 0.05
 _LIVES_ON = "the rank keeps running, with its variables."
@@ -189,9 +189,7 @@ class Rank:
             if self._loop is None:
                 return
             if engine.is_shut_down:
-                # ipyparallel's client waits for the answer without a limit, and ZeroMQ's thread
-                # may not have sent it yet.
-                time.sleep(_LAST_ANSWER_SECONDS)
+                time.sleep(LAST_ANSWER_SECONDS)
                 return
             run = self._loop.run_forever
 
@@ -258,7 +256,15 @@ class Rank:
             ),
         )
         self.wire.before_output = partial(self._features.call, RankFeature.output_sending, False)
-        serve_clients(engine.kernel, self.wire, self._runner.interrupts, self._cell_ends)
+        self._clients = ClientRequests(
+            engine.kernel,
+            self.wire,
+            self._runner.interrupts,
+            self._begin_epoch,
+            self._loop.call_soon_threadsafe,
+            self._cell_ends,
+        )
+        self._clients.serve()
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -322,10 +328,13 @@ class Rank:
         self._running[self.rank] = cell.number
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
+            if isinstance(cell, RunCell):  # a member of an ensemble has epochs of its own
+                self._clients.enter_epoch()
             self._end_cell(*await run())
         except BaseException as error:
             self._reply_failure(cell.cell, error)
         finally:
+            self._clients.note_use()
             self._running[self.rank] = 0
             if not self._serves_windows:
                 self._serve_windows()
@@ -396,6 +405,8 @@ class Rank:
         elif name == requests.PULL:
             return {}, [self._pulled(arguments["names"])]
         elif name == requests.RENEW:
+            if arguments["epoch"] <= collectives.epoch():
+                return {}, []  # a client's request has begun it
             self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
         else:
             return self._features.answer(name, arguments, payloads)

@@ -296,6 +296,22 @@ class Reply(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class EpochBegun(Record):
+    """A rank has begun an epoch between two cells, because a request of a client had failed."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded(Record):
+    """A request of a client has failed in this epoch, so the next cell needs another one."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Result(Record):
     """A member's variable ``result``; its :class:`Reply` follows.
 

@@ -175,3 +175,18 @@ def test_a_dead_rank_with_a_gpu_is_replaced_on_its_gpu(new_notebook):
         died = opened.on_ranks(f"import os\nif rank == {dead}:\n    os._exit(3)\nallreduce(1)")
         assert f"rank {dead} was replaced, with kept" in died.text
         assert re.findall(r"→ (\(.+)", opened.on_ranks(DEVICES).text) == shown
+
+
+def test_a_client_gets_the_error_of_a_rank_that_dies_on_another_host(notebook):
+    notebook.run("import os\nclient = ranks.client()").ok()
+    notebook.run("client[3].apply_async(os._exit, 1).get(60)").says("EngineError")
+    check(notebook)
+
+
+def test_a_cell_receives_no_message_of_a_clients_failed_request(notebook):
+    notebook.run("client = ranks.client()\nclient.wait_for_engines(4, interactive=False)").ok()
+    sends = "if rank == 0: comm.send('{}', 3)\nelif rank == 3: {}"
+    failed = f"client[:].execute({sends.format('old', 'raise ValueError')!r}).get(60)"
+    notebook.run(failed).says("ValueError")
+    cell = notebook.on_ranks(sends.format("new", "print(comm.recv())"))
+    assert cell.text == "rank 3 │ new\n"
