@@ -684,7 +684,7 @@ class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
     def Startall(requests: list[MPI.Prequest]) -> None:
         """MPI_Startall."""
         _refuse_stale(requests)
-        MPI.Prequest.Startall(requests)
+        Prequest.plain.Startall(requests)  # the name in mpi4py is replaced by this class
 
 
 def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
@@ -781,20 +781,31 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
         request.epoch = self._world.epoch
         request.buffers, request.room = arguments, room
         if peer is not None:
-            word, place = peer
-            given = arguments[place] if len(arguments) > place else MPI.ANY_SOURCE
-            request.peer = options.get(word, given)
+            request.peer = _argument(peer, arguments, options, MPI.ANY_SOURCE)
         return request
 
     return post
 
 
+def _argument(
+    which: tuple[str, int], rest: tuple[Any, ...], named: dict[str, Any], missing: Any
+) -> Any:
+    word, place = which
+    return named.get(word, rest[place] if len(rest) > place else missing)
+
+
 def _posted(
-    name: str, plain: Callable[..., T], self: PointToPoint, rest: tuple[Any, ...], named: Any
+    name: str,
+    plain: Callable[..., T],
+    self: PointToPoint,
+    rest: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> tuple[T, int | None]:
     """MPI's call of two ranks, and the bytes of its buffer if that continues in reserved memory."""
     word, place = _INTO.get(name, ("", 0))
-    buf = named.get(word, rest[place] if len(rest) > place else None)
+    if word and _argument(_ONE_PEER[name], rest, named, None) == MPI.PROC_NULL:
+        word = ""
+    buf = _argument((word, place), rest, named, None)
     if word and not is_plain(buf):
         Raw.Recv_init(self, buf, 0).Free()  # raises if mpi4py refuses it
     found = extended(buf) if word else None

@@ -980,6 +980,13 @@ def test_a_tensor_and_an_array_of_the_same_type_are_alike():
         assert (every == np.arange(c.size())[:, None]).all()
 
 
+def test_a_request_for_a_message_from_nowhere_needs_no_buffer():
+    c.comm.Irecv(None, MPI.PROC_NULL).Wait()
+    requests = [c.comm.Recv_init(None, MPI.PROC_NULL), c.comm.Recv_init(X, source=MPI.PROC_NULL)]
+    type(requests[0]).Startall(requests)
+    Request.Waitall(requests)
+
+
 def test_a_message_from_nowhere_is_none():
     nowhere = MPI.PROC_NULL
     assert c.comm.recv(source=nowhere) is None
