@@ -40,6 +40,7 @@ from nbgrader.exchange.default import Exchange
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Integer
 
+from allranks import python_path
 from allranks.grading import without_folders
 from allranks.grading.output_limit import OutputLimit
 from allranks.grading.processes import Processes, read_ids
@@ -51,6 +52,23 @@ _RUN_PYTHON = _ON_RANKS | {"time", "timeit", "capture"}
 #: The path of a socket has at most 104 bytes (macOS) or 108; Jupyter adds a number.
 _LONGEST_NBYTES = 95
 _PYTHON = re.compile(r"python[\d.]*")
+_BEGIN = """
+import os
+import sys
+
+path = list(sys.path)
+# A file of the submission could take the place of a module.
+sys.path[:] = [each for each in path if os.path.abspath(each) != os.getcwd()]
+try:
+    from allranks.features.grading import kernel
+
+    kernel.begin({!r})
+finally:
+    if "" not in path:  # newer versions of IPython add it only without -P
+        folders = [each.endswith(("site-packages", "dist-packages")) for each in path]
+        path.insert((*folders, True).index(True), "")
+    sys.path[:] = path
+"""
 _HERE = "__import__('allranks.features.grading.{}', fromlist=['_'])"
 
 
@@ -223,18 +241,21 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
                 "Set TMPDIR to /tmp.",
                 sockets,
             )
-        if self._hiding:
-            program, *rest = made.kernel_spec.argv
-            if _PYTHON.fullmatch(program):
-                program = sys.executable
-            made.kernel_spec.argv = [*self._hiding, program, *rest]
+        program, *rest = made.kernel_spec.argv
+        if _PYTHON.fullmatch(os.path.basename(program)):
+            program = sys.executable if program == os.path.basename(program) else program
+            # Else the kernel's own modules could be files of the submission. Its cells import them.
+            rest = ["-P", *rest]
+            safe = python_path.without_current_folder(os.environ)
+            made.kernel_spec.env[python_path.NAME] = safe.get(python_path.NAME, "")
+        made.kernel_spec.argv = [*self._hiding, program, *rest]
         return made
 
     def start_new_kernel_client(self) -> Any:
         """Connects to a new kernel, which then keeps the originals of what cells may replace."""
         client = super().start_new_kernel_client()
         file = self._new_file()
-        self._ask(f"{_HERE.format('kernel')}.begin({str(file)!r})")
+        self._ask("pass", f"exec({_BEGIN.format(str(file))!r}, {{}})")
         self._keeps_originals = file.exists()
         if not self._keeps_originals:
             self.log.warning(
