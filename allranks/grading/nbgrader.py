@@ -35,13 +35,14 @@ from jupyter_core.paths import (
 from nbformat import NotebookNode
 from nbgrader import preprocessors
 from nbgrader.converters import Autograde
+from nbgrader.converters.base import NbGraderException
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.exchange.default import Exchange
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Integer
 
 from allranks import python_path
-from allranks.grading import without_folders
+from allranks.grading import links, without_folders
 from allranks.grading.output_limit import OutputLimit
 from allranks.grading.processes import Processes, read_ids
 
@@ -85,6 +86,21 @@ def configure(config: Any) -> None:
     config.OverwriteCells.add_missing_cells = True
     # Else a released exercise would raise NotImplementedError, on every rank.
     config.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE"}
+    Autograde.init_assignment = _begin_assignment
+
+
+_begin_assignment_of_nbgrader = Autograde.init_assignment
+
+
+def _begin_assignment(converter: Any, assignment_id: str, student_id: str) -> None:
+    """Refuses a submission with links that lead out of it: nbgrader would copy what they name."""
+    found = links.leading_out(Path(converter._format_source(assignment_id, student_id)))
+    if found:
+        raise NbGraderException(
+            f"expected a submission whose links stay in its folder, found that {found[0]} leads "
+            f"to {os.path.realpath(found[0])}. Remove it, or put the file in its place"
+        )
+    _begin_assignment_of_nbgrader(converter, assignment_id, student_id)
 
 
 class Execute(preprocessors.Execute):  # type: ignore[misc]

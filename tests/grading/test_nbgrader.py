@@ -85,3 +85,17 @@ def test_students_see_neither_solutions_nor_hidden_tests_of_any_lab(course, tmp_
             assert "not yet: " in test.source
             assert 'print("right:' not in test.source
     assert LAB in LABS
+
+
+def test_a_submission_with_a_link_to_the_solution_is_not_graded(tmp_path):
+    if not Path(NBGRADER).exists():
+        skip_missing("needs nbgrader. Type: make .nbgrader/.made")
+    course = Course(tmp_path, CELL_SECONDS)
+    released = course.release()
+    course.submit("eve", released, {}, {})
+    (tmp_path / "submitted" / "eve" / LAB / "data.txt").symlink_to(
+        f"../../../source/{LAB}/{LAB}.ipynb"
+    )
+    with pytest.raises(AssertionError, match=r"data.txt leads to .*/source/"):
+        course.grade(timeout=300)
+    assert not (tmp_path / "autograded" / "eve" / LAB / "data.txt").exists()
