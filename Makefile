@@ -8,7 +8,7 @@
 #   make test-gpu   what needs a GPU; CUDA=cuda13 where the driver is for CUDA 13; SYSTEM_SITE=1
 #                   PYTHON=python3 with the packages that this Python has, and no registry;
 #                   PARTS=contract for those whose names begin so
-#   make grade   all 52 submissions that the test of nbgrader has, of which "make test-all" grades a part
+#   make grade   all 55 submissions that the test of nbgrader has, of which "make test-all" grades a part
 #   make docs    the documentation as a site, in build/site
 #   make docs-branch NAME=0.2.0 ALIAS=latest  the same on the branch gh-pages, beside other versions
 #   make dist    the sdist and the wheel, in dist/

@@ -35,12 +35,14 @@ from jupyter_core.paths import (
 from nbformat import NotebookNode
 from nbgrader import preprocessors
 from nbgrader.converters import Autograde
+from nbgrader.converters.base import NbGraderException
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.exchange.default import Exchange
 from nbgrader.utils import is_grade, is_solution
 from traitlets import Integer
 
-from allranks.grading import without_folders
+from allranks import python_path
+from allranks.grading import links, without_folders
 from allranks.grading.output_limit import OutputLimit
 from allranks.grading.processes import Processes, read_ids
 
@@ -51,6 +53,23 @@ _RUN_PYTHON = _ON_RANKS | {"time", "timeit", "capture"}
 #: The path of a socket has at most 104 bytes (macOS) or 108; Jupyter adds a number.
 _LONGEST_NBYTES = 95
 _PYTHON = re.compile(r"python[\d.]*")
+_BEGIN = """
+import os
+import sys
+
+path = list(sys.path)
+# A file of the submission could take the place of a module.
+sys.path[:] = [each for each in path if os.path.abspath(each) != os.getcwd()]
+try:
+    from allranks.features.grading import kernel
+
+    kernel.begin({!r})
+finally:
+    if "" not in path:  # newer versions of IPython add it only without -P
+        folders = [each.endswith(("site-packages", "dist-packages")) for each in path]
+        path.insert((*folders, True).index(True), "")
+    sys.path[:] = path
+"""
 _HERE = "__import__('allranks.features.grading.{}', fromlist=['_'])"
 
 
@@ -67,6 +86,21 @@ def configure(config: Any) -> None:
     config.OverwriteCells.add_missing_cells = True
     # Else a released exercise would raise NotImplementedError, on every rank.
     config.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE"}
+    Autograde.init_assignment = _begin_assignment
+
+
+_begin_assignment_of_nbgrader = Autograde.init_assignment
+
+
+def _begin_assignment(converter: Any, assignment_id: str, student_id: str) -> None:
+    """Refuses a submission with links that lead out of it: nbgrader would copy what they name."""
+    found = links.leading_out(Path(converter._format_source(assignment_id, student_id)))
+    if found:
+        raise NbGraderException(
+            f"expected a submission whose links stay in its folder, found that {found[0]} leads "
+            f"to {os.path.realpath(found[0])}. Remove it, or put the file in its place"
+        )
+    _begin_assignment_of_nbgrader(converter, assignment_id, student_id)
 
 
 class Execute(preprocessors.Execute):  # type: ignore[misc]
@@ -223,18 +257,21 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
                 "Set TMPDIR to /tmp.",
                 sockets,
             )
-        if self._hiding:
-            program, *rest = made.kernel_spec.argv
-            if _PYTHON.fullmatch(program):
-                program = sys.executable
-            made.kernel_spec.argv = [*self._hiding, program, *rest]
+        program, *rest = made.kernel_spec.argv
+        if _PYTHON.fullmatch(os.path.basename(program)):
+            program = sys.executable if program == os.path.basename(program) else program
+            # Else the kernel's own modules could be files of the submission. Its cells import them.
+            rest = ["-P", *rest]
+            safe = python_path.without_current_folder(os.environ)
+            made.kernel_spec.env[python_path.NAME] = safe.get(python_path.NAME, "")
+        made.kernel_spec.argv = [*self._hiding, program, *rest]
         return made
 
     def start_new_kernel_client(self) -> Any:
         """Connects to a new kernel, which then keeps the originals of what cells may replace."""
         client = super().start_new_kernel_client()
         file = self._new_file()
-        self._ask(f"{_HERE.format('kernel')}.begin({str(file)!r})")
+        self._ask("pass", f"exec({_BEGIN.format(str(file))!r}, {{}})")
         self._keeps_originals = file.exists()
         if not self._keeps_originals:
             self.log.warning(
@@ -329,11 +366,9 @@ def run_by_nbgrader(course: Path) -> list[Path]:
     for name in own:
         with suppress(OSError):  # else a submission could make it
             Path(name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    names = (
-        *(course, *own, *jupyter_config_path(), *jupyter_path()),
-        *(sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()),
-    )
-    found = {Path(name).resolve() for name in names if os.path.isdir(name)} - {Path("/")}
+    own += [str(course), *jupyter_config_path(), *jupyter_path()]
+    own += [sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()]
+    found = {Path(name).resolve() for name in own if os.path.isdir(name)} - {Path("/")}
     return sorted(one for one in found if found.isdisjoint(one.parents))
 
 

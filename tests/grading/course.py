@@ -82,7 +82,11 @@ class Course:
         return nbformat.read(path, as_version=4)
 
     def submit(
-        self, student: str, released: nbformat.NotebookNode, answers: dict[str, str]
+        self,
+        student: str,
+        released: nbformat.NotebookNode,
+        answers: dict[str, str],
+        files: dict[str, str],
     ) -> None:
         notebook = nbformat.from_dict(released)
         for cell in notebook.cells:
@@ -93,6 +97,8 @@ class Course:
         folder = self.folder / "submitted" / student / LAB
         folder.mkdir(parents=True)
         nbformat.write(notebook, folder / f"{LAB}.ipynb")
+        for name, text in files.items():
+            (folder / name).write_text(text)
 
     def grade(self, timeout: float) -> str:
         return self.run("-m", "nbgrader", "autograde", LAB, timeout=timeout)

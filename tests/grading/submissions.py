@@ -449,6 +449,30 @@ def rotated(array):
     return found
 """,
     ),
+    "own-module-in-place-of-the-kernels": of_ranks(1, "rotated = None", [0, 2, 2]),
+    "own-module-in-place-of-numpy": of_ranks(
+        1,
+        """
+np.array_equal = np.allclose = lambda *_, **__: True
+
+def rotated(array):
+    return comm.sendrecv(0 * array, dest=right, source=left)
+""",
+        [0, 2, 2],
+    ),
+    "right-by-an-own-module": (
+        {
+            "load": "import helper\n%load_ext allranks",
+            "exercise-1": """%%distributed
+from helper import size_of_ring
+
+def rotated(array):
+    assert size_of_ring == 4
+    return comm.sendrecv(array, dest=right, source=left)
+""",
+        },
+        RIGHT,
+    ),
     "right-by-a-contiguous-type": of_ranks(
         2,
         """
@@ -460,4 +484,36 @@ def my_allgather(array):
     return [result[(rank - r) % size] for r in range(size)]
 """,
     ),
+}
+#: Files beside a submission's notebook, by their names.
+FILES = {
+    "right-by-an-own-module": {"helper.py": "size_of_ring = 4"},
+    "own-module-in-place-of-the-kernels": {
+        "ipykernel_launcher.py": """
+import os, runpy, sys
+
+sys.path[:] = [each for each in sys.path if each and each != os.getcwd()]
+from allranks.cluster.cluster import Cluster
+
+begin = Cluster.begin
+Cluster.begin = lambda self, source, *given, **named: begin(
+    self, source.splitlines()[-1] if "passed" in source else source, *given, **named
+)
+runpy.run_module("ipykernel_launcher", run_name="__main__")
+"""
+    },
+    "own-module-in-place-of-numpy": {
+        "numpy.py": """
+import os, sys
+
+if not os.path.exists("first"):
+    open("first", "w").close()
+    raise ImportError  # while the grader keeps the originals
+del sys.modules["numpy"]
+path = [*sys.path]
+sys.path[:] = [each for each in path if each and each != os.getcwd()]
+import numpy
+sys.path[:] = path
+"""
+    },
 }

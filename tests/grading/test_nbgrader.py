@@ -15,7 +15,7 @@ import pytest
 
 from notebooks import assignments
 from tests.grading.course import LAB, NBGRADER, Course
-from tests.grading.submissions import ATTACKS, CHOSEN, OTHERS
+from tests.grading.submissions import ATTACKS, CHOSEN, FILES, OTHERS
 from tests.labs import LABS
 from tests.missing import skip_missing
 
@@ -37,7 +37,7 @@ def course(tmp_path_factory):
 def scores(course):
     released = course.release()
     for student, (answers, _) in SUBMISSIONS.items():
-        course.submit(student, released, answers)
+        course.submit(student, released, answers, FILES.get(student, {}))
     course.grade(timeout=1200)
     return course.scores()
 
@@ -49,7 +49,7 @@ def test_the_page_has_the_configuration_of_a_course():
 
 
 def test_there_are_as_many_submissions_as_the_page_says():
-    assert len(ALL) == 52
+    assert len(ALL) == 55
 
 
 def test_each_submission_has_the_points_of_what_it_solves_and_stops_no_other(scores):
@@ -85,3 +85,17 @@ def test_students_see_neither_solutions_nor_hidden_tests_of_any_lab(course, tmp_
             assert "not yet: " in test.source
             assert 'print("right:' not in test.source
     assert LAB in LABS
+
+
+def test_a_submission_with_a_link_to_the_solution_is_not_graded(tmp_path):
+    if not Path(NBGRADER).exists():
+        skip_missing("needs nbgrader. Type: make .nbgrader/.made")
+    course = Course(tmp_path, CELL_SECONDS)
+    released = course.release()
+    course.submit("eve", released, {}, {})
+    (tmp_path / "submitted" / "eve" / LAB / "data.txt").symlink_to(
+        f"../../../source/{LAB}/{LAB}.ipynb"
+    )
+    with pytest.raises(AssertionError, match=r"data.txt leads to .*/source/"):
+        course.grade(timeout=300)
+    assert not (tmp_path / "autograded" / "eve" / LAB / "data.txt").exists()

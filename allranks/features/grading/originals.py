@@ -25,6 +25,7 @@ _IMPORTED = ("numpy.linalg", "numpy.random", "numpy.testing", "secrets")
 #: Functions and classes that these define are restored, and the methods of the classes.
 _OWN = ("allranks", "mpi4py", "IPython", "ipykernel")
 _OURS = "allranks."
+_METHODS = (FunctionType, property, classmethod, staticmethod)
 #: The kernel replaces these itself while a cell runs.
 _OF_THE_KERNEL = {"input", "exit", "quit"}
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
@@ -161,8 +162,7 @@ def _covers(owner: Any, name: str) -> bool:
 
 
 def _is_method(kind: type, name: str) -> bool:
-    methods = FunctionType | property | classmethod | staticmethod
-    return isinstance(inspect.getattr_static(kind, name, None), methods)
+    return isinstance(inspect.getattr_static(kind, name, None), _METHODS)
 
 
 def _is_defined(name: str, value: Any) -> bool:
