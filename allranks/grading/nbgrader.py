@@ -329,7 +329,7 @@ def run_by_nbgrader(course: Path) -> list[Path]:
     for name in own:
         with suppress(OSError):  # else a submission could make it
             Path(name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    names = (
+    names: tuple[str | Path, ...] = (
         *(course, *own, *jupyter_config_path(), *jupyter_path()),
         *(sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()),
     )
