@@ -329,10 +329,8 @@ def run_by_nbgrader(course: Path) -> list[Path]:
     for name in own:
         with suppress(OSError):  # else a submission could make it
             Path(name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    names: tuple[str | Path, ...] = (
-        *(course, *own, *jupyter_config_path(), *jupyter_path()),
-        *(sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()),
-    )
+    names = [str(course), *own, *jupyter_config_path(), *jupyter_path()]
+    names += [sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path()]
     found = {Path(name).resolve() for name in names if os.path.isdir(name)} - {Path("/")}
     return sorted(one for one in found if found.isdisjoint(one.parents))
 

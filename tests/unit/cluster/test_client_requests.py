@@ -73,7 +73,7 @@ def test_a_rank_may_register_while_requests_are_given_up(client):
             client._engines[2] = "engine-2"
             return super().__hash__()
 
-    client.request(0, "never answered")
+    client.request(0, "not yet answered")
     client._engines = {0: Engine("engine-0"), 1: "engine-1"}
     client_requests.give_up(["engine-0"])
     assert client.signals == [("SIGINT", [0], False)]
