@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from mmap import mmap
 from threading import get_ident
 from time import perf_counter
@@ -298,11 +299,14 @@ class World(RankState):
 
     def _in_turn(self, call: Call, *arguments: Any) -> Any:
         self._check_threads(call)
-        self._queued.append(call)
-        with self.lock:
-            while self._must_wait(call):
-                self._turns.wait(_TURN_SECONDS)  # without the lock
-            self._queued.remove(call)
+        with ExitStack() as turn:
+            self._queued.append(call)
+            try:
+                turn.enter_context(self.lock)
+                while self._must_wait(call):
+                    self._turns.wait(_TURN_SECONDS)  # without the lock
+            finally:  # also at an interrupt: the other thread would make way for it in each wait
+                self._queued.remove(call)
             return self.run(call, *arguments)
 
     def _must_wait(self, call: Call) -> bool:
