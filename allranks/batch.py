@@ -25,7 +25,7 @@ def _device() -> str:
     if collectives.is_initialized():
         # `allranks run` pins its ranks when it starts them.
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-        return f"cuda:0 ({gpu})" if gpu and gpu != libraries.HIDDEN else "cpu"
+        return libraries.device_text(gpu) if gpu and gpu != libraries.HIDDEN else "cpu"
     size, _ = launched.size(os.environ)
     local, local_size = launched.local_place(os.environ, launched.rank(os.environ), size)
     processes.share_cores(local_size)

@@ -136,6 +136,7 @@ WAITING = (
     "tests/hosts/",
     "tests/hub/",
     "tests/fuzz/",
+    "tests/ipyparallel/",
     "tests/faults/test_attach.py",
     "tests/faults/test_interrupt.py",
     "tests/faults/test_leaks.py",
@@ -154,9 +155,7 @@ def _scope(nodeid: str) -> str:
         return "labs"  # each runs once, for all that look at it
     if Path(file).parent.name == "torch":
         return "torch"  # one notebook for all: to import torch takes longer than most tests
-    # Launches of mpiexec share nothing; other tests share their file's fixtures.
-    launches = Path(file).parent.name == "mpi" or Path(file).name == "test_under_mpiexec.py"
-    return nodeid if launches else file
+    return nodeid if gate.starts_alone(nodeid) else file
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures start what the test would need

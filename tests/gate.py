@@ -83,6 +83,12 @@ AREAS = {
 _EVERYWHERE = ("Makefile", "pyproject.toml", "constraints.txt", "hatch_build.py", ".ci/")
 
 
+def starts_alone(test: str) -> bool:
+    """Whether a test starts its own ranks by mpiexec; others share what their file has started."""
+    file = PurePosixPath(test.partition("::")[0])
+    return file.parent.name == "mpi" or file.name == "test_under_mpiexec.py"
+
+
 def area_of(test: str) -> str | None:
     return next((name for name, area in AREAS.items() if test.startswith(area.tests)), None)
 

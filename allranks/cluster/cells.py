@@ -17,6 +17,7 @@ from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import CellContext
 from allranks.cluster.members import MemberSlots
+from allranks.cluster.renewal import Renewal
 from allranks.cluster.sockets import InterruptRequested
 from allranks.countdown import Countdown
 from allranks.errors import (
@@ -87,6 +88,8 @@ class InterruptTimeout:
 
 
 _POLL_SECONDS = 0.1
+#: In this time comes the news of the end of a rank that the notebook has ended.
+_ENDED_SECONDS = 10.0
 #: Ending more ranks than this takes seconds.
 _MANY_RANKS = 16
 #: Poll interval while a rank asks for input.
@@ -319,6 +322,7 @@ class CellRun:
         for it. The error has the reports of ranks that had failed before.
         """
         self._connection.step(0)
+        self._end_ranks()
         if self._connection.closed:
             kind = CellTimeout if self.timed_out else CellInterrupted
             why = self._connection.lost_because or "the ranks were stopped"
@@ -339,6 +343,25 @@ class CellRun:
         failed = [reply for _, reply in sorted(self.replies.items()) if reply.status == "error"]
         reports = [reply.report for reply in failed if reply.report]
         return reports, failures.describe(reports, [report.rank for report in reports])
+
+    @property
+    def ending(self) -> dict[int, str]:
+        """The ranks that can run no further cell, with the reasons."""
+        if not self._connection.can_heal:
+            return {}
+        return {rank: reply.ends for rank, reply in self.replies.items() if reply.ends}
+
+    def _end_ranks(self) -> None:
+        # Only now, because the other ranks have their reports: they name an error, and no death.
+        ranks, ending = self._connection, self.ending
+        if not ending or ranks.over:
+            return
+        for rank, why in ending.items():
+            ranks.end_rank(rank, why)
+        roster = ranks.roster
+        ranks.wait_until(
+            lambda: bool(roster.ends) or ending.keys() <= roster.dead.keys(), _ENDED_SECONDS
+        )
 
     def _lose(self) -> str:
         """Shows the unsent output of dead ranks, and returns what happened."""
@@ -447,6 +470,8 @@ class Cells:
         #: The thread that waits for the cell or the ensemble.
         self._caller = 0
         self._epoch = Epoch()
+        #: Ranks that have saved their variables for their replacement.
+        self._saved = set[int]()
 
     def _begin(self, epoch: Epoch | None = None) -> None:
         self._epoch, self._abandoned = epoch or Epoch(), None
@@ -502,6 +527,7 @@ class Cells:
 
     def _end(self, run: CellRun) -> None:
         self._running = None
+        self._saved |= run.ending.keys()
         self._epoch.note(run.replies.values())
 
     def _abandon(self, run: CellRun) -> None:
@@ -611,20 +637,32 @@ class Cells:
         idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
         return [rank for rank in ranks if rank not in idle]
 
-    def _renew(self) -> None:
-        """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile."""
+    def _renew(self, tell: Callable[[str], None]) -> None:
+        """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile.
+
+        Raises KeyboardInterrupt if the user has interrupted that.
+        """
         self._await_abandoned()
+        self._epoch.follow(self._ranks.epoch)
+        self._epoch.dirty = self._epoch.dirty or self._ranks.ended_epoch >= self._epoch.number
         dead = self._ranks.roster.dead
         # A new communicator needs all ranks. The living ones can run cells without collectives.
         if self._epoch.dirty and not dead:
             self._epoch.number += 1
+            renewal = Renewal(self._ranks, tell)
             try:
-                self._ask_all(requests.RENEW, {"epoch": self._epoch.number})
+                renewal.make(self._epoch.number)
             except UsageError:
+                if renewal.pressed:
+                    raise KeyboardInterrupt from None
                 if not dead:
                     raise
-                return  # those that take the places of the dead begin an epoch with the others
-            self._epoch.begin(self._epoch.number)
+            if self._ranks.roster.ends:
+                raise ClusterLost(self._ranks.loss_text())
+            if not dead:  # else the new ranks begin an epoch with the others
+                self._epoch.begin(self._epoch.number)
+            if renewal.pressed:
+                raise KeyboardInterrupt
 
     def _ask_all(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
         answers = self._ranks.ask(name, arguments, ranks=range(self._ranks.size))

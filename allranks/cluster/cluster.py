@@ -369,7 +369,7 @@ class Cluster(Calls):
                 )
             self.show_late(view)
             self._ranks.await_clients(chosen, tell)
-            self._renew()
+            self._renew(tell)
             if not set(chosen) & set(roster.dead):
                 return
             self._catch_up()

@@ -43,7 +43,7 @@ from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Ask, Died, Hello, Output, Reply
+from allranks.records.wire import Answer, Ask, Died, EpochBegun, EpochEnded, Hello, Output, Reply
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -93,6 +93,8 @@ class Connection:
         self.state = "starting"
         self.lost_because = ""
         self.launcher_text = ""
+        #: The latest epochs that requests of clients have begun, and ended.
+        self.epoch, self.ended_epoch = 0, -1
         #: Lines of hosts for the user.
         self.notices: list[str] = []
         self.hooks = NotebookHooks(()) if hooks is None else hooks
@@ -177,7 +179,6 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        self._look_at_devices()
         self.all_up()
         self.state = "running"
 
@@ -189,12 +190,6 @@ class Connection:
         ask = Ask(next(self._numbers), requests.STATUS, {})  # nothing waits for the answer
         unreached -= {rank for rank in unreached if self.send((rank,), ask)}
         return not unreached
-
-    def _look_at_devices(self) -> None:
-        if isinstance(self._launcher, MultiHostLauncher):
-            # Only the hosts know whether they have GPUs: ranks heal only where none has one.
-            self.can_heal &= all(hello.device == "cpu" for hello in self.roster.hellos.values())
-            self.can_relocate &= self.can_heal
 
     def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
         inbox, files, agents = self.inbox, self._files, self._agents
@@ -282,6 +277,7 @@ class Connection:
         if not agents.relocate():
             return {}
         self.step(0)  # the last news of the ranks that end
+        self.epoch, self.ended_epoch = 0, -1
         self.roster.start_again()
         return agents.hosts()
 
@@ -325,7 +321,6 @@ class Connection:
         self.state = "running"
         # The host agent decides whether ranks end that other notebooks have had.
         self._finalizer.atexit = not taken.stays and not taken.shared
-        self._look_at_devices()
         # Ranks that died while no notebook was attached have sent no Hello to this one.
         one = self.roster.hellos[min(told)]
         for rank, end in gone.items():
@@ -599,6 +594,10 @@ class Connection:
             record = event.record
             if isinstance(record, Hello):
                 self.roster.register(record)
+            elif isinstance(record, EpochBegun):
+                self.epoch = max(self.epoch, record.epoch)
+            elif isinstance(record, EpochEnded):
+                self.ended_epoch = max(self.ended_epoch, record.epoch)
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:
@@ -643,13 +642,22 @@ class Connection:
             # A record may name any rank.
             if error.host and self._wire.host_of.get(error.rank) != error.host:
                 return False
-        end = f"end {json.dumps({'why': str(error), **known})}"
-        if error.host:  # processes of other hosts may have the same number
-            self._wire.command(error.host, "say", end)
-            return True
+        # Processes of other hosts may have the same number.
+        self._say_end(str(error), error.host, **known)
+        return True
+
+    def end_rank(self, rank: int, why: str) -> None:
+        """Has the process of a rank killed; ``why`` is in the report of its death."""
+        self._say_end(why, rank=rank)
+
+    def _say_end(self, why: str, host: str = "", **known: int) -> None:
+        """Sends to the agent of ``host``, or to all, which process is to end."""
+        end = f"end {json.dumps({'why': why, **known})}"
+        if host:
+            self._wire.command(host, "say", end)
+            return
         for agent in self._agents:
             agent.say(end)
-        return True
 
     def _handle_lost_host(self, end: failures.ProcessExit) -> None:
         roster, spared = self.roster, self.can_relocate and self._spares_others()
@@ -728,8 +736,7 @@ class Connection:
         """Returns why dead ranks are not replaced; "" if they are, or if none would be left."""
         if self.can_heal or self.size == 1:
             return ""
-        gpu = any(hello.device != "cpu" for hello in self.roster.hellos.values())
-        return self._launcher.why_not_replaced() or ("a rank has a GPU" if gpu else "")
+        return self._launcher.why_not_replaced()
 
 
 def _end_anywhere(*held: Any) -> None:

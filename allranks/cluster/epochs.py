@@ -29,5 +29,10 @@ class Epoch:
         failed = self.traffic and any(reply.status != "ok" for reply in replies)
         self.dirty = self.dirty or failed or any(reply.dirty for reply in replies)
 
+    def follow(self, number: int) -> None:
+        """Handles that the ranks have begun this epoch by themselves."""
+        if number > self.number:
+            self.begin(number)
+
     def begin(self, number: int) -> None:
         self.number, self.dirty, self.traffic = number, False, False

@@ -26,8 +26,10 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from allranks.cluster.options import (
@@ -250,18 +252,21 @@ class AskingFeature(NotebookFeature):
         Ranks that refuse are left out, and so are those that have not answered by then.
         """
         found: dict[int, Answer] = {}
-        come = threading.Event()
+        # Not an event, whose wait is Python: an interrupt in it would leave the event's lock held,
+        # for which the thread that receives would wait.
+        come: SimpleQueue[None] = SimpleQueue()
 
         def take(answers: dict[int, Answer]) -> None:
             found.update(answers)
-            come.set()
+            come.put(None)
 
         def wait() -> dict[int, dict[str, Any]]:
-            come.wait(2 * seconds)  # `ask` delivers before
+            with suppress(Empty):
+                come.get(timeout=2 * seconds)  # `ask` delivers before
             return {rank: one.content for rank, one in found.items() if not one.problem}
 
         if self.context is None:
-            come.set()
+            come.put(None)
         self.ask(ranks, name, arguments, take, seconds)
         return wait
 

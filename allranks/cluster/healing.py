@@ -262,6 +262,7 @@ class HealedCells(Cells):
         self._await_abandoned()
         if self._ranks.roster.lost_hosts:
             return self._relocate(tell)
+        self._epoch.follow(self._ranks.epoch)
         healed = Replacement(self._ranks, self._epoch.number + 1, tell)
         healed.make()
         self._epoch.begin(healed.epoch)
@@ -297,8 +298,12 @@ class HealedCells(Cells):
             old = (told[rank]["goes_on"] for rank in told.keys() - new)
             self.goes_on = min(old, default=0)
             # Each host has its own files, of which the last may be of a version that not all have.
-            version = {"version": min(content["version"] for content in told.values())}
-            answers = ask(requests.RESTORE, version, ranks=new, seconds=_RESTORE_SECONDS).values()
+            wanted = {
+                "version": min(content["version"] for content in told.values()),
+                "saved": sorted(self._saved & new),
+            }
+            self._saved -= new
+            answers = ask(requests.RESTORE, wanted, ranks=new, seconds=_RESTORE_SECONDS).values()
         except UsageError as error:
             self.news.append(str(error))
             return ""
@@ -315,7 +320,7 @@ class HealedCells(Cells):
         self._catch_up()
         self._ranks.hooks.ensemble_started()
         self._check_idle()
-        self._renew()
+        self._renew(self.news.append)
         told = self._ask_all(requests.MEMBERS, {"ranks_each": ranks_each})
         # Members begin again on fresh ranks, from what the store has: no death is healed meanwhile.
         crew = self._crew = MemberSlots(self._ranks, self.count, ranks_each)

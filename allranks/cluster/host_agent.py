@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import psutil
 
 from allranks import python_path
 from allranks.cluster import folders
-from allranks.cluster.devices import HIDDEN
 from allranks.cluster.failures import ending
 from allranks.cluster.launchers.launcher import Host, MultiHostLauncher, ports
 from allranks.cluster.launchers.mpiexec import (
@@ -78,7 +78,7 @@ def open_sockets(
             kept_dirs = ()  # they end with the ranks
     else:
         command = launcher.command(size)
-        heals = size > 1 and not launcher.why_not_replaced() and set(gpus) <= {HIDDEN}
+        heals = size > 1 and not launcher.why_not_replaced()
         if heals:
             command[1:1] = LASTING
             environment |= LASTING_SETTINGS_ALONE
@@ -484,7 +484,9 @@ class MultiHostAgents:
         self._ended_hosts: set[str] = set()
         #: Why hosts are lost.
         self._reported: dict[str, str] = {}
-        self._changed = threading.Condition()
+        # No condition, whose methods are Python: an interrupt in them would leave it locked.
+        self._lock = threading.RLock()
+        self._all_ended: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
         self._held = HeldEnds(deliver, config.heals)
         self._spares = 0
@@ -520,7 +522,7 @@ class MultiHostAgents:
         if self._hosts:
             return ""
         hosts = self._expected = self.job.hosts()
-        with self._changed:
+        with self._lock:
             missing = [host.name for host in hosts if host.name not in self.addresses]
         if not hosts or missing:
             return self.job.waits()
@@ -582,7 +584,7 @@ class MultiHostAgents:
             if host not in places:  # lost too
                 host = min(places, key=lambda name: len(places[name]))
             places[host].append(rank)
-        with self._changed:
+        with self._lock:
             # Their relays may still run: nothing of them is to be taken for news of the new ranks.
             for host in self._reported.keys() - self._ended_hosts:
                 self._wire.forget(host)
@@ -612,7 +614,8 @@ class MultiHostAgents:
                 "expected ranks on this machine, or on hosts that ssh or another command reaches, "
                 f"found --on {self._launcher.typed}: these ranks end with the notebook"
             )
-        listening, ready = self._wire.listening, threading.Event()
+        listening = self._wire.listening
+        ready: SimpleQueue[None] = SimpleQueue()
         assert listening is not None
         care = CaretakerConfig(
             folder=folder,
@@ -624,7 +627,7 @@ class MultiHostAgents:
         )
 
         def deliver(name: str, fields: dict[str, Any]) -> None:
-            ready.set()
+            ready.put(None)
             if name != "ready":
                 self._deliver(name, fields)
 
@@ -633,7 +636,8 @@ class MultiHostAgents:
         # First: an interrupt of the wait must not leave relays that end with this notebook.
         for host in self._hosts:
             self._wire.command(host.name, "stay", _STAY)
-        ready.wait(_READY_SECONDS)
+        with suppress(Empty):
+            ready.get(timeout=_READY_SECONDS)
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
@@ -652,7 +656,7 @@ class MultiHostAgents:
         """Sends the caretaker what another notebook has to know."""
         if self._caretaker is None:
             return
-        with self._changed:
+        with self._lock:
             state = {
                 "hosts": [dataclasses.astuple(host) for host in self._hosts],
                 "host_of": list(self._host_of.items()),
@@ -796,13 +800,14 @@ class MultiHostAgents:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
         cut off ends its own.
         """
-        with self._changed:
+        with self._lock:
             self._stopping = True
             there = set(self.addresses) - self._ended_hosts
         for host in there:
             self._wire.command(host, "stop", "")
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended_hosts >= set(self.addresses), _STOP_SECONDS)
+        if there:
+            with suppress(Empty):
+                self._all_ended.get(timeout=_STOP_SECONDS)
         self.job.close()
         if self._caretaker is not None:
             self._caretaker.stop()
@@ -824,7 +829,7 @@ class MultiHostAgents:
             if fields["relocation"] == self._relocation:
                 self._moving.discard(host)
         elif name == "host_up":
-            with self._changed:
+            with self._lock:
                 self.addresses[host] = fields["address"]
                 late = self._stopping  # stop() has not seen this host
             if late:
@@ -874,6 +879,7 @@ class MultiHostAgents:
             if name == "exit":
                 self._seated.pop(fields["rank"], None)
                 self._dead[fields["rank"]] = dict(fields)
+                self._tell_controller(host, fields["rank"], fields["pid"])
             elif name in ("connection", "registered"):
                 self._told[name] = dict(fields)
             if name in ("exit", "launcher_exit"):
@@ -882,14 +888,21 @@ class MultiHostAgents:
             else:
                 self._deliver(name, fields)
 
+    def _tell_controller(self, host: str, rank: int, pid: int) -> None:
+        # It runs on the first host, whose own agent tells it.
+        first = self._hosts[0].name
+        if host != first:
+            self._wire.command(first, "say", f"died {json.dumps({'rank': rank, 'pid': pid})}")
+
     def _lose(self, host: str, seconds: float) -> None:
         self._host_ended(host, f"is cut off or has crashed: no heartbeat for {seconds:g} s")
         self.job.give_up(host)
 
     def _host_ended(self, host: str, why: str) -> None:
-        with self._changed:
+        with self._lock:
             self._ended_hosts.add(host)
-            self._changed.notify_all()
+            if self._stopping and self._ended_hosts >= set(self.addresses):
+                self._all_ended.put(None)
         self._wire.forget(host)
         self._report(host, why)
 

@@ -109,6 +109,7 @@ class CellRunner:
         self.device = device
         self.features = features
         self.replaced: list[str] = []
+        self._ends = ""
         self._keeps_history = True
         self._failed = False
         # IPython's own copies all that a cell prints into its history.
@@ -127,6 +128,10 @@ class CellRunner:
         show_numbers()
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+    def end_rank(self, why: str) -> None:
+        """Has the notebook end this rank once it has the reply to the cell that runs."""
+        self._ends = why
 
     def _transform(self, source: str) -> str:
         # IPython transforms each cell twice.
@@ -244,6 +249,7 @@ class CellRunner:
             report=found,
             epoch=this.epoch,
             traffic=bool(this.traffic),
+            ends=self._ends,
         )
         return ((reply, value),)
 

@@ -53,7 +53,7 @@ class RankContext:
 
     Attributes:
         rank: this process's number among ``size``.
-        device: as ``cuda:0 (GPU-…)``, or ``cpu``.
+        device: as ``cuda:0 NVIDIA H200``, or ``cpu``.
         hello: the record with which the rank introduces itself to a notebook.
         stays: whether it waits for another notebook when its own ends.
         config: the configuration of the host agent.
@@ -71,6 +71,8 @@ class RankContext:
         rank_replaced: calls that hook of all features; for the one that replaces ranks.
         cell: returns the number of the cell that runs, or 0.
         interrupts: returns how many interrupts that cell was sent.
+        ends: has the notebook end this rank after the cell that runs, for this reason.
+            The feature has written its variables to ``of_life`` of the variable store.
         mpi_ports: on which MPI listens here; empty if dead ranks are not replaced.
     """
 
@@ -93,6 +95,7 @@ class RankContext:
     rank_replaced: Callable[[list[int]], str]
     cell: Callable[[], int]
     interrupts: Callable[[], int]
+    ends: Callable[[str], None]
     mpi_ports: tuple[int, ...] = ()
 
 

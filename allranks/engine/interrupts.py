@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import signal
 import sys
 import threading
@@ -21,6 +22,8 @@ import IPython.core.magics.execution  # imported here, once, before the ranks ar
 import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.collectives.calls import guard
+
 # A cell may replace attributes of other modules: those that its end needs are imported here.
 MAIN_THREAD = threading.main_thread().ident or 0
 
@@ -33,9 +36,25 @@ _WAKE_SIGNAL = signal.SIGURG
 _WAKE_SECONDS = (0.05, 0.2, 1.0, 4.0)
 
 
+#: Whether what the main thread does between two cells is to be interrupted.
+_between_cells = threading.Event()
+
+
 def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
-    # The handler while no cell runs: an interrupt that comes late does nothing.
-    ...
+    # The handler while no cell runs: an interrupt of a cell that comes late does nothing.
+    if _between_cells.is_set():
+        _between_cells.clear()
+        raise KeyboardInterrupt
+
+
+def waits_for_events() -> bool:
+    """Whether the main thread waits in its event loop for something to do."""
+    code = getattr(guard.frame_of_main_thread(), "f_code", None)
+    return code is not None and (code.co_name, code.co_filename) == _WAIT
+
+
+#: Where the event loop waits.
+_WAIT = ("select", selectors.DefaultSelector.select.__code__.co_filename)
 
 
 class Interrupts:
@@ -72,6 +91,7 @@ class Interrupts:
             assert task is not None
             task.get_loop().call_soon_threadsafe(task.cancel)
 
+        _between_cells.clear()
         # Python's own handler is no Python function: it leaves no frame in the traceback.
         on_signal(signal.SIGINT, cancel if task else signal.default_int_handler)
         with self._lock:
@@ -87,6 +107,20 @@ class Interrupts:
         with self._lock:
             self._hearing = 0
         self._over.set()
+
+    def end_between_cells(self) -> None:
+        """Raises KeyboardInterrupt in the main thread while it runs no cell, and does not wait. It
+        may run a request of a client.
+        """
+        with self._lock:
+            if waits_for_events():
+                return
+            self._press()
+            if not self._hearing:
+                _between_cells.set()
+            pthread_kill(MAIN_THREAD, signal.SIGINT)
+            self._over = threading.Event()
+            _wake(MAIN_THREAD, self._over)
 
     def send(self, cell: int) -> None:
         """Raises KeyboardInterrupt in the main thread, while or before it runs this cell."""

@@ -7,33 +7,26 @@ ranks are up, or at the first request of a client.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import multiprocessing
 import os
 import resource
-import signal
 import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import zmq
 from ipyparallel.controller.app import IPController
+from ipyparallel.controller.broadcast_scheduler import BroadcastScheduler
 from ipyparallel.controller.heartmonitor import Heart, HeartMonitor
 from ipyparallel.engine.app import IPEngine
 
-from allranks.collectives import world
 from allranks.engine import processes
-from allranks.engine.interrupts import Interrupts
-from allranks.engine.transcript import Entry
-from allranks.engine.wire import RankWire
 from allranks.records.config import CLIENTS_RANKS, family_of
 
 # ipykernel imports debugpy for a debugger that no front end can reach on a rank, which takes half
@@ -54,13 +47,12 @@ _HEARTBEAT_MISSES = 300  # a rank that is stopped for a while stays registered
 LARGEST_LOG_NBYTES = 10 << 20
 _SHARED_PORTS = ("registration",)
 _LOOPBACK = "tcp://127.0.0.1"
-_ERROR = ("ename", "evalue", "traceback")
-#: A request of a client, in place of the number of a cell.
-_CLIENT = -1
 _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 #: Engines try to connect after a tenth of a second, then after twice as long each time, up to the
 #: first; or up to the second if the controller starts only on request.
 _CONNECT_MS, _SELDOM_MS = 1000, 10_000
+#: More than a pipe holds: the whole lines that were written.
+_PIPE_NBYTES = 1 << 20
 
 Info = dict[str, Any]
 
@@ -127,9 +119,9 @@ class RankEngine(IPEngine):  # type: ignore[misc]
         registrar.setsockopt(zmq.LINGER, 0)  # the controller may never start
         connect(registrar, self.registration_url)
         if self._replaces:
-            # The controller would notice the death of the other engine only after a minute.
+            # The news of the other engine's death may come later, and the id must be free.
             self.session.send(registrar, "unregistration_request", content={"id": self.id})
-        asked = {"uuid": self.ident, "id": self.id}
+        asked = {"uuid": self.ident, "id": self.id, "pid": os.getpid()}
         self.session.send(registrar, "registration_request", content=asked)
         # The controller assigns the requested id, so its answer is known.
         given = {"status": "ok", "id": self.id, "hb_period": HEARTBEAT_MS}
@@ -186,104 +178,6 @@ class RankEngine(IPEngine):  # type: ignore[misc]
     async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
         await super().complete_registration(msg, connect, maybe_tunnel)
         self._ready(self)
-
-
-def serve_clients(
-    kernel: Any, wire: RankWire, interrupts: Interrupts, cell_ends: Callable[[], Awaitable[None]]
-) -> None:
-    """Sends clients the output of their requests, and lets their signals interrupt a request.
-
-    An engine of ipyparallel has its own standard streams, and a nanny for signals. A request waits
-    for ``cell_ends``: a cell that came earlier may await.
-    """
-    failed: list[Entry] = []
-    execute = kernel.do_execute
-
-    async def do_execute(*arguments: Any, **options: Any) -> dict[str, Any]:
-        reply: dict[str, Any] = await execute(*arguments, **options)
-        if reply["status"] == "error":
-            failed.append(["error", {name: reply[name] for name in _ERROR}])
-        return reply
-
-    def answering(handle: Callable[..., Any]) -> Callable[..., Any]:
-        async def answer(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-            await cell_ends()
-            failed.clear()
-            # A rank that drops the requests behind an error leaves the others waiting for it in
-            # a collective. The next `%%px` can come that early: an interrupted one does not wait.
-            parent["content"]["stop_on_error"] = False
-            publish = partial(_publish, kernel, parent)
-            with wire.output_for_client(publish) as alone, _like_a_cell(interrupts, alone):
-                done = handle(stream, ident, parent)
-                if inspect.isawaitable(done):
-                    await done
-            publish(failed)
-
-        return answer
-
-    # In the control channel's thread.
-    def signal_request(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        asked = parent["content"]["sig"]
-        content: dict[str, Any] = {"status": "ok"}
-        if asked not in ("SIGINT", signal.SIGINT):
-            found = f"expected SIGINT, found {asked}. Type: %distributed restart"
-            content = {"status": "error", "ename": "UsageError", "evalue": found}
-            content |= {"traceback": [f"UsageError: {found}"]}
-        elif interrupts.number == _CLIENT and interrupts.heard:
-            interrupts.send(_CLIENT)
-        kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
-
-    kernel.do_execute = do_execute
-    for name in ("execute_request", "apply_request"):
-        kernel.shell_handlers[name] = answering(kernel.shell_handlers[name])
-    kernel.control_handlers["signal_request"] = signal_request
-
-
-@contextmanager
-def _like_a_cell(interrupts: Interrupts, alone: bool) -> Iterator[None]:
-    """Lets interrupts end a request, and lets it call collectives without a notice."""
-    if not alone:  # a cell does this
-        yield
-        return
-    this = world.current()
-    reported, this.strays_reported = this.strays_reported, True
-    interrupts.number, interrupts.count = _CLIENT, 0
-    interrupts.hear()
-    try:
-        yield
-    finally:
-        interrupts.hear_no_more()
-        this.strays_reported = reported
-
-
-def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
-    for kind, *rest in entries:
-        content: dict[str, Any]
-        if kind in ("display", "update", "result"):
-            name = {"display": "display_data", "update": "update_display_data"}.get(kind)
-            content = {"data": rest[0], "metadata": rest[1], "transient": {}}
-            if name is None:
-                name = "execute_result"
-                content["execution_count"] = kernel.shell.execution_count
-            elif rest[2] is not None:
-                content["transient"]["display_id"] = rest[2]
-        elif kind == "error":
-            name, content = "error", rest[0]
-        elif kind == "clear":
-            name, content = "clear_output", {"wait": rest[0]}
-        elif kind == "hidden":
-            name = "stream"
-            text = f"{rest[0]:,} lines ({rest[1]:,} bytes) are only in the rank's log\n"
-            content = {"name": "stderr", "text": text}
-        elif kind in ("out", "err", "notice"):
-            name = "stream"
-            content = {"name": "stdout" if kind == "out" else "stderr", "text": rest[0]}
-            content["text"] += "\n" * (kind == "notice")
-        else:
-            continue
-        kernel.session.send(
-            kernel.iopub_socket, name, content, parent=parent, ident=kernel._topic(name)
-        )
 
 
 def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.socket]]:
@@ -348,8 +242,12 @@ def run(
     session_dir: str,
     size: int,
     complete: Callable[[], object],
+    deaths: int,
 ) -> None:
-    """Runs the controller until the process ends; calls ``complete`` once all engines are there."""
+    """Runs the controller until the process ends; calls ``complete`` once all engines are there.
+
+    ``deaths`` is a pipe, with the rank and the process of each engine that has ended, a line each.
+    """
     # The logs of its libraries as well, and of the heart monitor. Writing fails from there on,
     # because Python ignores SIGXFSZ.
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -380,12 +278,14 @@ def run(
     beat_soon = beat_rarely(size)
     # One scheduler, because one port is reserved for it.
     config.IPController.broadcast_scheduler_depth = 0
+    name_coalesced_targets()
     config.IPController.db_class = "NoDB"
     # Without these, initialize() would choose other ports.
     controller.engine_info, controller.client_info = engine, client
     controller.initialize([])
     hub = controller.hub
     accept_late_registrations(hub, beat_soon)
+    unregister_dead(hub, deaths)
     finish = hub.finish_registration
 
     def finish_registration(heart: bytes) -> None:
@@ -395,6 +295,21 @@ def run(
 
     hub.finish_registration = finish_registration
     controller.start()
+
+
+def name_coalesced_targets() -> None:
+    """Lets clients read the replies to ``broadcast_view(…, is_coalescing=True)``."""
+    send = BroadcastScheduler.send_to_targets
+
+    def send_to_targets(
+        scheduler: Any, msg: Any, request: str, targets: Any, idents: Any, is_coalescing: bool
+    ) -> None:
+        send(scheduler, msg, request, targets, idents, is_coalescing)
+        if is_coalescing:
+            # A single scheduler of ipyparallel 9.2 leaves out the ids, which clients expect.
+            scheduler.accumulated_targets[request] = msg["metadata"]["targets"]
+
+    BroadcastScheduler.send_to_targets = send_to_targets
 
 
 def beat_rarely(size: int) -> Callable[[], object]:
@@ -450,3 +365,28 @@ def accept_late_registrations(hub: Any, beat_soon: Callable[[], object]) -> None
 
     hub.handle_new_heart = handle_new_heart
     hub.query_handlers["registration_request"] = register_engine
+
+
+def unregister_dead(hub: Any, deaths: int) -> None:
+    """Unregisters engines at their death: clients then get EngineError for their requests."""
+    # By its process, because another engine may have its rank by now.
+    hearts: dict[tuple[int, int], bytes] = {}
+    register = hub.query_handlers["registration_request"]
+
+    def register_engine(sender: bytes, message: dict[str, Any]) -> None:
+        register(sender, message)
+        asked = message["content"]
+        if "pid" in asked:  # not if an engine of ipyparallel has joined
+            hearts[asked["id"], asked["pid"]] = asked["uuid"].encode()
+
+    def read(*_: object) -> None:
+        lines = os.read(deaths, _PIPE_NBYTES).decode().splitlines()
+        if not lines:  # the host agent has ended
+            hub.loop.remove_handler(deaths)
+        for rank, pid in map(str.split, lines):
+            heart = hearts.pop((int(rank), int(pid)), b"")
+            hub.incoming_registrations.pop(heart, None)
+            hub.handle_stopped_heart(heart)
+
+    hub.query_handlers["registration_request"] = register_engine
+    hub.loop.add_handler(deaths, read, hub.loop.READ)

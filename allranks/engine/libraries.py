@@ -236,13 +236,17 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(asked.stdout.split())
 
 
+#: "GPU-" or "MIG-", and the first eight digits, which CUDA_VISIBLE_DEVICES takes too.
+_UUID_START = 12
+
+
 def sharers(devices: Sequence[str], local: int, local_size: int) -> tuple[int, ...]:
     # Ranks take the devices in turn.
     return tuple(range(local % len(devices), local_size, len(devices))) if devices else (local,)
 
 
 def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, dict[str, str]]:
-    """Returns a rank's device, as ``cuda:0 (GPU-…)`` or ``cpu``, and the variables that pin it.
+    """Returns a rank's device, as ``cuda:0 NVIDIA H200`` or ``cpu``, and the variables that pin it.
 
     Ranks take the host's ``devices``, UUIDs, in turn; ``-1`` hides all of them.
     """
@@ -259,7 +263,33 @@ def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, d
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_SHARED_PERCENT / together / 100:.2f}",
         }
-    return f"cuda:0 ({uuid})", {"CUDA_VISIBLE_DEVICES": uuid} | limits
+    return device_text(uuid, devices), {"CUDA_VISIBLE_DEVICES": uuid} | limits
+
+
+def device_text(uuid: str, devices: Sequence[str] = ()) -> str:
+    """Returns ``cuda:0`` with the GPU's name, and with its UUID where the host's ``devices`` are
+    several, or the driver does not say the name.
+    """
+    name = _gpu_name(uuid)
+    others = [other for other in set(devices) if other != uuid]
+    if name and not others:
+        return f"cuda:0 {name}"
+    short = uuid[:_UUID_START]
+    if any(other.startswith(short) for other in others):
+        short = uuid
+    return " ".join(filter(None, ("cuda:0", name, f"({short if name else uuid})")))
+
+
+def _gpu_name(uuid: str) -> str:
+    try:
+        # It opens no CUDA. Without the package, or a driver, there is no name.
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    except Exception:
+        return ""
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def set_variables(environment: MutableMapping[str, str], settings: Mapping[str, str]) -> None:

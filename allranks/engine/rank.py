@@ -28,11 +28,12 @@ from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
+from allranks.engine.clients import LAST_ANSWER_SECONDS, ClientRequests
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
-from allranks.engine.interrupts import ignore_interrupt
-from allranks.engine.ipp import RankEngine, serve_clients
+from allranks.engine.interrupts import ignore_interrupt, waits_for_events
+from allranks.engine.ipp import RankEngine
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript, held_back
@@ -42,6 +43,7 @@ from allranks.records import code_names, requests
 from allranks.records.config import SLOW_START_SECONDS, HostAgentConfig, variable_nbytes
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
+    BETWEEN_CELLS,
     Answer,
     Ask,
     Died,
@@ -58,7 +60,8 @@ _TRANSPORTS = "OMPI_MCA_btl"
 LOG_LIMIT = "ALLRANKS_LOG_LIMIT"
 _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
-_LAST_ANSWER_SECONDS = 1.0
+#: How often an idle rank with windows calls MPI: while another rank runs a cell, and otherwise.
+_SERVING_SECONDS, _IDLE_SECONDS = 0.001, 0.05
 _LIVES_ON = "the rank keeps running, with its variables."
 
 
@@ -87,6 +90,7 @@ class Rank:
         self._running = running
         self._stays = stays
         self._last = last
+        self._serves_windows = False
         self._dead = dead
         self._spare = spare
         self._connection = connection
@@ -100,6 +104,8 @@ class Rank:
         #: The last cell.
         self._task: asyncio.Task[None] | None = None
         self._mpi_ports: list[int] = []
+        self._meets = False
+        """Whether this rank is in a step that all ranks do together, between two cells."""
 
     def run(self) -> None:
         signal.signal(signal.SIGINT, ignore_interrupt)
@@ -184,9 +190,7 @@ class Rank:
             if self._loop is None:
                 return
             if engine.is_shut_down:
-                # ipyparallel's client waits for the answer without a limit, and ZeroMQ's thread
-                # may not have sent it yet.
-                time.sleep(_LAST_ANSWER_SECONDS)
+                time.sleep(LAST_ANSWER_SECONDS)
                 return
             run = self._loop.run_forever
 
@@ -248,11 +252,20 @@ class Rank:
                 rank_replaced=self._features.rank_replaced,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
                 interrupts=lambda: self._runner.interrupts.count,
+                ends=self._runner.end_rank,
                 mpi_ports=tuple(self._mpi_ports),
             ),
         )
         self.wire.before_output = partial(self._features.call, RankFeature.output_sending, False)
-        serve_clients(engine.kernel, self.wire, self._runner.interrupts, self._cell_ends)
+        self._clients = ClientRequests(
+            engine.kernel,
+            self.wire,
+            self._runner.interrupts,
+            self._begin_epoch,
+            self._loop.call_soon_threadsafe,
+            self._cell_ends,
+        )
+        self._clients.serve()
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -283,7 +296,10 @@ class Rank:
         if isinstance(record, RunCell):
             self._submit(record, partial(self._runner.run, record, payloads))
         elif isinstance(record, Interrupt):
-            self._runner.interrupts.send(record.cell)
+            if record.cell != BETWEEN_CELLS:
+                self._runner.interrupts.send(record.cell)
+            elif not self._meets:
+                self._runner.interrupts.end_between_cells()
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
             self._features.call(RankFeature.rank_died, record.rank, record.how)
@@ -313,11 +329,27 @@ class Rank:
         self._running[self.rank] = cell.number
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
+            if isinstance(cell, RunCell):  # a member of an ensemble has epochs of its own
+                self._clients.enter_epoch()
             self._end_cell(*await run())
         except BaseException as error:
             self._reply_failure(cell.cell, error)
         finally:
+            self._clients.note_use()
             self._running[self.rank] = 0
+            if not self._serves_windows:
+                self._serve_windows()
+
+    def _serve_windows(self) -> None:
+        """Lets MPI progress while no cell runs here: a rank that locks this one's window waits."""
+        this = world.current()
+        self._serves_windows = this.windows > 0 and this.mpi is not None
+        if self._serves_windows:
+            assert this.mpi is not None
+            assert self._loop is not None
+            this.mpi.nudge()
+            seconds = _SERVING_SECONDS if this.others_run() else _IDLE_SECONDS
+            self._loop.call_later(seconds, self._serve_windows)
 
     def _reply_failure(self, cell: int, error: BaseException) -> None:
         """Replies to a cell whose end has failed: the notebook waits for each rank's reply."""
@@ -374,6 +406,8 @@ class Rank:
         elif name == requests.PULL:
             return {}, [self._pulled(arguments["names"])]
         elif name == requests.RENEW:
+            if arguments["epoch"] <= collectives.epoch():
+                return {}, []  # a client's request has begun it
             self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
         else:
             return self._features.answer(name, arguments, payloads)
@@ -381,18 +415,27 @@ class Rank:
 
     def _begin_epoch(self, begin: Callable[[], T]) -> T:
         ended = world.current().epoch
-        found = begin()
+        self._meets = True
+        try:
+            found = begin()
+        finally:
+            self._meets = False
         self._features.call(RankFeature.epoch_ended, ended)
         return found
 
     def _status(self) -> dict[str, Any]:
-        busy = self.wire.busy
+        busy, between = self.wire.busy, ""
+        if not busy and not waits_for_events():
+            # A hook of a feature, a request of a client, or a finalizer.
+            place = guard.of_frame(guard.frame_of_main_thread()).place
+            at = f"at {guard.with_source(place)}"
+            between = "waiting for the other ranks" if self._meets else collectives.activity() or at
         return {
             "pid": os.getpid(),
             "rss_nbytes": self._telemetry.rss_nbytes(),
-            "state": "running" if busy else "idle",
+            "state": "running" if busy else "between two cells" if between else "idle",
             "line": current_line() if busy else "",
-            "activity": collectives.activity() if busy else "",
+            "activity": collectives.activity() if busy else between,
         }
 
     def _pulled(self, names: list[str]) -> bytes:

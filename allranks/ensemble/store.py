@@ -219,6 +219,7 @@ _ABOUT = "ensemble.json"
 _SUFFIX = ".member"
 _VERSION = 1
 _MOST_SOURCE = 16 << 20
+_SHOWN_LENGTH = 500
 #: The fields of a member that a file has as they are.
 _KEPT = ("state", "seconds", "ranks", "numbers", "text", "problem", "error", "traceback")
 
@@ -290,7 +291,9 @@ class Store:
             return
         path, why = foreign[0]
         count = sum(reason == why for _, reason in foreign)
-        found = f"found {count} {why}, as {path} with mode {path.lstat().st_mode & 0o7777:o}"
+        # The name may be another user's: no escape codes for a terminal.
+        found = f"found {count} {why}, as {_shown(str(path))} with mode "
+        found += f"{path.lstat().st_mode & 0o7777:o}"
         pickles = "results are pickles, which may run any code when they are read"
         if why == OTHERS_CAN_WRITE:
             folder = shlex.quote(str(self.path))
@@ -320,7 +323,7 @@ class Store:
         if version != _VERSION:
             raise UsageError(
                 f"--store {self.shown} was written by another version of allranks: expected "
-                f"format {_VERSION}, found {version}. Type another folder."
+                f"format {_VERSION}, found {_shown(str(version))}. Type another folder."
             )
         if kept != source:
             count = len(list(self.path.glob(f"*{_SUFFIX}")))
@@ -340,10 +343,13 @@ class Store:
         for path in self.path.glob(f"*{_SUFFIX}"):
             try:
                 with open(own_files.open_any_file(str(path)), "rb") as file:
+                    # One that has come since the check; its line could take all memory.
+                    if distrusted(file.fileno()) and not self._trusted:
+                        continue
                     line = file.readline()
                 try:
                     failed = json.loads(line)["state"] == FAILED
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, RecursionError):
                     failed = True  # not whole
                 if failed:
                     path.unlink()
@@ -372,7 +378,7 @@ class Store:
             found.ranks, found.numbers = tuple(found.ranks), dict(found.numbers)
             for name, (steps, values) in head["history"].items():
                 found.log(name, array("d", steps), array("d", values))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False  # no complete file: the member runs
         member.become(found)
         ended = about.st_mtime
@@ -444,9 +450,16 @@ def normal(source: str) -> str:
     return "\n".join(line.rstrip() for line in source.strip("\n").splitlines())
 
 
+def _shown(text: str) -> str:
+    """Returns the beginning of another user's text, with printable characters only."""
+    kept = "".join(one if one.isprintable() else "?" for one in text[:_SHOWN_LENGTH])
+    return kept + "…" * (len(text) > _SHOWN_LENGTH)
+
+
 def _first_difference(kept: str, source: str) -> str:
     before, now = kept.splitlines(), source.splitlines()
     for number, (old, new) in enumerate(zip(before, now, strict=False), 2):
         if old != new:
-            return f"line {number} was {old.strip()!r} there, and is {new.strip()!r} here."
+            was, now_is = (_shown(repr(line.strip())) for line in (old, new))
+            return f"line {number} was {was} there, and is {now_is} here."
     return f"it had {len(before)} lines there, and has {len(now)} here."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from inspect import ismodule
 from typing import Any
 
 from allranks import own_files, port_filter
@@ -34,8 +35,7 @@ class RankHeal(RankFeature):
         self._stub = stubs.command("rank", os.path.join(rank.config.session_dir, "host-agent"))
         folders = tuple(filter(own_files.is_own_folder, rank.config.kept_dirs))
         several = rank.config.several_hosts
-        # On several hosts it ends with the ranks, which are replaced where none has a GPU.
-        if folders and (not several or rank.device == "cpu"):
+        if folders:
             # The host agent removes its files.
             world.current().variable_store = VariableStore(
                 folders,
@@ -50,7 +50,7 @@ class RankHeal(RankFeature):
             dead, epoch = arguments["dead"], arguments["epoch"]
             return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
         if name == requests.RESTORE:
-            return self._restore(arguments["version"]), []
+            return self._restore(**arguments), []
         if name == requests.SAVE:
             return self._save(), []
         if name == requests.LOAD:
@@ -72,7 +72,7 @@ class RankHeal(RankFeature):
         # The features restore their state before the next cell.
         return rank.rank_replaced(dead)
 
-    def _restore(self, version: int) -> dict[str, Any]:
+    def _restore(self, version: int, saved: list[int]) -> dict[str, Any]:
         kept: VariableStore | None = world.current().variable_store
         try:
             found = kept.of_cells.load(version) if kept is not None else None
@@ -81,11 +81,19 @@ class RankHeal(RankFeature):
                 f"what rank {self._rank.rank} kept cannot be read: {type(error).__name__}: "
                 f"{text_of(error)}"
             ) from None
-        if found is None:
-            return {"names": [], "seconds": 0.0}
-        at, values = found
-        self._rank.shell.user_ns.update(values)
-        return {"names": list(values), "seconds": time.time() - at}
+        at, values = found or (time.time(), {})
+        names = self._rank.shell.user_ns
+        names.update(values)
+        if self._rank.rank in saved:
+            # Newer than what was kept: the rank ended after its cell.
+            before = set(names)
+            problem = self._load_saved()
+            if problem:
+                self._rank.notice(f"its variables cannot be read: {problem}")
+            else:
+                new = (name for name in names.keys() - before if not ismodule(names[name]))
+                values = dict.fromkeys([*values, *sorted(new)])
+        return {"names": list(values), "seconds": time.time() - at if values else 0.0}
 
     def _store(self) -> VariableStore:
         kept: VariableStore | None = world.current().variable_store
@@ -107,18 +115,20 @@ class RankHeal(RankFeature):
     def _load(self, sets: dict[str, list[int]], saved: list[int]) -> dict[str, Any]:
         """Collective over all ranks if there are process sets."""
         process_sets.make_again({int(number): tuple(ranks) for number, ranks in sets.items()})
-        problem = ""
-        if self._rank.rank in saved:
-            kept = self._store()
-            try:
-                data = kept.of_life.read(1)
-                if data is None:
-                    raise FileNotFoundError("the file is gone")
-                saved_names.load(wire.parts(data), self._rank.shell.user_global_ns)
-                kept.of_life.drop()
-            except Exception as error:  # an object's own way to be unpickled may do anything
-                problem = f"{type(error).__name__}: {text_of(error)}"
-        return {"problem": problem}
+        return {"problem": self._load_saved() if self._rank.rank in saved else ""}
+
+    def _load_saved(self) -> str:
+        """Reads the variables that this rank's former process has saved; returns the problem."""
+        kept = self._store()
+        try:
+            data = kept.of_life.read(1)
+            if data is None:
+                raise FileNotFoundError("the file is gone")
+            saved_names.load(wire.parts(data), self._rank.shell.user_global_ns)
+            kept.of_life.drop()
+        except Exception as error:  # an object's own way to be unpickled may do anything
+            return f"{type(error).__name__}: {text_of(error)}"
+        return ""
 
 
 FEATURE = RankHeal

@@ -7,11 +7,8 @@ Runs in every rank.
 
 from __future__ import annotations
 
-import re
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +16,11 @@ from allranks import collectives
 from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
-from allranks.keras.private_names import import_private, replace, require, subclass
+from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import inner, keras
+
+if TYPE_CHECKING:
+    from allranks.keras.jax_steps import Step
 
 _NAME = "DistributedOptimizer"
 
@@ -39,14 +39,18 @@ def distribute(optimizer: Any, op: ReduceOp, process_set: ProcessSet, name: str 
     require(keras.optimizers.Optimizer, "apply", "_clip_gradients", "_backend_apply_gradients")
     if not isinstance(optimizer, Distributed):
         optimizer.__class__ = subclass(type(optimizer), Distributed)
-    # Not by setattr, because Keras tracks what is assigned to an optimizer.
-    settings = op, process_set, name or _NAME
-    object.__setattr__(optimizer, "_allranks", settings)
+    _set(optimizer, _allranks=(op, process_set, name or _NAME))
     if keras.backend.backend() == "jax":
-        trainer = import_private("keras.src.backend.jax.trainer", "JAXTrainer").JAXTrainer
-        for function in ("make_train_function", "make_test_function"):
-            replace(trainer, function, _raising_kept_errors(function.replace("make_", "")))
+        from allranks.keras import jax_steps
+
+        jax_steps.install()
     return optimizer
+
+
+def _set(optimizer: Any, **attributes: Any) -> None:
+    # Not by setattr, because Keras tracks what is assigned to an optimizer.
+    for name, value in attributes.items():
+        object.__setattr__(optimizer, name, value)
 
 
 class Distributed:
@@ -57,19 +61,46 @@ class Distributed:
     """
 
     _allranks: tuple[ReduceOp, ProcessSet, str]
+    _allranks_step: Step | None = None
+    _allranks_failed: Any = None
     gradient_accumulation_steps: int | None
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        # On jax, a step of fit calls this, and returns the variables to Keras.
+        _set(self, _allranks_step=_traced_step())
+        given = trainable_variables, optimizer_variables
+        try:
+            made = super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
+            failed = self._allranks_failed
+        finally:
+            _set(self, _allranks_step=None, _allranks_failed=None)
+        if failed is None:
+            return made
+
+        def chosen(old: list[Any], new: list[Any]) -> list[Any]:
+            before = map(keras.ops.convert_to_tensor, old)  # LossScaleOptimizer gives variables
+            return [keras.ops.where(failed, *both) for both in zip(before, new, strict=True)]
+
+        return chosen(given[0], made[0]), chosen(given[1], made[1])
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         # fit(), apply_gradients(), stateless_apply() and the user's own loops all call this.
         grads = list(grads)
         if not self.gradient_accumulation_steps:
-            grads = _reduced(grads, *self._allranks)
+            grads = self._allranks_reduced(grads)
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
-            grads = _reduced(list(grads), *self._allranks)
+            grads = self._allranks_reduced(list(grads))
         return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _allranks_reduced(self, grads: list[Any]) -> list[Any]:
+        made, failed = _reduced(grads, *self._allranks, self._allranks_step)
+        _set(self, _allranks_failed=failed)
+        return made
 
     def __reduce__(self) -> Any:
         mine: Any = self
@@ -85,13 +116,18 @@ def _unpickled(kind: Any, config: Any, state: list[Any], settings: Any) -> Any:
     return made
 
 
-def _reduced(grads: list[Any], op: ReduceOp, process_set: ProcessSet, name: str) -> list[Any]:
-    """Returns the gradients reduced over the ranks, in one call; None stays None."""
+def _reduced(
+    grads: list[Any], op: ReduceOp, process_set: ProcessSet, name: str, step: Step | None
+) -> tuple[list[Any], Any]:
+    """Returns the gradients reduced over the ranks, in one call, and whether that has failed.
+
+    None stays None. The second value is None where a failure raises an exception.
+    """
     # Raises on a rank outside the process set.
     group_of(process_set, name)
     shared = [index for index, gradient in enumerate(grads) if gradient is not None]
     if not shared or process_set.size() == 1:
-        return grads
+        return grads, None
     # If some gradients are missing, another rank's gradient of the same shape may belong to
     # another variable. Then the ranks also compare the labels.
     labels = tuple(f"gradient {i}" for i in shared) if len(shared) < len(grads) else ()
@@ -101,74 +137,48 @@ def _reduced(grads: list[Any], op: ReduceOp, process_set: ProcessSet, name: str)
             arrays, op, process_set=process_set, labels=labels, name=name
         )
 
-    made = _call(reduce, [grads[index] for index in shared])
+    made, failed = _call(reduce, [grads[index] for index in shared], step)
     outs = list(grads)
     for index, gradient in zip(shared, made, strict=True):
         outs[index] = gradient
-    return outs
+    return outs, failed
 
 
-def _call(function: Callable[..., Sequence[Any]], tensors: list[Any]) -> Sequence[Any]:
-    """Calls a function of arrays, also while jax traces: then each run of the program calls it."""
+def _traced_step() -> Step | None:
+    if keras.backend.backend() != "jax":
+        return None
+    from allranks.keras.jax_steps import traced_step
+
+    return traced_step.get()
+
+
+def _call(
+    function: Callable[..., Sequence[Any]], tensors: list[Any], step: Step | None
+) -> tuple[Sequence[Any], Any]:
+    """Calls a function of arrays, also while jax traces: then each run of the program calls it.
+
+    In a step of ``fit`` on jax, the second value tells whether the call has failed, and a failed
+    call returns its arguments. Elsewhere a failure raises an exception.
+    """
     if keras.backend.backend() == "torch":
-        return function(*(tensor.detach() for tensor in tensors))
+        return function(*(tensor.detach() for tensor in tensors)), None
     import jax
     from jax.experimental import io_callback
 
     if not any(isinstance(tensor, jax.core.Tracer) for tensor in tensors):
-        return function(*tensors)
-
-    def carried(*arrays: Any) -> list[Any]:
-        # jax keeps only the text of an exception. The number in it finds the exception again.
-        try:
-            return list(function(*map(np.asarray, arrays)))
-        except BaseException as error:
-            number = next(_numbers)
-            _kept[number] = error
-            while len(_kept) > _MOST_KEPT:
-                _kept.popitem(last=False)
-            raise RuntimeError(f"{error} [allranks failure {number}]") from error
-
+        return function(*tensors), None
     specs = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors]
+
+    def call(*arrays: Any) -> list[Any]:
+        return list(function(*map(np.asarray, arrays)))
+
     # Ordered, so that all ranks make their calls in the same order.
-    made: Sequence[Any] = io_callback(carried, specs, *tensors, ordered=True)
-    return made
-
-
-# Limited, because errors that jax drops are never fetched.
-_MOST_KEPT = 16
-_numbers = count(1)
-_kept: OrderedDict[int, BaseException] = OrderedDict()
-
-
-def _raising_kept_errors(name: str) -> Callable[[Any], Any]:
-    """Replaces a method of Keras' trainer that makes the function ``name`` of a step."""
-
-    def wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_function(self: Any, *args: Any, **options: Any) -> None:
-            before = getattr(self, name, None)
-            make(self, *args, **options)
-            step = getattr(self, name)
-            if step is not before:
-                setattr(self, name, _raising(step))
-
-        return make_function
-
-    return wrapped
-
-
-def _raising(step: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        try:
-            return step(*args)
-        except Exception as error:
-            found = re.search(r"\[allranks failure (\d+)\]", str(error))
-            kept = _kept.pop(int(found.group(1)), None) if found else None
-            if kept is None:
-                raise
-        raise kept
-
-    return call
+    if step is None:
+        # A program of the user. jax raises its own exception, which has the text of this one.
+        return io_callback(call, specs, *tensors, ordered=True), None
+    flag = jax.ShapeDtypeStruct((), np.bool_)
+    *made, failed = io_callback(step.catching(call), [*specs, flag], *tensors, ordered=True)
+    return made, failed
 
 
 def _on_all_ranks(check: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,7 +197,8 @@ def _on_all_ranks(check: Callable[..., Any]) -> Callable[..., Any]:
             # The minimum of booleans: True only if the gradients of all ranks are finite.
             return [collectives.allreduce(flag, Min, process_set=process_set, name="check_finite")]
 
-        return _call(agree, [keras.ops.convert_to_tensor(mine)])[0]
+        made, _ = _call(agree, [keras.ops.convert_to_tensor(mine)], _traced_step())
+        return made[0]
 
     return check_finite
 

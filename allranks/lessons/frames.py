@@ -22,7 +22,7 @@ _TEXT_LINES = 64
 
 
 @dataclass(frozen=True)
-class Message:
+class ChunkMessage:
     """Elements ``start`` to ``stop`` from one rank to another, and their effect there."""
 
     sender: int
@@ -49,7 +49,7 @@ class Frame:
 
     phase: str
     #: The messages since the frame before, all at the same time.
-    messages: tuple[Message, ...]
+    messages: tuple[ChunkMessage, ...]
     #: One array per rank.
     values: tuple[tuple[Scalar, ...], ...]
     #: From how many ranks each of these values has a share.
@@ -111,13 +111,15 @@ def listed(values: Sequence[Scalar]) -> str:
     return said[0] if len(values) == 1 else f"({', '.join(said)})"
 
 
-def _message(step: Step) -> Message:
+def _message(step: Step) -> ChunkMessage:
     adds = step.phase not in _REPLACED
     values = step.before.items, step.received.items, step.after.items
-    return Message(step.sender, step.receiver, step.chunk, step.start, step.stop, adds, *values)
+    return ChunkMessage(
+        step.sender, step.receiver, step.chunk, step.start, step.stop, adds, *values
+    )
 
 
-def _elements(message: Message, count: int) -> str:
+def _elements(message: ChunkMessage, count: int) -> str:
     if message.stop - message.start == count:
         return "its whole array"
     if message.stop == message.start:
@@ -129,7 +131,7 @@ def _elements(message: Message, count: int) -> str:
 
 def _frame(
     phase: str,
-    messages: tuple[Message, ...],
+    messages: tuple[ChunkMessage, ...],
     values: Sequence[Sequence[Scalar]],
     owners: Sequence[Sequence[set[int]]],
 ) -> Frame:
@@ -210,7 +212,7 @@ def _of(frames: Sequence[Frame], number: int) -> list[Question]:
     return [one for one in asked if len(one.answers) > 1]
 
 
-def _which(frames: Sequence[Frame], number: int, message: Message) -> Question:
+def _which(frames: Sequence[Frame], number: int, message: ChunkMessage) -> Question:
     rank, chunk = message.sender, message.chunk
     every = {one.chunk for frame in frames for one in frame.messages if one.stop > one.start}
     why = f"Rank {rank} sends chunk {chunk}: {_reason(frames, number, message)}."
@@ -221,7 +223,7 @@ def _which(frames: Sequence[Frame], number: int, message: Message) -> Question:
     return Question(f"Which chunk does rank {rank} send in round {number}?", rank, tuple(answers))
 
 
-def _reason(frames: Sequence[Frame], number: int, message: Message) -> str:
+def _reason(frames: Sequence[Frame], number: int, message: ChunkMessage) -> str:
     rank, chunk = message.sender, message.chunk
     if number == 1:
         return "each rank begins with the chunk of its own number"
@@ -289,7 +291,7 @@ def _rests(frames: Sequence[Frame], number: int, rank: int) -> str:
     return f"Rank {rank} sends nothing: {why}."
 
 
-def _value(frame: Frame, number: int, message: Message) -> Question:
+def _value(frame: Frame, number: int, message: ChunkMessage) -> Question:
     before, received, after = (
         shown(row[0]) for row in (message.before, message.received, message.after)
     )
@@ -316,7 +318,7 @@ def _value(frame: Frame, number: int, message: Message) -> Question:
     return Question(asked, rank, tuple(answers))
 
 
-def _sum(message: Message) -> str:
+def _sum(message: ChunkMessage) -> str:
     before, received = message.before[0], message.received[0]
     if isinstance(before, str) or isinstance(received, str):
         return shown(received)

@@ -28,7 +28,8 @@ MEMBERS = "members"
 #: A ``goes_on`` above 0 in the answer is the commit from which a training that a death has ended
 #: continues when its cell runs again.
 SETTLE = "settle"
-#: Restore the variables that the rank that this one replaces had kept.
+#: Restore the variables that the rank that this one replaces had kept, and, of the ranks in
+#: ``saved``, those that it had saved before it was ended.
 #: The answer has their ``names``, none if nothing was kept, and how many ``seconds`` ago it was.
 RESTORE = "restore"
 #: Save all variables that can be pickled in a file of this host: all ranks start again, because a

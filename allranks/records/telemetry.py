@@ -44,7 +44,8 @@ class CallRecord:
     last_arrived: float
     last_rank: int
     ended: float
-    #: The transfer's time by the GPU's clock; None if no GPU moved the data.
+    #: The time of the transfer by the GPU's clock, or, of a staged call, of the copies from and to
+    #: the GPU, which run beside each other; None if no GPU took part.
     device_seconds: float | None = None
     #: For a call that was under way with others, as an asynchronous one may be: the seconds for
     #: which this rank waited in it and moved its data, without those that it spent on other things
@@ -70,7 +71,7 @@ class CallRecord:
     @property
     def moving_seconds(self) -> float:
         """Seconds for which the data moved: on a GPU it does so beside what the rank is at."""
-        if self.device_seconds is not None:
+        if self.device_seconds is not None and self.transport != "staged":
             return self.device_seconds
         if self.attended is not None:
             return self.attended[1]
@@ -203,8 +204,9 @@ class Pulse(Telemetry):
 
     ``activity`` is what it waits for, or empty; ``line`` is ``file:line  source``.
     ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by any process, 0
-    without one; -1 for what the driver does not report. ``importing`` is the package that the cell
-    has been importing for a second or longer, or empty.
+    without one, ``gpu_own_nbytes`` the rank's part of it, 0 if it is not known; -1 for other
+    figures that the driver does not report. ``importing`` is the package that the cell has been
+    importing for a second or longer, or empty.
     """
 
     activity: str
@@ -216,6 +218,7 @@ class Pulse(Telemetry):
     gpu_percent: int = -1
     gpu_celsius: int = -1
     importing: str = ""
+    gpu_own_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

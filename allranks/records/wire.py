@@ -135,9 +135,15 @@ class RunMember(Record):
     shared: bool
 
 
+#: The number of no cell, in an interrupt.
+BETWEEN_CELLS = -2
+
+
 @dataclass(frozen=True, slots=True)
 class Interrupt(Record):
-    """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell."""
+    """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell, or, for
+    `BETWEEN_CELLS`, what it does between two cells.
+    """
 
     cell: int
 
@@ -259,6 +265,7 @@ class Reply(Record):
     ``dirty``: the rank's communicators must be renewed before they are used again.
     ``epoch``: the rank's epoch, which the cell may have renewed.
     ``traffic``: whether the rank has used a communicator in this epoch.
+    ``ends``: why the rank can run no further cell; it has saved its variables for its replacement.
     """
 
     rank: int
@@ -271,6 +278,7 @@ class Reply(Record):
     report: Report | None
     epoch: int = 0
     traffic: bool = False
+    ends: str = ""
 
     def check(self, payloads: Sequence[bytes] = ()) -> None:
         """Raises TypeError also if the value is missing."""
@@ -285,6 +293,22 @@ class Reply(Record):
         if report is not None:
             report = Report(**{**report, "traceback": tuple(report["traceback"])})
         return cls(**{**fields, "report": report})
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegun(Record):
+    """A rank has begun an epoch between two cells, because a request of a client had failed."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded(Record):
+    """A request of a client has failed in this epoch, so the next cell needs another one."""
+
+    rank: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

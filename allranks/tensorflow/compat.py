@@ -20,6 +20,7 @@ import tensorflow as tf
 from allranks.keras.private_names import import_private, require
 from allranks.keras.versions import LEGACY, keras
 from allranks.post_import import look_up_in
+from allranks.tensorflow import keras2_saving
 
 # Module names of the backend of Keras 3 and Keras 2.
 _BACKENDS = {
@@ -41,6 +42,7 @@ def install() -> None:
         _patch_models()
         _patch_layers()
         _add_functions()
+        keras2_saving.install()
     _installed.append(True)
 
 
@@ -71,7 +73,7 @@ class _CallableList(list[Any]):
 
 
 def _patch_optimizers() -> None:
-    """Adds ``SGD(lr=, decay=)``, ``opt.lr``, ``opt.variables()`` and ``variable.ref()``."""
+    """Adds ``SGD(lr=)``, ``opt.lr``, ``opt.variables()``, ``opt.get_weights()`` and others."""
     base = import_private("keras.src.optimizers.base_optimizer", "BaseOptimizer").BaseOptimizer
     variable = import_private("keras.src.backend.common.variables", "Variable").Variable
     require(base, "apply_gradients", "variables", "_get_current_learning_rate")
@@ -93,6 +95,7 @@ def _patch_optimizers() -> None:
 
     base.apply_gradients = apply_gradients
     base.variables = property(lambda self: _CallableList(variables(self)))
+    base.get_weights = lambda self: [one.numpy() for one in variables(self)]
     variable.ref = lambda self: self.value.ref()  # a dictionary key, as in tf.Variable
 
 
@@ -165,6 +168,7 @@ def _add_functions() -> None:
     for older, newer in ((tf.keras.losses, keras.losses), (tf.keras.metrics, keras.metrics)):
         for name in set(dir(newer)) - set(dir(older)):
             setattr(older, name, getattr(newer, name))
+    keras.metrics.Metric.reset_states = lambda self: self.reset_state()
 
 
 def _patch_layers() -> None:

@@ -24,6 +24,7 @@ from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import build, inner, is_legacy
 from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.gradients import GradientReduction
+from allranks.tensorflow.patches import after
 from allranks.tensorflow.tf_bridge import Array, call_on_arrays
 
 Pairs = list[tuple[Any, Any]]
@@ -152,6 +153,7 @@ class Keras3Distributed(_Distributed):
 
     # Of the class of Keras that follows in the order of the bases.
     gradient_accumulation_steps: int | None
+    _iterations: Any
     _trainable_variables: list[Any]
 
     _allranks_factor: float
@@ -171,8 +173,10 @@ class Keras3Distributed(_Distributed):
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
-            # Keras calls this once, after the last pass, with the average of all passes.
-            grads = self._allranks_reduced(list(grads), self._allranks_filtered)
+            # Keras calls this once, after the last pass, with the average of all passes. The count
+            # of steps, which is changed later, waits for this branch because it is read here.
+            with tf.control_dependencies([tf.identity(self._iterations.value)]):
+                grads = self._allranks_reduced(list(grads), self._allranks_filtered)
             if self._allranks_factor != 1.0:
                 grads = [
                     g if g is None else g * tf.cast(self._allranks_factor, g.dtype) for g in grads
@@ -290,6 +294,12 @@ class Keras2Distributed(_Distributed):
     def _aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
         # `keras.optimizers.legacy` calls this.
         return self.aggregate_gradients(grads_and_vars)
+
+    def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
+        # Of optimizers since Keras 2.11. If the reduction fails, the step is not counted either.
+        pairs = list(grads_and_vars)
+        with after([gradient for gradient, _ in pairs]):
+            return super()._internal_apply_gradients(pairs)  # type: ignore[misc]
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
         apply: Any = super().apply_gradients  # type: ignore[misc]

@@ -8,6 +8,10 @@ sees one GPU and there are several ranks on the host, the list contains that GPU
 
 **Downloads.** Keras downloads a data set into a file of the final name, so a rank that comes a
 second later reads an incomplete file. Here a file gets its name when it is complete.
+
+**Failed steps.** A graph counts the steps of a Keras optimizer beside the reduction of gradients,
+also if the reduction fails. Here the gradients come first. Otherwise only the ranks that waited
+would count the step, and Adam and schedules of the ranks would differ from then on.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from allranks.keras.private_names import import_private, replace
 
 _GPU = "GPU"
 _KERAS_FILES = "keras.src.utils.file_utils"
+_KERAS_OPTIMIZERS = "keras.src.optimizers.base_optimizer"
 
 
 def install() -> None:
@@ -44,6 +49,26 @@ def install() -> None:
     if files is not None:
         replace(files, "urlretrieve", _whole_file)
         replace(files, "extract_archive", _whole_archive)
+    optimizers: Any = sys.modules.get(_KERAS_OPTIMIZERS)
+    if optimizers is not None:
+        replace(optimizers.BaseOptimizer, "apply", _gradients_first)
+
+
+def after(gradients: Sequence[Any]) -> Any:
+    """Returns a context in which a graph runs everything after these gradients."""
+    # One operation, so that each operation of the step needs one edge for it, not one per gradient.
+    return tf.control_dependencies([tf.group(*(g for g in gradients if g is not None))])
+
+
+def _gradients_first(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if tf.executing_eagerly():  # also on other backends of Keras
+            return apply(self, grads, trainable_variables)
+        grads = list(grads)
+        with after(grads):
+            return apply(self, grads, trainable_variables)
+
+    return applied
 
 
 def repeated(gpus: Sequence[Any], local_size: int) -> list[Any]:

@@ -364,9 +364,9 @@ class CallOrder:
 
     def _execute(self, pending: _Pending) -> None:
         # Released, so that other collectives can become ready while this one waits.
-        self._lock.release()
         error: BaseException | None = None
         try:
+            self._lock.release()  # in ``try``: an interrupt may come right after it
             pending.result = pending.function()
         except BaseException as raised:
             error = raised
@@ -380,8 +380,8 @@ class CallOrder:
     def _agree(self) -> list[str]:
         """Returns the first rank's ready collectives. Collective over the process set."""
         mine = [name for name, same in self._ready.items() for _ in same]
-        self._lock.release()
         try:
+            self._lock.release()
             agreed: list[str] = collectives.broadcast_object(
                 mine, self._process_set.ranks[0], process_set=self._process_set
             )

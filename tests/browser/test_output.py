@@ -109,7 +109,7 @@ def lab(browser, server):
 
 @pytest.fixture
 def _ranks(lab, server):
-    """Starts the two ranks where the first test has not run."""
+    """Loads allranks and starts the two ranks where the first test has not run."""
     if "allranks started" not in lab.outputs_text(START):
         (server.root / "slow_to_import.py").touch()
         lab.run_cell(START)
@@ -159,6 +159,7 @@ def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server)
     assert lab.complaints == []
 
 
+@pytest.mark.usefixtures("_ranks")
 def test_a_picture_of_simulated_ranks_is_enlarged(lab):
     lab.run_cell(PICTURE)
     lab.wait_idle()
@@ -285,6 +286,7 @@ def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
     assert lab.outputs_text(FAILS).startswith("ranks 0–1 │ before")
 
 
+@pytest.mark.usefixtures("_ranks")
 def test_a_page_shows_what_another_notebook_runs_below_the_line_that_watches(lab, tmp_path):
     lab.run_cell(STOP)
     lab.wait_idle()

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from tests.faults.notebook import KEPT, Notebook, stopped
-from tests.kernel import patched
+from tests.kernel import patched, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
 
@@ -171,7 +172,8 @@ def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
     notebook.on_ranks("weights = 7 * rank\nkeep('weights', 'kept')")
     again(notebook, attach=False)
     os.kill(victim, signal.SIGKILL)
-    notebook.drain(0.5)
+    # The host agent knows of its end once it has asked for its status.
+    wait_until(lambda: not psutil.pid_exists(victim))
     attached = notebook.run("%distributed attach").ok()
     cell = notebook.on_ranks("weights")
     attached.says("was killed by signal 9", "rank 3 was replaced, with weights and kept kept")

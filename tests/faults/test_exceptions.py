@@ -137,15 +137,19 @@ def test_an_error_outside_of_the_cell_says_how_to_go_on(notebook):
     notebook.on_ranks("sys.setrecursionlimit(limit)").ok()
 
 
-def test_what_is_shown_of_an_error_is_bounded_and_stops_run_all(notebook):
+def test_what_is_shown_of_an_error_is_bounded_and_stops_run_all(notebook, tmp_path):
     cell = notebook.on_ranks("def again(n):\n    return again(n + 1)\nagain(0)")
     assert "RecursionError" in cell.error_value
     assert len(cell.text.splitlines()) < 300
     cell = notebook.on_ranks("raise ValueError('x' * 5_000_000)")
     assert "ValueError: xxx" in cell.error_value
     assert cell.iopub_nbytes < 1_000_000
-    failing = notebook.start_on_ranks("import time; time.sleep(0.3); 1 / 0")
+    go = tmp_path / "go"
+    failing = notebook.start_on_ranks(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n1 / 0"
+    )
     following = notebook.start_on_ranks("kept = 'overwritten'")
+    go.touch()
     assert failing.wait().status == "error"
     assert following.wait().status == "aborted"
 

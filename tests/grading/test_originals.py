@@ -41,6 +41,18 @@ REPLACED = {
     "get_ipython().compile.ast_parse = own_parse": "a == 3",
     "type(get_ipython().compile).ast_parse = lambda self, *given: own_parse(*given)": "a == 3",
     "rank = 0": "rank == 0",
+    # From it come the seeds of random data, which would be equal on all ranks.
+    "import random; random._urandom = bytes": "random._urandom(16) == bytes(16)",
+    "import allranks.grading.expectation as module; module.list = print": "hasattr(module, 'list')",
+    "from allranks.grading import expect; expect.__getattribute__ = print": (
+        "'__getattribute__' in vars(expect)"
+    ),
+    "from allranks.grading import Traffic; import copyreg; copyreg.pickle(Traffic, print)": (
+        "Traffic in copyreg.dispatch_table"
+    ),
+    "from allranks.grading import Traffic; found = Traffic([]); found.sent = print": (
+        "found.sent is print"
+    ),
 }
 LATE = """
 import ast

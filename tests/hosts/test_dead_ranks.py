@@ -141,3 +141,52 @@ def test_a_host_without_spare_processes_uses_those_of_others_and_then_all_ranks_
         cell.error_value
     )
     assert cell.error_value.endswith("for example: %env ALLRANKS_SPARES=2")
+
+
+# Only this host's mount namespace has it: a driver that finds two GPUs.
+DRIVER = """
+mkdir /tmp/driver
+printf '#!/bin/sh\\nprintf "GPU-0\\\\nGPU-1\\\\n"\\n' > /tmp/driver/nvidia-smi
+chmod +x /tmp/driver/nvidia-smi
+mount --bind /tmp/driver /usr/local/sbin
+"""
+NO_DRIVER = "umount /usr/local/sbin && rm -r /tmp/driver"
+DEVICES = "import os\nkept, device, os.environ['CUDA_VISIBLE_DEVICES'], allreduce(1, op=Sum)"
+
+
+@pytest.fixture
+def with_gpus(hosts):
+    for host in ("h1", "h2"):
+        hosts.on(host, "bash", "-ec", DRIVER)
+    yield
+    for host in ("h1", "h2"):
+        hosts.on(host, "bash", "-ec", NO_DRIVER)
+
+
+@pytest.mark.usefixtures("with_gpus")
+def test_a_dead_rank_with_a_gpu_is_replaced_on_its_gpu(new_notebook):
+    opened = new_notebook()
+    opened.on_ranks("kept = 10 * rank\nkeep('kept')", SSH).ok()
+    shown = re.findall(r"→ (\(.+)", opened.on_ranks(DEVICES).text)
+    for rank, line in enumerate(shown):
+        assert re.fullmatch(rf"\({10 * rank}, 'cuda:0 \((GPU-[01])\)', '\1', 4\)", line)
+    assert len(set(re.findall(r"GPU-\d", "".join(shown[:2])))) == 2
+    for dead in (3, 0):
+        died = opened.on_ranks(f"import os\nif rank == {dead}:\n    os._exit(3)\nallreduce(1)")
+        assert f"rank {dead} was replaced, with kept" in died.text
+        assert re.findall(r"→ (\(.+)", opened.on_ranks(DEVICES).text) == shown
+
+
+def test_a_client_gets_the_error_of_a_rank_that_dies_on_another_host(notebook):
+    notebook.run("import os\nclient = ranks.client()").ok()
+    notebook.run("client[3].apply_async(os._exit, 1).get(60)").says("EngineError")
+    check(notebook)
+
+
+def test_a_cell_receives_no_message_of_a_clients_failed_request(notebook):
+    notebook.run("client = ranks.client()\nclient.wait_for_engines(4, interactive=False)").ok()
+    sends = "if rank == 0: comm.send('{}', 3)\nelif rank == 3: {}"
+    failed = f"client[:].execute({sends.format('old', 'raise ValueError')!r}).get(60)"
+    notebook.run(failed).says("ValueError")
+    cell = notebook.on_ranks(sends.format("new", "print(comm.recv())"))
+    assert cell.text == "rank 3 │ new\n"

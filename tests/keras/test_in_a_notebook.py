@@ -17,6 +17,7 @@ import numpy as np
 import allranks.keras as hvd
 
 def train():
+    global model
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
     model.fit(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), batch_size=4, verbose=0)
@@ -59,6 +60,10 @@ def test_a_rank_that_dies_in_fit_is_replaced_and_the_next_cell_trains(training):
     assert cell.error_name == "RankDied"
     assert "rank 0 was waiting" in cell.text
     assert "needs all of ranks 0–1: rank 1 ended with exit code 5" in cell.text
+    weights = ranks.on_ranks(
+        "rank == 1 or all(np.isfinite(one).all() for one in model.get_weights())", timeout=200
+    )
+    assert "ranks 0–1 → True" in weights.text
     following = ranks.on_ranks(f"{BEGIN}train(), globals().get('kept')", timeout=200)
     assert f"→ ('{backend}', 0)\n" in following.text
     assert f"→ ('{backend}', None)\n" in following.text

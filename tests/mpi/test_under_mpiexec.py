@@ -70,7 +70,7 @@ WORLDS: dict[int, list[World]] = {
         hosts("2", "hosts", "contract"),
         hosts("%2", "property"),
         fake("staged", "contract", "gpu", ALLRANKS_FAKE_GPU="2"),
-        (FAKE | {"ALLRANKS_RANKS_PER_HOST": "2"}, ("gpu",)),
+        (FAKE | {"ALLRANKS_RANKS_PER_HOST": "2"}, ("gpu", "nccl")),
     ],
 }
 """Those of one launch, by its number of ranks."""

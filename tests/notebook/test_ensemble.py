@@ -57,6 +57,8 @@ import numpy as np
 end = time.monotonic() + 60
 while member == 0 and len(os.listdir({str(tmp_path)!r})) < 11 and time.monotonic() < end:
     time.sleep(0.05)
+# It does not hold up the others.
+assert member or len(os.listdir({str(tmp_path)!r})) == 11
 total = allreduce(np.ones(3), op=Sum)
 barrier()
 both = comm.allgather(member)
@@ -68,8 +70,6 @@ open(os.path.join({str(tmp_path)!r}, str(member)), "w").close()
         notebook.value("[m.result == (0, 1, 0, [1.0] * 3, [m.number]) for m in runs].count(True)")
         == "12"
     )
-    # The others did not wait for the first.
-    assert notebook.value("runs[0].seconds < 60") == "True"
 
 
 def test_ranks_per_member_train_data_parallel_inside_their_own_set(notebook):

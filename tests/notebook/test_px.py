@@ -233,8 +233,59 @@ def test_px_is_ipyparallels_where_a_view_was_activated(px):
     assert kernel.run("%%distributed\n'by allranks'").text == "ranks 0–1 → 'by allranks'\n"
 
 
-def test_a_cell_of_px_that_waits_behind_an_error_runs_on_every_rank(px):
-    """If one rank dropped it, the others would wait for that rank in the collective."""
+def test_requests_behind_a_failed_one_are_not_run(px):
+    lines = ("a = 5; b = 10; c = 0", "b / c", "b *= 2")
+    px.run("run = view.client[1].execute").ok()
+    px.run(f"last = [run(line, silent=False, block=False) for line in {lines}]").ok()
+    assert px.run("last[2].get()").error_name == "TaskAborted"
+    assert px.value("view.client[1]['b']") == "10"
+
+
+def test_no_rank_waits_for_one_that_does_not_run_a_request_behind_an_error(px):
     px.run("%%px --noblock -o failed\nimport time\ntime.sleep(1)\nif rank == 0: 1 / 0").ok()
-    px.run("%%px\ncomm.Barrier()\nprint('both')").says("[stdout:0] both", "[stdout:1] both")
+    ended = px.run("%%px\ncomm.Barrier()\nprint('both')").lacks("[stdout")
+    ended.says("[1:execute]", "RankLeft", "rank 0 has failed in this request, or in one before it")
     assert px.value("failed.successful()") == "False"
+    px.run("%%px\ncomm.Barrier()\nprint('both')").says("[stdout:0] both", "[stdout:1] both")
+
+
+def test_a_rank_that_has_failed_is_not_waited_for(px):
+    failed = px.run("%%px\nif rank == 0: 1 / 0\nallreduce(1)")
+    failed.says("ZeroDivisionError", "RankLeft", "Correct the error of rank 0")
+    px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
+
+
+@pytest.mark.parametrize("magic", ["%%px", "%%distributed"])
+def test_what_follows_a_failed_request_does_not_receive_its_messages(px, magic):
+    sends = "if rank == 0: comm.send({!r}, 1)\nelse: {}"
+    px.run("%%px\n" + sends.format("old", "raise ValueError")).says("ValueError")
+    px.run("%%px --targets 1\nprint('alone')").says("alone")
+    px.run(f"{magic}\n" + sends.format("new", "print(comm.recv())")).says("new").lacks("old")
+
+
+def test_a_client_sends_other_signals_than_an_interrupt(px):
+    px.run("view.client.send_signal(0, block=True)").ok()
+    px.run("view.client.send_signal('SIGNOT', block=True)").says(
+        "UsageError: expected 0 or a signal such as SIGINT or SIGKILL, found 'SIGNOT'"
+    )
+    px.run("%%px\nimport signal\nsignal.signal(signal.SIGUSR1, lambda *_: globals().update(got=1))")
+    px.run("view.client.send_signal('SIGUSR1', block=True)").ok()
+    px.run("%%px\nimport time\nwhile 'got' not in globals(): time.sleep(0.01)").ok()
+
+
+def test_a_broadcast_view_gives_the_replies_of_all_ranks_as_one(px):
+    px.run("all_at_once = view.client.broadcast_view([1, 0], is_coalescing=True)").ok()
+    px.run("reply = all_at_once.apply_async(lambda: rank)").ok()
+    assert px.value("reply.get(), reply.engine_id") == "([1, 0], [1, 0])"
+
+
+@pytest.mark.replaces
+def test_a_request_ends_with_its_rank_and_the_new_rank_has_the_same_id(px):
+    px.run("%distributed heal on").ok()
+    px.run("import time\nwaits = view.client[1].apply_async(time.sleep, 600)").ok()
+    px.run("view.client.send_signal('SIGKILL', targets=1, block=True)").ok()
+    px.run("waits.get()").says("EngineError", "Engine 1 died while running task")
+    assert px.value("view.client.ids") == "[0]"
+    px.run("%%distributed\nrank").says("rank 1 → 1")
+    px.run("view.client.wait_for_engines(2, interactive=False)").ok()
+    assert px.value("view.client[:].apply_sync(lambda: rank)") == "[0, 1]"

@@ -134,6 +134,33 @@ def test_a_library_trains_on_the_ranks(ranks, cell, shown):
     assert ended.text.endswith(shown), ended.text
 
 
+# What a rank with a GPU has, here with the one CPU that Lightning sees.
+ONE_EACH = """
+import os
+from unittest.mock import patch
+from lightning.fabric.plugins.environments import mpi
+from allranks.features.torch_jax import lightning_ranks
+with patch.dict(os.environ, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1"), patch.object(
+    mpi.MPIEnvironment, "local_rank", mpi.MPIEnvironment.local_rank
+):
+    lightning_ranks.install(mpi)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, num_nodes=size, strategy="ddp", max_epochs=2, **quiet)
+    model = Sums()
+    trainer.fit(model, DataLoader(data, 8))
+trainer.world_size, trainer.global_step, trainer.global_rank == rank, same(model)
+"""
+
+
+def test_lightning_takes_the_one_gpu_that_each_rank_sees(ranks):
+    """Without the change it ends in an IndexError: each takes the number of its place."""
+    for source in (IMPORTS, LIGHTNING):
+        assert ranks.on_ranks(source, timeout=180).status == "ok"
+    ended = ranks.on_ranks(ONE_EACH, "--timeout 120", timeout=180)
+    assert ended.status == "ok", ended.text
+    assert ended.text.endswith("ranks 0–2 → (3, 4, True, True)\n"), ended.text
+
+
 LAUNCH = """
 from accelerate import Accelerator, notebook_launcher
 def train(steps):

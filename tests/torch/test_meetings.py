@@ -44,6 +44,7 @@ EXTERNAL = {
         "",
         "dist.init_process_group(init_method=tcp, rank=rank, world_size=size + 1)",
     ),
+    "a store that is nowhere": ("", "dist.TCPStore('127.0.0.1', port)"),
     "a store of more processes": ("", "dist.TCPStore('127.0.0.1', port, size + 1, rank == 0)"),
 }
 
@@ -109,6 +110,20 @@ def test_a_key_that_is_set_late_and_one_that_is_never_set(ranks):
     assert cell.text == (
         "ranks 0–2 │ wait timeout after 200ms, keys: /never\n          → (b'here', [b'here'])\n"
     )
+
+
+def test_a_store_of_another_size_is_found_and_one_that_is_nowhere_is_given_up(ranks):
+    source = (
+        "from datetime import timedelta\nbrief = timedelta(milliseconds=100)\n"
+        "try:\n    dist.TCPStore('127.0.0.1', port, timeout=brief)\n"
+        "except dist.DistNetworkError as error:\n    print('100ms' in str(error))\nbarrier()\n"
+        "if rank == 0:\n    store = dist.TCPStore('127.0.0.1', port, is_master=True)\n"
+        "    store.set('key', 'value')\n"
+        "else:\n    store = dist.TCPStore('127.0.0.1', port)\n"
+        "found = store.get('key')\nbarrier()\nfound"
+    )
+    cell = ranks.on_ranks(f"{BEGIN}{source}")
+    assert cell.text == "ranks 0–2 │ True\n          → b'value'\n"
 
 
 def test_a_number_of_processes_that_is_not_that_of_the_ranks_is_named(ranks):

@@ -499,12 +499,14 @@ def test_the_name_of_the_backend_is_the_one_that_was_asked_for(ranks):
     )
 
 
-def test_a_limit_of_time_is_worded_as_in_torch(ranks):
+def test_a_limit_of_time_is_worded_as_in_torch(ranks, tmp_path):
+    ended = str(tmp_path)
     cell = ranks.on_ranks(
-        "from datetime import timedelta\n"
+        "import os, time\nfrom datetime import timedelta\n"
         "part = dist.new_group([0, 1, 2], timeout=timedelta(seconds=1))\n"
-        "if rank > 0:\n    dist.all_reduce(torch.ones(1), group=part)\nelse:\n"
-        "    import time\n    time.sleep(3)"
+        "if rank > 0:\n    try:\n        dist.all_reduce(torch.ones(1), group=part)\n"
+        f"    finally:\n        open(os.path.join({ended!r}, str(rank)), 'w').close()\n"
+        f"else:\n    while len(os.listdir({ended!r})) < 2: time.sleep(0.02)"
     )
     assert "Timed out waiting 1000ms for all_reduce(SUM) to complete at In[" in cell.text
     assert "rank 0 did not arrive" in cell.text

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import gate
-from tests.rest import failures, quarter_of
+from tests.rest import outcomes, quarter_of, repeat, repetitions
 
 ALL = list(gate.AREAS)
 pytest.importorskip("grimp", reason="needs import-linter, which is in the extra dev")
@@ -94,16 +94,53 @@ def test_each_hour_and_each_day_begins_with_another_quarter() -> None:
     assert [quarter_of(day * number) for number in range(5)] == [0, 1, 2, 3, 0]
 
 
-def test_failures_are_read_with_their_names_and_texts(tmp_path: Path) -> None:
+def test_outcomes_are_read_with_their_names_and_texts(tmp_path: Path) -> None:
     report = tmp_path / "junit.xml"
     report.write_text(
         "<testsuites><testsuite>"
         '<testcase file="tests/a/test_a.py" name="test_one[x-1]"><failure>E 1</failure></testcase>'
         '<testcase file="tests/a/test_a.py" name="test_two"/>'
+        '<testcase file="tests/a/test_a.py" name="test_left"><skipped>no</skipped></testcase>'
         '<testcase file="tests/a/test_a.py" name="test_end"><error>E 2</error></testcase>'
         "</testsuite></testsuites>"
     )
-    assert dict(failures(report)) == {
+    assert outcomes(report) == {
         "tests/a/test_a.py::test_one[x-1]": "E 1",
+        "tests/a/test_a.py::test_two": None,
         "tests/a/test_a.py::test_end": "E 2",
     }
+
+
+def test_what_failed_is_repeated_after_what_ran_before_it_in_its_file() -> None:
+    launches = [f"tests/mpi/test_under_mpiexec.py::test_{number}" for number in range(3)]
+    ran = [launches[0], HUB[0], *TORCH[:2], FAULT, *TORCH[2:], *launches[1:]]
+    failed = [launches[1], TORCH[1], TORCH[3], FAULT]
+    assert list(repetitions(ran, failed)) == [[launches[1]], TORCH[:4], [FAULT]]
+
+
+NEEDS_ANOTHER = """
+import pathlib
+made = []
+def test_makes(): made.append(1)
+def test_needs_what_another_made(): assert made
+def test_fails(): assert not made
+def test_fails_the_first_time():
+    marker = pathlib.Path("ran")
+    first = not marker.exists()
+    marker.touch()
+    assert not first
+"""
+
+
+def test_a_repeated_test_has_what_earlier_ones_made_and_one_that_fails_twice_has_failed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "test_a.py").write_text(NEEDS_ANOTHER)
+    names = ("makes", "needs_what_another_made", "fails", "fails_the_first_time")
+    tests = [f"test_a.py::test_{name}" for name in names]
+    first = repeat(tests, tmp_path / "junit.xml", tmp_path)
+    assert [test for test in tests if first[test] is not None] == tests[2:]
+    (tests_again,) = repetitions(first, tests[2:])
+    second = repeat(tests_again, tmp_path / "junit.xml", tmp_path)
+    assert [test for test in tests if second[test] is not None] == [tests[2]]

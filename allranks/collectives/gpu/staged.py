@@ -37,6 +37,8 @@ Host = NDArray[Any]
 BLOCK_BYTES = 4 << 20
 """Large enough that the time of Python's code for a block is small beside its copy."""
 Copy = Callable[[int, Host], None]
+Copied = tuple[Event, Event]
+"""The events before and after a copy."""
 
 
 class StagedTransport:
@@ -55,6 +57,10 @@ class StagedTransport:
 
     def abandon(self) -> None:
         """Does nothing: no work on the GPU waits for others. `GpuTransport` keeps the arrays."""
+
+    def confirm(self, call: Call) -> Steps[None]:
+        """Needs nothing: no block is read before its members have counted it as written."""
+        yield from ()
 
     def connect(self, call: Call) -> Steps[None]:
         """Allocates the blocks of this epoch, the first time. Collective; all have agreed."""
@@ -109,13 +115,14 @@ class StagedTransport:
         between the ranks, collectively, and ``drain`` queues copies to the GPU.
         """
         device = self.device
-        came: list[Event | None] = [None, None]
-        went: list[Event | None] = [None, None]
+        came: list[Copied | None] = [None, None]
+        went: list[Copied | None] = [None, None]
 
         def begin(index: int) -> None:
             with device.behind_caller(call, device.down) as stream:
+                began = device.event(stream, timed=True)
                 fill(index, self._down[index % 2])
-                came[index % 2] = device.event(stream)
+                came[index % 2] = began, device.event(stream, timed=True)
 
         if count:
             begin(0)
@@ -128,15 +135,18 @@ class StagedTransport:
             yield from self._until(call, went[turn])
             yield from move(index, self._down[turn], self._up[turn])
             with device.behind_caller(call, device.up) as stream:
+                began = device.event(stream, timed=True)
                 drain(index, self._up[turn])
-                went[turn] = device.event(stream)
-        for event in went:
-            yield from self._until(call, event)
+                went[turn] = began, device.event(stream, timed=True)
+        for copied in went:
+            yield from self._until(call, copied)
 
-    def _until(self, call: Call, event: Event | None) -> Steps[None]:
-        if event is not None:
-            yield from self.device.wait(event, call)
-            self.device.events.give_back(event)
+    def _until(self, call: Call, copied: Copied | None) -> Steps[None]:
+        """Ends when a copy has, whose time by the GPU's clock it adds to the call."""
+        if copied is not None:
+            yield from self.device.wait(copied[1], call)
+            self.device.add_seconds(call, *copied)
+            self.device.events.give_back(*copied, timed=True)
 
     def allreduce(
         self, call: Call, source: GpuArray, out: GpuArray, reduction: Arithmetic

@@ -31,6 +31,7 @@ from allranks.collectives.calls.call import (
     as_bytes,
     prepared,
 )
+from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.gpu.cupy_api import load_nccl
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.nccl import NcclTransport
@@ -170,10 +171,8 @@ class GpuTransport:
 
     name = "gpu"
 
-    def __init__(self, members: Members, device: Device, host: Transport, number: int) -> None:
-        self.members, self.device, self.host = members, device, host
-        self._number = number
-        """The number of this rank's host."""
+    def __init__(self, own: RankState, members: Members, device: Device, host: Transport) -> None:
+        self.own, self.members, self.device, self.host = own, members, device, host
         self._device_map: list[RankDevice] = []
         self._transports: dict[str, DeviceTransport] = {}
 
@@ -182,7 +181,7 @@ class GpuTransport:
         Raises `UsageError` on every member if the wanted transport cannot be used.
         """
         if not self._device_map:
-            device = json.dumps(RankDevice.of(self.device, self._number)).encode()
+            device = json.dumps(RankDevice.of(self.device, self.own.hosts[self.own.rank])).encode()
             mine = np.frombuffer(device, np.uint8)
             sizes = yield from self.table(call, [mine.size])
             every = yield from call.moved(self.host.allgather, mine, [size for (size,) in sizes])
@@ -191,9 +190,12 @@ class GpuTransport:
         name = choose(wanted, self.members.ranks, self._device_map)
         found = self._transports.get(name)
         if found is None:
-            make = NcclTransport if name == "nccl" else StagedTransport
+            if name == "nccl":
+                found = NcclTransport(self.own, self.members, self.device, self.host)
+            else:
+                found = StagedTransport(self.members, self.device, self.host)
             # Stored before it is connected, so that a half connected one can be abandoned too.
-            found = self._transports[name] = make(self.members, self.device, self.host)
+            self._transports[name] = found
         call.transport = name
         return found
 
@@ -273,7 +275,9 @@ class GpuTransport:
             if ordered:
                 yield from self.device.call_order.enter(call, self.host)
             yield from way.connect(call)
-            return (yield from move(way))
+            result = yield from move(way)
+            yield from way.confirm(call)
+            return result
         finally:
             if ordered:
                 self.device.call_order.leave(call)

@@ -267,8 +267,8 @@ class Channel:
     def missing(self, call: Call) -> tuple[int, ...]:
         return self._behind(0, self.count)
 
-    def unfinished(self, call: Call) -> tuple[int, ...]:
-        return () if call.transport == "shared" else self._behind(_DONE, call.number)
+    def unfinished(self, number: int) -> tuple[int, ...]:
+        return self._behind(_DONE, number)
 
     def _behind(self, word: int, count: int) -> tuple[int, ...]:
         pages = zip(self.members.ranks, self._pages, strict=True)

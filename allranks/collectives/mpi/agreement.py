@@ -461,24 +461,24 @@ class MultiHostAgreement:
         """The members that have not arrived; then the leaders that left before the exchange."""
         if call.moving or not call.posted or self.buffer.words[_AGREED] >= call.number:
             return ()
-        behind = self._behind(call, 0, self.members.ranks)
+        behind = self._behind(call.number, 0, self.members.ranks)
         return behind or tuple(
             rank
-            for rank in self._behind(call, 1, self.leaders.ranks)
+            for rank in self._behind(call.number, 1, self.leaders.ranks)
             if self.own.departure(rank) is not None
         )
 
-    def unfinished(self, call: Call) -> tuple[int, ...]:
-        return self._behind(call, 1, self.members.ranks)
+    def unfinished(self, number: int) -> tuple[int, ...]:
+        return self._behind(number, 1, self.members.ranks)
 
-    def _behind(self, call: Call, what: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    def _behind(self, number: int, what: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
         progress, group, me = self.own.board.progress, self.members.number, self.own.rank
-        return tuple(r for r in ranks if r != me and progress(r, group)[what] < call.number)
+        return tuple(r for r in ranks if r != me and progress(r, group)[what] < number)
 
     def sites(self, call: Call) -> dict[int, Site]:
         if not self.own.checks or not call.posted:
             return {self.own.rank: call.site}
-        came = set(self.members.ranks) - set(self._behind(call, 0, self.members.ranks))
+        came = set(self.members.ranks) - set(self._behind(call.number, 0, self.members.ranks))
         here = {rank: site for rank, (_, site) in self.channel.brought(call).items()}
         board = self.own.board
         texts = {rank: with_source(board.text(rank, WAITING)) for rank in came - here.keys()}

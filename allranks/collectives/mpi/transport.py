@@ -380,7 +380,7 @@ class Epochs:
         return RankLost(f"MPI cannot continue without a rank that has died: {how or error}")
 
     def nudge(self) -> None:
-        """Lets MPI progress transfers between ranks."""
+        """Lets MPI progress transfers between ranks, and what they ask of this one's windows."""
         try:
             for _ in range(_LOOKS):
                 self.pristine.Iprobe()

@@ -5,14 +5,17 @@ MPI itself does not compare them. It gives a wrong result, or an error that name
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, TypedDict
 
 import numpy as np
 from mpi4py import MPI
 
 _REDUCING = ("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan")
-#: Every rank sends as many bytes as the others. In a Gather or Scatter the root's buffer is larger.
+#: Every rank sends as many bytes as the others.
 _ALIKE = ("Bcast", "Allgather", "Alltoall")
+_WHOLE_OF_ROOT = {"Gather": 1, "Scatter": 0}
+"""The argument that has a part for each rank, on the root; the other one is a part."""
 #: These move as many elements on every rank. In the others a rank without data may have an empty
 #: buffer of any type.
 _TYPED = (
@@ -29,6 +32,8 @@ _BASIC = {
     if kind.itemsize > 1
 }
 """The basic types by numpy's characters. Others are compared as bytes, as is each of one byte."""
+_PLAIN = frozenset("?bhilqpBHILQPfdgFDG")
+"""The dtypes that mpi4py knows, by their characters."""
 _NAMES = {
     getattr(MPI, name).handle: name
     for name in (
@@ -46,15 +51,16 @@ class Compared(TypedDict, total=False):
     nbytes: int
 
 
-def compared(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
+def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Compared:
     """Returns what must be the same on every rank; nothing for calls whose buffers may differ.
-    ``root``: whether this rank reads or writes the buffer that only the root has. A ``dtype`` with
-    a + is a mistake of this rank: it would receive another type than is sent.
+    ``root``: whether this rank reads or writes the buffer that only the root has. ``size``: the
+    number of ranks. A ``dtype`` with a + is a mistake of this rank: it would receive another type
+    than is sent.
     """
     if call == "Barrier":
         return {}
     if call not in _REDUCING:
-        return _types(call, arguments, root) | _sizes(call, arguments)
+        return _types(call, arguments, root) | _sizes(call, arguments, root, size)
     dtype, nbytes = _first(arguments)
     (op,) = (argument for argument in arguments[2:] if isinstance(argument, MPI.Op))
     name = _NAMES.get(op.handle, "a function")
@@ -71,7 +77,13 @@ def _types(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
     return {"dtype": "+".join(kinds) or "bytes"} if len(kinds) > 1 or call in _TYPED else {}
 
 
-def _sizes(call: str, arguments: tuple[Any, ...]) -> Compared:
+def _sizes(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Compared:
+    whole = _WHOLE_OF_ROOT.get(call)
+    if whole is not None:
+        found = nbytes_of_message(arguments[whole]) if root else None
+        if found is not None:
+            return {"nbytes": found // size}
+        return {"nbytes": nbytes_of_message(arguments[1 - whole]) or 0}
     return {"nbytes": _first(arguments)[1]} if call in _ALIKE else {}
 
 
@@ -120,17 +132,43 @@ def _of_datatype(kind: MPI.Datatype) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def nbytes_of_message(buffer: Any) -> int | None:
-    """Returns the bytes of a message in mpi4py's usual forms; None if it is none of them, as a
-    buffer of a derived type without a count.
-    """
+def is_plain(buffer: Any) -> bool:
+    """Whether it is a numpy array that mpi4py takes, as most are."""
+    return type(buffer) is np.ndarray and buffer.flags.carray and buffer.dtype.char in _PLAIN
+
+
+Layout = tuple[Any, int, int, MPI.Datatype]
+"""Where a message is: the data, the byte at which it begins, a count, and the type."""
+
+
+def layout_of(buffer: Any) -> Layout | None:
+    """Returns where a message in any of mpi4py's forms is; None if it is none of them."""
+    if is_plain(buffer):
+        return buffer, 0, buffer.nbytes, MPI.BYTE
     try:
-        kind = buffer[-1] if isinstance(buffer, list | tuple) else None
-        if isinstance(kind, MPI.Datatype) and not kind.is_predefined and len(buffer) < 3:
-            return None
-        return _message(buffer)[1]
+        data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
+        kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+        if isinstance(kind, str):
+            kind = MPI.Datatype.fromcode(kind)
+        if len(rest) == 1 and isinstance(rest[0], list | tuple):
+            rest = list(rest[0])
+        count, place = (None if one is None else index(one) for one in (*rest, None, None)[:2])
+        view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
+        if kind is None and count is None and place is None:
+            return data, 0, view.nbytes, MPI.BYTE
+        unit = view.dtype.itemsize if kind is None else kind.extent
+        start = (place or 0) * unit
+        if count is None:
+            count = (view.nbytes - start) // unit
+        return (data, start, count * unit, MPI.BYTE) if kind is None else (data, start, count, kind)
     except Exception:  # of any kind, from the attributes of any object
         return None
+
+
+def nbytes_of_message(buffer: Any) -> int | None:
+    """Returns the bytes of a message in any of mpi4py's forms; None if it is none of them."""
+    layout = layout_of(buffer)
+    return None if layout is None else layout[2] * layout[3].size
 
 
 def _message(buffer: Any) -> tuple[str, int]:

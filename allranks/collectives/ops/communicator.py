@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ class Comm(PointToPoint):
                 raise
 
         nbytes = max(map(nbytes_of, arguments), default=0)
-        alike = compared(op, arguments, root is None or root == self.Get_rank())
+        alike = compared(op, arguments, root is None or root == self.Get_rank(), group.size)
         spec = Spec(f"comm.{op}", root=whom, refused=group.refused, **alike)
         self._world.run(group.call(spec, op, nbytes, steps))
         if any(type(argument) is Op for argument in arguments):
@@ -109,10 +110,12 @@ class Comm(PointToPoint):
                     "The result is not valid."
                 )
 
-    def agree(self, title: str) -> None:
-        """Ends when all ranks have arrived at the same call of a window or a file."""
+    def agree(self, title: str, alike: tuple[Any, ...] = ()) -> None:
+        """Ends when all ranks have arrived at the same call of a window or a file, with the same
+        values ``alike``.
+        """
         group = self._used()
-        spec = Spec(title, refused=group.refused)
+        spec = Spec(title, shape=alike, refused=group.refused)
         self._world.run(group.call(spec, title, steps=self._agreed))
 
     def _agreed(self, call: Call) -> Steps[None]:
@@ -240,13 +243,14 @@ class Comm(PointToPoint):
         self, local_leader: int, peer_comm: MPI.Intracomm, remote_leader: int, tag: int = 0
     ) -> MPI.Intercomm:
         """MPI_Intercomm_create, after the ranks of both sides have arrived."""
+        arguments = local_leader, peer_comm, remote_leader, tag
+        _check(_NULL, Raw.Create_intercomm, *arguments)
         self.agree("comm.Create_intercomm")
         if self.rank == local_leader and isinstance(peer_comm, Comm):
             # MPI itself sends with this tag between the two leaders.
             peer_comm.sendrecv(None, remote_leader, tag, None, remote_leader, tag)
         # Now both leaders have met, so MPI's call is certain to end on all ranks.
         self.agree("comm.Create_intercomm")
-        arguments = local_leader, peer_comm, remote_leader, tag
         return self._whole("Create_intercomm", *arguments)
 
     def Spawn(self, *arguments: Any, **options: Any) -> MPI.Intercomm:
@@ -278,6 +282,9 @@ class Comm(PointToPoint):
         same on every rank.
         """
         world, parent = self._world, self._group()
+        _check(_NULL, make, *arguments, **options)
+        if any(isinstance(one, MPI.Group) and one == MPI.GROUP_NULL for one in arguments):
+            raise MPI.Exception(MPI.ERR_GROUP)
         # After all have arrived, MPI's call is certain to end, so no interrupt is raised meanwhile.
         # A rank that never arrives leaves its cell, and then the others raise RankLeft.
         with deferred():
@@ -350,6 +357,19 @@ class Comm(PointToPoint):
         if self._epoch is not None:
             raise ValueError("a communicator that the program has made cannot be pickled")
         return _lasting, (self._number == ALONE,)
+
+
+_NULL = MPI.Cartcomm()
+"""The null communicator, as an object of a class that has all methods."""
+
+
+def _check(null: Any, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Raises the exception of mpi4py if it refuses the arguments of a method.
+
+    After the agreement no rank may fail alone: the others would wait in MPI.
+    """
+    with suppress(MPI.Exception):  # of MPI, which refuses the null object and does nothing
+        call(null, *arguments, **options)
 
 
 def _check_reach(op: str) -> None:
@@ -505,23 +525,61 @@ class File(MPI.File, metaclass=StandIn):
     """The communicator of its ranks."""
 
 
-def _agree(comm: object, title: str) -> None:
-    # A communicator of an earlier epoch cannot agree: then this is MPI's own call.
-    if isinstance(comm, Comm) and comm != MPI.COMM_NULL and not comm.stale:
-        comm.agree(title)
+def _agrees(comm: object) -> bool:
+    """Whether the ranks can agree; if not, a call is MPI's own, as after the epoch."""
+    return isinstance(comm, Comm) and comm != MPI.COMM_NULL and not comm.stale
 
 
-def _making(kind: type[Any], name: str, place: int) -> Any:
-    @wraps(getattr(kind.plain, name))
+def _making(kind: type[Any], name: str) -> Any:
+    plain = getattr(kind.plain, name)
+    signature = inspect.signature(plain)
+
+    @wraps(plain)
     def make(cls: type[Any], *arguments: Any, **options: Any) -> Any:
-        comm = options.get("comm", arguments[place] if len(arguments) > place else None)
-        _agree(comm, f"{kind.__name__}.{name}")
+        given = signature.bind(*arguments, **options)
+        given.apply_defaults()
+        comm = given.arguments["comm"]
+        if _agrees(comm):
+            given.arguments["comm"] = Raw()
+            with suppress(MPI.Exception):  # as in `_check`
+                plain(*given.args, **given.kwargs)
+            _check_values(**given.arguments)
+            comm.agree(f"{kind.__name__}.{name}", _alike(**given.arguments))
         with deferred():
             made = getattr(super(kind, cls), name)(*arguments, **options)
+            current().windows += kind is Win
         made.comm = comm
         return made
 
     return classmethod(make)
+
+
+def _alike(*, filename: Any = None, amode: int = 0, **_: Any) -> tuple[Any, ...]:
+    """What must be the same on every rank. Hosts may have a file in different folders."""
+    return () if filename is None else (os.path.basename(os.fsdecode(filename)), amode)
+
+
+_PREFIX = re.compile(r"\w+:")
+"""Of a file's name: the file system that MPI takes."""
+
+
+def _check_values(
+    *, disp_unit: int = 1, size: int = 0, filename: Any = None, amode: int = 0, **_: Any
+) -> None:
+    """Raises the errors that MPI raises on one rank alone, while it waits on the others."""
+    if disp_unit < 1:
+        raise MPI.Exception(MPI.ERR_DISP)
+    if size < 0:
+        raise MPI.Exception(MPI.ERR_SIZE)
+    if filename is None:
+        return
+    ways = MPI.MODE_RDONLY, MPI.MODE_WRONLY, MPI.MODE_RDWR
+    if amode & sum(ways) not in ways:
+        raise MPI.Exception(MPI.ERR_AMODE)
+    path = os.path.abspath(os.fsdecode(filename))
+    there = os.path.dirname(path) if amode & MPI.MODE_CREATE else path
+    if not _PREFIX.match(os.fsdecode(filename)) and not os.path.exists(there):
+        raise MPI.Exception(MPI.ERR_NO_SUCH_FILE)
 
 
 def _together(kind: type[Any], name: str) -> Callable[..., Any]:
@@ -529,18 +587,21 @@ def _together(kind: type[Any], name: str) -> Callable[..., Any]:
 
     @wraps(plain)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        _agree(self.comm, f"{kind.__name__}.{name}")
+        if _agrees(self.comm):
+            _check(kind.plain(), plain, *arguments, **options)
+            self.comm.agree(f"{kind.__name__}.{name}")
         with deferred():
-            return plain(self, *arguments, **options)
+            found = plain(self, *arguments, **options)
+            current().windows -= kind is Win and name == "Free"
+        return found
 
     return call
 
 
-_MAKING = {
-    Win: {"Create": 3, "Allocate": 3, "Allocate_shared": 3, "Create_dynamic": 1},
-    File: {"Open": 0},
+_MAKING: dict[type[Any], tuple[str, ...]] = {
+    Win: ("Create", "Allocate", "Allocate_shared", "Create_dynamic"),
+    File: ("Open",),
 }
-"""The position of the communicator among the arguments."""
 _TOGETHER: dict[type[Any], tuple[str, ...]] = {
     Win: ("Fence", "Free"),
     File: (
@@ -553,7 +614,7 @@ _TOGETHER: dict[type[Any], tuple[str, ...]] = {
 }
 
 for _kind, _makers in _MAKING.items():
-    for _name, _place in _makers.items():
-        setattr(_kind, _name, _making(_kind, _name, _place))
+    for _name in _makers:
+        setattr(_kind, _name, _making(_kind, _name))
     for _name in _TOGETHER[_kind]:
         setattr(_kind, _name, _together(_kind, _name))

@@ -6,22 +6,20 @@ mpi4py would end the process, and MPI the other ranks.
 
 from __future__ import annotations
 
-import mmap as memory_maps
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import starmap
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.guard import Spec
-from allranks.collectives.mpi.transport import complete
-from allranks.collectives.ops.buffers import nbytes_of_message
+from allranks.collectives.mpi.transport import complete, reports_death
+from allranks.collectives.ops.buffers import is_plain, nbytes_of_message
+from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
 from allranks.collectives.world import World
 from allranks.collectives.world.world import Group
 from allranks.errors import StaleHandle, UsageError
@@ -98,15 +96,6 @@ REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
 
 _AT_ONCE_NBYTES = 1024
 """A message of this length has come as a whole when a probe finds it: MPI does not wait for it."""
-_PLAIN = frozenset("?bhilqpBHILQPfdgFDG")
-"""The dtypes that mpi4py knows, by their characters."""
-_RESERVES_NO_SWAP: int = getattr(memory_maps, "MAP_NORESERVE", 0)
-_SMALL_PAGES: int | None = getattr(memory_maps, "MADV_NOHUGEPAGE", None)
-"""Linux would clear 2 MB for the first byte."""
-_OBJECT_NBYTES = (1 << 31) - 1
-"""The longest pickle that `irecv` receives: its memory is reserved, and used as far as it fills."""
-_LIMITED_NBYTES = 32 << 20
-"""The same where the system lets a process reserve no more."""
 
 
 class RefusedByMpi(UsageError, MPI.Exception):
@@ -131,12 +120,17 @@ class MessageTooLong(RefusedByMpi):
     code = MPI.ERR_TRUNCATE
 
 
-def _too_long(op: str, about: MPI.Status, room: int) -> MessageTooLong:
+_NOTHING_WRITTEN = "Nothing was written to it; the message is dropped."
+_WRITTEN_UP_TO_ITS_END = "The buffer is full, and the rest of the message is dropped."
+
+
+def _too_long(
+    op: str, about: MPI.Status, room: int, outcome: str = _NOTHING_WRITTEN
+) -> MessageTooLong:
     return MessageTooLong(
         f"{op} needs a buffer for the whole message: rank {about.Get_source()} has sent "
         f"{about.Get_count(MPI.BYTE):,} bytes (tag {about.Get_tag()}), and the buffer has "
-        f"{room:,}. Nothing was written to it; the message is dropped. Pass a buffer of the length "
-        "and type that is sent."
+        f"{room:,}. {outcome} Pass a buffer of the length and type that is sent."
     )
 
 
@@ -260,8 +254,8 @@ class PointToPoint(Raw):
         """The bytes of a receiver's buffer; None if unknown. Raises if mpi4py refuses it."""
         if source == MPI.PROC_NULL:
             return None
-        if type(buf) is np.ndarray and buf.flags.carray and buf.dtype.char in _PLAIN:
-            return buf.nbytes
+        if is_plain(buf):
+            return int(buf.nbytes)
         Raw.Recv_init(self, buf, 0).Free()  # never started
         return nbytes_of_message(buf)
 
@@ -352,12 +346,9 @@ class PointToPoint(Raw):
         status: Status = None,
     ) -> None:
         op, rest = "Sendrecv_replace", (source, recvtag, status)
-        data, *form = buf if isinstance(buf, list | tuple) else (buf,)
+        data = buf[0] if isinstance(buf, list | tuple) else buf
         if type(data) is np.ndarray:  # Open MPI does not report a message that is too long
-            # As it lies in memory: mpi4py sends an array in Fortran's order as it is.
-            copy = data.copy(order="K")
-            sent = [copy, *form] if form else copy
-            self._send_and_receive(op, sent, dest, sendtag, buf, *rest)
+            self._send_and_receive(op, _copied(buf), dest, sendtag, buf, *rest)
         else:
             post = Raw.Isendrecv_replace
             self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
@@ -406,24 +397,34 @@ class PointToPoint(Raw):
         self.point("sendrecv", dest, steps)
         return received
 
+    def Isendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+    ) -> MPI.Request:
+        """MPI_Isendrecv_replace."""
+        op, data = "Isendrecv_replace", buf[0] if isinstance(buf, list | tuple) else buf
+        if WRITES_BEHIND and type(data) is np.ndarray:
+            received: MPI.Request = self.Isendrecv(
+                _copied(buf), dest, sendtag, buf, source=source, recvtag=recvtag
+            )
+            cast("Request", received).op = op
+            return received
+        plain: MPI.Request = _plainly[op](self, buf, dest, sendtag, source, recvtag)
+        return plain
+
     def irecv(
         self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
     ) -> MPI.Request:
-        """MPI_Irecv of a picklable object; without ``buf``, of up to 2 GB.
+        """MPI_Irecv of a picklable object of up to 2 GB; ``buf`` is not used.
 
         Where the memory of a process is limited, as by ``ulimit -v``, of up to 32 MB.
         """
-        if buf is None:
-            # mpi4py takes 32 KB, behind which Open MPI writes what is longer.
-            kept = MAP_PRIVATE | MAP_ANONYMOUS | _RESERVES_NO_SWAP
-            try:
-                buf = mmap(-1, _OBJECT_NBYTES, flags=kept)
-            except OSError:  # a limit of memory counts what is reserved
-                buf = mmap(-1, _LIMITED_NBYTES, flags=kept)
-            if _SMALL_PAGES is not None:
-                with suppress(OSError):  # a kernel without large pages
-                    buf.madvise(_SMALL_PAGES)
-        received: MPI.Request = _irecv(self, buf, source, tag)
+        # mpi4py takes 32 KB, behind which Open MPI writes what is longer.
+        received: MPI.Request = _plainly["irecv"](self, reserve(), source, tag)
         return received
 
     def _receive(self, op: str, source: int, tag: int, status: Status) -> Any:
@@ -445,14 +446,18 @@ class Message(MPI.Message):
 
     about: MPI.Status
     comm: PointToPoint
+    epoch: int
+    op = "Mprobe"
 
     def Recv(self, buf: Any, status: Status = None) -> None:
         """MPI_Mrecv; raises `MessageTooLong` for a buffer that is too short."""
+        _refuse_stale((self,))
         self._compare("Recv", buf)
         super().Recv(buf, status)
 
     def Irecv(self, buf: Any) -> MPI.Request:
         """MPI_Imrecv; raises as `Recv`."""
+        _refuse_stale((self,))
         self._compare("Irecv", buf)
         return super().Irecv(buf)
 
@@ -475,7 +480,7 @@ def _matching(
     if plain is None:
         return None
     found = Message(plain)
-    found.comm, found.about = self, MPI.Status(given)
+    found.comm, found.about, found.epoch = self, MPI.Status(given), self._world.epoch
     return found
 
 
@@ -517,6 +522,14 @@ for _name in ("Iprobe", "iprobe", "Improbe", "improbe"):
     setattr(PointToPoint, _name, _looking(_name, _look))
 
 
+def _copied(buf: Any) -> Any:
+    """An array with the same bytes, in the same form of mpi4py."""
+    data, *form = buf if isinstance(buf, list | tuple) else (buf,)
+    # As it lies in memory: mpi4py sends an array in Fortran's order as it is.
+    copy = data.copy(order="K")
+    return [copy, *form] if form else copy
+
+
 def _pickled(value: object, dest: int) -> bytes:
     return MPI.pickle.dumps(value) if dest != MPI.PROC_NULL else b""
 
@@ -525,10 +538,80 @@ class Waiting:
     """The methods of a request that wait: they poll, and can be interrupted."""
 
     comm: PointToPoint | None = None
+    epoch = 0
+    """In which it was made."""
     op = "request"
     peer = MPI.ANY_SOURCE
     every = False
     buffers: tuple[Any, ...] = ()
+    room: int | None = None
+    """The bytes of a receiver's buffer that continues in reserved memory."""
+    seen: MPI.Status | MPI.Exception | None = None
+    """The end of a persistent request, as a look at it has found it."""
+
+
+def _ended(name: str, plain: Callable[..., Any], requests: Any, *rest: Any, **named: Any) -> Any:
+    """Calls MPI's wait or test of that name. Raises `MessageTooLong` for what it has received."""
+    form = name.lower()[4:]
+    these: Sequence[Any] = requests if form else (requests,)
+    if all(getattr(one, "room", None) is None and not _seen(one) for one in these):
+        return plain(requests, *rest, **named)
+    many = form in ("all", "some")
+    about = rest[0] if rest else named.pop("statuses" if many else "status", None)
+    if about is None:
+        about = [] if many else MPI.Status()
+    found = plain(requests, about, **named)
+    for request, status in _received(name, found, these, about):
+        if (seen := _seen(request)) is not None:
+            request.seen = None
+            if isinstance(seen, MPI.Exception):
+                raise seen
+            _copy_status(seen, status)
+        room = getattr(request, "room", None)
+        if room is None or status.Is_cancelled() or status.Get_count(MPI.BYTE) <= room:
+            continue
+        drop_rest()
+        raise _too_long(f"comm.{request.op}", status, room, _WRITTEN_UP_TO_ITS_END)
+    return found
+
+
+def _seen(request: Any) -> MPI.Status | MPI.Exception | None:
+    return getattr(request, "seen", None)
+
+
+def _copy_status(found: MPI.Status, into: MPI.Status) -> None:
+    into.Set_source(found.Get_source())
+    into.Set_tag(found.Get_tag())
+    into.Set_elements(MPI.BYTE, found.Get_elements(MPI.BYTE))
+
+
+def _received(
+    name: str, found: Any, requests: Sequence[Any], about: Any
+) -> Iterable[tuple[Any, MPI.Status]]:
+    """The requests that MPI's wait or test has ended with this result, and their statuses."""
+    form, tests = name.lower()[4:], name.lower().startswith("test")
+    if tests and not _completed(name, found):
+        return ()
+    if form in ("", "all"):
+        return zip(requests, about if form else (about,), strict=False)
+    # Waitany returns an index and Waitsome a list; other forms return them first.
+    first = found[0] if isinstance(found, tuple) else found
+    places = ([first] if first >= 0 else []) if form == "any" else first or []
+    return zip([requests[at] for at in places], about if form == "some" else (about,), strict=False)
+
+
+def _refuse_stale(requests: Sequence[Any]) -> None:
+    """Raises `StaleHandle` for a request of an epoch that has ended: it may have received a message
+    of a cell that failed.
+    """
+    for one in requests:
+        comm: PointToPoint | None = getattr(one, "comm", None)
+        if comm is not None and one.epoch != comm._world.epoch and one != MPI.REQUEST_NULL:
+            raise StaleHandle(
+                f"a request lasts until an error or an interrupt ends its epoch: this one, of "
+                f"comm.{one.op}, is of epoch {one.epoch}, and it is {comm._world.epoch} now. Make "
+                "it again, as in the cell that made it."
+            )
 
 
 def _waiting(name: str) -> Callable[..., Any]:
@@ -538,8 +621,9 @@ def _waiting(name: str) -> Callable[..., Any]:
 
     @wraps(plain)
     def wait(requests: Any, *arguments: Any, **options: Any) -> Any:
+        _refuse_stale((requests,) if one else requests)
         _settle((requests,) if one else requests, name, one_will_do=any_will_do)
-        found = plain(requests, *arguments, **options)
+        found = _ended(name, plain, requests, *arguments, **options)
         raise_kept()
         return found
 
@@ -558,10 +642,12 @@ def _completed(name: str, found: Any) -> bool:
 def _testing(name: str) -> Callable[..., Any]:
     """MPI's test of that name, which raises the exception of an op's function."""
     plain = getattr(MPI.Request, name)
+    one = name in ("Test", "test")
 
     @wraps(plain)
-    def test(*arguments: Any, **options: Any) -> Any:
-        found = plain(*arguments, **options)
+    def test(requests: Any, *arguments: Any, **options: Any) -> Any:
+        _refuse_stale((requests,) if one else requests)
+        found = _ended(name, plain, requests, *arguments, **options)
         # Not earlier: until then MPI calls the op's function, and a caller that has caught the
         # exception may free the op, which ends the process.
         if _completed(name, found):
@@ -589,9 +675,40 @@ class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
 
     plain = MPI.Prequest
 
+    def Start(self) -> None:
+        """MPI_Start."""
+        _refuse_stale((self,))
+        super().Start()
+
+    @staticmethod
+    def Startall(requests: list[MPI.Prequest]) -> None:
+        """MPI_Startall."""
+        _refuse_stale(requests)
+        Prequest.plain.Startall(requests)  # the name in mpi4py is replaced by this class
+
 
 def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
-    return [request for request in requests if not request.Get_status()]
+    return [request for request in requests if not _has_ended(request)]
+
+
+def _has_ended(request: MPI.Request) -> bool:
+    # MPICH raises the error of a transfer here, and again in MPI's own wait; but it forgets the end
+    # of a persistent request at the first look.
+    ours = request if type(request) is Prequest else None
+    if ours is not None and ours.seen is not None:
+        return True
+    about = MPI.Status() if ours is not None else None
+    try:
+        ended = request.Get_status(about)
+    except MPI.Exception as error:
+        if reports_death(error):
+            raise
+        if ours is not None:
+            ours.seen = error
+        return True
+    if ended and ours is not None and not WRITES_BEHIND:
+        ours.seen = about
+    return ended
 
 
 def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = False) -> None:
@@ -643,29 +760,73 @@ _ALL_PEERS = tuple(
 )  # fmt: skip
 
 
+_INTO = {"Irecv": ("buf", 0), "Recv_init": ("buf", 0), "Isendrecv": ("recvbuf", 3)}
+"""Calls that receive a message which may be longer than its buffer: the name of the argument for
+the buffer, and its position."""
+
+
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
     plain = getattr(Raw, name)
 
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
+        room = None
         if peer is None:
             made = self._made_by_all(name, plain, *arguments, **options)
         else:
             self._used()
-            made = plain(self, *arguments, **options)
+            made, room = _posted(name, plain, self, arguments, options)
         request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
         request.comm, request.op, request.every = self, name, peer is None
-        request.buffers = arguments
+        request.epoch = self._world.epoch
+        request.buffers, request.room = arguments, room
         if peer is not None:
-            word, place = peer
-            given = arguments[place] if len(arguments) > place else MPI.ANY_SOURCE
-            request.peer = options.get(word, given)
+            request.peer = _argument(peer, arguments, options, MPI.ANY_SOURCE)
         return request
 
     return post
 
 
+def _argument(
+    which: tuple[str, int], rest: tuple[Any, ...], named: dict[str, Any], missing: Any
+) -> Any:
+    word, place = which
+    return named.get(word, rest[place] if len(rest) > place else missing)
+
+
+def _posted(
+    name: str,
+    plain: Callable[..., T],
+    self: PointToPoint,
+    rest: tuple[Any, ...],
+    named: dict[str, Any],
+) -> tuple[T, int | None]:
+    """MPI's call of two ranks, and the bytes of its buffer if that continues in reserved memory."""
+    word, place = _INTO.get(name, ("", 0))
+    if word and _argument(_ONE_PEER[name], rest, named, None) == MPI.PROC_NULL:
+        word = ""
+    buf = _argument((word, place), rest, named, None)
+    if word and not is_plain(buf):
+        Raw.Recv_init(self, buf, 0).Free()  # raises if mpi4py refuses it
+    found = extended(buf) if word else None
+    if found is None:
+        return plain(self, *rest, **named), None
+    longer, room = found
+    if word in named:
+        named = {**named, word: longer}
+    else:
+        rest = (*rest[:place], longer, *rest[place + 1 :])
+    try:
+        return plain(self, *rest, **named), room
+    finally:
+        longer[-1].Free()
+
+
+_plainly: dict[str, Callable[..., Any]] = {}
+"""The calls that methods above make."""
 for _name in (*_ONE_PEER, *_ALL_PEERS):
-    if _name not in vars(PointToPoint):
-        setattr(PointToPoint, _name, _returning(_name, _ONE_PEER.get(_name)))
-_irecv = _returning("irecv", _ONE_PEER["irecv"])
+    _made = _returning(_name, _ONE_PEER.get(_name))
+    if _name in vars(PointToPoint):
+        _plainly[_name] = _made
+    else:
+        setattr(PointToPoint, _name, _made)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from mmap import mmap
 from threading import get_ident
 from time import perf_counter
@@ -34,6 +34,7 @@ from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.memory import Window, rounded
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
 from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, RankLost, UsageError
+from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ class Group:
         """The fastest transport of a call, or the wanted one; its arrays may be on a ``device``."""
         if device is not None:
             if self.gpu is None:
-                host = self.own.hosts[self.own.rank]
-                self.gpu = GpuTransport(self.members, device, self.through_host, host)
+                self.gpu = GpuTransport(self.own, self.members, device, self.through_host)
             # Without ``wanted``, the members choose one of its transports together.
             call.transport = wanted or self.gpu.name
             return self.gpu
@@ -121,6 +121,8 @@ class Group:
 ALONE = -1
 """The number of the group that contains only this rank."""
 _TURN_SECONDS = 1e-3
+_AT_ONCE = (False,)
+"""The argument of a lock's ``acquire`` that does not wait."""
 FIRST_MADE = 1 << 20
 """Groups of communicators have numbers from here on, process sets lower ones."""
 
@@ -153,6 +155,8 @@ class World(RankState):
         """The ranks of the process sets by number, also of those without this rank."""
         self.made = FIRST_MADE
         """The number of the last group that a communicator has made."""
+        self.windows = 0
+        """How many windows of MPI this rank has; the others may use its memory at any time."""
         self.dirty = False
         self.quarantine: list[Any] = []
         """Arrays of calls that were left: a peer may write to them until the epoch ends."""
@@ -234,7 +238,7 @@ class World(RankState):
         if self.gpu is not None:
             # All ranks have arrived at a call since: so they have completed their calls in these
             # groups.
-            self.gpu.aborts.abort()
+            self.gpu.aborts.abort(completed=True)
 
     def run(
         self,
@@ -250,7 +254,9 @@ class World(RankState):
             self._check_thread(call)
         elif self.notebook and self.scope is PROCESS:
             self._check_for_strays(call)
-        if not self.lock.acquire(blocking=False):
+        # In one step of the interpreter: an interrupt cannot come between the lock and ``try``.
+        (acquired,) = map(self.lock.acquire, _AT_ONCE)
+        if not acquired:
             return self._in_turn(call, move, source, reduction)
         try:
             if self._paused and self._must_wait(call):
@@ -299,30 +305,34 @@ class World(RankState):
 
     def _in_turn(self, call: Call, *arguments: Any) -> Any:
         self._check_threads(call)
-        with ExitStack() as turn:
+        try:
             self._queued.append(call)
-            try:
-                turn.enter_context(self.lock)
+            with self.lock:
                 while self._must_wait(call):
-                    self._turns.wait(_TURN_SECONDS)  # without the lock
-            finally:  # also at an interrupt: the other thread would make way for it in each wait
+                    with deferred():
+                        self._turns.wait(_TURN_SECONDS)  # without the lock
                 self._queued.remove(call)
-            return self.run(call, *arguments)
+                return self.run(call, *arguments)
+        finally:
+            if call in self._queued:  # interrupted before it had the lock
+                self._queued.remove(call)
 
     def _must_wait(self, call: Call) -> bool:
         """Whether a call of another thread, which has begun, must end before this one begins."""
-        return any(_excludes(call, other) for other in self._paused)
+        return any(map(partial(_excludes, call), self._paused))
 
     def _attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait: another thread may make the call that ends it."""
-        if not all(_excludes(call, other) for other in self._queued):
+        # Not a generator: Python drops an interrupt that comes while it ends one.
+        if not all(map(partial(_excludes, call), self._queued)):
             self.watch.rest()
-            self._queued.append(call)
-            self._paused.append(call)
             try:
-                self._turns.wait(_TURN_SECONDS)  # without the lock
+                self._queued.append(call)
+                with deferred():  # an interrupt would come between two steps without the lock
+                    self._paused.append(call)
+                    self._turns.wait(_TURN_SECONDS)  # without the lock
+                    self._paused.remove(call)
             finally:
-                self._paused.remove(call)
                 self._queued.remove(call)
                 self.within = call
         self.watch.attend(call, waited)
@@ -585,8 +595,10 @@ def _excludes(one: Call, other: Call) -> bool:
     """Whether two calls of different threads cannot overlap: the ranks match the calls of a group
     by their order, and a GPU has one order for all groups of NCCL.
     """
+    if not (one.ordered and other.ordered):
+        return False
     same = one.members.number == other.members.number
-    return one.ordered and other.ordered and (same or bool(one.spec.device and other.spec.device))
+    return same or bool(one.spec.device and other.spec.device)
 
 
 process: World | None = None

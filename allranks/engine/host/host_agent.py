@@ -104,6 +104,8 @@ class HostAgent:
         #: The end of this file asks idle ranks to end.
         self.last, self._ask_to_end = os.pipe()
         self.controller = 0
+        #: The controller reads there which engines have ended.
+        self._deaths = -1
         self.connection: dict[str, Any] = {}
         #: The client's connection information, the secret key, and sockets that reserve the ports.
         self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
@@ -231,14 +233,18 @@ class HostAgent:
 
         engine, (client, secret, held) = self.connection, self.planned
         complete, told = os.pipe()
+        deaths, self._deaths = os.pipe()
         folder, size = self.config.session_dir, self.config.size
 
         def live() -> None:
-            ipp.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"))
+            ipp.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"), deaths)
 
         log = os.path.join(self.config.log_dir, "controller.log")
-        self.controller = processes.fork(live, dict(os.environ), log, self.config.work_dir, [told])
+        keep = [told, deaths]
+        self.controller = processes.fork(live, dict(os.environ), log, self.config.work_dir, keep)
         os.close(told)
+        os.close(deaths)
+        os.set_blocking(self._deaths, False)
 
         def tell() -> None:
             if os.read(complete, 8):
@@ -340,8 +346,8 @@ class HostAgent:
         """Runs a command of the kernel: ``up``, ``clients``, ``stay``, ``end`` or ``stop``.
 
         ``end`` is for a rank that has sent what cannot be read.
-        On several hosts: ``seat``; on hosts other than the first: ``join``, ``serve``. ``again``
-        also ends all ranks; the next configuration follows.
+        On several hosts: ``seat``; on the first host: ``died``; on the others: ``join``, ``serve``.
+        ``again`` also ends all ranks; the next configuration follows.
         """
         if word == "up":
             # The list of a rank's mappings ends with the rank: read it while all are alive.
@@ -359,6 +365,8 @@ class HostAgent:
             self._end_rank(**json.loads(rest))
         elif word == "seat":
             self._seat_spares(**json.loads(rest))
+        elif word == "died":
+            self._tell_controller(**json.loads(rest))
         elif word == "join":  # where ipyparallel's controller will be
             self.connection = json.loads(rest)
             if self.launcher is not None:
@@ -373,6 +381,10 @@ class HostAgent:
             if pid == own or rank == number:
                 self._reasons[own] = f"ended by allranks, because {why}"
                 processes.kill(own)
+
+    def _tell_controller(self, rank: int, pid: int) -> None:
+        with suppress(OSError):  # it has ended, or not begun
+            os.write(self._deaths, f"{rank} {pid}\n".encode())
 
     def _sweep(self) -> None:
         """Removes files of dead ranks in shared memory that no rank maps any longer."""
@@ -560,6 +572,7 @@ class HostAgent:
                 self.dead[rank] = {"rank": rank, "pid": pid, **about}
                 self.attachment.running[rank] = 0
                 self._tell("exit", **self.dead[rank])
+                self._tell_controller(rank, pid)
                 if self._features is not None:
                     from allranks.engine.features import HostFeature
 
@@ -638,6 +651,9 @@ class HostAgent:
         if self._shared >= 0:
             os.close(self._shared)
         os.close(self.last)
+        if self._deaths >= 0:
+            os.close(self._deaths)
+            self._deaths = -1
         self.door.close()
         self.selector.close()
         self._tell("again" if self.begins_again else "stopped")

@@ -17,6 +17,12 @@ from typing import Any
 from allranks import doors
 from allranks.features.classroom import door, states
 
+#: A notebook sends a state a second. Whoever sends without end must not take the processor from the
+#: teacher's cells.
+_PAUSE_SECONDS = 0.05
+#: Of one connection, between two pauses.
+_READ_NBYTES = 1 << 18
+_ADMITTED_AT_ONCE = 64
 #: Ranks that wait for longer than this need help.
 _WAITING_SECONDS = 30.0
 _FAILED, _WAITING, _RUNNING, _IDLE, _GONE = range(5)
@@ -58,10 +64,13 @@ class Student:
     def receive(self, data: bytes) -> None:
         """Takes what has come over the student's connection; raises `states.Refused`."""
         self._received += data
-        *lines, rest = self._received.split(b"\n")
+        lines, ends, rest = self._received.rpartition(b"\n")
         self._received = rest
-        for line in lines:
-            self._take_line(bytes(line))
+        if ends and self.panels_asked:
+            for line in lines.split(b"\n"):
+                self._take_line(bytes(line))
+        elif ends:  # only the newest state counts
+            self._take_line(bytes(lines.rpartition(b"\n")[2]))
         if len(rest) > (states.PANEL_NBYTES if self.panels_asked else states.STATE_NBYTES):
             raise states.Refused("too long a line")
 
@@ -151,13 +160,13 @@ class ClassBoard:
         self._students: dict[socket.socket, Student] = {}
         self._gone: dict[tuple[int, str], Student] = {}
         self._lock = threading.Lock()
-        self._over = False
+        self._over = threading.Event()
         self.changed: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._receive, name="allranks-class", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._over = True
+        self._over.set()
         self._thread.join()
 
     def students(self) -> list[Student]:
@@ -182,10 +191,10 @@ class ClassBoard:
 
     def _receive(self) -> None:
         shown = 0.0
-        while not self._over:
+        while not self._over.wait(_PAUSE_SECONDS):
             for key, _ in self._selector.select(0.5):
                 if key.fileobj is self._door:
-                    self._admit()
+                    self._admit_all()
                 else:
                     assert isinstance(key.fileobj, socket.socket)
                     self._read(key.fileobj)
@@ -200,11 +209,15 @@ class ClassBoard:
         with suppress(OSError):
             place.rmdir()
 
-    def _admit(self) -> None:
-        try:
-            connection = doors.accept(self._door)
-        except OSError:
-            return
+    def _admit_all(self) -> None:
+        for _ in range(_ADMITTED_AT_ONCE):
+            try:
+                connection = doors.accept(self._door)
+            except OSError:
+                return
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         uid = door.peer_uid(connection)
         refused = refusal(uid, [one.uid for one in self._students.values()])
@@ -222,7 +235,7 @@ class ClassBoard:
     def _read(self, connection: socket.socket) -> None:
         student = self._students[connection]
         try:
-            data = connection.recv(1 << 16)
+            data = connection.recv(_READ_NBYTES)
             if not data:
                 raise OSError("the end")
             student.receive(data)

@@ -78,12 +78,14 @@ def account_name(uid: int) -> str:
 
 
 def full_name(uid: int) -> str:
-    """Returns the name that the system has for an account; without one, the account's."""
+    """Returns the name that the system has for an account, and the account if it differs."""
+    account = account_name(uid)
     try:
-        # Accounts can often change it themselves.
-        return one_line(pwd.getpwuid(uid).pw_gecos.split(",")[0]) or account_name(uid)
+        name = one_line(pwd.getpwuid(uid).pw_gecos.split(",")[0])
     except KeyError:
-        return account_name(uid)
+        name = ""
+    # Accounts can often change their name themselves, to that of another one.
+    return f"{name} ({account})" if name not in ("", account) else account
 
 
 def peer_uid(connection: socket.socket) -> int:

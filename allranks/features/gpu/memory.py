@@ -5,6 +5,7 @@ out, and the end of what a failed cell has used.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -31,13 +32,15 @@ class GpuUse(NamedTuple):
     total_nbytes: int = 0
     percent: int = -1
     celsius: int = -1
+    own_nbytes: int = 0
+    """What this process uses; 0 where the driver reports no processes, or other pids."""
 
 
 class PinnedGpu:
-    """The GPU of a rank with a device as ``cuda:0 (GPU-…)``, or none with ``cpu``."""
+    """The GPU with a UUID, or none with ""."""
 
-    def __init__(self, device: str) -> None:
-        self.uuid = device.partition("(")[2].removesuffix(")")
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
         self._handle: Any = None
         self._nvml: Any = None
 
@@ -67,7 +70,8 @@ class PinnedGpu:
             celsius = int(nvml.nvmlDeviceGetTemperature(self._whole(), nvml.NVML_TEMPERATURE_GPU))
         if memory is None:
             return GpuUse(percent=percent, celsius=celsius)
-        return GpuUse(int(memory.used), int(memory.total), percent, celsius)
+        own = sum(nbytes for pid, nbytes in self.processes() if pid == os.getpid())
+        return GpuUse(int(memory.used), int(memory.total), percent, celsius, own)
 
     def _whole(self) -> Any:
         # The GPU of a slice has the thermometer.
@@ -151,11 +155,25 @@ def release(error: BaseException) -> None:
         if hasattr(sys, name):
             delattr(sys, name)
     gc.collect()
+    if isinstance(error, KeyboardInterrupt) and _works():
+        return  # what follows would wait for that work
     # Before the pools are emptied, into which it returns.
     dlpack.wait_for_exports(_LENT_SECONDS)
     # A GPU that has failed has no memory to give back.
     with suppress(Exception):
         _empty_pools()
+
+
+def _works() -> bool:
+    """Whether a GPU still does what cupy or torch has given it in the current stream."""
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    try:
+        if cupy is not None and not cupy.cuda.get_current_stream().done:
+            return True
+        on_gpu = torch is not None and torch.cuda.is_initialized()
+        return on_gpu and not torch.cuda.current_stream().query()  # type: ignore[union-attr]
+    except Exception:  # the GPU has failed, or there is none
+        return False
 
 
 def _empty_pools() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import copyreg
+import gc
 import importlib.util
+import inspect
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -16,11 +19,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from allranks.errors import UsageError
 
 #: All functions of these and of the modules in them are restored; a rank has imported numpy in any
-#: case.
-_LIBRARIES = ("builtins", "numpy")
-_IMPORTED = ("numpy.linalg", "numpy.random", "numpy.testing")
+#: case. Seeds of random numbers come from ``secrets``.
+_LIBRARIES = ("builtins", "numpy", "random", "secrets")
+_IMPORTED = ("numpy.linalg", "numpy.random", "numpy.testing", "secrets")
 #: Functions and classes that these define are restored, and the methods of the classes.
 _OWN = ("allranks", "mpi4py", "IPython", "ipykernel")
+_OURS = "allranks."
 #: The kernel replaces these itself while a cell runs.
 _OF_THE_KERNEL = {"input", "exit", "quit"}
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
@@ -44,6 +48,8 @@ class Originals:
             for name, module in sys.modules.items()
             if name.partition(".")[0] in (*_LIBRARIES, *_OWN)
         }
+        #: The names in each module and class: others could cover those of Python or a base class.
+        self._names: dict[Any, frozenset[str]] = {}
         self._attributes = list(self._found())
         self._code = [
             (value, name, getattr(value, name))
@@ -71,6 +77,8 @@ class Originals:
             kind for kind in type(self._shell).__mro__ if kind.__module__ != "builtins"
         )
         for module_name, module in self._modules.items():
+            if module is not builtins:
+                self._names[module] = frozenset(vars(module))
             for name, value in list(vars(module).items()):
                 if not callable(value) or name in _OF_THE_KERNEL:
                     continue
@@ -81,6 +89,7 @@ class Originals:
                     if isinstance(value, type):
                         classes[value] = None
         for kind in classes:
+            self._names[kind] = frozenset(vars(kind))
             for name, value in list(vars(kind).items()):
                 if isinstance(value, FunctionType | property | classmethod | staticmethod):
                     yield kind, name, value
@@ -98,10 +107,30 @@ class Originals:
         for function, name, value in self._code:
             if getattr(function, name) is not value:
                 setattr(function, name, value)
+        for owner, names in self._names.items():
+            for name in vars(owner).keys() - names:
+                if _covers(owner, name):
+                    delattr(owner, name)
+        self._restore_objects()
         self._restore_shell()
         # Not the other names: a solution may use them for something else.
         for name in self._given.keys() & set(_WORD.findall(source)):
             self._shell.user_ns[name] = self._given[name]
+
+    def _restore_objects(self) -> None:
+        """Removes what covers methods of our objects, and how our classes are pickled."""
+        for one in gc.get_objects():
+            kind = type(one)
+            if not str(kind.__module__).startswith(_OURS):
+                continue
+            try:
+                own = object.__getattribute__(one, "__dict__")
+            except AttributeError:  # it has slots
+                continue
+            for name in [name for name in own if _is_method(kind, name) and callable(own[name])]:
+                del own[name]
+        for kind in self._names.keys() & copyreg.dispatch_table.keys():
+            del copyreg.dispatch_table[kind]
 
     def _restore_shell(self) -> None:
         shell = self._shell
@@ -119,6 +148,21 @@ class Originals:
             if type(magics).__module__.partition(".")[0] in ("IPython", "ipykernel", "allranks"):
                 for kind, found in magics.magics.items():
                     shell.magics_manager.magics[kind].update(found)
+
+
+def _covers(owner: Any, name: str) -> bool:
+    """Whether a new name of a module or class takes the place of Python's or of a base class's."""
+    value = vars(owner)[name]
+    if not (callable(value) or hasattr(type(value), "__get__")):
+        return False
+    if isinstance(owner, ModuleType):
+        return hasattr(builtins, name)
+    return any(name in vars(base) for base in owner.__mro__[1:])
+
+
+def _is_method(kind: type, name: str) -> bool:
+    methods = FunctionType | property | classmethod | staticmethod
+    return isinstance(inspect.getattr_static(kind, name, None), methods)
 
 
 def _is_defined(name: str, value: Any) -> bool:

@@ -12,7 +12,8 @@ import pdb
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from traceback import walk_stack
 from typing import Any
 
@@ -40,9 +41,10 @@ class RankPrompts(RankFeature):
     def __init__(self) -> None:
         #: Threads of a cell ask one after the other.
         self._turn = threading.Lock()
-        self._came = threading.Event()
         self._number = 0
-        self._typed: Typed | None = None
+        # Not an event, whose wait is Python: an interrupt in it would leave the event's lock held,
+        # for which the thread that receives would wait.
+        self._typed: SimpleQueue[Typed] = SimpleQueue()
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
@@ -89,8 +91,7 @@ class RankPrompts(RankFeature):
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, Typed) and record.number == self._number:
-            self._typed = record
-            self._came.set()
+            self._typed.put(record)
 
     def _line(self, prompt: str, *, hidden: bool) -> str:
         if not in_rank():
@@ -104,20 +105,21 @@ class RankPrompts(RankFeature):
             if not cell:
                 raise UsageError(_NO_CELL)
             self._number += 1
-            self._came.clear()
+            typed: Typed | None = None
             presses = rank.interrupts()
             with _shown_as_asking():
                 rank.wire.send_output()
                 rank.wire.send(
                     Prompt(rank.rank, cell, self._number, prompt, hidden, goes_on, presses > 0)
                 )
-                while not self._came.wait(_POLL_SECONDS):
+                while typed is None or typed.number != self._number:
+                    with suppress(Empty):
+                        typed = self._typed.get(timeout=_POLL_SECONDS)
+                        continue
                     if rank.interrupts() != presses:
                         raise KeyboardInterrupt
                     if rank.cell() != cell:
                         raise UsageError(_NO_CELL)
-            typed = self._typed
-        assert typed is not None
         if typed.problem == EOFError.__name__:
             raise EOFError("end of input")
         if typed.problem:

@@ -119,9 +119,11 @@ class SimulatedCell:
             if self._run_watched(self._replayed):
                 self._said = "the schedule never ends: its ranks poll, and no message comes"
             return
+        self._ranks.failed = True
         self._run_schedule(schedule, measures=not given, before=self._ranks.mail)
         assert self.scheduler is not None
         self._ranks.mail = self.scheduler.mail
+        self._ranks.failed = any(outcome.error is not None for outcome in self._outcomes)
 
     def _begin(self) -> None:
         record = self._record

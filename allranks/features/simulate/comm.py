@@ -240,19 +240,36 @@ class SimulatedComm(Messaging):
         return self._made("Split", (int(color), int(key)), members)
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
-        """MPI_Comm_split_type: the ranks of each host."""
+        """MPI_Comm_split_type: the ranks of each host; the null communicator for UNDEFINED."""
         world = running_world()
-        return self.Split(world.hosts[world.rank], key)
+        of_none = split_type == MPI.UNDEFINED
+        return self.Split(MPI.UNDEFINED if of_none else world.hosts[world.rank], key)
 
     def Dup(self, info: Any = None) -> Any:
         """MPI_Comm_dup."""
-        return self._made("Dup", None, lambda parts: [list(range(len(parts)))] * len(parts))
+        return self._made(
+            "Dup", None, lambda parts: [list(range(len(parts)))] * len(parts), self._like
+        )
 
-    Clone = Dup
+    def Dup_with_info(self, info: Any) -> Any:
+        """MPI_Comm_dup_with_info."""
+        return self.Dup()
+
+    def Clone(self) -> Any:
+        """`Dup`."""
+        return self.Dup()
+
+    def _like(self, number: int) -> SimulatedComm:
+        """A communicator with this one's topology."""
+        return SimulatedIntracomm(number)
 
     def Idup(self, info: Any = None) -> tuple[Any, SimulatedRequest]:
         """MPI_Comm_idup; the communicator exists at once, and the request has completed."""
         return self.Dup(info), SimulatedRequest()
+
+    def Idup_with_info(self, info: Any) -> tuple[Any, SimulatedRequest]:
+        """MPI_Comm_idup_with_info."""
+        return self.Idup()
 
     def Get_group(self) -> RankGroup:
         """MPI_Comm_group."""
@@ -275,9 +292,7 @@ class SimulatedComm(Messaging):
         world = running_world()
         if world.rank not in group.ranks:
             return MPI.COMM_NULL
-        numbers = [self._number, tag, *group.ranks]
-        # The same number on all members, of no other group.
-        number = (1 << 40) + hash(tuple(numbers)) % (1 << 39)
+        number = world.number_of((self._number, tag, group.ranks))
         world.open(number, group.ranks, None)
         made = SimulatedIntracomm(number)
         made.Barrier()
@@ -310,6 +325,9 @@ class SimulatedCartcomm(SimulatedIntracomm):
     def __init__(self, number: int, dims: list[int], periods: list[bool]) -> None:
         super().__init__(number)
         self.dims, self.periods = dims, periods
+
+    def _like(self, number: int) -> SimulatedComm:
+        return SimulatedCartcomm(number, self.dims, self.periods)
 
     @property
     def dim(self) -> int:

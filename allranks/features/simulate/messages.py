@@ -149,6 +149,11 @@ class Mail:
         """How many messages were sent."""
         return self._count
 
+    @property
+    def used(self) -> bool:
+        """Whether a message was sent, or a receive waits for one."""
+        return self._count > 0 or any(self._receives)
+
     def _match_later(self, rank: int) -> None:
         # Receives that had to wait for this choice.
         receives = self._receives[rank]

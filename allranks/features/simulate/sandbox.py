@@ -123,6 +123,8 @@ class Ranks:
         self.names: dict[str, Any] = {}
         self.mail: Any = None
         """The messages that its last cell has left."""
+        self.failed = False
+        """Whether its last cell has failed or was interrupted."""
         self.user_modules: set[str] = set()
 
     def place(self, rank: int) -> dict[str, int]:
@@ -154,10 +156,11 @@ class Ranks:
                 space.names.update(self.place(space.world.rank))
 
     def renew(self) -> None:
-        """Begins a new epoch if a cell has left calls or messages unfinished."""
-        if self.shared.slots or any(space.world.unfinished for space in self.spaces):
+        """Begins a new epoch if a cell has left calls unfinished, or has failed after messages."""
+        failed = self.failed and self.mail is not None and self.mail.used
+        if failed or self.shared.slots or any(space.world.unfinished for space in self.spaces):
             self.epoch += 1
-            self.mail = None
+            self.mail, self.failed = None, False
             self.shared.slots.clear()
             for space in self.spaces:
                 space.world.renewed(self.epoch)

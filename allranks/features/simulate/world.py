@@ -86,6 +86,8 @@ class SharedState:
     def __init__(self) -> None:
         self.slots: dict[tuple[int, int], Arrival] = {}
         self._keys: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.numbers: dict[object, int] = {}
+        """Of groups that only their own ranks have made."""
         self.words: dict[tuple[int, int], int] = {}
         self.texts: dict[Any, Any] = {}
 
@@ -199,7 +201,7 @@ class TaskAgreement:
         arrived = call.carry.calls
         return tuple(rank for at, rank in enumerate(self.members.ranks) if at not in arrived)
 
-    def unfinished(self, call: Call) -> tuple[int, ...]:
+    def unfinished(self, number: int) -> tuple[int, ...]:
         return ()
 
     def sites(self, call: Call) -> dict[int, Site]:
@@ -316,12 +318,17 @@ def _reduced(parts: list[Array | None], reduction: Arithmetic) -> Array:
     return reduction.combine([zeros if part is None else part for part in parts])
 
 
+_FIRST_OF_SOME = 1 << 40
+"""Groups that only their own ranks have made have numbers from here on."""
+
+
 class SimulatedWorld(World):
     """One simulated rank."""
 
     def __init__(self, rank: int, hosts: tuple[int, ...], shared: SharedState) -> None:
         self.shared = shared
         self.scheduler: Scheduler
+        self._made_here: dict[object, int] = {}
         super().__init__(rank, hosts, TaskBoard(rank, shared.words, shared.texts))  # type: ignore[arg-type]
         self.notebook = False
         self.open(0, tuple(range(len(hosts))), None)
@@ -331,6 +338,16 @@ class SimulatedWorld(World):
         """Adds a group that this rank is in."""
         agreement = TaskAgreement(self, Members(number, ranks, self.rank))
         self.groups[number] = Group(self, agreement, {"shared": TaskTransport(agreement)})
+
+    def number_of(self, kind: object) -> int:
+        """Returns the same number on all ranks that make a group of this kind, which no other group
+        has: of those of one kind, the next one.
+        """
+        # An interrupt may leave the ranks with different counts, and ends the epoch.
+        kind = (self.epoch, kind)
+        self._made_here[kind] = self._made_here.get(kind, 0) + 1
+        numbers = self.shared.numbers
+        return numbers.setdefault((kind, self._made_here[kind]), _FIRST_OF_SOME + len(numbers))
 
     @property
     def threaded(self) -> bool:

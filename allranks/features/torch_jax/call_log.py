@@ -122,6 +122,10 @@ class CallLog:
         number = self._different or self.number
         return all(self.words[page >> 3] >= number for _, page in self._others)
 
+    def begun(self) -> tuple[int, ...]:
+        """The other members on this host that have begun this rank's last call."""
+        return tuple(rank for rank, page in self._others if self.words[page >> 3] >= self.number)
+
     def missing(self, call: Call) -> tuple[int, ...]:
         """The members that have not begun a call, or where torch has refused it."""
         number, words = call.number, self.words
@@ -131,7 +135,7 @@ class CallLog:
             if words[page >> 3] < number or words[(page >> 3) + 1] == number
         )
 
-    def unfinished(self, call: Call) -> tuple[int, ...]:
+    def unfinished(self, number: int) -> tuple[int, ...]:
         return ()
 
     def sites(self, call: Call) -> dict[int, Site]:

@@ -1,4 +1,4 @@
-"""Makes `jax.distributed` wait as a call of allranks, and survive the death of a rank on CPUs:
+"""Makes `jax.distributed` wait as a call of allranks, and survive the death of a rank:
 wraps `initialize` and `shutdown` once a cell has imported JAX.
 """
 
@@ -25,18 +25,13 @@ _state: Any = None
 _services: list[Any] = []
 
 
-def wrap(distributed: ModuleType, on_cpu: bool) -> None:
-    """Wraps the functions of ``jax._src.distributed``. Works once.
-
-    Args:
-        on_cpu: whether this rank has no GPU. JAX cannot leave a wait on a GPU, so there it has to
-            abort the survivors of a death.
-    """
+def wrap(distributed: ModuleType) -> None:
+    """Wraps the functions of ``jax._src.distributed``. Works once."""
     global _state
     state = distributed.State
     if _state is None and hasattr(state, "initialize") and hasattr(state, "shutdown"):
         _state = distributed.global_state
-        state.initialize = _initializing(state.initialize, on_cpu)
+        state.initialize = _initializing(state.initialize)
         state.shutdown = _shutting_down(state.shutdown)
 
 
@@ -45,7 +40,7 @@ def survives_deaths() -> bool:
     return bool(getattr(getattr(sys.modules.get("jax"), "config", None), _OPTION, False))
 
 
-def _initializing(own: Any, on_cpu: bool) -> Any:
+def _initializing(own: Any) -> Any:
     @wraps(own)
     def initialize(
         self: Any, coordinator_address: str | None = None, num_processes: int | None = None,
@@ -61,7 +56,7 @@ def _initializing(own: Any, on_cpu: bool) -> Any:
             while _services:
                 _services.pop().shutdown()
             _meet()  # no rank connects to the service before
-            if on_cpu and _SETTING not in os.environ:
+            if _SETTING not in os.environ:
                 _survive_deaths()
         with _listening_at(coordinator_address):
             return own(self, coordinator_address, num_processes, *args, **options)

@@ -152,8 +152,8 @@ class JaxWaits(other_ranks.LibraryWaits):
 
     def after_death(self) -> str:
         """Returns a warning for the ranks that go on; "" for none."""
-        if not _in_use():
-            return _ENDS if _initialized() else ""
+        if not (_in_use() or _initialized()):
+            return ""
         if not jax_hook.survives_deaths():
             return _ENDS
         self._shut_down()
@@ -167,10 +167,11 @@ class JaxWaits(other_ranks.LibraryWaits):
 
     def _shut_down(self) -> None:
         api: Any = sys.modules.get("jax._src.api")
-        with suppress(Exception):
-            sys.modules["jax"].distributed.shutdown()
-        with suppress(Exception):
-            api.clear_backends()
+        with other_ranks.shown_as("shutting JAX down"):
+            with suppress(Exception):
+                sys.modules["jax"].distributed.shutdown()
+            with suppress(Exception):
+                api.clear_backends()
         with suppress(Exception):
             _refuse_until_initialized(sys.modules["jax._src.xla_bridge"])
         self._was_shut = True

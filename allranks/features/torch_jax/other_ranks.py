@@ -11,8 +11,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psutil
@@ -120,9 +120,26 @@ def finish_closing() -> None:
         pass
 
 
+def has_closed(rank: int) -> bool:
+    """Whether a rank of this host has ended its connections in this epoch."""
+    this = world.current()
+    return this.board.get(rank, fields.CLOSED) == this.epoch + 1
+
+
 def have_closed(epoch: int) -> bool:
     this = world.current()
     return any(this.board.get(rank, fields.CLOSED) == epoch + 1 for rank in this.local_ranks)
+
+
+@contextmanager
+def shown_as(doing: str) -> Iterator[None]:
+    """Within, the notebook shows this as what the rank does between two cells."""
+    this = world.current()
+    this.doing = doing
+    try:
+        yield
+    finally:
+        this.doing = ""
 
 
 def have_lost_one(connection_ended: bool) -> bool:

@@ -9,7 +9,14 @@ from types import ModuleType
 
 from allranks.collectives import world
 from allranks.engine.features import RankContext, RankFeature
-from allranks.features.torch_jax import hook, jax_display, jax_hook, launcher, other_ranks
+from allranks.features.torch_jax import (
+    hook,
+    jax_display,
+    jax_hook,
+    launcher,
+    lightning_ranks,
+    other_ranks,
+)
 from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
 from allranks.post_import import PostImportHook
@@ -38,6 +45,8 @@ class RankWaits(RankFeature):
         PostImportHook(_MODULES, self._imported).install()
         PostImportHook([hook.COMPILER], hook.exclude_from_compiler).install()
         PostImportHook([launcher.MODULE], launcher.install).install()
+        if rank.device != "cpu":
+            PostImportHook(lightning_ranks.MODULES, lightning_ranks.install).install()
         PostImportHook(
             ["jax._src.array"], lambda module: jax_display.install(module, rank.shell)
         ).install()
@@ -46,7 +55,7 @@ class RankWaits(RankFeature):
         if module.__name__ == _MODULES[0]:
             hook.wrap(module)
         else:
-            jax_hook.wrap(module, self._rank.device == "cpu")
+            jax_hook.wrap(module)
         for waits in self._all:
             waits.begin()  # the cell that imports it began before
         self._rank.activate(self)

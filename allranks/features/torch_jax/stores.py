@@ -8,6 +8,7 @@ its constructor is certain to end.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -25,6 +26,7 @@ from allranks.features.torch_jax import calls, other_ranks
 
 _LONGEST_SLEEP = 0.02
 """Each look for a key is a message to the process that has the store."""
+_TRIAL_SECONDS = 1.0
 _AT_ONCE = timedelta(milliseconds=1)
 _of_all_ranks: WeakSet[Any] = WeakSet()
 """The stores that exactly the ranks use."""
@@ -95,18 +97,46 @@ def _meeting(own: Any, is_rank: Callable[[], bool]) -> Any:
         is_master: bool = False, timeout: timedelta = timedelta(seconds=300),
         wait_for_workers: bool = True, *args: Any, **options: Any,
     ) -> None:  # fmt: skip
-        if wait_for_workers and world_size is not None and is_rank():
-            world = worlds.current()
-            if world_size == world.size:
-                world.run(calls.make(world.groups[0], Spec("TCPStore"), 0))
-                _of_all_ranks.add(self)
-            report_size(world_size)
+        met = False
+        if is_rank():
+            if wait_for_workers and world_size is not None:
+                met = _meet(self, world_size)
+            if not (is_master or met):
+                _wait_for_server(host_name, port, timeout.total_seconds())
         own(
             self, host_name, port, world_size, is_master, timeout, wait_for_workers, *args,
             **options,
         )  # fmt: skip
 
     return __init__
+
+
+def _meet(store: Any, world_size: int) -> bool:
+    """Waits for all ranks if they are the processes that a store is made for."""
+    world = worlds.current()
+    report_size(world_size)
+    if world_size != world.size:
+        return False
+    world.run(calls.make(world.groups[0], Spec("TCPStore"), 0))
+    _of_all_ranks.add(store)
+    return True
+
+
+def _wait_for_server(host: str, port: int, seconds: float) -> None:
+    """Waits until a process listens there, because C++ takes no interrupt while it tries."""
+    deadline, pause = monotonic() + seconds, Pause()
+    while True:
+        try:
+            socket.create_connection((host, port), _TRIAL_SECONDS).close()
+        except OSError as error:
+            if monotonic() > deadline:
+                raise sys.modules["torch.distributed"].DistNetworkError(
+                    f"The client socket has timed out after {seconds * 1000:.0f}ms while trying to "
+                    f"connect to ({host}, {port}): {error}"
+                ) from None
+            pause(_LONGEST_SLEEP)
+        else:
+            return
 
 
 def report_size(world_size: int) -> None:

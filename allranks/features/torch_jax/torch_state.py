@@ -10,8 +10,12 @@ from types import FrameType
 from typing import Any
 
 from allranks.collectives import world
+from allranks.collectives.calls.call import Pause
 from allranks.engine.exceptions import PACKAGE
 from allranks.features.torch_jax import other_ranks
+
+#: How long the aborts of all groups may take before the rank goes on.
+_ABORT_SECONDS = 5.0
 
 
 def c10d() -> Any:
@@ -48,7 +52,23 @@ def close(cell: int) -> None:
         other_ranks.close(cell)
     for group in own_groups():
         # Does nothing for gloo; for NCCL it may take long.
-        threading.Thread(target=abort, args=(group,), daemon=True).start()
+        threading.Thread(target=_abort_once_unused, args=(group,), daemon=True).start()
+
+
+def _abort_once_unused(group: Any) -> None:
+    pause = Pause()
+    while not is_unused(group):
+        pause()
+    abort(group)
+
+
+def is_unused(group: Any) -> bool:
+    """Whether no other member can take a result from this rank's last call in a group: it has not
+    begun that call, or has left it. An abort of NCCL ends the others' kernels with garbage.
+    """
+    this, log = world.current(), getattr(group, "log", None)
+    begun = () if log is None else log.begun()
+    return all(other_ranks.has_closed(r) or this.departure(r) is not None for r in begun)
 
 
 def abort(group: Any) -> None:
@@ -56,12 +76,43 @@ def abort(group: Any) -> None:
         group.abort()
 
 
+def is_of_torch(frame: FrameType | None) -> bool:
+    """Whether it is a frame of `torch.distributed`."""
+    own = f"{folder()}distributed{os.sep}"
+    return frame is not None and frame.f_code.co_filename.startswith(own)
+
+
+def end_groups() -> None:
+    """Removes all of torch's groups, whose calls no rank is in any more."""
+    every = own_groups()
+    if not any(map(_is_on_gpu, every)):
+        with suppress(Exception):
+            c10d().destroy_process_group()
+        return
+    # ``destroy_process_group`` would wait for the other ranks, which may have aborted NCCL's
+    # communicators. Together, because one abort may wait for another.
+    aborts = [threading.Thread(target=abort, args=(group,), daemon=True) for group in every]
+    for thread in aborts:
+        thread.start()
+    for thread in aborts:
+        thread.join(_ABORT_SECONDS / len(aborts))
+    with suppress(Exception):
+        c10d()._abort_process_group()
+
+
+def _is_on_gpu(group: Any) -> bool:
+    try:
+        return group._get_backend(sys.modules["torch"].device("cuda")) is not None
+    except RuntimeError:  # it has no backend for CUDA
+        return False
+
+
 def frames_in_torch(frame: FrameType | None) -> list[FrameType]:
     found: list[FrameType] = []
     own = folder()
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(f"{own}distributed{os.sep}"):
+        if is_of_torch(frame):
             found.insert(0, frame)
         elif found and not file.startswith(own) and not file.startswith(PACKAGE):
             break

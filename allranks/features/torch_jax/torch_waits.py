@@ -133,7 +133,8 @@ class TorchWaits(other_ranks.LibraryWaits):
                     return None
                 this.give_up(text, deadlock=True)
                 return CollectiveMismatch(with_advice(text))
-        if not this.lock.acquire(blocking=False):
+        (acquired,) = map(this.lock.acquire, (False,))  # as in `World.run`
+        if not acquired:
             return None  # the main thread is in a call of allranks
         try:
             if call is not None:
@@ -229,8 +230,6 @@ class TorchWaits(other_ranks.LibraryWaits):
 
     def after_death(self) -> str:
         # A rank of the groups has died.
-        for group in torch_state.own_groups():
-            torch_state.abort(group)
         return _DEATH if self._forget(_DEATH) else ""
 
     def _forget(self, why: str) -> bool:
@@ -243,8 +242,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         rank_calls.forget()
         for group in torch_state.own_groups():
             group.log = None  # what a model still calls raises torch's own error
-        with suppress(Exception):
-            c10d.destroy_process_group()
+        with other_ranks.shown_as("ending torch's groups"):
+            torch_state.end_groups()
         with suppress(Exception):
             state.AcceleratorState._reset_state(True)
             state.GradientState._reset_state()
@@ -286,10 +285,9 @@ def _group_being_made() -> tuple[str, tuple[int, ...]] | None:
 
 
 def _waits_in_torch() -> bool:
-    """Whether the main thread is in a function of `torch.distributed`."""
-    with guard.no_collection():
-        frame = guard.frame_of_main_thread()
-        return stores.is_waiting(frame) or bool(torch_state.frames_in_torch(frame))
+    """Whether the main thread is in C++ code that a function of `torch.distributed` has called."""
+    frame = guard.frame_of_main_thread()
+    return stores.is_waiting(frame) or torch_state.is_of_torch(frame)
 
 
 def _why_never_made(made: tuple[str, tuple[int, ...]] | None) -> RankLeft | None:

@@ -114,6 +114,7 @@ class Tile:
     rss_nbytes: int = 0
     cpu_percent: int = -1
     gpu_nbytes: int = 0
+    gpu_own_nbytes: int = 0
     gpu_total_nbytes: int = 0
     gpu_percent: int = -1
     gpu_celsius: int = -1
@@ -139,7 +140,7 @@ class Tiles:
         tile.activity, tile.waits_for = waits.groups() if waits else (pulse.activity, "")
         tile.line = pulse.line
         tile.rss_nbytes, tile.gpu_nbytes = pulse.rss_nbytes, pulse.gpu_nbytes
-        tile.gpu_total_nbytes = pulse.gpu_total_nbytes
+        tile.gpu_own_nbytes, tile.gpu_total_nbytes = pulse.gpu_own_nbytes, pulse.gpu_total_nbytes
         tile.cpu_percent, tile.gpu_percent = pulse.cpu_percent, pulse.gpu_percent
         tile.gpu_celsius = pulse.gpu_celsius
         self._changed.add(pulse.rank)
@@ -204,7 +205,8 @@ class Memory:
         self.asked = False
 
     def take(self, pulse: Pulse, seconds: float) -> None:
-        for name, size in ((_RANK_MEMORY, pulse.rss_nbytes), (_GPU_MEMORY, pulse.gpu_nbytes)):
+        on_gpu = pulse.gpu_own_nbytes or pulse.gpu_nbytes
+        for name, size in ((_RANK_MEMORY, pulse.rss_nbytes), (_GPU_MEMORY, on_gpu)):
             if size > 0:
                 at, value = array("d", (seconds,)), array("d", (size / _MB,))
                 self.curves.add(Key(name, pulse.rank, ""), at, value)

@@ -44,6 +44,7 @@ class RanksPanel {
     if (tile.cpu_percent >= 0) use.push(`${tile.cpu_percent} % cpu`);
     if (tile.rss_nbytes) use.push(formatBytes(tile.rss_nbytes));
     const gpu = [];
+    if (tile.gpu_own_nbytes) gpu.push(`${formatBytes(tile.gpu_own_nbytes)}, all`);
     if (tile.gpu_nbytes) gpu.push(formatBytes(tile.gpu_nbytes));
     if (tile.gpu_total_nbytes) gpu.push(`of ${formatBytes(tile.gpu_total_nbytes)}`);
     if (tile.gpu_percent >= 0) gpu.push(`${tile.gpu_percent} %`);

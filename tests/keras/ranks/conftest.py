@@ -8,4 +8,5 @@ from tests.mpi.ranks.conftest import (  # noqa: F401
     odd,
     pytest_exception_interact,
     pytest_report_header,
+    until,
 )

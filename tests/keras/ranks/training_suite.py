@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import tempfile
-import time
-from contextlib import nullcontext
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import allranks.collectives as c
 import allranks.keras as hvd
 from allranks.errors import CollectiveMismatch, RankLeft, UsageError
-from tests.keras.ranks.conftest import in_a_cell, interrupted_after, next_cell_works, odd
+from tests.keras.ranks.conftest import in_a_cell, interrupted_after, next_cell_works, odd, until
 
 hvd.init()
 RANK, SIZE, ROWS = hvd.rank(), hvd.size(), 8
@@ -177,38 +178,100 @@ def test_variables_that_differ_are_named_before_they_are_broadcast() -> None:
     next_cell_works()
 
 
+def steps_of(model: Any) -> int:
+    # The public name counts updates, which are fewer with gradient accumulation.
+    return int(keras.ops.convert_to_numpy(model.optimizer._iterations))
+
+
+def check_kept_after_the_first_batch(model: Any) -> None:
+    assert steps_of(model) == 1
+    assert same_everywhere(model.weights)
+    if not model.optimizer.gradient_accumulation_steps:  # those sums are not yet reduced
+        assert same_everywhere(model.optimizer.variables)
+
+
 @pytest.mark.covers("error", "Keras on tensorflow", "Keras on jax", "Keras on torch")
-def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others() -> None:
+@pytest.mark.parametrize("accumulated", [None, 2])
+def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others(accumulated: int | None) -> None:
     class Raises(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if batch == 1 and RANK == SIZE - 1:
                 raise ValueError("no more data")
 
-    mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    options = {"gradient_accumulation_steps": accumulated}
+    mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, **options)))
     x, y = data()
     fit = lambda: mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Raises()])  # noqa: E731
     error = in_a_cell(fit)
     assert isinstance(error, ValueError if RANK == SIZE - 1 else RankLeft), error
-    next_cell_works()
+    assert in_a_cell(lambda: check_kept_after_the_first_batch(mine)) is None
+    assert in_a_cell(lambda: mine.fit(share(x), share(y), ROWS // 4, 1, 0)) is None
 
 
 @pytest.mark.covers("interrupt", "Keras on tensorflow", "Keras on jax", "Keras on torch")
 def test_an_interrupt_ends_a_wait_inside_fit() -> None:
+    over = Path(c.broadcast_object(tempfile.mkdtemp())) / "over"
+    in_the_second_batch = threading.Event()
+
     class Late(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if batch == 1 and odd():
-                time.sleep(4)
+                until(over.exists)
+            elif batch == 1:
+                in_the_second_batch.set()
 
     mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
     x, y = data()
 
     def fit() -> None:
-        with nullcontext() if odd() else interrupted_after(2.0):
-            mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Late()])
+        mine.fit(share(x), share(y), ROWS // 4, 1, 0, callbacks=[Late()])
 
-    error = in_a_cell(fit)
+    def interrupted() -> None:
+        try:
+            with interrupted_after(0.5, in_the_second_batch.is_set):
+                fit()
+        finally:
+            over.touch()
+
+    error = in_a_cell(fit if odd() else interrupted)
     assert isinstance(error, RankLeft if odd() else KeyboardInterrupt), error
     next_cell_works()
+    # The odd rank may have the gradients that the others sent before the interrupt.
+    assert steps_of(mine) == 1 or (odd() and steps_of(mine) == 2)
+    assert all(np.isfinite(one).all() for one in values(mine.weights))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="its steps take the variables' memory")
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_an_interrupt_while_a_step_computes_keeps_the_variables(method: str) -> None:
+    import jax
+
+    class Pressed(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            jax.debug.callback(lambda: os.kill(os.getpid(), signal.SIGINT))
+            return inputs
+
+    quiet = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9)))
+    x, y = data()
+    quiet.fit(share(x), share(y), ROWS, 1, 0)
+    before = values(quiet.weights)
+    pressed = keras.Sequential([keras.Input((3,)), Pressed(), *quiet.layers])
+    pressed.compile(quiet.optimizer, "mse")
+    given = [share(x)] if method == "predict" else [share(x), share(y)]
+
+    def interrupted() -> None:
+        # Only after the whole test: this never sends, and has SIGINT raise KeyboardInterrupt.
+        with interrupted_after(60):
+            getattr(pressed, method)(*given, batch_size=ROWS, verbose=0)
+
+    error = in_a_cell(interrupted)
+    assert isinstance(error, KeyboardInterrupt), error
+    next_cell_works()
+    after = values(pressed.weights)
+    if method != "fit":  # where the ranks may have finished the step
+        for found, expected in zip(after, before, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert all(np.isfinite(value).all() for value in values(quiet.optimizer.variables))
 
 
 @pytest.mark.parametrize(

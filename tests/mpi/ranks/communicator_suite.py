@@ -13,8 +13,8 @@ from conftest import ODD, in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
-from allranks.collectives.ops.communicator import Win
-from allranks.collectives.ops.point_to_point import Op
+from allranks.collectives.ops.communicator import File, Win
+from allranks.collectives.ops.point_to_point import Op, Request
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
@@ -111,6 +111,85 @@ def test_an_argument_that_mpi4py_refuses_on_one_rank_is_named_to_the_others():
     assert type(error) is (TypeError if odd() else RankLeft)
     assert odd() or "rank 1 has left this cell at cell:1 (TypeError" in str(error)
     next_cell_works()
+
+
+CREATE = MPI.MODE_CREATE | MPI.MODE_RDWR
+#: Calls that make or use an object of all ranks; ``wrong`` is an argument that cannot be passed.
+MADE_TOGETHER = {
+    "Win.Create": lambda comm, file, wrong: Win.Create(wrong or X, comm=comm),
+    "Win.Create read-only": lambda comm, file, wrong: Win.Create(
+        bytes(8) if wrong else X, comm=comm
+    ),
+    "Win.Create without a unit": lambda comm, file, wrong: Win.Create(
+        X, 0 if wrong else 8, MPI.INFO_NULL, comm
+    ),
+    "Win.Allocate": lambda comm, file, wrong: Win.Allocate(-1 if wrong else 8, comm=comm),
+    "Win.Allocate_shared": lambda comm, file, wrong: Win.Allocate_shared(wrong or 8, comm=comm),
+    "Win.Create_dynamic": lambda comm, file, wrong: Win.Create_dynamic(
+        wrong or MPI.INFO_NULL, comm
+    ),
+    "File.Open": lambda comm, file, wrong: File.Open(comm, 5 if wrong else file, CREATE),
+    "File.Open of no mode": lambda comm, file, wrong: File.Open(comm, file, 0 if wrong else CREATE),
+    "File.Open of none": lambda comm, file, wrong: File.Open(
+        comm, "/missing/file" if wrong else file, amode=CREATE
+    ),
+    "File.Open of none to read": lambda comm, file, wrong: File.Open(
+        comm, "/missing" if wrong else __file__
+    ),
+    "Fence": lambda comm, file, wrong: Win.Allocate(8, comm=comm).Fence(wrong or 0),
+    "Read_all": lambda comm, file, wrong: File.Open(comm, __file__).Read_all(wrong or np.zeros(1)),
+    "Write_at_all": lambda comm, file, wrong: File.Open(comm, file, CREATE).Write_at_all(
+        wrong or 0, X
+    ),
+    "Set_view": lambda comm, file, wrong: File.Open(comm, file, CREATE).Set_view(0, wrong),
+    "Split": lambda comm, file, wrong: comm.Split(0, wrong or 0),
+    "Create": lambda comm, file, wrong: comm.Create(wrong or comm.group),
+    "Create of nothing": lambda comm, file, wrong: comm.Create(
+        MPI.GROUP_NULL if wrong else comm.group
+    ),
+    "Create_dist_graph": lambda comm, file, wrong: comm.Create_dist_graph([0], [1], [wrong or 0]),
+    "Create_intercomm": lambda comm, file, wrong: comm.Split(c.rank() % 2).Create_intercomm(
+        wrong or 0, comm, 1 - c.rank() % 2
+    ),
+}
+ON_ALL = (TypeError, BufferError, ValueError, LookupError, MPI.Exception)
+
+
+@two
+@pytest.mark.parametrize("how", MADE_TOGETHER)
+def test_what_one_rank_cannot_make_no_rank_waits_for(how, tmp_path_factory):
+    file = c.comm.bcast(str(tmp_path_factory.mktemp("files") / "shared"))
+    make = MADE_TOGETHER[how]
+    error = in_a_cell(lambda: make(c.comm, file, "wrong" if odd() or how == "Set_view" else None))
+    if how == "Set_view" or odd():  # refused on every rank
+        assert isinstance(error, ON_ALL)
+    else:
+        assert isinstance(error, RankLeft)
+        assert "rank 1 has left this cell at cell:1" in str(error)
+    next_cell_works()
+
+
+@two
+@pytest.mark.parametrize("how", MADE_TOGETHER)
+def test_what_no_rank_can_make_leaves_the_epoch_whole(how, tmp_path_factory):
+    file = c.comm.bcast(str(tmp_path_factory.mktemp("files") / "shared"))
+    with pytest.raises(ON_ALL):
+        MADE_TOGETHER[how](c.comm, file, "wrong")
+    assert c.comm.allreduce(1) == c.size()
+    assert not c.dirty()
+
+
+def test_a_file_is_opened_by_one_name_and_in_one_mode(tmp_path_factory):
+    file = c.comm.bcast(str(tmp_path_factory.mktemp("files") / "shared"))
+    first = c.rank() == 0
+    if c.size() > 1:
+        with pytest.raises(CollectiveMismatch, match=r"File\.Open"):
+            File.Open(c.comm, file, CREATE if first else MPI.MODE_CREATE | MPI.MODE_WRONLY)
+        with pytest.raises(CollectiveMismatch, match=r"File\.Open"):
+            File.Open(c.comm, file + str(c.rank()), CREATE)
+    opened = File.Open(c.comm, file, CREATE)
+    opened.Write_at_all(8 * c.rank(), X)
+    opened.Close()
 
 
 def _ones():
@@ -238,12 +317,183 @@ def test_a_message_that_is_longer_than_its_buffer_writes_nothing(how, count):
         assert (whole == 2).all()
 
 
+def _until(test, *requests):
+    while not (found := test(*requests)) or found == (MPI.UNDEFINED, False):
+        pass
+    return found
+
+
+ENDED = {
+    "Wait": lambda request: request.Wait(),
+    "Waitall": lambda request: Request.Waitall([Request(), request]),
+    "Waitany": lambda request: Request.Waitany([request]),
+    "Waitsome": lambda request: Request.Waitsome([request], []),
+    "Test": lambda request: _until(request.Test),
+    "Testall": lambda request: _until(Request.Testall, [request]),
+    "Testany": lambda request: _until(Request.Testany, [request]),
+    "Testsome": lambda request: _until(Request.Testsome, [request]),
+    "wait": lambda request: request.wait(MPI.Status()),
+    "waitany": lambda request: Request.waitany([request]),
+}
+
+
+def _started(request):
+    request.Start()
+    return request
+
+
+TWO_OF_THREE = MPI.DOUBLE.Create_vector(1, 2, 3).Create_resized(0, 24).Commit()
+POSTED = {
+    "Irecv": lambda comm, into: comm.Irecv(into, 0),
+    "Irecv by name": lambda comm, into: comm.Irecv(source=0, buf=into),
+    "Irecv of bytes": lambda comm, into: comm.Irecv(memoryview(into).cast("B"), 0),
+    "Irecv with a count": lambda comm, into: comm.Irecv([into[:3], 5, MPI.DOUBLE], 0),
+    "Irecv of a part": lambda comm, into: comm.Irecv([into.base, (5, 0), "d"], 0),
+    "Isendrecv": lambda comm, into: comm.Isendrecv(X, NOWHERE, 0, into, 0),
+    "Isendrecv_replace": lambda comm, into: comm.Isendrecv_replace([into, "d"], NOWHERE, 0, 0),
+    "Recv_init": lambda comm, into: _started(comm.Recv_init(into, 0)),
+}
+POSTED_AND_ENDED = [
+    *((how, "Wait") for how in POSTED),
+    *(("Irecv", how) for how in ENDED if how != "Wait"),
+]
+EARLY = "Open MPI" in MPI.Get_library_version()
+
+
+@two
+@pytest.mark.parametrize("count", [100, 300_000])
+@pytest.mark.parametrize(("how", "ends"), POSTED_AND_ENDED)
+def test_a_longer_message_than_a_posted_buffer_writes_nothing_behind_it(how, ends, count):
+    whole = np.zeros(count)
+    if c.rank() == 0:
+        for value in (1, 2):
+            c.comm.Send(np.full(count, float(value)), 1)
+    elif c.rank() == 1:
+        request = POSTED[how](c.comm, whole[:5])
+        with pytest.raises(MPI.Exception) as raised:
+            ENDED[ends](request)
+        if EARLY:
+            assert raised.value.Get_error_class() == MPI.ERR_TRUNCATE
+            sizes = f"rank 0 has sent {8 * count:,} bytes (tag 0), and the buffer has 40"
+            assert sizes in str(raised.value)
+        assert not whole[5:].any()
+        c.comm.Recv(whole, 0)
+        assert (whole == 2).all()
+
+
+@two
+def test_a_longer_message_than_the_gaps_of_a_derived_type_writes_nothing_else():
+    whole = np.zeros(60_000)
+    if c.rank() == 0:
+        c.comm.Send(np.ones(whole.size), 1)
+        c.comm.Send(np.full(4, 2.0), 1)
+    elif c.rank() == 1:
+        with pytest.raises(MPI.Exception):
+            c.comm.Irecv([whole[:6], TWO_OF_THREE], 0).Wait()
+        assert not whole[[2, *range(5, whole.size)]].any()
+        c.comm.Irecv([whole[:6], TWO_OF_THREE], 0).Wait()
+        assert list(whole[:7]) == [2, 2, 0, 2, 2, 0, 0]
+
+
+@two
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_requests_get_the_messages_in_the_order_in_which_they_were_posted(count):
+    if c.rank() == 0:
+        for value in range(6):
+            c.comm.Send(np.full(count, float(value)), 1, tag=value % 2)
+    elif c.rank() == 1:
+        parts, about = np.zeros((6, count)), [MPI.Status() for _ in range(6)]
+        anyone = MPI.ANY_SOURCE
+        requests = [
+            c.comm.Irecv(parts[0], anyone, 0),
+            c.comm.Irecv(parts[1], 0),
+            c.comm.Irecv(parts[2], 0, 0),
+        ]
+        c.comm.Recv(parts[3], anyone)
+        requests += [c.comm.Irecv(parts[4]), c.comm.Irecv(parts[5], 0)]
+        requests[4].Wait(about[5])
+        requests[3].Wait(about[4])
+        left = requests[:3]
+        while (at := Request.Waitany(left, about[3])) != MPI.UNDEFINED:
+            assert about[3].Get_count(MPI.DOUBLE) == count
+            assert about[3].Get_elements(MPI.DOUBLE) == count
+            assert left[at] == MPI.REQUEST_NULL
+        assert parts.mean(1).tolist() == [0, 1, 2, 3, 4, 5]
+        assert [one.Get_tag() for one in about[4:]] == [0, 1]
+    c.comm.Barrier()
+
+
+def test_a_persistent_receive_is_started_again(comm):
+    me, got, status = comm.Get_rank(), np.zeros(5), MPI.Status()
+    request = comm.Recv_init(got, me, 3)
+    for count in (5, 2, 0):
+        request.Start()
+        comm.Send(np.full(count, float(count)), me, 3)
+        request.Wait(status)
+        assert status.Get_count(MPI.DOUBLE) == count
+    assert list(got) == [2, 2, 5, 5, 5]
+    request.Free()
+
+
+def test_a_receive_is_cancelled_or_freed(comm):
+    me, got, status = comm.Get_rank(), np.zeros((2, 3)), MPI.Status()
+    cancelled = comm.Irecv(got[0], me)
+    cancelled.Cancel()
+    cancelled.Wait(status)
+    assert status.Is_cancelled()
+    freed = comm.Irecv(got[1], me, 1)
+    freed.Free()
+    comm.Send(np.ones(3), me, 1)
+    last = comm.Irecv(got[0], me, 2)  # messages of one rank arrive in order
+    comm.Send(np.ones(3), me, 2)
+    last.Wait()
+    assert (got == 1).all()
+
+
+def test_some_of_several_receives_end(comm):
+    me, got = comm.Get_rank(), np.zeros((3, 2))
+    requests = [comm.Irecv(got[at], me, at) for at in range(3)]
+    comm.Send(X, me, 1)
+    assert _until(Request.Testsome, requests) == [1]
+    about: list[MPI.Status] = []
+    for at in (0, 2):
+        comm.Send(np.ones(2), me, at)
+    Request.Waitall(requests, about)
+    assert [one.Get_count(MPI.DOUBLE) for one in about] == [2, 0, 2]
+    assert got.tolist() == [[1, 1], [1, 0], [1, 1]]
+
+
+LONGER = {
+    "Gather": lambda comm, part, whole: comm.Gather(part, whole),
+    "Gather of a type": lambda comm, part, whole: comm.Gather([part, "d"], [whole, MPI.DOUBLE]),
+    "Scatter": lambda comm, part, whole: comm.Scatter(whole, part),
+}
+
+
+@two
+@pytest.mark.parametrize("how", LONGER)
+def test_a_part_that_is_longer_than_its_room_at_the_root_is_not_sent(how):
+    n, count = c.size(), 20_000
+    room = np.zeros(4 * n * count)
+    whole = room[: n * count] if c.rank() == 0 else None
+    part = np.ones(2 * count if odd() else count)
+    with pytest.raises(CollectiveMismatch, match="bytes"):
+        LONGER[how](c.comm, part, whole)
+    assert not room.any()
+    assert (part == 1).all()
+    LONGER[how](c.comm, part[:count], whole)
+    assert room[n * count :].sum() == 0
+    assert c.rank() or room.any() == how.startswith("Gather")
+
+
 def test_a_buffer_that_mpi4py_refuses_leaves_the_message(comm):
     me = comm.Get_rank()
     sent, got = comm.Isend(X, me), np.zeros(2)
     for wrong in ("text", bytes(8), np.zeros(4)[::2], [X, "no type"]):
         with pytest.raises((TypeError, ValueError, BufferError, KeyError)):
             comm.Recv(wrong, me)
+        with pytest.raises((TypeError, ValueError, BufferError, KeyError)):
+            comm.Irecv(wrong, me)
     status = MPI.Status()
     comm.Recv(got, me, status=status)
     sent.Wait()
@@ -490,6 +740,34 @@ STALE = {
 }
 
 
+def test_a_request_of_an_earlier_epoch_does_not_receive_what_a_failed_cell_has_sent():
+    me, got = c.rank(), np.zeros((3, 1))
+    posted, again = c.comm.Irecv(got[0], me), c.comm.Recv_init(got[1], me, 2)
+    send = c.comm.Send_init(X, me, 2)
+    sent = [c.comm.Isend(X, me, 1), c.comm.Isend(X, me, 3)]
+    send.Start()
+    send.Wait()
+    found = c.comm.Mprobe(me, 3)
+    Request.Waitall(sent)
+    c.renew()  # as after a cell that has failed
+    for refused in (
+        posted.Wait,
+        posted.Test,
+        lambda: Request.Waitany([Request(), posted]),
+        lambda: Request.testall([posted]),
+        again.Start,
+        lambda: type(again).Startall([again]),
+        lambda: found.Recv(got[2]),
+    ):
+        with pytest.raises(StaleHandle, match="of epoch"):
+            refused()
+    assert not got[1:].any()
+    sent[0].Wait()  # has ended before
+    c.comm.Send_init(X, me, 2).Start()
+    c.comm.Recv(got[1], me, 2)
+    assert got[1] == 1
+
+
 def test_a_duplicate_of_an_earlier_epoch_is_refused():
     duplicate = c.comm.Dup()
     c.renew()
@@ -700,6 +978,13 @@ def test_a_tensor_and_an_array_of_the_same_type_are_alike():
     c.comm.Gather(np.full(3, c.rank(), "f4").view(Tensor), every)
     if every is not None:
         assert (every == np.arange(c.size())[:, None]).all()
+
+
+def test_a_request_for_a_message_from_nowhere_needs_no_buffer():
+    c.comm.Irecv(None, MPI.PROC_NULL).Wait()
+    requests = [c.comm.Recv_init(None, MPI.PROC_NULL), c.comm.Recv_init(X, source=MPI.PROC_NULL)]
+    type(requests[0]).Startall(requests)
+    Request.Waitall(requests)
 
 
 def test_a_message_from_nowhere_is_none():

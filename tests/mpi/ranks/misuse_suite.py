@@ -9,7 +9,16 @@ from functools import partial
 
 import numpy as np
 import pytest
-from conftest import ODD, everybody, in_a_cell, interrupted_after, next_cell_works, odd, until
+from conftest import (
+    ODD,
+    PATIENCE_SECONDS,
+    everybody,
+    in_a_cell,
+    interrupted_after,
+    next_cell_works,
+    odd,
+    until,
+)
 from mpi4py import MPI
 
 import allranks.collectives as c
@@ -219,7 +228,7 @@ def test_an_interrupt_is_heard_inside_a_collective(what):
             if not odd():
                 with interrupted_after(0.05):
                     WAITING[what]()
-                    time.sleep(5)
+                    time.sleep(PATIENCE_SECONDS)
         finally:
             everybody(False)  # who left before the others have heard would end their wait
 

@@ -10,13 +10,22 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_SECONDS, everybody, in_a_cell, interrupted_after, odd, until
+from conftest import (
+    PATIENCE_SECONDS,
+    enter,
+    everybody,
+    in_a_cell,
+    interrupted_after,
+    odd,
+    settle,
+    until,
+)
 from gpus import FAKE, fake_only, host, ones
 
 import allranks.collectives as c
@@ -27,7 +36,7 @@ from allranks.collectives.start import under_mpi
 from allranks.errors import RankLeft, TransportFailed, UsageError
 
 if FAKE:
-    from cupy.cuda import nccl, runtime
+    from cupy.cuda import _queue, nccl, runtime
 
 if c.size() < 2:
     pytest.skip("takes two ranks", allow_module_level=True)
@@ -110,6 +119,121 @@ def test_an_interrupt_between_agreeing_and_launching_frees_the_others(dtype, mon
         error = in_a_cell(lambda: c.allreduce(ones(9, dtype), c.Sum, transport="nccl"))
         assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
         next_cell_works()
+
+
+def everything(process_set: c.ProcessSet | None = None) -> list[Callable[[], object]]:
+    """Every operation, the root of which is the rank that errs."""
+    options: dict[str, Any] = {"transport": "nccl", "process_set": process_set}
+    members = len(process_set.ranks) if process_set else c.size()
+    return [
+        lambda: c.allreduce(ones(), c.Max, **options),
+        lambda: c.grouped_allreduce([ones(), ones(5, "float64")], c.Sum, **options),
+        lambda: c.allreduce_async(ones(), c.Sum, **options).synchronize(),
+        lambda: c.reducescatter(ones(members), c.Sum, **options),
+        lambda: c.reducescatter(ones(members + 1), c.Sum, **options),
+        lambda: c.allgather(ones(), **options),
+        lambda: c.allgather(ones(1 + c.rank()), **options),
+        lambda: c.alltoall(ones(members), **options),
+    ]
+
+
+@pytest.mark.parametrize("aborts", ["when all have left", "before the others have left"])
+def test_no_operation_returns_what_an_abort_has_left_in_its_result(aborts, monkeypatch):
+    """An abort ends the kernels of the others, with garbage and without an error."""
+    if aborts != "when all have left":  # as the death of a rank may do
+        if not c.world.current().shared_by_all:
+            pytest.skip("between hosts the news of a rank that has left may come later")
+        monkeypatch.setattr(transport.NcclTransport, "_is_unused", lambda self: True)
+    for do in everything():
+        with monkeypatch.context() as patches:
+            if odd():
+                leaves_before_launching(patches)
+            error = in_a_cell(do)
+        assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+    monkeypatch.undo()
+    next_cell_works()
+
+
+@three
+def test_no_member_of_a_set_gets_what_an_abort_has_left_in_its_result(pair, monkeypatch):
+    kinds = {0: RankLeft, 1: KeyboardInterrupt}
+    for do in everything(pair):
+        with monkeypatch.context() as patches:
+            if odd():
+                leaves_before_launching(patches)
+            error = in_a_cell(do if pair.included() else lambda: None)
+        assert isinstance(error, kinds.get(c.rank(), type(None)))
+    next_cell_works()
+
+
+@fake_only
+def test_no_rank_aborts_before_all_have_left_the_call(monkeypatch):
+    """Here rank 0 has launched it, and computes."""
+    this = c.world.current()
+    word, left = this.mpi.pristine, np.zeros(1)
+
+    def cell() -> None:
+        summed()
+        if c.rank() == 0:
+            before, posted = len(nccl.launched), post()
+            until(lambda: posted.poll() or len(nccl.launched) > before)
+            word.Recv(left, 1)  # without a look at the call meanwhile
+            posted.synchronize()
+        elif odd():
+            before = len(nccl.aborted)
+            leaves_before_launching(monkeypatch)
+            try:
+                summed()
+            finally:
+                this.gpu.aborts.wait(0.5)
+                aborts.append(len(nccl.aborted) - before)
+                word.Send(left, 0)
+        else:
+            summed()
+
+    aborts: list[int] = []
+    error = in_a_cell(cell)
+    assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+    assert aborts == ([0] if odd() else [])
+    next_cell_works()
+
+
+@fake_only
+@pytest.mark.parametrize("transport", ["nccl", "staged"])
+def test_an_interrupt_ends_a_call_while_the_gpu_still_works(transport, monkeypatch):
+    """The arrays stay held, and the abort comes after the work."""
+    next_cell_works()
+    works, over = threading.Event(), threading.Event()
+
+    def work() -> object:
+        works.set()
+        return None if over.is_set() else _queue._AGAIN
+
+    def cell() -> None:
+        mine = ones()
+        _queue.push(work)
+        with interrupted_after(0.1, works.is_set):
+            c.allreduce(mine, c.Sum, transport=transport)
+
+    # Without the cure this rank waits for it, inside the driver.
+    late = threading.Timer(PATIENCE_SECONDS / 3, over.set)
+    late.start()
+    gpu = c.world.current().gpu
+    gpu.aborts.wait(PATIENCE_SECONDS)
+    enter()
+    with pytest.raises(KeyboardInterrupt):
+        cell()
+    gpu.mark()  # as the next calls of CUDA
+    assert gpu._held
+    assert not over.is_set()
+    over.set()
+    late.cancel()
+    c.scope.leave("KeyboardInterrupt", failed=True, where="cell:1")
+    settle()
+    next_cell_works()
+    gpu.aborts.wait(PATIENCE_SECONDS)
+    gpu.mark()
+    assert not gpu._held
 
 
 def test_a_rank_leaves_while_another_computes_and_aborts_nothing():

@@ -62,6 +62,82 @@ def test_models_take_what_they_took():
     model.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
+def test_metrics_and_optimizers_have_their_methods_of_keras_2():
+    mean = keras.metrics.Mean()
+    mean.update_state(4.0)
+    mean.reset_states()
+    assert float(mean.result()) == 0
+    model = linear(SGD(0.5, momentum=0.9))
+    model.fit(X, Y, verbose=0)
+    saved = model.optimizer.get_weights()
+    assert int(saved[0]) == 1
+    again = linear(SGD(0.5, momentum=0.9))
+    again.optimizer.build(again.trainable_variables)
+    again.optimizer.set_weights(saved)
+    for one, other in zip(again.optimizer.get_weights(), saved, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
+@pytest.mark.parametrize("name", ["w.ckpt", "w", "w.h5", "w.weights.h5"])
+def test_weights_are_saved_and_loaded_in_the_formats_of_keras_2(tmp_path, name):
+    model, again = linear(SGD(0.5)), linear(SGD(0.5))
+    model.save_weights(str(tmp_path / name))
+    if "h5" not in name:
+        assert tf.train.latest_checkpoint(tmp_path) == str(tmp_path / name)
+    again.load_weights(str(tmp_path / name))
+    for one, other in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = [keras.layers.Dense(2), keras.layers.Dense(1)]
+
+    def call(self, inputs):
+        return self.parts[1](self.parts[0](inputs))
+
+
+def test_weights_of_an_own_model_need_a_model_with_the_same_weights(tmp_path):
+    model, again = Own(), Own()
+    model(X)
+    model.save_weights(tmp_path / "w.ckpt")
+    with pytest.raises(ValueError, match=r"the same weights, found another one .* call it once"):
+        again.load_weights(tmp_path / "w.ckpt")
+    with pytest.raises(ValueError, match="incompatible tensor with shape"):
+        linear(SGD(0.5)).load_weights(tmp_path / "w.ckpt")
+    again(X)
+    again.load_weights(tmp_path / "w.ckpt")
+    for one, other in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_checkpoints_of_weights_are_written_once_in_a_period(tmp_path):
+    path = str(tmp_path / "w{epoch}.ckpt")
+    saves = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, period=2)
+    model = linear(SGD(0.5))
+    model.fit(X, Y, epochs=5, verbose=0, callbacks=[saves])
+    assert sorted(one.name for one in tmp_path.glob("*.index")) == [
+        "w2.ckpt.index",
+        "w4.ckpt.index",
+    ]
+    linear(SGD(0.5)).load_weights(tmp_path / "w4.ckpt")
+
+
+def test_a_model_in_a_folder_names_the_line_to_type(tmp_path):
+    wanted = [
+        (lambda: linear(SGD(0.5)).save("served"), r"Type model.save\('served.keras'\)"),
+        (
+            lambda: keras.callbacks.ModelCheckpoint("x.ckpt"),
+            r"Type ModelCheckpoint\('x.ckpt.keras'\), or add save_weights_only=True",
+        ),
+    ]
+    for line, said in wanted:
+        with pytest.raises(ValueError, match=f"{said}. .* TF_USE_LEGACY_KERAS=1"):
+            line()
+
+
 @pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # of Keras, about scipy
 def test_images_are_made_by_the_generator_of_keras_2(tmp_path):
     from keras.preprocessing.image import ImageDataGenerator

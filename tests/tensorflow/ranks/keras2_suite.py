@@ -5,7 +5,9 @@ import pytest
 
 pytest.importorskip("tf_keras", reason="no Keras 2: pip install 'allranks[legacy-keras]'")
 import allranks.tensorflow.keras as hvd
+from allranks.errors import RankLeft
 from allranks.keras.versions import keras
+from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works
 from tests.tensorflow.ranks.keras_suite import (
     RANK,
     SIZE,
@@ -45,6 +47,23 @@ def test_gradients_of_several_steps_are_applied_once(kind, averaged):
     alone.fit(x, y, batch_size=16 * SIZE, epochs=2, shuffle=False, verbose=0)
     for one, other in zip(mine.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_step_that_fails_is_not_counted(kind, passes):
+    class Raises(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 1 and RANK == SIZE - 1:
+                raise ValueError("no more data")
+
+    made = hvd.DistributedOptimizer(OPTIMIZERS[kind].Adam(0.1), backward_passes_per_step=passes)
+    mine = mlp(made, seed=2)
+    x, y = map(share, data())
+    error = in_a_cell(lambda: mine.fit(x, y, batch_size=2, verbose=0, callbacks=[Raises()]))
+    assert isinstance(error, ValueError if RANK == SIZE - 1 else RankLeft), error
+    next_cell_works()
+    assert int(mine.optimizer.iterations) == 1
 
 
 def test_a_loss_that_is_scaled_overflows_on_all_ranks_or_on_none():

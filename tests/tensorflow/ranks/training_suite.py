@@ -23,7 +23,8 @@ import keras  # noqa: E402
 
 import allranks.tensorflow as hvd  # noqa: E402
 import allranks.tensorflow.keras as hvd_keras  # noqa: E402
-from allranks.errors import MissingDependency, UsageError  # noqa: E402
+from allranks.errors import MissingDependency, RankLeft, UsageError  # noqa: E402
+from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works  # noqa: E402
 
 hvd.init()
 R, N = hvd.rank(), hvd.size()
@@ -221,6 +222,29 @@ def test_a_tapes_gradients_are_those_of_the_joined_batch(compiled: bool) -> None
         whole = gradients(joined(WORDS[step]), joined(Y[step]), False)
         for a, b in zip(mine, whole, strict=True):
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_of_a_tape_whose_reduction_fails_is_not_counted() -> None:
+    model, optimizer = dense_model(), Adam(0.1)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    def train() -> None:
+        step(tf.constant(X[0, R]), tf.constant(Y[0, R]))
+        if R == N - 1:
+            raise ValueError("no more data")
+        step(tf.constant(X[1, R]), tf.constant(Y[1, R]))
+
+    error = in_a_cell(train)
+    assert isinstance(error, ValueError if R == N - 1 else RankLeft), error
+    next_cell_works()
+    assert int(optimizer.iterations) == 1
 
 
 def test_local_sources_stay_local() -> None:

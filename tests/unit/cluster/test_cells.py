@@ -39,7 +39,7 @@ def killed(why, *replies, timeout=None, ends=()):
     roster.ends += ends
     connection = SimpleNamespace(
         size=3, roster=roster, hooks=NotebookHooks(()), closed=not ends, lost_because=why,
-        ask_soon=None, step=lambda seconds: [], lose=lambda shown: why,
+        ask_soon=None, step=lambda seconds: [], lose=lambda shown: why, can_heal=False,
     )  # fmt: skip
     view = HiddenView(lambda batch: None)
     run = CellRun(1, range(3), connection, view, timeout)

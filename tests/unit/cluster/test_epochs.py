@@ -47,3 +47,12 @@ def test_an_unfinished_call_ends_the_epoch():
     epoch = Epoch()
     epoch.note([reply(0, dirty=True), reply(1)])
     assert epoch.dirty
+
+
+def test_an_epoch_that_the_ranks_have_begun_for_a_client_needs_no_other_one():
+    epoch = Epoch()
+    epoch.note([reply(0, traffic=True), reply(1, "error")])
+    epoch.follow(0)
+    assert epoch.dirty
+    epoch.follow(1)
+    assert (epoch.number, epoch.dirty, epoch.traffic) == (1, False, False)

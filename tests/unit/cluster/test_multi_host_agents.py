@@ -41,6 +41,7 @@ class Notebook:
         self.ends: list[ProcessExit] = []
         self.asked: dict[str, dict[str, Any]] = {}
         self.again: list[tuple[str, str]] = []
+        self.died: list[tuple[str, dict[str, int]]] = []
         self.wire = SimpleNamespace(
             commands_url="tcp://h0:1", events_url="tcp://h0:2", key="key", lease_seconds=30.0
         )
@@ -54,6 +55,8 @@ class Notebook:
     def _command(self, host: str, word: str, line: str) -> None:
         if line.startswith("seat "):
             self.asked[host] = json.loads(line.removeprefix("seat "))
+        elif line.startswith("died "):
+            self.died.append((host, json.loads(line.removeprefix("died "))))
         elif word == "again":
             self.again.append((host, json.loads(line)["relocation"]))
 
@@ -160,7 +163,7 @@ def test_a_process_that_waits_since_a_try_that_failed_is_asked_again(healing):
 
 def test_a_host_without_spare_processes_takes_one_of_another_host(healing):
     healing.agents.seat_spares([3])
-    healing.say("h2", {"event": "exit", "rank": 3, "code": -9, "by_launcher": False})
+    healing.say("h2", {"event": "exit", "rank": 3, "pid": 7, "code": -9, "by_launcher": False})
     healing.say("h1", {"event": "spare_exit", "place": 2, "code": -9})
     assert healing.agents.seat_spares([3]) == ""
     assert seats(healing) == {"h1": [], "h2": [], "h3": [[8, 3]]}
@@ -210,3 +213,9 @@ def test_late_answers_to_an_earlier_test_of_the_network_do_not_count(notebook):
     other.come("h1", "h2", "h3")
     other.say("h2", early)  # it has no test
     assert not other.ends
+
+
+def test_ipyparallels_controller_on_the_first_host_is_told_of_deaths_elsewhere(healing):
+    healing.say("h1", ABORT)
+    healing.say("h2", KILLED)
+    assert healing.died == [("h1", {"rank": 3, "pid": 1})]

@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+import threading
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
@@ -33,14 +34,20 @@ def press():
     signal.raise_signal(signal.SIGINT)
 
 
-def pressed_at(step, function, *arguments):
+HEARD = "call", "c_return"
+"""The events of a profile at which Python itself calls the handlers of signals."""
+
+
+def pressed_at(step, function, *arguments, events=("call", "return", "c_call", "c_return")):
     """Calls a function, interrupted at one of its steps; returns whether it has come so far."""
     steps, over = 0, False
 
-    def hook(_frame, _event, _argument):
+    def hook(_frame, event, _argument):
         nonlocal steps
-        steps += not over
-        if steps == step and not over:
+        if over or event not in events:
+            return
+        steps += 1
+        if steps == step:
             press()
 
     try:
@@ -258,3 +265,81 @@ def test_a_rank_that_no_longer_waits_says_so_wherever_the_interrupt_comes(alone)
         assert alone.board.get(0, fields.TICKET) == 0
         step += 1
     assert step > 2
+
+
+def is_free(lock):
+    """Whether another thread can take a lock."""
+    found = []
+
+    def look():
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    other = threading.Thread(target=look)
+    other.start()
+    other.join()
+    return found[0]
+
+
+ASKS = {
+    **CALLS,
+    "allreduce_async": lambda: c.allreduce_async(np.ones(3)).synchronize(),
+    "empty": lambda: c.empty(8),
+}
+
+
+@pytest.fixture
+def no_collections():
+    """Python drops an interrupt in a finalizer, which a collection runs at any step."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize("call", ASKS)
+def test_the_lock_of_the_world_is_free_wherever_the_interrupt_comes(call):
+    step, goes_on = 1, True
+    while goes_on:
+        world = loopback.worlds_of(1)[0]
+        worlds.set_thread(world)
+        world.begin()
+        try:
+            goes_on = pressed_at(step, ASKS[call], events=HEARD)
+        finally:
+            worlds.set_thread(None)
+        assert is_free(world.lock)
+        step += 1
+    assert step > 5
+
+
+def test_a_wait_that_leaves_a_turn_to_other_threads_has_the_lock_again_at_an_interrupt(alone):
+    step, goes_on = 1, True
+
+    def waits():
+        with alone.lock:
+            alone._attend(own, 0.02)
+
+    while goes_on:
+        own = Call(alone.groups[0].agreement, Packed(None, 7, b"one"))
+        other = SimpleNamespace(ordered=False)
+        alone._queued[:] = [other]
+        alone.watch = SimpleNamespace(rest=list, attend=lambda *_: None)
+        goes_on = pressed_at(step, waits, events=HEARD)
+        assert is_free(alone.lock)
+        assert alone._queued == [other]
+        step += 1
+    assert step > 10
+
+
+def test_a_call_that_is_interrupted_before_its_turn_is_queued_no_more(alone):
+    step, goes_on = 1, True
+    while goes_on:
+        call = Call(alone.groups[0].agreement, Packed(None, 7, b"one"))
+        alone.run = lambda call, *_: None
+        goes_on = pressed_at(step, alone._in_turn, call, events=HEARD)
+        assert is_free(alone.lock)
+        assert alone._queued == []
+        step += 1
+    assert step > 3

@@ -15,6 +15,7 @@ from allranks.collectives.calls.rank_state import (
     BROKE,
     BROKEN,
     ENTERED,
+    REQUEST,
     TICKET,
     WAITING,
     Board,
@@ -221,6 +222,21 @@ def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():
     assert Watch(state)._location(1, 7) == f"does not answer: {said}"
     waits.put(ANSWERED, 7)
     assert Watch(state)._location(1, 7) == "waits in barrier at cell.py:3"
+
+
+def test_a_wait_in_a_clients_request_ends_if_it_or_an_earlier_one_has_failed_elsewhere():
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    state, other = RankState(0, (0, 0), Board(pages, (0, 1), 0)), Board(pages, (0, 1), 1)
+    client = 7 << 32
+    state.request = client | 12
+    for last in (0, client | 11, 8 << 32 | 99):
+        other.put(REQUEST, last)
+        assert state.departure(1) is None
+    for last in (client | 12, client | 16):
+        other.put(REQUEST, last)
+        assert state.departure(1) == (0, "has failed in this request, or in one before it")
+    state.request = 0  # a cell
+    assert state.departure(1) is None
 
 
 def test_pieces_of_one_array_are_joined_without_a_copy():

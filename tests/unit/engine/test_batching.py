@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,6 +202,7 @@ def test_only_the_host_that_has_sent_a_bad_record_ends_a_rank(host, pid, ends):
             host_of={0: "h1", 1: "h2"}, command=lambda host, word, line: note(host, line)
         ),
     )
+    ranks._say_end = partial(Connection._say_end, ranks)
     assert Connection._end_sender(ranks, error) == bool(ends)
     assert said == ends
 

@@ -6,9 +6,11 @@ import sys
 import time
 from contextlib import contextmanager
 
+import ipyparallel
 import pytest
 import zmq
 from ipyparallel.engine.app import Heart
+from ipyparallel.error import RemoteError
 from jupyter_client.session import Session
 
 from allranks.engine import ipp
@@ -18,7 +20,7 @@ CONTROLLER = """
 import json, sys
 from allranks.engine import ipp
 engine, client, secret, ipp.LARGEST_LOG_NBYTES = json.loads(sys.argv[1])
-ipp.run(engine, client, secret, sys.argv[2], 1, lambda: print("complete", flush=True))
+ipp.run(engine, client, secret, sys.argv[2], 1, lambda: print("complete", flush=True), 0)
 """
 #: The beginning of a connection without a key, in the protocol of ZeroMQ.
 NO_KEY = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -48,6 +50,7 @@ class Controller:
     def __init__(self, ended: subprocess.Popen, engine: dict, client: dict, registrar) -> None:
         self.ended, self.engine, self.client, self.registrar = ended, engine, client, registrar
         self.session = Session(key=engine["key"].encode())
+        self.engines = []
         public, secret = zmq.curve_keypair()
         self.keys = {
             "curve_serverkey": engine["curve_serverkey"].encode(),
@@ -56,6 +59,23 @@ class Controller:
         }
         for name, key in self.keys.items():
             setattr(registrar, name, key)
+
+    def start_engine(self, identity: bytes, pid: int) -> None:
+        """Registers an engine as rank 0, which gets requests and never answers them."""
+        places = [self.registrar.context.socket(zmq.DEALER) for _ in range(2)]
+        for place, name in zip(places, ("registration", "mux"), strict=True):
+            for option, value in {**self.keys, "identity": identity, "linger": 0}.items():
+                setattr(place, option, value)
+            place.connect(self.url(name))
+        self.engines += places
+        Heart(self.url("hb_ping"), self.url("hb_pong"), heart_id=identity, **self.keys).start()
+        content = {"uuid": identity.decode(), "id": 0, "pid": pid}
+        self.session.send(places[0], "registration_request", content=content)
+
+    def end_engine(self, pid: int) -> None:
+        """Tells the controller what the host agent tells it of an engine's death."""
+        self.ended.stdin.write(f"0 {pid}\n")
+        self.ended.stdin.flush()
 
     def url(self, name: str) -> str:
         return f"{self.engine['interface']}:{self.engine[name]}"
@@ -72,7 +92,8 @@ def controller(folder, log_nbytes=ipp.LARGEST_LOG_NBYTES):
     told = json.dumps([engine, client, secret, log_nbytes])
     words = [sys.executable, "-c", CONTROLLER, told, str(folder)]
     with open(folder / "log", "ab") as log:
-        ended = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+        ended = subprocess.Popen(words, cwd=folder, text=True, **pipes)
     context = zmq.Context()
     registrar = context.socket(zmq.DEALER)
     registrar.setsockopt(zmq.IDENTITY, Controller.identity)
@@ -86,6 +107,7 @@ def controller(folder, log_nbytes=ipp.LARGEST_LOG_NBYTES):
             place.close()
         ended.kill()
         ended.wait()
+        ended.stdin.close()
         ended.stdout.close()
         context.destroy(linger=0)
 
@@ -100,6 +122,27 @@ def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tm
         content = {"uuid": found.identity.decode(), "id": 0}
         found.session.send(found.registrar, "registration_request", content=content)
         assert found.ended.stdout.readline() == "complete\n"
+
+
+@pytest.mark.timeout(60)
+def test_the_death_of_an_engine_ends_its_requests_and_frees_its_id(tmp_path):
+    with controller(tmp_path) as found:
+        assert found.has_read_all()
+        # The client first: it misses the notifications of the moment at which it connects.
+        with ipyparallel.Client(found.client) as client:
+            found.start_engine(b"first", pid=11)
+            client.wait_for_engines(1, interactive=False)
+            request = client[0].apply_async(str)
+            found.end_engine(pid=11)
+            with pytest.raises(RemoteError, match="EngineError"):
+                request.get()
+            assert client.ids == []
+            found.start_engine(b"second", pid=12)
+            client.wait_for_engines(1, interactive=False)
+            found.end_engine(pid=11)  # late news of the first one
+            found.end_engine(pid=13)
+            assert found.has_read_all()
+            assert client.ids == [0]
 
 
 @pytest.mark.timeout(60)

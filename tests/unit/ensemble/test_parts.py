@@ -215,6 +215,41 @@ def test_nothing_of_a_file_that_others_can_write_is_read_into_memory(tmp_path, m
         Store(str(tmp_path), "x")
 
 
+LONG = "\x1b[2J" * 1_000_000
+
+
+def test_what_another_user_has_put_into_a_store_is_not_shown_as_it_is(tmp_path):
+    """Escape codes would act on a terminal, and a long text would fill the notebook."""
+    about = tmp_path / "ensemble.json"
+    for kept in ({"version": "\x1b[2J\n" * 10_000, "source": "x"}, {"version": 1, "source": LONG}):
+        about.write_text(json.dumps(kept))
+        with pytest.raises(UsageError, match=r"expected format|another cell") as caught:
+            Store(str(tmp_path), "x")
+        assert "\x1b" not in str(caught.value)
+        assert len(str(caught.value)) < 2000
+    about.unlink()
+    (tmp_path / ".lock").unlink()
+    store = Store(str(tmp_path), "x")
+    store.close()
+    (tmp_path / "\x1b[2J\n.member").touch(mode=0o666)
+    (tmp_path / "\x1b[2J\n.member").chmod(0o666)
+    with pytest.raises(UsageError, match="others can write") as caught:
+        Store(str(tmp_path), "x")
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_member_that_came_after_the_check_is_not_read_to_run_it_again(tmp_path):
+    """A line of 1 TB would take all memory."""
+    store = Store(str(tmp_path), "x")
+    path = tmp_path / "late.member"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    path.chmod(0o666)
+    store.forget_failed()
+    assert path.exists()
+    store.close()
+
+
 def test_a_link_that_waits_in_a_store_is_not_followed(tmp_path):
     (tmp_path / "diary").write_text("private")
     folder = tmp_path / "store"

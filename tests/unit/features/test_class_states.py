@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from allranks.features.classroom import board, states
+from allranks.features.classroom import board, door, states
 
 NAME = "Ana\nIn[9]  failed\x1b[2J\u202e\ud83d\x00 Z"
 
@@ -98,3 +99,31 @@ def test_the_hubs_answer_is_as_clean_as_a_students_message():
     assert (found["user"], found["seconds_ago"]) == ("Ana In[9] failed [2J Z", 0.0)
     assert found["state"]["error"] == found["user"]
     assert panel == "?"
+
+
+def test_only_the_newest_of_many_states_is_read(monkeypatch):
+    """A student who sends them without end would take the processor from the teacher's cells."""
+    read = []
+    monkeypatch.setattr(states, "read_state", lambda line: read.append(line) or {"cell": len(read)})
+    student = board.Student("zoe", "zoe", 7)
+    student.receive(b"{}\n" * 1000 + b'{"cell": 7}\n{"ce')
+    student.receive(b'll": 8}\n')
+    assert read == [b'{"cell": 7}', b'{"cell": 8}']
+
+
+def test_a_panel_is_read_between_states():
+    student = board.Student("zoe", "zoe", 7, panels_asked=2)
+    student.receive(b'{"cell": 7}\n"<p>"\n{"cell": 8}\n')
+    assert (student.panel, student.cell, student.panels_asked) == ("<p>", 8, 1)
+
+
+def test_the_name_of_an_account_is_shown_with_the_account(monkeypatch):
+    """An account can often change its name to that of another student."""
+    named = {7: "Ana Lima,,,", 8: "eve", 9: "\u202e,"}
+    accounts = {7: "eve", 8: "eve", 9: "eve"}
+    monkeypatch.setattr(
+        door.pwd,
+        "getpwuid",
+        lambda uid: SimpleNamespace(pw_name=accounts[uid], pw_gecos=named[uid]),
+    )
+    assert [*map(door.full_name, named)] == ["Ana Lima (eve)", "eve", "eve"]

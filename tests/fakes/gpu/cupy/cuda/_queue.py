@@ -16,6 +16,8 @@ _stack: list[Stream] = []
 _chance = random.Random(7)
 counted: Counter[str] = Counter()
 """Events that were made, waits for one that have begun, and calls of what copies arrays."""
+driver = threading.RLock()
+"""Held by a call that waits for the whole GPU: other calls of the process wait for it."""
 _lock = threading.RLock()
 """Work is done by whoever asks for an event: the main thread, or one that makes or ends NCCL's."""
 _thread = threading.local()
@@ -60,11 +62,20 @@ class Event:
         counted["event"] += 1
         _events[self.ptr] = self
 
+    def __del__(self):
+        # A broken context fails the destroy too, and cupy raises that: 18 lines for one cell on an
+        # H200. CUDA runtime API, cudaEventDestroy.
+        from cupy.cuda import runtime
+
+        if runtime.failing:
+            raise runtime.CUDARuntimeError(runtime.failing[0])
+
     def record(self, stream=None):
         if self.recorded:
             self.mark = _Mark()
         self.recorded = True
-        (stream or null)._work.append(self.mark.happen)
+        with driver:
+            (stream or null)._work.append(self.mark.happen)
 
 
 class Stream:
@@ -83,6 +94,12 @@ class Stream:
 
     def __exit__(self, *details):
         assert _stack.pop() is self
+
+    @property
+    def done(self):
+        """Whether nothing is queued: cupy 14, cupy/cuda/stream.pyx."""
+        progress()
+        return not self._work
 
     def _step(self):
         """Does one piece; whether there was one that could be done."""
@@ -128,6 +145,15 @@ def finish():
             if time.monotonic() > end:
                 raise RuntimeError("the current stream does not end: somebody waits for ever")
             time.sleep(1e-4)
+
+
+def marks():
+    """One behind the work of each stream."""
+    found = []
+    for stream in list(_streams.values()):
+        found.append(_Mark())
+        stream._work.append(found[-1].happen)
+    return found
 
 
 def drop(owner):

@@ -49,7 +49,8 @@ def deviceGetPCIBusId(device):
 def eventQuery(pointer):
     if failing:
         raise CUDARuntimeError(failing[0])
-    _queue.progress()
+    with _queue.driver:
+        _queue.progress()
     return 0 if _queue._events[pointer].mark.has_happened() else 600
 
 
@@ -72,10 +73,7 @@ def deviceSynchronize():
     _queue.must_be_used()
     if capturing:
         raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: the fake captures", capturing[0])
-    marks = []
-    for stream in list(_queue._streams.values()):
-        marks.append(_queue._Mark())
-        stream._work.append(marks[-1].happen)
+    marks = _queue.marks()
     while any(mark.done_at is None for mark in marks):
         _queue.progress()
 

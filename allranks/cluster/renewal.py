@@ -1,0 +1,111 @@
+"""The step between two cells in which all ranks move to a fresh communicator, with what their
+features do then.
+
+A rank may have work to end first: a library's process groups, or an object's finalizer. What takes
+longer than a second is shown. An interrupt ends it; a rank that the interrupt does not free is
+ended, and replaced like one that has died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from allranks.cluster.connection import AnswersSoFar, Connection
+from allranks.countdown import Countdown
+from allranks.errors import UsageError
+from allranks.records import requests
+from allranks.records.ranks import label
+from allranks.records.wire import BETWEEN_CELLS, Answer, Interrupt
+
+_SHOWN_SECONDS = 1.0
+#: After this time the ranks are interrupted without an interrupt of the user.
+_PATIENCE_SECONDS = 30.0
+#: How long an interrupted rank has to go on.
+_FREED_SECONDS = 5.0
+_STEP_SECONDS = 0.1
+_MEETS = "waiting for the other ranks"
+
+
+class Renewal:
+    """Moves all ranks to a fresh communicator, and waits until they have.
+
+    ``tell`` shows a line at once.
+    """
+
+    def __init__(self, ranks: Connection, tell: Callable[[str], None]) -> None:
+        self._ranks, self._tell = ranks, tell
+        self._doing: dict[int, str] = {}
+        """What each rank that has not answered does, as far as it has said."""
+        self.pressed = False
+        """Whether the user has interrupted it."""
+        self._limit: Countdown | None = None
+        """From the interrupt on."""
+
+    def make(self, epoch: int) -> None:
+        """Raises UsageError if a rank has not done its part. Ranks may die meanwhile."""
+        ranks = self._ranks
+        shown, answered = Countdown(_SHOWN_SECONDS), Countdown(2 * _SHOWN_SECONDS)
+        patience, asked, told = Countdown(_PATIENCE_SECONDS), False, False
+        every = range(ranks.size)
+        with (
+            ranks.inbox.hearing_interrupts(),
+            ranks.asking(every, requests.RENEW, {"epoch": epoch}) as got,
+        ):
+            while self._silent(got):
+                pressed = bool(ranks.step(_STEP_SECONDS))
+                self.pressed |= pressed
+                if not (silent := self._silent(got)):
+                    break
+                if pressed:
+                    self._interrupt(silent)
+                if not asked and shown.left() <= 0:
+                    asked = True
+                    ranks.ask_soon(requests.STATUS, {}, self._take_status, silent)
+                if answered.left() <= 0:
+                    self._doing = dict.fromkeys(silent, "") | self._doing
+                if not told and (busy := self._busy(silent)):
+                    told = True
+                    self._tell(f"{self._text(busy)}; interrupt to end that")
+                if patience.left() <= 0 and self._limit is None:
+                    self._interrupt(silent)
+                if self._limit is not None and self._limit.left() <= 0:
+                    self._end(self._busy(silent) or silent)
+        problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
+        if problems:
+            raise UsageError(problems[0])
+
+    def _silent(self, got: AnswersSoFar) -> list[int]:
+        """The ranks that have not answered, and can. Without one rank the others cannot go on."""
+        roster = self._ranks.roster
+        if roster.dead or roster.ends or self._ranks.closed:
+            return []
+        return [rank for rank in range(self._ranks.size) if rank not in got]
+
+    def _take_status(self, answer: Answer) -> None:
+        content: dict[str, Any] = answer.content
+        self._doing[answer.rank] = str(content.get("activity") or content.get("state") or "")
+
+    def _busy(self, silent: Iterable[int]) -> list[int]:
+        """Those that do not merely wait for the others."""
+        return [rank for rank in silent if self._doing.get(rank, _MEETS) != _MEETS]
+
+    def _text(self, ranks: list[int]) -> str:
+        first = self._doing.get(ranks[0], "")
+        doing = f" {first}" if first else " busy"
+        return f"{label(ranks)} {'is' if len(ranks) == 1 else 'are'} still{doing}"
+
+    def _interrupt(self, silent: list[int]) -> None:
+        self._ranks.send(self._busy(silent) or silent, Interrupt(BETWEEN_CELLS))
+        # A second interrupt does not wait for what the first one may still end.
+        self._limit = Countdown(_FREED_SECONDS if self._limit is None else 0)
+
+    def _end(self, stuck: list[int]) -> None:
+        if not self._ranks.can_heal and not self.pressed:
+            raise UsageError(
+                f"{self._text(stuck)} after {_PATIENCE_SECONDS:g} s, and cannot be interrupted. "
+                "Type: %distributed restart"
+            )
+        for rank in stuck:
+            self._ranks.end_rank(rank, f"it was {self._doing.get(rank) or 'silent'} between cells")
+        self._limit = Countdown(_PATIENCE_SECONDS)  # for the news of their deaths

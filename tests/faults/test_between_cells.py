@@ -1,0 +1,51 @@
+"""What a rank still does between two cells: it is shown, interrupted, and replaced at last."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.replaces
+SETTLED_SECONDS = 60
+# The next cell needs a new epoch, because this one fails amid calls; what rank 1 has left in its
+# event loop runs first.
+STAYS = """
+import asyncio, signal, time
+def stays():
+    {}
+if rank == 1:
+    asyncio.get_running_loop().call_later(0.2, stays)
+    raise ValueError("on purpose")
+allreduce(1)
+"""
+KEPT = "rank 0 → 0\nrank 1 → {}\nrank 2 → 20\nrank 3 → 30\n"
+
+
+def interrupted_in(notebook, source):
+    assert notebook.on_ranks(STAYS.format(source), timeout=SETTLED_SECONDS).status == "error"
+    notebook.drain(0.5)
+    status = notebook.run("%distributed status").text
+    cell = notebook.start_on_ranks("kept").wait_for("rank 1 is still")
+    notebook.interrupt()
+    assert cell.wait(SETTLED_SECONDS).error_name == "KeyboardInterrupt"
+    return status, cell.text
+
+
+def test_the_stop_button_ends_what_a_rank_does_between_two_cells(notebook):
+    status, text = interrupted_in(notebook, "time.sleep(100)")
+    (line,) = [line for line in status.splitlines() if "rank 1 " in line]
+    assert "idle" not in line
+    assert "time.sleep(100)" in line
+    assert "time.sleep(100); interrupt to end that" in text
+    assert notebook.on_ranks("kept").text == KEPT.format(10)
+
+
+def test_a_rank_that_the_stop_button_cannot_free_is_replaced_and_no_other(notebook):
+    # As a library's C++ that no signal reaches.
+    deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()), time.sleep(100)"
+    _, text = interrupted_in(notebook, deaf)
+    assert "time.sleep(100); interrupt to end that" in text
+    text = re.sub(" +", " ", notebook.on_ranks("globals().get('kept', -1)").text)
+    for rank, kept in enumerate((0, -1, 20, 30)):
+        assert f"rank {rank} → {kept}" in text
+    assert "ended by allranks, because it was at In[" in text
+    assert "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs" in text

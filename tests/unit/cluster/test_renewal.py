@@ -1,0 +1,139 @@
+"""The step between two cells: what takes long is shown, interrupted, and ended at last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from allranks.cluster import renewal
+from allranks.cluster.renewal import Renewal
+from allranks.cluster.sockets import InterruptRequested
+from allranks.errors import UsageError
+from allranks.records import requests
+from allranks.records.wire import BETWEEN_CELLS, Answer, Interrupt
+
+ENDS_GROUPS = "ending torch's groups"
+WAITS = "waiting for the other ranks"
+
+
+class Ranks:
+    """Three ranks; rank 1 answers when it is free. Each step is a second."""
+
+    size, can_heal, closed = 3, True, False
+
+    def __init__(self, events: dict[int, Callable[[Ranks], object]]) -> None:
+        self.roster = SimpleNamespace(dead={}, ends=[])
+        self.inbox = SimpleNamespace(hearing_interrupts=nullcontext)
+        self.now, self._events = 0.0, events
+        self.sent: list[tuple[list[int], Any]] = []
+        self.ended: list[tuple[int, str]] = []
+        self.doing = {0: WAITS, 1: ENDS_GROUPS, 2: WAITS}
+
+    @contextmanager
+    def asking(self, ranks: Any, name: str, arguments: Any) -> Iterator[dict[int, Any]]:
+        assert (name, arguments) == (requests.RENEW, {"epoch": 7})
+        self.got: dict[int, Any] = {}
+        yield self.got
+
+    def answer(self, problem: str = "") -> None:
+        for rank in range(self.size):
+            said = problem if rank == 1 else ""
+            self.got[rank] = Answer(1, rank, {}, said), []
+
+    def step(self, seconds: float) -> list[InterruptRequested]:
+        self.now += 1
+        event = self._events.get(int(self.now))
+        found = event(self) if event is not None else None
+        return [InterruptRequested()] if found == "press" else []
+
+    def ask_soon(self, name: str, _: Any, deliver: Callable[[Answer], None], ranks: Any) -> None:
+        assert name == requests.STATUS
+        for rank in ranks:
+            if rank in self.doing:
+                deliver(Answer(2, rank, {"activity": self.doing[rank]}, ""))
+
+    def send(self, ranks: list[int], record: Any) -> None:
+        self.sent.append((ranks, record))
+
+    def end_rank(self, rank: int, why: str) -> None:
+        self.ended.append((rank, why))
+        self.roster.dead[rank] = object()
+
+
+@pytest.fixture
+def renew(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Ranks, Renewal, list[str]]]:
+    def run(events: dict[int, Any], **changed: Any) -> tuple[Ranks, Renewal, list[str]]:
+        ranks, told = Ranks(events), list[str]()
+        vars(ranks).update(changed)
+
+        class Clock:
+            def __init__(self, seconds: float) -> None:
+                self._until = ranks.now + seconds
+
+            def left(self) -> float:
+                return self._until - ranks.now
+
+        monkeypatch.setattr(renewal, "Countdown", Clock)
+        made = Renewal(ranks, told.append)  # type: ignore[arg-type]
+        made.make(7)
+        return ranks, made, told
+
+    return run
+
+
+def press(_: Ranks) -> str:
+    return "press"
+
+
+def test_what_takes_longer_than_a_second_is_shown(renew):
+    _, made, told = renew({5: Ranks.answer})
+    assert told == ["rank 1 is still ending torch's groups; interrupt to end that"]
+    assert not made.pressed
+
+
+def test_what_ends_within_a_second_is_not_shown(renew):
+    assert renew({1: Ranks.answer})[2] == []
+
+
+def test_a_rank_that_does_not_answer_is_shown_too(renew):
+    _, _, told = renew({5: Ranks.answer}, doing={0: WAITS, 2: WAITS})
+    assert told == ["rank 1 is still busy; interrupt to end that"]
+
+
+def test_an_interrupt_reaches_the_rank_that_is_busy_and_no_other(renew):
+    ranks, made, _ = renew({3: press, 4: Ranks.answer})
+    assert ranks.sent == [([1], Interrupt(BETWEEN_CELLS))]
+    assert made.pressed
+    assert not ranks.ended
+
+
+def test_a_rank_that_an_interrupt_does_not_free_is_ended_and_no_other(renew):
+    ranks, _, _ = renew({3: press})
+    assert ranks.ended == [(1, "it was ending torch's groups between cells")]
+    assert ranks.now == 8
+
+
+def test_a_second_interrupt_ends_it_at_once(renew):
+    ranks, _, _ = renew({3: press, 4: press})
+    assert [rank for rank, _ in ranks.ended] == [1]
+    assert ranks.now == 4
+
+
+def test_without_a_user_it_is_interrupted_after_a_while(renew):
+    ranks, made, _ = renew({31: Ranks.answer})
+    assert ranks.sent == [([1], Interrupt(BETWEEN_CELLS))]
+    assert not made.pressed
+
+
+def test_ranks_that_cannot_be_replaced_are_not_ended_without_a_user(renew):
+    with pytest.raises(UsageError, match="rank 1 is still ending torch's groups after 30 s"):
+        renew({}, can_heal=False)
+
+
+def test_the_problem_of_a_rank_is_raised(renew):
+    with pytest.raises(UsageError, match="no thread"):
+        renew({1: lambda ranks: ranks.answer("no thread")})

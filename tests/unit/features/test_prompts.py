@@ -1,0 +1,59 @@
+"""The prompts of a rank, without a notebook."""
+
+import signal
+import sys
+import threading
+from types import SimpleNamespace
+
+from allranks.features.prompts import rank as prompts
+from allranks.records.wire import Typed
+
+
+def interrupted_at(step, function):
+    """Calls a function, interrupted where Python calls a signal's handler for the step-th time;
+    returns whether it has come so far.
+    """
+    steps, over = 0, False
+
+    def hook(_frame, event, _argument):
+        nonlocal steps
+        if not over and event in ("call", "c_return"):
+            steps += 1
+            if steps == step:
+                signal.raise_signal(signal.SIGINT)
+
+    try:
+        sys.setprofile(hook)
+        function()
+        over = True
+    except KeyboardInterrupt:
+        over = True
+    sys.setprofile(None)
+    return steps >= step
+
+
+def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(monkeypatch):
+    monkeypatch.setattr(prompts, "in_rank", lambda: True)
+    monkeypatch.setattr(prompts.scope, "asks", lambda *_: None)
+    found = prompts.FEATURE()
+
+    def at_once(prompt):
+        typed = Typed(1, prompt.number, f"answer {prompt.number}", "")
+        found.message_received(typed, [])
+
+    def from_another_thread(prompt):
+        receiver = threading.Thread(target=at_once, args=(prompt,), daemon=True)
+        receiver.start()
+        receiver.join(20)
+        assert not receiver.is_alive(), "an interrupt has left a lock held"
+
+    wire = SimpleNamespace(send_output=lambda: None)
+    found._rank = SimpleNamespace(rank=0, cell=lambda: 1, interrupts=lambda: 0, wire=wire)
+    step, goes_on = 1, True
+    while goes_on:
+        wire.send = at_once
+        goes_on = interrupted_at(step, found.input)
+        wire.send = from_another_thread
+        assert found.input("again") == f"answer {found._number}"
+        step += 1
+    assert step > 10
