@@ -315,7 +315,8 @@ def _constants(value: Any) -> Any:
 def _changed(code: CodeType) -> frozenset[str]:
     """Variables of an outer function that a function assigns, and the class of its method."""
     stored = (one.argval for one in dis.get_instructions(code) if one.opname == "STORE_DEREF")
-    return frozenset(stored) | {"__class__"}
+    # The second one has all attributes: annotations of Python 3.14 look their names up there.
+    return frozenset(stored) | {"__class__", "__classdict__"}
 
 
 def _text_of(value: type | FunctionType, function: FunctionType) -> str | None:
