@@ -161,8 +161,8 @@ def _covers(owner: Any, name: str) -> bool:
 
 
 def _is_method(kind: type, name: str) -> bool:
-    methods = FunctionType | property | classmethod | staticmethod
-    return isinstance(inspect.getattr_static(kind, name, None), methods)
+    found = inspect.getattr_static(kind, name, None)
+    return isinstance(found, FunctionType | property | classmethod | staticmethod)
 
 
 def _is_defined(name: str, value: Any) -> bool:
