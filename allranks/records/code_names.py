@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from functools import cache
 
 _FOLDER = "ipykernel_ranks"
-#: A pattern: the file name of a cell's code on any machine.
-FILE_OF_CELL = rf"[^\s\"']*\b{_FOLDER}\w*/\w+\.py"
+#: A pattern: the file name of a cell's code on any machine. It begins behind a space or quotation
+#: mark, because a search at each character of a long word would take minutes.
+FILE_OF_CELL = rf"(?<![^\s\"'])[^\s\"']*\b{_FOLDER}\w*/\w+\.py"
 _name = _FOLDER
 
 

@@ -25,3 +25,10 @@ def test_the_ranks_of_a_cluster_alone_have_the_same_names(own_folder):
     assert code_names.is_cell(names[2])
     assert not code_names.is_cell(names[0])
     assert code_names.with_numbers(f'File "{names[0]}"', {names[2]: "In[3]"}) == 'File "In[3]"'
+
+
+def test_long_words_beside_a_file_name_take_no_long_time():
+    """The search was quadratic: this took an hour."""
+    file, word = code_names.code_name("pass"), "x" * 1_000_000
+    text = f'KeyError: {word}\n  File "%s", line 1 {word}'
+    assert code_names.with_numbers(text % file, {file: "In[3]"}) == text % "In[3]"
