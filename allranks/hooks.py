@@ -68,7 +68,10 @@ def check(kind: type) -> None:
         for name, value in vars(one).items():
             if name in hooks:
                 _check_parameters(kind, value, hooks[name])
-            elif name[0] != "_" and (hook := _meant(name, hooks)):
+                continue
+            # What cannot be called may be data, unless it resembles a hook that is data.
+            meant = [hook for hook in hooks if callable(value) or not callable(hooks[hook])]
+            if name[0] != "_" and (hook := _meant(name, meant)):
                 raise FeatureFailed(
                     f"expected hooks of {bases[-1].__name__} in the feature {kind.__module__}, "
                     f"found {name}, which would never be called. The closest hook is {hook}: "
@@ -76,13 +79,12 @@ def check(kind: type) -> None:
                 )
 
 
-def _meant(name: str, hooks: Iterable[str]) -> str:
+def _meant(name: str, hooks: list[str]) -> str:
     """Returns the hook that a name resembles, or whose first word it has; "" for none."""
-    closest, *_ = difflib.get_close_matches(name, hooks, 1, 0.0)
     same = [hook for hook in hooks if "_" in hook and hook.split("_")[0] == name.split("_")[0]]
-    if difflib.SequenceMatcher(None, closest, name).ratio() >= _SIMILAR:
-        return closest
-    return max(same, key=lambda hook: difflib.SequenceMatcher(None, hook, name).ratio(), default="")
+    closest = difflib.get_close_matches
+    found = closest(name, hooks, 1, _SIMILAR) or closest(name, same, 1, 0.0)
+    return found[0] if found else ""
 
 
 def _check_parameters(kind: type, own: Any, hook: Any) -> None:

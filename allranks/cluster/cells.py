@@ -548,12 +548,17 @@ class Cells:
             raise
 
     def interrupt(self) -> bool:
-        """Interrupts the cell, or the ensemble, that is running; returns whether one was."""
-        if self._crew is not None:
+        """Interrupts the cell, or the ensemble, that is running; returns whether one was.
+
+        Before a cell, it interrupts the requests of clients that the cell waits for.
+        """
+        connection = self._connection
+        awaits = connection is not None and connection.awaits_clients
+        if self._crew is not None or awaits:
             self._ranks.inbox.put(InterruptRequested())
         elif self._running is not None:
             self._running.press()
-        return self.busy
+        return self.busy or awaits
 
     def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
         running, left = self._running, self._abandoned

@@ -6,24 +6,30 @@ earlier request has done, the notebook sends it when the ranks have answered.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 _clients: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Another thread may make a client, which would end a loop over the others with an error.
+_lock = threading.Lock()
 #: Requests for whose answers the user has not waited.
 _given_up: set[str] = set()
 
 
 def follow(client: Any) -> None:
     """Includes the requests of a client from now on."""
-    _clients.add(client)
+    with _lock:
+        _clients.add(client)
 
 
 def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     """Returns the clients that wait for answers of some of these engines, and their requests."""
     found = {}
-    for client in list(_clients):
+    with _lock:
+        clients = list(_clients)
+    for client in clients:
         waits = {
             engine: client._outstanding_dict[engine] - _given_up
             for engine in engines
@@ -46,5 +52,6 @@ def give_up(engines: Collection[str]) -> None:
     """Interrupts the requests that run, and leaves all of them out from now on."""
     for client, waits in unanswered(engines).items():
         _given_up.update(*waits.values())
-        ranks = [rank for rank, engine in client._engines.items() if engine in waits]
+        # A copy: the client's own thread changes it.
+        ranks = [rank for rank, engine in list(client._engines.items()) if engine in waits]
         client.send_signal("SIGINT", targets=ranks, block=False)

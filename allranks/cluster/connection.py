@@ -38,7 +38,7 @@ from allranks.cluster.sockets import (
     RankSockets,
 )
 from allranks.countdown import Countdown
-from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
+from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
@@ -113,6 +113,8 @@ class Connection:
         self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
         self._early_exits: list[failures.ProcessExit] = []
+        #: Whether a cell waits until ranks have answered requests of clients.
+        self.awaits_clients = False
         # No thread, feature or socket may refer to the connection: it closes with its last
         # reference.
         inbox = self.inbox = EventQueue()
@@ -544,8 +546,9 @@ class Connection:
     def await_clients(self, ranks: Collection[int], tell: Callable[[str], object]) -> None:
         """Waits until ranks have answered all requests of ipyparallel's clients in this process.
 
-        An interrupt interrupts the requests, and raises KeyboardInterrupt. A rank that has died is
-        not waited for. ``tell`` gets a line if it takes long.
+        An interrupt interrupts the requests, and raises KeyboardInterrupt, or CellInterrupted in
+        another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
+        line if it takes long.
         """
         roster = self.roster
 
@@ -559,15 +562,25 @@ class Connection:
             return
         client_requests.call_when_answered(engines, lambda: self.inbox.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
-        with self.inbox.hearing_interrupts():
+        with self.inbox.hearing_interrupts(), self._awaiting_clients():
             while engines := busy():
                 if self.step(_POLL_SECONDS):
                     client_requests.give_up(engines)
-                    raise KeyboardInterrupt
+                    if threading.current_thread() is threading.main_thread():
+                        raise KeyboardInterrupt
+                    raise CellInterrupted("the cell was interrupted before it began")
                 if quiet is not None and quiet.left() <= 0:
                     quiet = None
                     which = label(sorted(engines.values()))
                     tell(f"{which} must first answer a request of an ipyparallel client")
+
+    @contextmanager
+    def _awaiting_clients(self) -> Iterator[None]:
+        self.awaits_clients = True
+        try:
+            yield
+        finally:
+            self.awaits_clients = False
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):

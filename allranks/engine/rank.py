@@ -39,7 +39,7 @@ from allranks.engine.telemetry import TelemetrySender, current_line, process_met
 from allranks.engine.transcript import Transcript, held_back
 from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
-from allranks.records import requests
+from allranks.records import code_names, requests
 from allranks.records.config import SLOW_START_SECONDS, HostAgentConfig, variable_nbytes
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
@@ -120,6 +120,7 @@ class Rank:
             sys.path, os.environ.get(python_path.NAME, "")
         )
         libraries.keep_temporary_files_in(self._config.session_dir)
+        code_names.name_folder(self._connection["key"])
         self._features.starting()
         libraries.show_progress_as_text()
         with processes.sleeping_longer(self._config.ranks_here):

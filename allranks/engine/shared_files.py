@@ -21,6 +21,8 @@ from allranks.post_import import PostImportHook
 
 _CYTHON = "Cython.Build.IpythonMagic"
 _COMPILING = "cython", "cython_inline", "cython_pyximport"
+#: The files that this rank has locked.
+_held: list[int] = []
 
 
 def take_turns(shell: InteractiveShell, folder: str) -> None:
@@ -35,6 +37,8 @@ def take_turns(shell: InteractiveShell, folder: str) -> None:
         for name in _COMPILING:
             if (magic := getattr(module.CythonMagics, name, None)) is not None:
                 setattr(module.CythonMagics, name, _in_turn(magic, lock))
+        if hasattr(module, "load_dynamic"):
+            module.load_dynamic = _unlocked(module.load_dynamic)
 
     PostImportHook([_CYTHON], cython).install()
     manager = shell.magics_manager
@@ -61,9 +65,25 @@ def _locked(path: str) -> Iterator[None]:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # an interrupt ends this wait
+        _held.append(descriptor)
         yield
     finally:
+        _held.clear()
         os.close(descriptor)
+
+
+def _unlocked(load: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(load)
+    def loading(*arguments: Any) -> Any:
+        # The code of the library may wait for the other ranks, in a collective.
+        for descriptor in _held:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        found = load(*arguments)
+        for descriptor in _held:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return found
+
+    return loading
 
 
 def _unless_written(magic: Callable[[str, str], Any]) -> Callable[[str, str], Any]:

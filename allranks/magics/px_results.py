@@ -50,7 +50,11 @@ class PxResult:
         # A daemon, because the end of the kernel must not wait for the cell.
         threading.Thread(target=self._run, args=(text, number, begun), daemon=True).start()
         # The following cells come after this one.
-        begun.wait()
+        try:
+            begun.wait()
+        except KeyboardInterrupt:
+            cluster.interrupt()
+            raise
 
     def _run(self, text: str, number: int, begun: threading.Event) -> None:
         try:

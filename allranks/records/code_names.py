@@ -2,7 +2,11 @@
 
 Libraries that cache functions or show their lines recognise ipykernel's names of cells: a file that
 does not exist, in a temporary folder ``ipykernel_…``. A cell of the same text has the same name on
-every rank, also in later notebooks. People see ``In[3]`` instead.
+every rank, in later notebooks in another folder. People see ``In[3]`` instead.
+
+All accounts can write to ``/tmp``. A rank that gets a function of a cell which it has not run looks
+for the file, and `inspect.getsource` gives its text to libraries that compile it. So the folder's
+name is a secret of the cluster.
 """
 
 from __future__ import annotations
@@ -15,22 +19,34 @@ from collections.abc import Mapping
 from functools import cache
 
 _FOLDER = "ipykernel_ranks"
-#: A pattern: the file name of a cell's code on any machine.
-FILE_OF_CELL = rf"[^\s\"']*\b{_FOLDER}/\w+\.py"
+#: A pattern: the file name of a cell's code on any machine. It begins behind a space or quotation
+#: mark, because a search at each character of a long word would take minutes.
+FILE_OF_CELL = rf"(?<![^\s\"'])[^\s\"']*\b{_FOLDER}\w*/\w+\.py"
+_name = _FOLDER
+
+
+def name_folder(secret: str) -> None:
+    """Gives the folder of all names a name that only those with this text can find."""
+    global _name
+    _name = f"{_FOLDER}_{_digest(secret)}"
+    _folder.cache_clear()
 
 
 @cache
 def _folder() -> str:
     try:
-        return os.path.join(tempfile.gettempdir(), _FOLDER, "")
+        return os.path.join(tempfile.gettempdir(), _name, "")
     except OSError:  # the disk is full
-        return os.path.join(os.sep, "tmp", _FOLDER, "")
+        return os.path.join(os.sep, "tmp", _name, "")
 
 
 def code_name(source: str) -> str:
     """Returns the file name of a cell's code."""
-    text = source.encode("utf-8", "surrogatepass")
-    return f"{_folder()}{hashlib.blake2b(text, digest_size=10).hexdigest()}.py"
+    return f"{_folder()}{_digest(source)}.py"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
 
 def is_cell(file: str) -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import allranks
-from allranks.errors import CellFailed, UsageError
+from allranks.cluster.cells import HiddenView
+from allranks.errors import CellFailed, CellInterrupted, UsageError
 
 
 class OutOfData(Exception):
@@ -77,6 +78,16 @@ def test_a_submitted_call_can_be_cancelled_before_it_begins_and_interrupted_afte
 
 
 UNTIL = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)"
+
+
+def test_an_interrupt_ends_the_requests_that_a_submitted_call_waits_for(cluster):
+    told = threading.Event()
+    cluster.client()[:].execute("while True: pass", block=False)
+    call = cluster.submit(double, 1, view=HiddenView(lambda batch: None, lambda line: told.set()))
+    told.wait(60)
+    assert cluster.interrupt()
+    assert isinstance(call.exception(), CellInterrupted)
+    assert cluster.run(double, 2) == [4, 4]
 
 
 def test_submit_returns_while_another_call_runs(cluster, tmp_path):

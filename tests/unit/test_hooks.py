@@ -55,6 +55,12 @@ def test_a_hook_may_have_other_names_and_more_defaults(own):
     check(made(RankFeature, cell_started=own, _cell_start=nothing, summary=nothing))
 
 
+def test_data_of_a_feature_is_no_hook_unless_a_hook_is_data():
+    check(made(RankFeature, rank=-1, cell_count=0, started_at=None))
+    with pytest.raises(FeatureFailed, match=r"found record, .* The closest hook is records:"):
+        check(made(RankFeature, record=()))
+
+
 def test_a_method_of_another_base_class_is_no_hook():
     class Base:
         start = run = nothing

@@ -8,6 +8,7 @@ each message, because a receiver may have missed an earlier one, as after an int
 A name refers to the class that the sender's module has under it now: an older class of this name is
 sent by value. A class that a function has made has no such name. The receiver's own is then the
 latest one with this definition, and the definition includes the variables that its methods use.
+Classes and functions of cells that it consists of, as bases, are part of a definition.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum, EnumMeta
-from functools import lru_cache
+from functools import lru_cache, partial, partialmethod
 from types import (
     CellType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
+    MethodType,
     ModuleType,
 )
 from typing import Any
@@ -43,6 +45,8 @@ _LOCAL = "<locals>"
 _ON_HEAP = 1 << 9
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), type(...))
 _OF_CLASSES = (MemberDescriptorType, GetSetDescriptorType)
+#: Their functions alone do not define them.
+_BOUND = (partial, partialmethod, MethodType)
 _GROUPS: tuple[type, ...] = (tuple, list, dict, set, frozenset)
 #: Attributes with the function of a method, a property or a wrapper of functools.
 _AROUND = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")
@@ -169,11 +173,9 @@ def definition(value: Any) -> str:
             return ""
         if local and is_function:
             return ""
-        reading = _Reading(strict=local)
-        read = reading.function(value) if is_function else reading.kind(value)
-        if local and reading.unknown:
-            return ""
-        return hashlib.blake2b(repr(read).encode(), digest_size=16).hexdigest()
+        reading = _Reading(value.__module__)
+        found = reading.digest(value)
+        return "" if local and reading.unknown else found
     except Exception:  # an attribute's own code may do anything
         return ""
 
@@ -181,22 +183,35 @@ def definition(value: Any) -> str:
 class _Reading:
     """What a definition consists of, as nested tuples of texts.
 
-    The values of attributes and defaults count only if ``strict``, or if the source is not found:
+    The values of attributes and defaults count only in functions, or if the source is not found:
     programs change them, as counters, differently on each rank.
     """
 
-    def __init__(self, strict: bool) -> None:
-        self._strict = strict
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._seen: set[int] = set()
         #: Whether a function uses a variable of which only the type counts.
         self.unknown = False
 
-    def kind(self, value: type) -> Any:
+    def digest(self, value: type | FunctionType) -> str:
+        read = self._function(value) if isinstance(value, FunctionType) else self._kind(value)
+        return hashlib.blake2b(repr(read).encode(), digest_size=16).hexdigest()
+
+    def _named(self, value: type | FunctionType | ModuleType) -> Any:
+        """A name; for what cells have defined, as a base, also a digest."""
+        if isinstance(value, ModuleType) or value.__module__ != self._module:
+            return _title(value)
+        return _title(value), _made.get(value) or self.digest(value)
+
+    def _kind(self, value: type) -> Any:
+        if id(value) in self._seen:
+            return None
+        self._seen.add(id(value))
         parts, text = [], None
         for name, attribute in sorted(vars(value).items()):
             functions = list(_functions_in(attribute))
-            parts += [(name, self.function(one)) for one in functions]
-            if text is None and not self._strict:
+            parts += [(name, self._function(one)) for one in functions]
+            if text is None:
                 text = next(filter(None, (_text_of(value, one) for one in functions)), None)
         if text is None:
             parts += [
@@ -209,13 +224,14 @@ class _Reading:
             parts += [(name, self._content(member.value)) for name, member in members.items()]
         fields = vars(value).get("__annotations__", {})
         types = [(name, _title(field)) for name, field in fields.items()]
-        return _title(type(value)), [_title(base) for base in value.__bases__], text, types, parts
+        bases = [self._named(base) for base in value.__bases__]
+        return self._named(type(value)), bases, text, types, parts
 
-    def function(self, value: FunctionType) -> Any:
+    def _function(self, value: FunctionType) -> Any:
         if id(value) in self._seen:
             return None
         self._seen.add(id(value))
-        code, text = value.__code__, None if self._strict else _text_of(value, value)
+        code, text = value.__code__, _text_of(value, value)
         given = value.__defaults__, value.__kwdefaults__
         defaults = text or [self._content(one) for one in given]
         cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
@@ -229,7 +245,7 @@ class _Reading:
             return "empty"
         functions = list(_functions_in(value))
         if functions:
-            return [self.function(one) for one in functions]
+            return [self._function(one) for one in functions]
         return self._content(value)
 
     def _content(self, value: Any, depth: int = 0) -> Any:
@@ -238,9 +254,13 @@ class _Reading:
         if kind in _PLAIN:
             return kind.__name__, repr(value)
         if isinstance(value, type | FunctionType | ModuleType):
-            return _title(value)
+            return self._named(value)
         if isinstance(value, Enum):
-            return _title(kind), value.name
+            return self._named(kind), value.name
+        if kind in _BOUND:
+            names = ("__func__", "__self__", "func", "args", "keywords")
+            inside = (getattr(value, name) for name in names if hasattr(value, name))
+            return _title(kind), [self._content(one, depth + 1) for one in inside]
         if kind not in _GROUPS or len(value) > _COMPARED_ITEMS or depth > _COMPARED_DEPTH:
             self.unknown |= kind not in _OF_CLASSES
             return _title(kind)
@@ -259,7 +279,7 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
     """The function that an attribute is, or those that it calls."""
     if type(value) is FunctionType:
         yield value
-    elif not isinstance(value, type) and type(value) not in _PLAIN:
+    elif not isinstance(value, type) and type(value) not in (*_PLAIN, *_BOUND):
         inside = (getattr(value, name, None) for name in _AROUND)
         yield from (one for one in inside if type(one) is FunctionType)
 
@@ -295,12 +315,15 @@ def _constants(value: Any) -> Any:
 def _changed(code: CodeType) -> frozenset[str]:
     """Variables of an outer function that a function assigns, and the class of its method."""
     stored = (one.argval for one in dis.get_instructions(code) if one.opname == "STORE_DEREF")
-    return frozenset(stored) | {"__class__"}
+    # The second one has all attributes: annotations of Python 3.14 look their names up there.
+    return frozenset(stored) | {"__class__", "__classdict__"}
 
 
 def _text_of(value: type | FunctionType, function: FunctionType) -> str | None:
     """The statement that has defined a function, or the class of this method, if it is known."""
     code = function.__code__
+    if _LOCAL in value.__qualname__:
+        return None
     if not f"{function.__qualname__}.".startswith(f"{value.__qualname__}."):
         return None
     lines = linecache.getlines(code.co_filename)

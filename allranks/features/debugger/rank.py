@@ -96,7 +96,8 @@ class RankDebugger(RankFeature):
             self._loop.call_soon_threadsafe(self._name_file, record.code_name, file)
 
     def _name_file(self, code_name: str, file: str) -> None:
-        for name, shown in CELLS.items():
+        # A copy: a cell may begin meanwhile, in the main thread.
+        for name, shown in list(CELLS.items()):
             if shown == code_name:
                 self._loaded().name_file(name, file)
 

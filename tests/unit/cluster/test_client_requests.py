@@ -63,3 +63,17 @@ def test_a_closed_client_gets_no_answers(client):
     client.request(0, "open")
     client._closed = True
     assert client_requests.unanswered(["engine-0"]) == {}
+
+
+def test_a_rank_may_register_while_requests_are_given_up(client):
+    class Engine(str):
+        __slots__ = ()
+
+        def __hash__(self):  # the thread of the client runs in between
+            client._engines[2] = "engine-2"
+            return super().__hash__()
+
+    client.request(0, "not yet answered")
+    client._engines = {0: Engine("engine-0"), 1: "engine-1"}
+    client_requests.give_up(["engine-0"])
+    assert client.signals == [("SIGINT", [0], False)]

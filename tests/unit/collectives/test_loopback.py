@@ -208,6 +208,29 @@ def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap():
     assert loopback.run(3, call_all) == [(every, some), (every, some), (every, [])]
 
 
+def test_a_call_that_was_interrupted_as_it_waited_for_its_turn_is_no_longer_queued():
+    class Interrupted:
+        """The lock, which another thread has."""
+
+        def acquire(self, blocking: bool) -> bool:
+            return False
+
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *raised: object) -> None: ...
+
+    def interrupted() -> list[Any]:
+        this = worlds.current()
+        lock, this.lock = this.lock, Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            c.allreduce(1, c.Sum)
+        this.lock = lock
+        return this._queued
+
+    assert loopback.run(1, interrupted) == [[]]
+
+
 def test_calls_of_two_groups_on_a_gpu_keep_one_order():
     def call(group: int, device: str = "", *, ordered: bool = True) -> Any:
         members, spec = SimpleNamespace(number=group), SimpleNamespace(device=device)

@@ -168,6 +168,27 @@ OTHERS = {
         "def make(n):\n class A:\n  def f(self): return n\n return A\nA = make(1)",
         "def make(n):\n class A:\n  def f(self): return n\n return A\nA = make(2)",
     ),
+    "a method of a base": (
+        "class B:\n def f(self): return 1\nclass A(B):\n def g(self): pass",
+        "class B:\n def f(self): return 2\nclass A(B):\n def g(self): pass",
+    ),
+    "a metaclass": (
+        "class M(type):\n def f(kind): return 1\nclass A(metaclass=M): pass",
+        "class M(type):\n def f(kind): return 2\nclass A(metaclass=M): pass",
+    ),
+    "a class in a class": ("class A:\n class B: x = 1", "class A:\n class B: x = 2"),
+    "a partial function": (
+        "import functools\ndef g(x): pass\nclass A: f = functools.partial(g, 1)",
+        "import functools\ndef g(x): pass\nclass A: f = functools.partial(g, 2)",
+    ),
+    "a default of a function in a function": (
+        "def make(n):\n class A:\n  def f(self, g=lambda: n): return g()\n return A\nA = make(1)",
+        "def make(n):\n class A:\n  def f(self, g=lambda: n): return g()\n return A\nA = make(2)",
+    ),
+    "a list of functions": (
+        "def make(n):\n class A:\n  def f(self): return n\n return A\nA = make([lambda: 1])",
+        "def make(n):\n class A:\n  def f(self): return n\n return A\nA = make([lambda: 2])",
+    ),
     "a list of a function": (
         "def make(n):\n class A:\n  def f(self): return n\n return A\nA = make([object()])",
         "def make(n):\n class A:\n  def f(self): return n\n return A\nA = make([object()])",
@@ -188,6 +209,52 @@ def test_an_older_class_is_sent_by_its_value():
     first, second = Rank(cell), Rank(cell)
     assert moved(first.made[0], first, second).x == 0
     assert moved(first.A, first, second) is second.A
+
+
+MADE = {
+    "a class": """
+        def kinds(n):
+            class Kind:
+                def value(self): return n
+            return Kind
+        """,
+    "a partial function": """
+        from functools import partial
+        def value(n): return n
+        def kinds(n): return partial(value, n)
+        """,
+    "a method": """
+        class Kind:
+            def __init__(self, n): self.n = n
+            def value(self): return self.n
+        def kinds(n): return Kind(n).value
+        """,
+}
+
+
+@pytest.mark.parametrize("kinds", MADE.values(), ids=MADE.keys())
+def test_classes_that_a_function_has_made_of_different_values_differ(kinds):
+    cells = (
+        kinds,
+        """
+        def make(kind):
+            class Made:
+                def kind(self): return kind
+            return Made
+        first, second = make(kinds(1)), make(kinds(2))
+        """,
+    )
+    one, other = Rank(*cells), Rank(*cells)
+    assert moved(one.first, one, other) is not other.second
+
+
+def test_a_subclass_of_another_ranks_class_is_the_receivers():
+    first, second = Rank("class A:\n x = 1\n def f(self): pass"), Rank()
+    second.module.A = moved(first.A, first, second)
+    both = "class B(A): pass"
+    first.run(both)
+    second.run(both)
+    assert moved(first.B, first, second) is second.B
 
 
 def test_a_class_of_one_rank_alone_is_one_class_on_the_others_and_on_its_way_back():

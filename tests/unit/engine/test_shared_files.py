@@ -12,9 +12,12 @@ from allranks.engine.shared_files import take_turns
 CYTHON = "Cython.Build.IpythonMagic"
 #: FAKE Cython: its magic loads the library that the first rank compiles.
 MAGICS = """
+def load_dynamic(name, path):
+    return load(name)
+
 class CythonMagics:
     def cython(self, line, cell):
-        return meet(cell)
+        return meet(load_dynamic(meet(cell), "library"))
 """
 
 
@@ -43,7 +46,7 @@ def test_writefile_does_not_touch_a_file_that_another_rank_has_written(shell, tm
     assert capsys.readouterr().out.splitlines() == shown
 
 
-def test_cython_compiles_on_one_rank_at_a_time(shell, tmp_path, monkeypatch):
+def test_cython_compiles_on_one_rank_at_a_time_and_loads_on_all(shell, tmp_path, monkeypatch):
     parent = tmp_path / "Cython" / "Build"
     parent.mkdir(parents=True)
     for folder in (parent.parent, parent):
@@ -58,7 +61,13 @@ def test_cython_compiles_on_one_rank_at_a_time(shell, tmp_path, monkeypatch):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return cell
 
-    IpythonMagic.meet = meet
+    def load(name: str) -> str:
+        # Another rank, for which the library's code may wait, compiles meanwhile.
+        with open(tmp_path / "magics") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return name
+
+    IpythonMagic.meet, IpythonMagic.load = meet, load
     assert IpythonMagic.CythonMagics().cython("", "compiled") == "compiled"
     with open(tmp_path / "magics") as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free again
