@@ -22,6 +22,8 @@ _HDF5 = (".h5", ".hdf5")
 # Keras 3 accepts these endings itself.
 _WEIGHTS = (".keras", ".weights.h5", "weights.json")
 _MODELS = (".keras", *_HDF5)
+# Names in a checkpoint of TensorFlow.
+_OBJECTS, _SAVED = "_CHECKPOINTABLE_OBJECT_GRAPH", "weights/{}/.ATTRIBUTES/VARIABLE_VALUE"
 _LEGACY = "For the formats of Keras 2, set TF_USE_LEGACY_KERAS=1 before the ranks start."
 
 
@@ -64,6 +66,11 @@ def _saving_checkpoints(save_weights: Callable[..., Any]) -> Callable[..., Any]:
         path = os.fspath(filepath)
         if path.endswith(_WEIGHTS) or others or not overwrite:
             return save_weights(self, filepath, overwrite=overwrite, **others)
+        if not self.built:
+            raise UsageError(
+                f"save_weights needs a model that has weights: {self.name} is not built. Build the "
+                "model before: call it once."
+            )
         if path.endswith(_HDF5) or save_format in ("h5", "hdf5"):
             return _save_hdf5(self, path)
         _checkpoint(self).write(path, options)
@@ -97,16 +104,17 @@ def _loading_checkpoints(load_weights: Callable[..., Any]) -> Callable[..., Any]
         path = os.fspath(filepath)
         if not os.path.exists(f"{path}.index"):
             return load_weights(self, filepath, *args, **options)
-        status = _checkpoint(self).read(path)
-        try:
-            return status.assert_consumed()
-        except AssertionError as error:
+        found = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        found.pop(_OBJECTS, None)
+        # Before the first weight changes: TensorFlow raises after it has read what fits.
+        if found != {_SAVED.format(n): list(one.shape) for n, one in enumerate(self.weights)}:
             raise UsageError(
                 "load_weights needs a checkpoint that save_weights of this version of Keras has "
                 f"written for a model with the same weights, found another one in {path}. Build "
                 "the model before: call it once. To read a checkpoint of Keras 2, set "
                 "TF_USE_LEGACY_KERAS=1 before the ranks start."
-            ) from error
+            )
+        return _checkpoint(self).read(path)
 
     return load
 

@@ -126,6 +126,18 @@ def test_a_store_of_another_size_is_found_and_one_that_is_nowhere_is_given_up(ra
     assert cell.text == "ranks 0–2 │ True\n          → b'value'\n"
 
 
+def test_a_store_that_is_written_in_python_needs_no_methods_but_its_own(ranks):
+    source = (
+        "class Dictionary(dist.Store):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.values = {}\n"
+        "    def set(self, key, value):\n        self.values[key] = value\n"
+        "    def get(self, key):\n        return self.values[key]\n"
+        "store = Dictionary()\nprefixed = dist.PrefixStore('p', store)\n"
+        "prefixed.set('key', 'value')\nprefixed.get('key')"
+    )
+    assert ranks.on_ranks(f"{BEGIN}{source}").text == "ranks 0–2 → b'value'\n"
+
+
 def test_a_number_of_processes_that_is_not_that_of_the_ranks_is_named(ranks):
     cell = ranks.on_ranks(f"{BEGIN}dist.init_process_group(rank=rank, world_size=size + 1)")
     assert "UsageError: torch needs world_size=3, the number of ranks: found 4." in cell.text

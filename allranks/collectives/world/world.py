@@ -13,7 +13,7 @@ from functools import partial
 from mmap import mmap
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import (
@@ -117,6 +117,8 @@ class Group:
         call.transport = found.name
         return found
 
+
+T = TypeVar("T")
 
 ALONE = -1
 """The number of the group that contains only this rank."""
@@ -257,10 +259,12 @@ class World(RankState):
         # In one step of the interpreter: an interrupt cannot come between the lock and ``try``.
         (acquired,) = map(self.lock.acquire, _AT_ONCE)
         if not acquired:
-            return self._in_turn(call, move, source, reduction)
+            self._check_threads(call)
+            return self._in_turn(call, self.run, call, move, source, reduction)
         try:
             if self._paused and self._must_wait(call):
-                return self._in_turn(call, move, source, reduction)
+                self._check_threads(call)
+                return self._in_turn(call, self.run, call, move, source, reduction)
             if self.dirty or self.pending:
                 self.check_clean(call)
                 self.within = call
@@ -303,8 +307,8 @@ class World(RankState):
         finally:
             self.lock.release()
 
-    def _in_turn(self, call: Call, *arguments: Any) -> Any:
-        self._check_threads(call)
+    def _in_turn(self, call: Call, act: Callable[..., T], *arguments: Any) -> T:
+        """Acts on a call, with the lock; calls of other threads that have begun let it go first."""
         try:
             self._queued.append(call)
             with self.lock:
@@ -312,7 +316,7 @@ class World(RankState):
                     with deferred():
                         self._turns.wait(_TURN_SECONDS)  # without the lock
                 self._queued.remove(call)
-                return self.run(call, *arguments)
+                return act(*arguments)
         finally:
             if call in self._queued:  # interrupted before it had the lock
                 self._queued.remove(call)
@@ -380,13 +384,15 @@ class World(RankState):
             )
 
     def join(self, call: Call) -> Any:
-        with self.lock:
-            if not call.done:
-                self.check_clean(call)
-                return self._among_others(call, self._until(call))
-            if call.error is not None:
-                raise call.error
-            return call.result
+        return self._in_turn(call, self._join, call)
+
+    def _join(self, call: Call) -> Any:
+        if not call.done:
+            self.check_clean(call)
+            return self._among_others(call, self._until(call))
+        if call.error is not None:
+            raise call.error
+        return call.result
 
     def _among_others(self, call: Call, steps: Steps[Any]) -> Any:
         with self.presence:
@@ -423,18 +429,22 @@ class World(RankState):
             self._check_thread(call)
         elif self.notebook and self.scope is PROCESS:
             self._check_for_strays(call)
-        with self.lock:
-            self.check_clean(call)
-            with self.presence:
-                self._enqueue(call)
-                self.progress()
-            return call
+        self._in_turn(call, self._submit, call)
+        return call
+
+    def _submit(self, call: Call) -> None:
+        self.check_clean(call)
+        with self.presence:
+            self._enqueue(call)
+            self.progress()
 
     def poll(self, call: Call) -> None:
-        with self.lock:
-            self.check_clean(call)
-            with self.presence:
-                self.progress()
+        self._in_turn(call, self._poll, call)
+
+    def _poll(self, call: Call) -> None:
+        self.check_clean(call)
+        with self.presence:
+            self.progress()
 
     def _enqueue(self, call: Call) -> None:
         self.presence.begin(call)

@@ -35,14 +35,14 @@ _of_all_ranks: WeakSet[Any] = WeakSet()
 def wrap(is_rank: Callable[[], bool]) -> None:
     """Wraps the methods of torch's stores that wait; ``is_rank`` is whether this process is one."""
     torch: Any = sys.modules["torch._C._distributed_c10d"]
-    # Stores that a program has written in Python wait in ways of their own.
-    kinds = torch.TCPStore, torch.FileStore, torch.HashStore, torch.PrefixStore
+    # Stores that a program has written in Python wait in ways of their own, also behind a prefix.
+    kinds = torch.TCPStore, torch.FileStore, torch.HashStore
     own_wait = torch.Store.wait
 
     def waiting(own: Any) -> Any:
         @wraps(own)
         def method(store: Any, keys: Any, *limit: timedelta) -> Any:
-            if type(store) in kinds and is_rank():
+            if type(_underlying(store)) in kinds and is_rank():
                 _wait(store, [keys] if isinstance(keys, str) else keys, own_wait, *limit)
             return own(store, keys, *limit)
 

@@ -176,7 +176,25 @@ def test_a_thread_that_waits_for_another_group_or_for_a_handle_is_not_told_of():
     assert told_of_threads(with_a_handle, at_most_seconds=0.3) == []
 
 
-def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap():
+def reduced(value: int, some: c.ProcessSet) -> Any:
+    return c.allreduce(value, c.Sum, process_set=some)
+
+
+def posted(value: int, some: c.ProcessSet) -> Any:
+    return c.allreduce_async(value, c.Sum, process_set=some).synchronize()
+
+
+def polled(value: int, some: c.ProcessSet) -> Any:
+    handle = c.allreduce_async(value, c.Sum, process_set=some)
+    while not handle.poll():
+        time.sleep(0.001)
+    return handle.synchronize()
+
+
+@pytest.mark.parametrize("call", [reduced, posted, polled])
+def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap(
+    call: Callable[[int, c.ProcessSet], Any],
+) -> None:
     """On rank 0 the main thread waits first, on rank 1 the other thread."""
 
     def call_all() -> tuple[object, object]:
@@ -194,7 +212,7 @@ def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap():
             if c.rank() == 0:
                 waits.wait(20)
             if some.included():
-                found.extend(c.allreduce(step, c.Sum, process_set=some) for step in range(3))
+                found.extend(call(step, some) for step in range(3))
 
         thread = threading.Thread(target=in_thread)
         thread.start()
