@@ -260,7 +260,7 @@ class Window:
                 with deferred():
                     self.board.withdraw(index)
                     del self._borrowed[index]
-        borrowed = [at for at in self._mapped if at[1] > Board.SEGMENTS]
+        borrowed = [at for at in list(self._mapped) if at[1] > Board.SEGMENTS]
         ended = [at for at in borrowed if not self.board.is_published(at[0], at[1] - 1)]
         for at in ended:
             del self._mapped[at]
@@ -337,8 +337,8 @@ class Window:
         view = np.frombuffer(made.memory, np.uint8)
         start = view.__array_interface__["data"][0]
         self._mapped[(self.board.rank, len(self._segments) + 1)] = view.view(Region)
-        self.starts.append(start)
         self._ends.append(start + made.nbytes)
+        self.starts.append(start)  # last: another thread may look for the place of an array
         self._free.append([(0, made.nbytes)])
         self.board.publish(len(self._segments), made.fd, made.nbytes)
         self._segments.append(made)

@@ -234,9 +234,9 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> NDArray[Any]:
     """
     this, kind = world.current(), np.dtype(dtype)
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
-    with this.lock:
-        nbytes = math.prod(extents) * kind.itemsize
-        found = this.window.empty(extents, kind, nbytes) if this.window is not None else None
+    nbytes = math.prod(extents) * kind.itemsize
+    # Without the world's lock, which another thread may have until this one makes a call.
+    found = this.window.empty(extents, kind, nbytes) if this.window is not None else None
     return np.empty(extents, kind) if found is None else found
 
 

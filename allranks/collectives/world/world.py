@@ -312,7 +312,7 @@ class World(RankState):
         try:
             self._queued.append(call)
             with self.lock:
-                while self._must_wait(call):
+                while self._paused and self._must_wait(call):
                     with deferred():
                         self._turns.wait(_TURN_SECONDS)  # without the lock
                 self._queued.remove(call)

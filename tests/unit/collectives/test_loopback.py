@@ -191,7 +191,13 @@ def polled(value: int, some: c.ProcessSet) -> Any:
     return handle.synchronize()
 
 
-@pytest.mark.parametrize("call", [reduced, posted, polled])
+def reduced_in_shared_memory(value: int, some: c.ProcessSet) -> Any:
+    array = c.empty((), int)
+    array[...] = value
+    return c.allreduce(array, c.Sum, process_set=some)
+
+
+@pytest.mark.parametrize("call", [reduced, posted, polled, reduced_in_shared_memory])
 def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap(
     call: Callable[[int, c.ProcessSet], Any],
 ) -> None:
