@@ -406,8 +406,8 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
     ) -> MPI.Request:
         """MPI_Isendrecv_replace."""
-        op, copy = "Isendrecv_replace", _copied(buf) if WRITES_BEHIND else None
-        if copy is not None:
+        op, copy = "Isendrecv_replace", _copied(buf)
+        if copy is not None:  # MPICH sends other bytes of a type with gaps
             received: MPI.Request = self.Isendrecv(
                 copy, dest, sendtag, buf, source=source, recvtag=recvtag
             )
@@ -523,22 +523,24 @@ for _name in ("Iprobe", "iprobe", "Improbe", "improbe"):
 
 
 def _copied(buf: Any) -> Any:
-    """An array with the same bytes, in the same form of mpi4py; None for other buffers."""
+    """The same bytes, in the same form of mpi4py; None for others than arrays."""
     data, *form = buf if isinstance(buf, list | tuple) else (buf,)
-    if type(data) is not np.ndarray or not _contains(data, buf):
+    if type(data) is not np.ndarray:
         return None
-    # As it lies in memory: mpi4py sends an array in Fortran's order as it is.
-    copy = data.copy(order="K")
+    end = 0 if is_plain(buf) else _end_of(buf)
+    # As it lies in memory: mpi4py sends an array in Fortran's order as it is. An array may also
+    # only say where a column begins.
+    here = MPI.memory.fromaddress(MPI.Get_address(data), end) if end > data.nbytes else None
+    copy = data.copy(order="K") if here is None else bytearray(here)
     return [copy, *form] if form else copy
 
 
-def _contains(data: np.ndarray[Any, Any], buf: Any) -> bool:
-    """Whether a message is within its array: the array may only say where a column begins."""
-    if is_plain(buf) or (layout := layout_of(buf)) is None:
-        return True
+def _end_of(buf: Any) -> int:
+    """The bytes from the begin of a buffer's data to the end of its message."""
+    if (layout := layout_of(buf)) is None:
+        return 0
     _, start, count, kind = layout
-    last = start + max(0, count - 1) * kind.extent
-    return start + kind.true_lb >= 0 and last + kind.true_lb + kind.true_extent <= data.nbytes
+    return start + max(0, count - 1) * kind.extent + kind.true_lb + kind.true_extent
 
 
 def _pickled(value: object, dest: int) -> bytes:
