@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import signal
@@ -29,7 +30,19 @@ LAST_ANSWER_SECONDS = 1.0
 #: In the metadata of requests that ipyparallel gives to any free engine.
 _OF_A_TASK = "retries"
 
+#: How interrupted requests fail: those that await are cancelled.
+_INTERRUPTED = (KeyboardInterrupt.__name__, asyncio.CancelledError.__name__)
+
 BeginEpoch = Callable[[Callable[[], object]], object]
+
+
+class _NoShellThread:
+    """Stands for the thread that ipykernel has for its shell channel, and engines have not."""
+
+    parent_thread = threading.main_thread()
+
+    def __bool__(self) -> bool:
+        return False
 
 
 class ClientRequests:
@@ -69,6 +82,9 @@ class ClientRequests:
 
     def serve(self) -> None:
         kernel = self._kernel
+        # ipykernel looks there for the main thread before it awaits.
+        kernel.shell_channel_thread = _NoShellThread()
+        type(kernel)._supports_kernel_subshells = False  # there, any thread would mean yes
         kernel.do_execute, kernel.do_apply = self._do_execute, self._do_apply
         kernel._abort_queues, kernel._send_abort_reply = self._drop_all, self._drop
         for name in ("execute_request", "apply_request"):
@@ -139,7 +155,7 @@ class ClientRequests:
         this = world.current()
         self.note_use()
         if reply["status"] == "error":
-            self._was_interrupted = reply["ename"] == KeyboardInterrupt.__name__
+            self._was_interrupted = reply["ename"] in _INTERRUPTED
             self._fail(this.request, f"has failed in a request of a client ({reply['ename']})")
         elif this.traffic and this.shared_by_all and any(map(this.has_failed, _others(this))):
             this.spoil("has sent messages in a request of a client that has failed elsewhere")

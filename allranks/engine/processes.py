@@ -17,10 +17,12 @@ import threading
 import time
 import traceback
 import weakref
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,8 +42,8 @@ _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
 _KIB = 1024
 _TRACKER = "multiprocessing.resource_tracker"
 #: For the exit functions of a rank, and to write what its files hold back.
-EXIT_SECONDS = 2.0
-_COMPRESSED = {"bz2", "gzip", "lzma"}
+EXIT_SECONDS, _FUNCTION_SECONDS = 2.0, 1.5
+_COMPRESSED = {"bz2", "gzip", "lzma", "zipfile"}
 
 
 def _prctl(option: int, value: int) -> None:
@@ -273,23 +275,30 @@ def forget_exit_functions() -> None:
 
 def end_process() -> NoReturn:
     """Ends this process as Python ends a program: with its exit functions, and with what its files
-    have not written yet. After `EXIT_SECONDS` it ends without the rest.
+    have not written yet. After `EXIT_SECONDS` it ends without the rest, and some time before
+    without the rest of the functions.
     """
-    late = threading.Timer(EXIT_SECONDS, os._exit, (0,))
-    late.daemon = True
-    late.start()
+    for seconds, end in (_FUNCTION_SECONDS, _leave), (EXIT_SECONDS, partial(os._exit, 0)):
+        late = threading.Timer(seconds, end)
+        late.daemon = True
+        late.start()
     try:
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
+    _leave()
+
+
+def _leave() -> NoReturn:
     _flush_files()
     os._exit(0)
 
 
 def _flush_files() -> None:
     # Not those of the parent: its objects are frozen, and not in this list.
-    opened = [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
-    # A file of text writes to a compressed one, and that to one of bytes.
+    kinds = _io._IOBase, zipfile.ZipFile
+    opened = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    # A file of text writes to a compressed one or to an archive, and that to one of bytes.
     for file in sorted(opened, key=_layer):
         with suppress(Exception):
             # Only its end makes a compressed file complete.
@@ -297,7 +306,9 @@ def _flush_files() -> None:
 
 
 def _layer(file: Any) -> int:
-    return 0 if isinstance(file, io.TextIOBase) else 2 if type(file).__module__ == "_io" else 1
+    if isinstance(file, zipfile.ZipFile):
+        return 2
+    return 0 if isinstance(file, io.TextIOBase) else 3 if type(file).__module__ == "_io" else 1
 
 
 def has_ended(child: int) -> bool:

@@ -2,6 +2,7 @@
 
 import gzip
 import shutil
+import zipfile
 
 import pytest
 
@@ -57,10 +58,11 @@ def test_a_kernel_that_ends_leaves_nothing_but_logs(notebook, end, source):
 
 
 UNWRITTEN = """
-import atexit, gzip, os, pathlib, tempfile
+import atexit, gzip, os, pathlib, tempfile, zipfile
 pathlib.Path(f"pid-{rank}").write_text(str(os.getpid()))
 text = open(f"text-{rank}", "w"); text.write("kept")
 packed = gzip.open(f"packed-{rank}", "wt"); packed.write("kept")
+archive = zipfile.ZipFile(f"archive-{rank}", "w"); archive.open("name", "w").write(b"kept")
 both = open(f"both-{rank}", "w+b"); both.write(b"kept")
 folder = tempfile.TemporaryDirectory(dir=".", prefix="gone-")
 atexit.register(print, "the last word", file=open(f"said-{rank}", "w"))
@@ -80,15 +82,18 @@ def test_ranks_that_end_write_their_files_and_call_their_own_exit_functions(
     notebook.run("%distributed restart --preload parents").ok()
     module.unlink()
     shutil.rmtree(module.with_name("__pycache__"), ignore_errors=True)
-    # The exit functions of rank 0 do not end: it ends without the rest.
+    # The exit functions of rank 0 do not end: it ends without the rest, and writes its files.
     notebook.on_ranks(f"import os\nos.chdir('{tmp_path}')\n{UNWRITTEN}").ok()
     notebook.run(f"%distributed {end}") if end != "shutdown" else notebook.shutdown()
     if end == "restart":
         notebook.run("%distributed stop")
     notebook.wait_for_no_children()
-    for name in ("text", "both"):
-        assert (tmp_path / f"{name}-1").read_text() == "kept"
-    assert gzip.decompress((tmp_path / "packed-1").read_bytes()) == b"kept"
+    for rank in range(2):
+        for name in ("text", "both"):
+            assert (tmp_path / f"{name}-{rank}").read_text() == "kept"
+        assert gzip.decompress((tmp_path / f"packed-{rank}").read_bytes()) == b"kept"
+        with zipfile.ZipFile(tmp_path / f"archive-{rank}") as archive:
+            assert archive.read("name") == b"kept"
     assert (tmp_path / "said-1").read_text() == "the last word\n"
     assert len([*tmp_path.glob("gone-*")]) == 1
     ended = {f"parents-{(tmp_path / f'pid-{rank}').read_text()}" for rank in range(2)}

@@ -193,6 +193,19 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
+def test_a_request_awaits_and_can_be_interrupted_meanwhile(px):
+    awaits = "import asyncio\nawait asyncio.sleep(0)\nslept = rank\n"
+    px.run(f"dv.execute({awaits!r}, block=False)").ok()
+    assert px.run("%%px\nslept == rank").text == "ranks 0–2 → True\n"
+    px.run(f"held = dv.execute({awaits + 'await asyncio.Event().wait()'!r}, block=False)").ok()
+    cell = px.start("%%px\nrank")
+    cell.wait_for(WAITS)
+    px.interrupt()
+    cell.wait().fails("KeyboardInterrupt")
+    px.run("held.get()").says("KeyboardInterrupt")
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
 def test_a_cell_does_not_wait_for_the_request_of_a_rank_that_has_died(px):
     px.run("import os\nlost = rc[1].apply_async(os._exit, 1)").ok()
     px.run("%%px\nrank").says("rank 1 was replaced")

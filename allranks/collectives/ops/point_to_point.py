@@ -18,7 +18,7 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.guard import Spec
 from allranks.collectives.mpi.transport import complete, reports_death
-from allranks.collectives.ops.buffers import is_plain, nbytes_of_message
+from allranks.collectives.ops.buffers import is_plain, layout_of, nbytes_of_message
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
 from allranks.collectives.world import World
 from allranks.collectives.world.world import Group
@@ -346,9 +346,9 @@ class PointToPoint(Raw):
         status: Status = None,
     ) -> None:
         op, rest = "Sendrecv_replace", (source, recvtag, status)
-        data = buf[0] if isinstance(buf, list | tuple) else buf
-        if type(data) is np.ndarray:  # Open MPI does not report a message that is too long
-            self._send_and_receive(op, _copied(buf), dest, sendtag, buf, *rest)
+        copy = _copied(buf)
+        if copy is not None:  # Open MPI does not report a message that is too long
+            self._send_and_receive(op, copy, dest, sendtag, buf, *rest)
         else:
             post = Raw.Isendrecv_replace
             self._post(op, source, post, self, buf, dest, sendtag, source, recvtag, status=status)
@@ -406,10 +406,10 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
     ) -> MPI.Request:
         """MPI_Isendrecv_replace."""
-        op, data = "Isendrecv_replace", buf[0] if isinstance(buf, list | tuple) else buf
-        if WRITES_BEHIND and type(data) is np.ndarray:
+        op, copy = "Isendrecv_replace", _copied(buf)
+        if copy is not None:  # MPICH sends other bytes of a type with gaps
             received: MPI.Request = self.Isendrecv(
-                _copied(buf), dest, sendtag, buf, source=source, recvtag=recvtag
+                copy, dest, sendtag, buf, source=source, recvtag=recvtag
             )
             cast("Request", received).op = op
             return received
@@ -523,11 +523,24 @@ for _name in ("Iprobe", "iprobe", "Improbe", "improbe"):
 
 
 def _copied(buf: Any) -> Any:
-    """An array with the same bytes, in the same form of mpi4py."""
+    """The same bytes, in the same form of mpi4py; None for others than arrays."""
     data, *form = buf if isinstance(buf, list | tuple) else (buf,)
-    # As it lies in memory: mpi4py sends an array in Fortran's order as it is.
-    copy = data.copy(order="K")
+    if type(data) is not np.ndarray:
+        return None
+    end = 0 if is_plain(buf) else _end_of(buf)
+    # As it lies in memory: mpi4py sends an array in Fortran's order as it is. An array may also
+    # only say where a column begins.
+    here = MPI.memory.fromaddress(MPI.Get_address(data), end) if end > data.nbytes else None
+    copy = data.copy(order="K") if here is None else bytearray(here)
     return [copy, *form] if form else copy
+
+
+def _end_of(buf: Any) -> int:
+    """The bytes from the begin of a buffer's data to the end of its message."""
+    if (layout := layout_of(buf)) is None:
+        return 0
+    _, start, count, kind = layout
+    return start + max(0, count - 1) * kind.extent + kind.true_lb + kind.true_extent
 
 
 def _pickled(value: object, dest: int) -> bytes:

@@ -961,6 +961,22 @@ def test_an_array_is_replaced_by_the_other_ranks_whatever_its_order_in_memory_is
         assert (mine == expected).all()
 
 
+@two
+@pytest.mark.parametrize("replace", ["Sendrecv_replace", "Isendrecv_replace"])
+def test_a_column_is_replaced_that_begins_in_a_shorter_array(replace):
+    if c.rank() < 2:
+        other = 1 - c.rank()
+        mine = np.arange(9.0).reshape(3, 3) + 10 * c.rank()
+        column = MPI.DOUBLE.Create_vector(3, 1, 3).Commit()
+        request = getattr(c.comm, replace)([mine[0, 1:], 1, column], other, source=other)
+        if request is not None:
+            request.Wait()
+        expected = np.arange(9.0).reshape(3, 3) + 10 * c.rank()
+        expected[:, 1] += 10 * (other - c.rank())
+        assert (mine == expected).all()
+        column.Free()
+
+
 class Float32:
     """A dtype that numpy does not know."""
 
