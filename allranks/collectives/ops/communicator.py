@@ -28,6 +28,7 @@ from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.buffers import compared
 from allranks.collectives.ops.point_to_point import (
+    PREPARING,
     REFUSED_ARGUMENTS,
     Op,
     PointToPoint,
@@ -70,17 +71,10 @@ class Comm(PointToPoint):
     def _collective(
         self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int | None = None
     ) -> None:
-        group = self._used()
-        whom = -1 if root is None else group.ranks[self._rooted(op, root)]
+        group, spec = self._used(), self._spec(op, op, arguments, root)
 
         def steps(call: Call) -> Steps[None]:
-            yield from self._agreed(call)
-            if "+" in spec.dtype:  # on every rank
-                found = " and ".join(spec.dtype.split("+"))
-                raise UsageError(
-                    f"comm.{op} needs buffers of one type: found {found}, and MPI converts none. "
-                    "Convert one with astype()."
-                )
+            yield from self._compared(call)
             try:
                 yield from complete(self._world.held_requests, call, post, self, *arguments)
             except REFUSED_ARGUMENTS:
@@ -88,11 +82,25 @@ class Comm(PointToPoint):
                 raise
 
         nbytes = max(map(nbytes_of, arguments), default=0)
-        alike = compared(op, arguments, root is None or root == self.Get_rank(), group.size)
-        spec = Spec(f"comm.{op}", root=whom, refused=group.refused, **alike)
         self._world.run(group.call(spec, op, nbytes, steps))
         if any(type(argument) is Op for argument in arguments):
             self._check_function(op)
+
+    def _spec(self, name: str, op: str, arguments: tuple[Any, ...], root: int | None) -> Spec:
+        """What the call of that name brings for the operation ``op``."""
+        group = self._group()
+        whom = -1 if root is None else group.ranks[self._rooted(name, root)]
+        alike = compared(op, arguments, root is None or root == self.Get_rank(), group.size)
+        return Spec(f"comm.{name}", root=whom, refused=group.refused, **alike)
+
+    def _compared(self, call: Call) -> Steps[None]:
+        yield from self._agreed(call)
+        if "+" in call.spec.dtype:  # on every rank
+            found = " and ".join(call.spec.dtype.split("+"))
+            raise UsageError(
+                f"{call.spec.title} needs buffers of one type: found {found}, and MPI converts "
+                "none. Convert one with astype()."
+            )
 
     def _check_function(self, op: str) -> None:
         """Raises on every rank if the function of an op has raised on one."""
@@ -408,6 +416,30 @@ _BLOCKING = {
 }
 for _name, _last in _BLOCKING.items():
     setattr(Comm, _name, blocking(Raw, _name, _last))
+
+
+def preparing(name: str) -> Callable[..., MPI.Prequest]:
+    """Guards the call of that name, which makes a persistent request for a collective."""
+    make = getattr(PointToPoint, name)
+    signature = inspect.signature(getattr(Raw, name))
+    op = name.removesuffix("_init")
+
+    @wraps(make)
+    def prepare(self: Comm, *arguments: Any, **options: Any) -> MPI.Prequest:
+        given = signature.bind(self, *arguments, **options)
+        given.apply_defaults()
+        _, *brought, _ = given.args  # without the communicator, and the info
+        # MPI lets this call wait for the other ranks. The starts of the request do not.
+        spec = self._spec(name, op, tuple(brought), given.arguments.get("root"))
+        self._world.run(self._used().call(spec, name, steps=self._compared))
+        made: MPI.Prequest = make(self, *arguments, **options)
+        return made
+
+    return prepare
+
+
+for _name in PREPARING:
+    setattr(Comm, _name, preparing(_name))
 
 
 def making(kind: type[Comm], plain: type[MPI.Comm], name: str) -> None:

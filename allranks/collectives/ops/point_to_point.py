@@ -764,13 +764,14 @@ _ONE_PEER = {
     "Isendrecv_replace": ("source", 3),
 }
 """Calls of two ranks: the name of the argument for the peer, and its position."""
-_ALL_PEERS = tuple(
-    f"I{name.lower()}" if form == "I" else f"{name}_init"
-    for form in ("I", "init")
-    for name in ("Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather",
-                 "Allgatherv", "Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce",
-                 "Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan")
-)  # fmt: skip
+_COLLECTIVES = (
+    *("Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv"),
+    *("Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter_block"),
+    *("Reduce_scatter", "Scan", "Exscan"),
+)
+PREPARING = tuple(f"{name}_init" for name in _COLLECTIVES)
+"""Calls that make a persistent request for a collective."""
+_ALL_PEERS = (*(f"I{name.lower()}" for name in _COLLECTIVES), *PREPARING)
 
 
 _INTO = {"Irecv": ("buf", 0), "Recv_init": ("buf", 0), "Isendrecv": ("recvbuf", 3)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from inspect import signature
 
@@ -484,6 +485,40 @@ def test_a_part_that_is_longer_than_its_room_at_the_root_is_not_sent(how):
     LONGER[how](c.comm, part[:count], whole)
     assert room[n * count :].sum() == 0
     assert c.rank() or room.any() == how.startswith("Gather")
+
+
+PREPARED = {
+    "Bcast_init": (lambda comm, mine, all_: comm.Bcast_init(mine), "bytes"),
+    "Scatter_init": (lambda comm, mine, all_: comm.Scatter_init(all_, mine, root=0), "bytes"),
+    "Gather_init": (lambda comm, mine, all_: comm.Gather_init(sendbuf=mine, recvbuf=all_), "bytes"),
+    "Allreduce_init": (lambda comm, mine, all_: comm.Allreduce_init(mine, mine.copy()), "bytes"),
+    "another type": (lambda comm, mine, all_: comm.Bcast_init(mine.view("qd"[odd()])), "dtype"),
+    "another op": (
+        lambda comm, mine, all_: comm.Allreduce_init(mine, X, op=(MPI.SUM, MPI.MAX)[odd()]),
+        "reduction",
+    ),
+    "another root": (lambda comm, mine, all_: comm.Bcast_init(mine, root=int(odd())), "root"),
+}
+
+
+@two
+@pytest.mark.parametrize("what", PREPARED)
+def test_ranks_compare_their_arguments_when_they_make_a_persistent_collective(what):
+    n, count = c.size(), 20_000
+    room = np.zeros(4 * n * count)
+    whole = room[: n * count] if c.rank() == 0 else None
+    shorter = odd() and what.endswith("_init")
+    make, differs = PREPARED[what]
+    with pytest.raises(CollectiveMismatch, match=differs) as caught:
+        make(c.comm, room[: count // 2 if shorter else count], whole)
+    if differs == "bytes":
+        assert {"160000", "80000"} <= {*re.findall(r"\d+", str(caught.value).replace(",", ""))}
+    again = c.comm.Bcast_init(room[:count] if c.rank() else np.ones(count))
+    for _ in range(2):
+        again.Start()
+        again.Wait()
+    again.Free()
+    assert room.sum() == (count if c.rank() else 0)
 
 
 def test_a_buffer_that_mpi4py_refuses_leaves_the_message(comm):
