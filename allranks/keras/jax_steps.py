@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import io_callback
 
 from allranks.collectives.calls.rank_state import interrupt_pipe
 from allranks.keras.private_names import import_private, replace
@@ -88,6 +89,12 @@ class Step:
             return [*map(np.asarray, arrays), np.True_]
 
         return caught
+
+    def has_failed(self) -> Any:
+        """Whether a collective has failed; traced by jax, behind those that are traced before."""
+        flag = jax.ShapeDtypeStruct((), np.bool_)
+        look = lambda: np.bool_(self._runs and self.failure is not None)  # noqa: E731
+        return io_callback(look, flag, ordered=True)
 
     @contextmanager
     def _until_it_has_ended(self, state: Any) -> Iterator[None]:

@@ -30,6 +30,7 @@ def distribute(optimizer: Any, op: ReduceOp, process_set: ProcessSet, name: str 
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         distribute(optimizer.inner_optimizer, op, process_set, name)
         replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_ranks)
+        replace(keras.optimizers.LossScaleOptimizer, "stateless_apply", _keeping_scale)
         return optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
@@ -76,14 +77,7 @@ class Distributed:
             failed = self._allranks_failed
         finally:
             _set(self, _allranks_step=None, _allranks_failed=None)
-        if failed is None:
-            return made
-
-        def chosen(old: list[Any], new: list[Any]) -> list[Any]:
-            before = map(keras.ops.convert_to_tensor, old)  # LossScaleOptimizer gives variables
-            return [keras.ops.where(failed, *both) for both in zip(before, new, strict=True)]
-
-        return chosen(given[0], made[0]), chosen(given[1], made[1])
+        return made if failed is None else _chosen(failed, given, made)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         # fit(), apply_gradients(), stateless_apply() and the user's own loops all call this.
@@ -107,6 +101,16 @@ class Distributed:
         plain = type(self).__bases__[1]  # the class of Keras, after Distributed
         state = [np.asarray(keras.ops.convert_to_numpy(one)) for one in mine.variables]
         return _unpickled, (plain, mine.get_config(), state, self._allranks)
+
+
+def _chosen(failed: Any, given: Any, made: Any) -> Any:
+    """Both lists of variables as they were given where a collective has failed."""
+
+    def chosen(old: list[Any], new: list[Any]) -> list[Any]:
+        before = map(keras.ops.convert_to_tensor, old)  # LossScaleOptimizer gives variables
+        return [keras.ops.where(failed, *both) for both in zip(before, new, strict=True)]
+
+    return chosen(given[0], made[0]), chosen(given[1], made[1])
 
 
 def _unpickled(kind: Any, config: Any, state: list[Any], settings: Any) -> Any:
@@ -201,6 +205,24 @@ def _on_all_ranks(check: Callable[..., Any]) -> Callable[..., Any]:
         return made[0]
 
     return check_finite
+
+
+def _keeping_scale(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces a method of ``LossScaleOptimizer``: a step that fails on jax changes no scale.
+
+    Otherwise the scales of ranks that fail in different steps would differ from then on.
+    """
+
+    def stateless_apply(
+        self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        made, step = apply(self, optimizer_variables, grads, trainable_variables), _traced_step()
+        one = inner(self)
+        if step is None or not isinstance(one, Distributed) or one._allranks[1].size() == 1:
+            return made
+        return _chosen(step.has_failed(), (trainable_variables, optimizer_variables), made)
+
+    return stateless_apply
 
 
 def DistributedOptimizer(

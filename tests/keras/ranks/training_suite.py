@@ -190,14 +190,15 @@ def check_kept_after_the_first_batch(model: Any) -> None:
         assert same_everywhere(model.optimizer.variables)
 
 
+class Raises(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch == 1 and RANK == SIZE - 1:
+            raise ValueError("no more data")
+
+
 @pytest.mark.covers("error", "Keras on tensorflow", "Keras on jax", "Keras on torch")
 @pytest.mark.parametrize("accumulated", [None, 2])
 def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others(accumulated: int | None) -> None:
-    class Raises(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if batch == 1 and RANK == SIZE - 1:
-                raise ValueError("no more data")
-
     options = {"gradient_accumulation_steps": accumulated}
     mine = mlp(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, **options)))
     x, y = data()
@@ -206,6 +207,28 @@ def test_a_rank_that_leaves_fit_ends_the_wait_of_the_others(accumulated: int | N
     assert isinstance(error, ValueError if RANK == SIZE - 1 else RankLeft), error
     assert in_a_cell(lambda: check_kept_after_the_first_batch(mine)) is None
     assert in_a_cell(lambda: mine.fit(share(x), share(y), ROWS // 4, 1, 0)) is None
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_a_rank_that_leaves_fit_changes_no_scale_of_the_loss(overflows: bool) -> None:
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    mine = mlp(hvd.DistributedOptimizer(scaled))
+    x, y = data()
+    x = share(x).copy()
+    if overflows and RANK == 0:
+        x[ROWS // 2 :] = np.inf  # the batch in which the last rank leaves
+
+    def fit() -> None:
+        mine.fit(x, share(y), ROWS // 2, 1, 0, shuffle=False, callbacks=[Raises()])
+
+    error = in_a_cell(fit)
+    assert isinstance(error, ValueError if RANK == SIZE - 1 else RankLeft), error
+
+    def check() -> None:
+        assert same_everywhere(mine.weights)
+        assert same_everywhere(mine.optimizer.variables)
+
+    assert in_a_cell(check) is None
 
 
 @pytest.mark.covers("interrupt", "Keras on tensorflow", "Keras on jax", "Keras on torch")
