@@ -302,3 +302,9 @@ def test_a_request_ends_with_its_rank_and_the_new_rank_has_the_same_id(px):
     px.run("%%distributed\nrank").says("rank 1 → 1")
     px.run("view.client.wait_for_engines(2, interactive=False)").ok()
     assert px.value("view.client[:].apply_sync(lambda: rank)") == "[0, 1]"
+
+
+def test_a_request_does_not_wait_for_a_rank_that_has_died_in_it(px):
+    died = px.run("%%px\nimport os\nif rank == 1: os._exit(1)\nallreduce(1, Sum)")
+    died.says("[0:execute]", "RankLost", "rank 1 has died")
+    assert px.run("%%distributed\nallreduce(1, Sum)").text.endswith("ranks 0–1 → 2\n")

@@ -460,6 +460,9 @@ class RankState:
         The number orders reasons: an exception explains more than a later departure because of it.
         """
         scope = self.scope
+        # The notebook tells of deaths, but it may be what waits for the answer to this request.
+        if self.request and rank not in self.died and self._has_ended(rank):
+            self.died[rank] = "has died"
         if rank in self.died:
             return -1, self.died[rank]
         if scope.ranks is not None and rank not in scope.ranks:
@@ -493,6 +496,16 @@ class RankState:
             return 2, f"cannot be reached: {ended}"
         broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
         return (2, with_source(board.text(rank, BROKE))) if broken else None
+
+    def _has_ended(self, rank: int) -> bool:
+        """Whether the process of a rank has ended, if it is one that this rank can look for."""
+        if self.shares[rank] != self.shares[self.rank]:
+            return False
+        try:
+            os.kill(self.board.get(rank, PID), 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def has_failed(self, rank: int) -> bool:
         """Whether another rank has left the request that this one runs by an error, or drops it."""

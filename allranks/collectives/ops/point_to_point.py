@@ -531,7 +531,7 @@ def _copied(buf: Any) -> Any:
     # As it lies in memory: mpi4py sends an array in Fortran's order as it is. An array may also
     # only say where a column begins.
     here = MPI.memory.fromaddress(MPI.Get_address(data), end) if end > data.nbytes else None
-    copy = data.copy(order="K") if here is None else bytearray(here)
+    copy = data.copy(order="K") if here is None else here.tobytes()
     return [copy, *form] if form else copy
 
 

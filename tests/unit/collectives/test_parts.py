@@ -2,6 +2,7 @@ import json
 import mmap
 import os
 import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +16,7 @@ from allranks.collectives.calls.rank_state import (
     BROKE,
     BROKEN,
     ENTERED,
+    PID,
     REQUEST,
     TICKET,
     WAITING,
@@ -236,6 +238,20 @@ def test_a_wait_in_a_clients_request_ends_if_it_or_an_earlier_one_has_failed_els
         other.put(REQUEST, last)
         assert state.departure(1) == (0, "has failed in this request, or in one before it")
     state.request = 0  # a cell
+    assert state.departure(1) is None
+
+
+def test_a_wait_in_a_clients_request_ends_if_the_process_of_a_rank_of_this_host_has_ended():
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    state, other = RankState(0, (0, 0), Board(pages, (0, 1), 0)), Board(pages, (0, 1), 1)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    other.put(PID, ended.pid)
+    assert state.departure(1) is None  # in a cell the notebook tells
+    state.request = 1
+    assert state.departure(1) == (-1, "has died")
+    state.died.clear()
+    state.shares = (0, 1)  # another host, with processes of the same numbers
     assert state.departure(1) is None
 
 
