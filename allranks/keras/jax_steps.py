@@ -32,11 +32,11 @@ _NAMES = {
     2: (_TRAINABLE, _FIXED),
 }
 
-traced_step: ContextVar[Step | None] = ContextVar("traced_step", default=None)
+traced_step: ContextVar[CompiledStep | None] = ContextVar("traced_step", default=None)
 """The step in which jax traces the code that runs now."""
 
 
-class Step:
+class CompiledStep:
     """The compiled step of one model.
 
     Attributes:
@@ -141,7 +141,7 @@ def _keeping_variables(make: Callable[..., Any]) -> Callable[..., Any]:
         def one_step(state: Any, data: Any) -> Any:
             return step.run(step_function, state, data, keep)
 
-        step = Step()
+        step = CompiledStep()
         compiled = self.jit_compile and not self.run_eagerly
         function = make(self, one_step if compiled else step_function, *args, **options)
 

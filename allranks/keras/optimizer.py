@@ -20,7 +20,7 @@ from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import inner, keras
 
 if TYPE_CHECKING:
-    from allranks.keras.jax_steps import Step
+    from allranks.keras.jax_steps import CompiledStep
 
 _NAME = "DistributedOptimizer"
 
@@ -62,7 +62,7 @@ class Distributed:
     """
 
     _allranks: tuple[ReduceOp, ProcessSet, str]
-    _allranks_step: Step | None = None
+    _allranks_step: CompiledStep | None = None
     _allranks_failed: Any = None
     gradient_accumulation_steps: int | None
 
@@ -121,7 +121,7 @@ def _unpickled(kind: Any, config: Any, state: list[Any], settings: Any) -> Any:
 
 
 def _reduced(
-    grads: list[Any], op: ReduceOp, process_set: ProcessSet, name: str, step: Step | None
+    grads: list[Any], op: ReduceOp, process_set: ProcessSet, name: str, step: CompiledStep | None
 ) -> tuple[list[Any], Any]:
     """Returns the gradients reduced over the ranks, in one call, and whether that has failed.
 
@@ -148,7 +148,7 @@ def _reduced(
     return outs, failed
 
 
-def _traced_step() -> Step | None:
+def _traced_step() -> CompiledStep | None:
     if keras.backend.backend() != "jax":
         return None
     from allranks.keras.jax_steps import traced_step
@@ -157,7 +157,7 @@ def _traced_step() -> Step | None:
 
 
 def _call(
-    function: Callable[..., Sequence[Any]], tensors: list[Any], step: Step | None
+    function: Callable[..., Sequence[Any]], tensors: list[Any], step: CompiledStep | None
 ) -> tuple[Sequence[Any], Any]:
     """Calls a function of arrays, also while jax traces: then each run of the program calls it.
 

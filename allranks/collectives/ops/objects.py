@@ -66,7 +66,7 @@ def dumps(value: object) -> bytes:
     except Exception:
         # A class may have a lock, or use a communicator: then its name and digest are enough.
         with suppress(Exception):
-            return _dumped(value, _NamesPickler)
+            return _dumped(value, _ByNamePickler)
         raise
 
 
@@ -99,7 +99,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return _own_or_made, (sought, *made), state, None, None, _fill
 
 
-class _NamesPickler(_Pickler):
+class _ByNamePickler(_Pickler):
     def reduced(self, sought: _Sought, made: Any, state: Any) -> Any:
         plain = super().reduced(sought, made, state)
         return (_own_alone, (sought,)) if sought[2] else plain
