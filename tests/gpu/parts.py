@@ -83,6 +83,7 @@ PARTS = [
     Part(1, ("contract",), _contract("nccl,staged")),
     Part(1, ("hardware",)),
     Part(2, ("gpu",)),
+    Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
     Part(2, ("nccl",), SHARED),
     Part(4, ("nccl",), SHARED),
     Part(1, ("dlpack",)),
@@ -100,7 +101,6 @@ PARTS = [
     _cells("keras_jax", "keras", "jax"),
     _cells("keras_torch", "keras", "torch"),
     _cells("frameworks", "torch", "lightning", "accelerate", **SHARED),
-    Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
     Part(
         2,
         (),
