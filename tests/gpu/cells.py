@@ -184,7 +184,7 @@ class Steps:
     """The steps of one notebook, and what was wrong in them."""
 
     def __init__(self, notebook: Notebook) -> None:
-        self._notebook = notebook
+        self._notebook, self.folder = notebook, notebook.cwd
         self.wrong: list[str] = []
 
     def run(self, name: str, source: str, *wanted: str, never: str = "Exception ignored") -> None:
@@ -242,6 +242,11 @@ def arrays(steps: Steps) -> None:
     steps.run("a death", DIES, "rank 1 was replaced")
     steps.run("a kept array", "print(type(mine).__module__, mine[0])", "cupy 1.5", "cupy 2.5")
     steps.magic("an ensemble", ENSEMBLE, "0.3")
+    many = "%distributed restart -n 64 --exclusive"
+    steps.magic("too few GPUs", many, "64 ranks need 64 GPUs")
+    (steps.folder / "opens_cuda.py").write_text("import cupy\ncupy.zeros(1)")
+    preloads = "%distributed restart -n 2 --preload opens_cuda"
+    steps.magic("a module that opens CUDA", preloads, "importing this module initializes CUDA")
 
 
 def nccl(steps: Steps) -> None:
