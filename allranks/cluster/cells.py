@@ -150,7 +150,10 @@ class HiddenView:
 
 
 class CellRun:
-    """One cell on its ranks; ``timeout`` is in seconds."""
+    """One cell on its ranks; ``timeout`` is in seconds.
+
+    With ``interrupt_kills`` the first interrupt already ends its ranks.
+    """
 
     def __init__(
         self,
@@ -159,6 +162,7 @@ class CellRun:
         connection: Connection,
         view: View,
         timeout: float | None,
+        interrupt_kills: bool = False,
     ) -> None:
         self.cell = cell
         self.ranks = tuple(ranks)
@@ -167,6 +171,7 @@ class CellRun:
         self._connection = connection
         self.replies: dict[int, Reply] = {}
         self.presses = 0
+        self._interrupt_kills = interrupt_kills
         self.timed_out = False
         self.timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
@@ -266,11 +271,14 @@ class CellRun:
         return bool(ranks.roster.ends or ranks.state != "running") and ranks.over
 
     def press(self) -> None:
-        """Interrupts the cell; the second call ends the ranks that did not settle."""
+        """Interrupts the cell, or ends its ranks; the second call ends all ranks."""
         if self._connection.closed:
             return
         self.presses += 1
-        if self.presses == 1:
+        if self.presses == 1 and self._interrupt_kills:
+            for rank in self.pending:
+                self._connection.end_rank(rank, "the notebook was interrupted")
+        elif self.presses == 1:
             self.interrupt()
         else:
             self._connection.close("lost", failures.stubborn(self.pending, self.size))

@@ -314,12 +314,14 @@ class Cluster(Calls):
         view: View | None = None,
         want_value: bool = False,
         checked: bool = False,
+        interrupt_kills: bool = False,
     ) -> CellRun:
         """Sends a cell to all of its ranks or to none, and returns it in flight.
 
         ``call`` is a pickled ``(function, args, kwargs)`` instead of source; ``number`` is the
         notebook's number of the cell, for tracebacks. Raises before anything is sent. If the caller
-        has ``checked`` source, options and ranks, this is not repeated.
+        has ``checked`` source, options and ranks, this is not repeated. With ``interrupt_kills`` an
+        interrupt ends the ranks that are in the cell.
         """
         with self._in_turn():
             if not checked:
@@ -348,7 +350,7 @@ class Cluster(Calls):
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
             self._ranks.roster.name_cell(text, cell.number)
-            run = CellRun(self.count, chosen, self._ranks, view, timeout)
+            run = CellRun(self.count, chosen, self._ranks, view, timeout, interrupt_kills)
             self._send(cell, run, *([call] if call else []))
             return run
 

@@ -245,6 +245,7 @@ class DistributedMagics(Magics):
             view=view,
             want_value=options.out is not None,
             checked=True,
+            interrupt_kills=options.interrupt_kills,
         )
         return cluster, run
 

@@ -6,6 +6,7 @@ With ``%load_ext allranks.px``, ipyparallel's and nbdistributed's magics on allr
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -25,11 +26,12 @@ from allranks.magics.session import RANKS, RanksProxy
 from allranks.magics.shell import is_awaited, nothing_to_run
 from allranks.records import ranks as rank_lists
 from allranks.records.config import START_WITH
+from allranks.records.ranks import label
 
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
 
 
-_STOP = "Stop interrupts the ranks, and a second one ends them. Leave out --signal-on-interrupt"
+_INTERRUPT, _KILL, _LEAVE = ("SIGINT", "2"), ("SIGKILL", "9"), ("0",)
 
 
 @magics_class
@@ -52,20 +54,23 @@ class PxMagics(Magics):
         """Runs a line or a cell on the ranks, as ``%%distributed`` does.
 
         ``%%px [--targets T] [--local] [-o NAME] [--noblock] [--group-outputs type|engine|order]``.
-        ``--noblock`` returns a `PxResult`. A cell that waits always shows its output while it runs,
-        whatever ipyparallel's other options say.
+        ``--noblock`` returns a `PxResult`. With ``--signal-on-interrupt SIGKILL`` an interrupt ends
+        the ranks that are in the cell, with ``0`` it ends the wait only. A cell that waits always
+        shows its output while it runs, whatever ipyparallel's other options say.
         """
         if cell is not None:  # then the line has options only, as that of %%distributed
             line = self.shell.var_expand(line, 2)
         try:
-            options, waits = self._parse(f"{self._defaults} {'' if cell is None else line}")
+            options, waits, leaves = self._parse(f"{self._defaults} {'' if cell is None else line}")
         except HelpShown:
             return nothing_to_run()
         text = line if cell is None else below_magic(f"%%px {line}", cell)
         if self._last is not None:
             self._last.wait()
         if not waits:
-            return self._in_background(options, text)
+            return self._returned(self._in_background(options, text))
+        if leaves:
+            return self._left_running(options, text)
         sent = self._distributed.send(options, text, cell or "")
         if options.out is None:
             return sent
@@ -81,11 +86,34 @@ class PxMagics(Magics):
     def _wrap(self, name: str) -> None:
         self.shell.user_ns[name] = PxValues(self.shell.user_ns[name])
 
-    def _in_background(self, options: CellOptions, text: str) -> Any:
+    @staticmethod
+    def _returned(value: Any) -> Any:
+        async def given() -> Any:
+            return value
+
+        return given() if is_awaited() else value
+
+    def _left_running(self, options: CellOptions, text: str) -> Any:
+        """Shows a cell until its end, or until an interrupt, which leaves its ranks running."""
+        last = self._in_background(options, text)
+        last.follow()
+        if not last.ready():
+            print(
+                f"no longer waiting: {label(last.ranks)} continue with the cell. "
+                "To wait for it again, type: %pxresult",
+                file=sys.stderr,
+            )
+            return self._returned(None)
+        values = last.get()
+        if options.out is not None:
+            self.shell.user_ns[options.out] = PxValues(values)
+        return self._returned(None)
+
+    def _in_background(self, options: CellOptions, text: str) -> PxResult:
         if options.local:
             raise UsageError(
-                "expected --local or --noblock, found both: the notebook runs the cell after the "
-                "ranks. Leave one out"
+                "expected a cell that the notebook waits for with --local, which runs it there "
+                "after the ranks, found --noblock or --signal-on-interrupt 0. Leave one out"
             )
         number = len(self.shell.user_ns["In"]) - 1
         try:
@@ -97,14 +125,12 @@ class PxMagics(Magics):
         last = self._last = PxResult(cluster, text, number, ranks, options.fold)
         if options.out is not None:
             self.shell.user_ns[options.out] = last
+        return last
 
-        async def given() -> PxResult:
-            return last
-
-        return given() if is_awaited() else last
-
-    def _parse(self, line: str) -> tuple[CellOptions, bool]:
-        """Returns the options of a cell, and whether the notebook waits for it."""
+    def _parse(self, line: str) -> tuple[CellOptions, bool, bool]:
+        """Returns a cell's options, whether the notebook waits, and whether an interrupt ends that
+        wait only.
+        """
         about = "Runs the cell on the ranks, as %%distributed does."
         parser = Parser("%%px", about, abbreviates=True)
         add = parser.add_argument
@@ -121,15 +147,20 @@ class PxMagics(Magics):
         add("-e", dest="group_outputs", action="store_const", const="engine")
         add("-r", dest="group_outputs", action="store_const", const="order")
         said = parser.parse_args(split(line))
-        if said.signal_on_interrupt not in ("SIGINT", "2"):
-            raise UsageError(_STOP)
+        signal = said.signal_on_interrupt
+        if signal not in (*_INTERRUPT, *_KILL, *_LEAVE):
+            raise UsageError(
+                f"expected --signal-on-interrupt SIGINT, SIGKILL or 0, found {signal!r}. For other "
+                "signals type: rc.send_signal(...)"
+            )
         options = CellOptions(
             ranks=None if said.targets is None else self._targets(said.targets),
             out=said.out,
             local=said.local,
             fold=said.group_outputs != "engine",
+            interrupt_kills=signal in _KILL,
         )
-        return options, said.block
+        return options, said.block, signal in _LEAVE
 
     def _targets(self, text: str) -> str:
         """Returns engines, as ``0``, ``[0, 2]``, ``::2`` or ``all``, the way we list ranks."""
@@ -154,7 +185,7 @@ class PxMagics(Magics):
     def pxresult(self, line: str) -> None:
         """Waits for the last cell of ``%%px --noblock`` and shows its output; ``-o`` stores it."""
         try:
-            options, _ = self._parse(line)
+            options, *_ = self._parse(line)
         except HelpShown:
             return
         if self._last is None:

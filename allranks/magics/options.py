@@ -74,6 +74,7 @@ class CellOptions:
     view: str = "auto"
     profile: bool = False
     save: str | None = None
+    interrupt_kills: bool = False
     features: dict[str, Any] = field(default_factory=dict)
     """The options of features that were given, by name."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from queue import SimpleQueue
 from typing import Any
 
-from allranks.cluster.cells import HiddenView
+from allranks.cluster.cells import HiddenView, View
 from allranks.cluster.cluster import Cluster
 from allranks.records.ranks import label
 from allranks.records.wire import Output
@@ -41,10 +43,12 @@ class PxResult:
     def __init__(
         self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
     ) -> None:
-        self._cluster, self._ranks, self._fold = cluster, tuple(ranks), fold
+        self._cluster, self.ranks, self._fold = cluster, tuple(ranks), fold
         #: Programs for ipyparallel read this name.
         self._targets = list(ranks)
         self._output: list[Output] = []
+        #: The same for `follow`; None at the end of the cell, and at an interrupt.
+        self._arrived: SimpleQueue[Output | None] = SimpleQueue()
         self._future: Future[list[Any]] = Future()
         begun = threading.Event()
         # A daemon, because the end of the kernel must not wait for the cell.
@@ -62,8 +66,8 @@ class PxResult:
                 text,
                 name=f"cell In[{number}]",
                 number=number,
-                ranks=self._ranks,
-                view=HiddenView(self._output.append),
+                ranks=self.ranks,
+                view=HiddenView(self._take),
                 want_value=True,
             )
             begun.set()
@@ -72,6 +76,26 @@ class PxResult:
             self._future.set_exception(error)
         finally:
             begun.set()
+            self._arrived.put(None)
+
+    def _take(self, batch: Output) -> None:
+        self._output.append(batch)
+        self._arrived.put(batch)
+
+    def follow(self) -> None:
+        """Shows the output as it comes, until the end of the cell, or an interrupt, which leaves
+        the ranks in it.
+        """
+        view = self._text_view()
+        # In a cell with an await, ipykernel's own only cancels what awaits.
+        before = signal.signal(signal.SIGINT, lambda *_: self._arrived.put(None))
+        try:
+            while (batch := self._arrived.get()) is not None:
+                view.output(batch)
+                view.refresh()
+        finally:
+            signal.signal(signal.SIGINT, before)
+            view.finish()
 
     def ready(self) -> bool:
         """Returns whether the cell has ended on all ranks."""
@@ -114,16 +138,19 @@ class PxResult:
                 for entry in batch.entries
                 if batch.rank == rank and entry[0] == "out"
             )
-            for rank in self._ranks
+            for rank in self.ranks
         ]
 
     def display_outputs(self, groupby: str = "type") -> None:
         """Shows the output of the ranks so far."""
-        fold = self._fold and groupby != "engine"
-        view = text_view(self._ranks, self._cluster.log_dir, fold)
+        view = self._text_view(groupby)
         for batch in list(self._output):
             view.output(batch)
         view.finish()
+
+    def _text_view(self, groupby: str = "type") -> View:
+        fold = self._fold and groupby != "engine"
+        return text_view(self.ranks, self._cluster.log_dir, fold)
 
     result, done, wait_interactive = get, ready, wait
 
@@ -131,4 +158,4 @@ class PxResult:
         state = "running"
         if self.ready():
             state = "ended" if self.successful() else "failed"
-        return f"<PxResult: {state} on {label(self._ranks)}>"
+        return f"<PxResult: {state} on {label(self.ranks)}>"

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import psutil
 
 import allranks
-from tests.faults.notebook import GONE_SECONDS
+from tests.faults.notebook import GONE_SECONDS, Notebook
 from tests.fuzz.grammar import Draw, act, check
 from tests.fuzz.sessions import Ended, InNotebook, InProcess, Session
 from tests.kernel import WARNINGS_AS_ERRORS
@@ -340,6 +340,49 @@ def a_start_with_modules(draw: Draw, session: Session) -> None:
     with allranks.Cluster(2, preload=("sqlite3", "decimal")) as other:
         found = other.run("import sys\n'sqlite3' in sys.modules, int(allreduce(rank, Sum))")
     check(found == [(True, 1)] * 2, "start", f"with modules: {found}")
+
+
+_RANDOM = {
+    "numpy": "np.random.random(4).tolist(), np.random.permutation(99).tolist()",
+    "pandas": "__import__('pandas').Series(range(9999)).sample(9).tolist()",
+    "scipy.stats": "__import__('scipy.stats').stats.norm.rvs(size=4).tolist()",
+}
+"""Expressions that draw with what a module has made when it was imported."""
+
+
+@act(only="cluster")
+def random_numbers_after_a_preload(draw: Draw, session: InProcess) -> None:
+    """No two ranks, and no replacement, draw what another one has drawn."""
+    module = draw.rng.choice(sorted(_RANDOM))
+    cell = f"import os\nimport numpy as np\n{_RANDOM[module]}"
+    with allranks.Cluster(draw.rng.choice((2, 3)), preload=module) as other:
+        other.heal_when("on")
+        drawn = session.do(lambda: other.run(cell)).values
+        dies = f"import os\nif rank == {draw.rank % other.size}: os.kill(os.getpid(), 9)"
+        _must(session.do(lambda: other.run(dies)), "RankDied")
+        drawn += session.do(lambda: other.run(cell)).values
+    different = len(set(map(repr, drawn)))
+    check(different == 2 * other.size, "random", f"with {module}: {drawn}")
+
+
+_VIEW_CALLS = (
+    "dv.push({{'_sent': {0}}})",
+    "dv.execute('_sent = {0}')",
+    "dv.scatter('_sent', [{0}] * len(rc), flatten=True)",
+)
+
+
+@act(only="notebook", soak=True)
+def a_view_that_does_not_block(draw: Draw, session: InNotebook) -> None:
+    """A cell comes after the calls before it, which have a slow one before them."""
+    (folder := session.folder / f"view-{draw.step}").mkdir()
+    with Notebook(folder) as notebook:
+        notebook.run("%load_ext allranks.px\n%distributed start -n 2\nimport time")
+        for number in range(1, 6):
+            call = draw.rng.choice(_VIEW_CALLS).format(number)
+            notebook.run(f"dv.apply_async(time.sleep, {draw.rng.uniform(0.1, 0.4)})\n{call}")
+            cell = notebook.run("%%px\n_sent")
+            check(cell.text.endswith(f"ranks 0–1 → {number}\n"), "order", f"{call}: {cell.text}")
 
 
 _OPPOSITE = """

@@ -90,8 +90,9 @@ def test_cells_run_in_the_notebook_as_well(px):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--noblock --local", "expected --local or --noblock, found both"),
-        ("--signal-on-interrupt SIGKILL", "Leave out --signal-on-interrupt"),
+        ("--noblock --local", "found --noblock or --signal-on-interrupt 0"),
+        ("--signal-on-interrupt 0 --local", "found --noblock or --signal-on-interrupt 0"),
+        ("--signal-on-interrupt SIGHUP", "expected --signal-on-interrupt SIGINT, SIGKILL or 0"),
         ("--targets 0:x", "expected targets, found '0:x'"),
     ],
 )
@@ -131,6 +132,25 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     )
     px.run("%%px -a\nrank / 0").ok()
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
+
+
+def test_an_interrupt_can_leave_the_ranks_running(px):
+    waits = "import os, time\nwhile not os.path.exists('left'):\n    time.sleep(0.01)"
+    cell = px.start(
+        f"%%px --signal-on-interrupt 0 -o left\nprint('began', rank)\n{waits}\nprint('went')\nrank"
+    )
+    cell.wait_for("began")
+    px.interrupt()
+    assert cell.wait().status == "ok"
+    cell.says("continue with the cell", "%pxresult").lacks("went")
+    assert px.value("left.ready()") == "False"
+    px.run("open('left', 'w').close()").ok()
+    px.run("%pxresult").ok().says("went")
+    assert px.value("left.get()") == "[0, 1, 2]"
+    # The same where nobody interrupts it.
+    px.run("%%px --signal-on-interrupt 0 -o same\nprint('went', rank)\nrank").ok().says("went 1")
+    assert px.value("same.get() == left.get()") == "True"
+    px.run("%%px --signal-on-interrupt 0\n1 / rank").fails("CellFailed").says("ZeroDivisionError")
 
 
 def test_the_engines_of_the_cluster_are_the_ranks(px):
@@ -210,6 +230,26 @@ def test_a_cell_does_not_wait_for_the_request_of_a_rank_that_has_died(px):
     px.run("import os\nlost = rc[1].apply_async(os._exit, 1)").ok()
     px.run("%%px\nrank").says("rank 1 was replaced")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
+@pytest.mark.replaces
+@pytest.mark.parametrize(
+    ("name", "ranks", "error"), [("SIGKILL", "1", "RankDied"), ("9", "all", "ClusterLost")]
+)
+def test_an_interrupt_can_end_the_ranks_that_are_in_the_cell(px, name, ranks, error):
+    px.run("%distributed heal on").ok()
+    px.run("%%px\nkept = rank").ok()
+    cell = px.start(
+        f"%%px --signal-on-interrupt {name} -t {ranks}\nimport signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('began')\n"
+        "while True:\n    try: time.sleep(600)\n    except BaseException: pass"
+    )
+    cell.wait_for("began")
+    px.interrupt()
+    cell.wait().fails(error).says("because the notebook was interrupted")
+    px.run("%%px\nassert comm.allreduce(1) == size").ok()
+    kept = px.run("%%px -t 0\n'kept' in globals()")
+    kept.ok().says(f"rank 0 → {ranks == '1'}")
 
 
 def test_nbdistributeds_magics_are_there(px):

@@ -8,7 +8,7 @@ from allranks.cluster.cells import CellRun, Cells, HiddenView
 from allranks.cluster.failures import RankRegistry, plain
 from allranks.cluster.features import NotebookHooks
 from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
-from allranks.records.wire import Output, Reply
+from allranks.records.wire import Interrupt, Output, Reply
 
 
 def test_late_output_that_cannot_be_shown_ends_one_cell_only():
@@ -70,3 +70,21 @@ def test_the_exception_of_a_rank_is_reported_although_another_one_died(monkeypat
     error = killed("rank 1 died.", reply(0, "error", "ValueError"), ends=[object()])
     assert type(error) is ClusterLost
     assert str(error).startswith("rank 1 died.\n\nrank 0 (here, cpu) raised ValueError at line 3")
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills):
+    sent, ended, closed = [], [], []
+    connection = SimpleNamespace(
+        size=3, roster=RankRegistry(3), hooks=NotebookHooks(()), closed=False, ask_soon=None,
+        send=lambda ranks, message: sent.append((ranks, message)),
+        end_rank=lambda rank, why: ended.append(rank),
+        close=lambda how, why: closed.append(how),
+    )  # fmt: skip
+    run = CellRun(1, range(3), connection, HiddenView(lambda batch: None), None, kills)
+    run.take(reply(1, "ok", ""), [])
+    run.press()
+    assert (sent, ended) == (([], [0, 2]) if kills else ([((0, 2), Interrupt(1))], []))
+    assert not closed
+    run.press()
+    assert closed == ["lost"]
