@@ -25,7 +25,7 @@ from allranks.collectives.calls import call as calls
 from allranks.collectives.calls.call import Call, PointCall
 from allranks.collectives.calls.guard import USER, Site, find, kind_of, shown_name
 from allranks.collectives.ops import point_to_point
-from allranks.collectives.ops.communicator import Win
+from allranks.collectives.ops.communicator import Comm, Win
 from allranks.collectives.ops.point_to_point import PointToPoint
 from allranks.collectives.world.world import World
 from allranks.errors import CollectiveMismatch, RankLeft, UsageError
@@ -91,7 +91,8 @@ class CallRecorder:
             plain = getattr(PointToPoint, name)
             replace(PointToPoint, name, self._recorded_collective(name, plain))
         for name in _REFUSED:
-            replace(PointToPoint, name, _refusing(f"comm.{name}"))
+            kind = Comm if name in vars(Comm) else PointToPoint
+            replace(kind, name, _refusing(f"comm.{name}"))
         for name in _WINDOWS:
             replace(Win, name, _refusing(f"MPI.Win.{name}"))
         journal = self._world.journal
