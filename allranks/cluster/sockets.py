@@ -291,13 +291,14 @@ class RankSockets:
         if isinstance(place, ListeningSockets):
             self.key = place.key
             self.commands_url, self.events_url = place.urls()
-            place.give(self._commands, self._events)
         else:
             self.commands_url, self.events_url = place
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
 
     def listen(self) -> None:
         """Begins to listen; the session's folder must be there."""
+        if self.listening is not None:
+            self.listening.give(self._commands, self._events)
         try:
             self._commands.bind(self.commands_url)
             self._events.bind(self.events_url)
