@@ -10,8 +10,10 @@ import traceback
 import warnings
 from typing import Any
 
+from IPython.core import ultratb
+
 from allranks.collectives.calls import guard
-from allranks.records.code_names import code_name, with_numbers
+from allranks.records.code_names import code_name, is_cell, with_numbers
 
 
 class CellNames:
@@ -54,6 +56,12 @@ def show_numbers() -> None:
     def formatwarning(message: Any, category: Any, filename: str, *rest: Any, **more: Any) -> str:
         return plain_warning(message, category, guard.shown_name(filename), *rest, **more)
 
+    # IPython cannot open the file of a cell, and would not mark the place of an error in its line.
+    shown_by_ipython: Any = ultratb
+    plain_length = shown_by_ipython.get_line_number_of_frame
+    shown_by_ipython.get_line_number_of_frame = lambda frame: (
+        0 if is_cell(frame.f_code.co_filename) else plain_length(frame)
+    )
     _Stack.format_frame_summary = format_frame_summary  # type: ignore[method-assign]
     warnings.formatwarning = formatwarning
     threading.excepthook = _show_error_of_thread
