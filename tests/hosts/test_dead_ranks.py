@@ -26,7 +26,7 @@ def holds(hosts):
 
 @pytest.fixture(scope="module")
 def notebook(hosts, holds):
-    env = {"ALLRANKS_SPARES": "10", "ALLRANKS_HOLDS": str(holds)}
+    env = {"ALLRANKS_SPARES": "16", "ALLRANKS_HOLDS": str(holds)}
     with NotebookOnAHost(hosts, folder_in(hosts.shared), env) as shared:
         started = shared.on_ranks("import os\nkept = 10 * rank", SSH)
         assert started.status == "ok", started.text
