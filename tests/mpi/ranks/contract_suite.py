@@ -457,7 +457,8 @@ def way_of(call: Callable[[], object]) -> list[tuple[Path, str]]:
         sys.setprofile(note)
         call()
         sys.setprofile(None)
-    return min(ways, key=len)
+    # The rank that comes last waits for none.
+    return min(c.allgather_object(min(ways, key=len)), key=len)
 
 
 @pytest.mark.skipif(ON_GPU or c.local_size() < SIZE, reason="needs memory that all share")
