@@ -227,7 +227,7 @@ CELLS = {
     "panel": TRAINING,
     "fails": FAILS,
     "logs": LOGS,
-    "ensemble": SWEEP.format(pause=0.02, go="seen"),
+    "ensemble": SWEEP.format(pause=0.02, half=".", go="seen"),
     "ring": _above("dashboard.md", "ring-light.png"),
     "strips": _above("slow.md", "strips.png"),
     "profile": _above("slow.md", "profile.png"),
