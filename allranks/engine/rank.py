@@ -62,6 +62,7 @@ _LOG_NBYTES = 10**9
 _LEAST_LOG_NBYTES = 10**6
 #: How often an idle rank with windows calls MPI: while another rank runs a cell, and otherwise.
 _SERVING_SECONDS, _IDLE_SECONDS = 0.001, 0.05
+_MOMENT_SECONDS = 0.5
 _LIVES_ON = "the rank keeps running, with its variables."
 
 
@@ -423,9 +424,19 @@ class Rank:
         self._features.call(RankFeature.epoch_ended, ended)
         return found
 
+    def _stays_away(self) -> bool:
+        """Whether the main thread does not come back to its event loop in a moment.
+
+        It may just be sending what a cell has left.
+        """
+        assert self._loop is not None
+        back = threading.Event()
+        self._loop.call_soon_threadsafe(back.set)
+        return not back.wait(_MOMENT_SECONDS)
+
     def _status(self) -> dict[str, Any]:
         busy, between = self.wire.busy, ""
-        if not busy and not waits_for_events():
+        if not busy and not waits_for_events() and self._stays_away():
             # A hook of a feature, a request of a client, or a finalizer.
             place = guard.of_frame(guard.frame_of_main_thread()).place
             at = f"at {guard.with_source(place)}"
