@@ -243,6 +243,12 @@ def test_a_rank_that_fails_when_its_cell_has_ended_replies_all_the_same(cluster,
     assert cluster.run("kept") == [0, 10]
 
 
+def test_a_rank_sees_no_sockets_of_the_host_agent_whose_numbers_may_be_used_again(cluster):
+    found = "[one for one in gc.get_objects() if type(one) is socket.socket]"
+    source = f"import gc, socket\nsum(one.family == socket.AF_INET for one in {found})"
+    assert cluster.run(source)[1] == 0
+
+
 def test_cells_go_through_sockets_in_a_folder_of_this_user_alone(cluster):
     listening = psutil.Process().net_connections("inet")
     assert [one for one in listening if one.status == psutil.CONN_LISTEN] == []

@@ -441,6 +441,8 @@ class HostAgent:
             self._tell("admitted", rank=seat)
 
         def live() -> None:
+            # The agent's sockets and files are closed here, and their numbers may be used again.
+            gc.freeze()
             libraries.seed_anew()
             # While MPI starts, ranks poll for the others. More of them than cores would leave no
             # time to fork the rest, so all wait here until the last one is forked.
