@@ -50,15 +50,21 @@ def failure(hook: Callable[..., object], error: BaseException) -> FeatureFailed:
     return failed
 
 
-#: The modules of the base classes.
-_BASES = ("allranks.engine.features", "allranks.cluster.features")
+_Kind = TypeVar("_Kind", bound=type)
+_declaring: set[type] = set()
 #: How similar a name must be to be taken for a misspelled hook.
 _SIMILAR = 0.66
 
 
+def declares_hooks(kind: _Kind) -> _Kind:
+    """Marks a base class of features: its public names are their hooks."""
+    _declaring.add(kind)
+    return kind
+
+
 def check(kind: type) -> None:
     """Raises FeatureFailed if a feature has a misspelled hook, or one with other parameters."""
-    bases = [one for one in kind.__mro__ if one.__module__ in _BASES]
+    bases = [one for one in kind.__mro__ if one in _declaring]
     hooks: dict[str, Any] = {}
     for base in reversed(bases):
         hooks |= {name: hook for name, hook in vars(base).items() if name[0] != "_"}

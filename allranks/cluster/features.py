@@ -43,7 +43,7 @@ from allranks.cluster.options import (
 )
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
-from allranks.hooks import Hooks, failure
+from allranks.hooks import Hooks, declares_hooks, failure
 from allranks.records.wire import Answer, Ask, Record
 
 
@@ -119,6 +119,7 @@ class CellRequest:
     profile: bool
 
 
+@declares_hooks
 class NotebookFeature:
     """One feature in one notebook: override the hooks that it needs."""
 
@@ -203,6 +204,7 @@ class _Question:
     answers: dict[int, Answer] = field(default_factory=dict)
 
 
+@declares_hooks
 class AskingFeature(NotebookFeature):
     """A feature that makes requests of ranks in any thread, also while a cell runs."""
 

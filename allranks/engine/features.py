@@ -37,7 +37,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
-from allranks.hooks import Hooks, failure, implementations
+from allranks.hooks import Hooks, declares_hooks, failure, implementations
 from allranks.records.config import HostAgentConfig
 from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
 
@@ -99,6 +99,7 @@ class RankContext:
     mpi_ports: tuple[int, ...] = ()
 
 
+@declares_hooks
 class RankFeature:
     """One feature in one rank: override the hooks that it needs."""
 
@@ -276,6 +277,7 @@ class RankHooks(Hooks[RankFeature]):
         return " ".join(filter(None, self.call(RankFeature.rank_replaced, dead)))
 
 
+@declares_hooks
 class HostFeature:
     """One feature in the host agent: override the hooks that it needs.
 
