@@ -344,7 +344,7 @@ class Connection:
 
     def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
-        deadline = time.monotonic() + _ATTACH_SECONDS
+        limit = Countdown(_ATTACH_SECONDS)
         reached: set[int] = set()
         next_try = time.monotonic() + _REPEAT_SECONDS
         while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early_ends()}:
@@ -356,7 +356,8 @@ class Connection:
             self.step(_REACH_SECONDS)
             if any(end.rank < 0 for end in self._early_ends()):
                 raise UsageError(_JUST_ENDED)
-            if time.monotonic() > deadline:
+            # A host that is silent comes back, or is lost once its lease has ended.
+            if limit.left() <= 0 and not self._wire.is_in_doubt(silent):
                 raise UsageError(
                     f"expected an answer of every rank, found that {label(silent)} did not answer "
                     f"within {_ATTACH_SECONDS:g} s: a call in C may be blocking Python there. "
@@ -444,10 +445,14 @@ class Connection:
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles events until ``done`` or the time is over; interrupts stay for the next wait."""
-        limit = Countdown(seconds)
-        while not done() and limit.left() > 0:
-            for pressed in self.step(min(_POLL_SECONDS, seconds)):
-                self.inbox.put(pressed)
+        limit, pressed = Countdown(seconds), list[InterruptRequested]()
+        try:
+            while not done() and limit.left() > 0:
+                pressed += self.step(min(_POLL_SECONDS, seconds))
+        finally:
+            # Not earlier: an event in the queue ends each step at once.
+            for press in pressed:
+                self.inbox.put(press)
 
     @contextmanager
     def _asking(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, AnswersSoFar]]:
@@ -680,6 +685,8 @@ class Connection:
 
     def _handle_exit(self, end: failures.ProcessExit) -> None:
         roster = self.roster
+        if roster.has_recorded(end):
+            return  # another notebook had this event before
         if roster.is_outdated(end) or (end.rank == -1 and roster.lost_hosts):
             return  # without one of its hosts, MPI's job ends, and another one follows
         if self.state == "attaching":  # the other ranks' answers are still to come

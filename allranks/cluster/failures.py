@@ -434,6 +434,13 @@ class RankRegistry:
         """Whether the end is left from a replacement that did not succeed."""
         return end.pid != self._pids.get(end.rank, end.pid)
 
+    def has_recorded(self, end: ProcessExit) -> bool:
+        """Whether this end of a rank's process is known."""
+        known = (self.dead.get(end.rank), self.died_again.get(end.rank))
+        return end.pid > 0 and any(
+            one is not None and (one.host, one.pid) == (end.host, end.pid) for one in known
+        )
+
     def record_death(self, end: ProcessExit) -> bool:
         """Records a death that can be replaced; returns whether the place was vacant already.
 

@@ -448,13 +448,14 @@ _STATE = (
 
 @dataclasses.dataclass(frozen=True)
 class TakenHosts:
-    """Hosts of another notebook: what it knew of them, and the events since it has ended, each with
-    its host.
+    """Hosts of another notebook: what it knew of them, the events since it has ended, each with
+    its host, and for how many seconds each host has been ``silent``.
     """
 
     caretaker: HostAgentProcess
     state: dict[str, Any]
     news: Sequence[tuple[str, dict[str, Any]]]
+    silent: Mapping[str, float]
 
 
 class MultiHostAgents:
@@ -701,7 +702,7 @@ class MultiHostAgents:
         for host, told in taken.news:
             self._handle(host, json.dumps(told).encode())
         self._caretaker = taken.caretaker
-        self._wire.attach(self.addresses)
+        self._wire.attach({host: taken.silent.get(host, 0.0) for host in self.addresses})
         for host in self._ended_hosts:
             self._wire.forget(host)
         self._save()

@@ -334,7 +334,7 @@ class AttachedHostAgent(HostAgentProcess):
             keys = care["key"], care["secret_key"]
             self.listening = ListeningSockets.taken(descriptors, keys)
             self.lease_seconds = care["lease_seconds"]
-            self.hosts = TakenHosts(self, told["state"], told["news"])
+            self.hosts = TakenHosts(self, told["state"], told["news"], told["silent"])
         self.memo: dict[str, Any] = told["memo"]
         self.stays = float(told["stays"])
         #: Whether other notebooks watch the ranks, or have had them.

@@ -20,7 +20,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -336,19 +336,27 @@ class RankSockets:
                 self._send_to_host(host, [b"stop", b""])
                 self._last_signs[host] = None
 
-    def attach(self, hosts: Collection[str]) -> None:
-        """Takes over the hosts of another notebook, whose relays connect by themselves."""
+    def attach(self, hosts: Mapping[str, float]) -> None:
+        """Takes over the hosts of another notebook, whose relays connect by themselves. Each has
+        been silent for some seconds already, which count for its lease.
+        """
         assert self.listening is not None
         with self._lock:
-            for host in hosts:
+            for host, seconds in hosts.items():
                 self._hosts[host] = HostMessages(self.listening.owner)
-                self._last_signs[host] = self._polls
+                self._last_signs[host] = self._polls - round(seconds / _POLL_SECONDS)
                 self._unattached.add(host)
         for host in hosts:
             with deferred(), self._lock:
                 # Its announcement may have been read already. A second greeting has no effect.
                 self._send([host.encode(), BEGIN, self.listening.owner])
             self.command(host, "attach", "")
+
+    def is_in_doubt(self, ranks: Iterable[int]) -> bool:
+        """Whether a host of these ranks is silent, and not lost yet."""
+        late = self._polls - round(LATE_SECONDS / _POLL_SECONDS)
+        signs = (self._last_signs.get(self.host_of.get(rank, "")) for rank in ranks)
+        return any(last is not None and last <= late for last in signs)
 
     def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:
         groups: dict[str, list[int]] = {}

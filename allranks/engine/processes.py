@@ -102,6 +102,13 @@ def close_all_but(kept: set[int]) -> None:
                 os.close(descriptor)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of it: a signal during a write that waits for room ends that write early."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     if pid > 0:
         with suppress(ProcessLookupError):

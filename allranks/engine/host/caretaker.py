@@ -49,6 +49,8 @@ _STOP_SECONDS = 10.0
 _SILENT = {"event": "host_silent"}
 #: Events that the next notebook need not know.
 _NO_NEWS = ("running", "launcher", "host_beat")
+#: A rank's new process, also one that replaces a process whose end comes again.
+_ALIVE_AGAIN = ("admitted", "replaces")
 
 
 #: A host that sends more events has lost its way.
@@ -69,7 +71,7 @@ class KeptHost:
 
     def __init__(self, owner: bytes) -> None:
         self.messages = HostMessages(owner)
-        self.last_sign = time.monotonic()
+        self.silent_seconds = 0.0
         self.is_up = True
 
     def lose(self) -> None:
@@ -94,8 +96,9 @@ class Caretaker:
         self._hosts: dict[str, KeptHost] = {}
         self._heard = heard
         self._is_over = False
-        #: When all end because MPI's job has ended, if no host is found to be lost.
-        self._over_at = math.inf
+        #: After this time all end because MPI's job has ended, if no host is found to be lost.
+        self._over_seconds = math.inf
+        self._looked = time.monotonic()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._commands: zmq.Socket[bytes] | None = None
         self._events: zmq.Socket[bytes] | None = None
@@ -151,7 +154,7 @@ class Caretaker:
                 self._state, self._news, self._news_nbytes = json.loads(rest), [], 0
                 self._dead = {end["rank"] for end in self._state["dead"]}
                 if self._state["starts_again"]:
-                    self._over_at = math.inf
+                    self._over_seconds = math.inf
             elif word == "running":
                 self._note_running(**json.loads(rest))
         if not said and not self._is_over:
@@ -169,7 +172,7 @@ class Caretaker:
                     socket.send_fds(notebook, [line[:1]], sockets)
                     notebook.sendall(line[1:])
             else:
-                os.write(1, line)
+                processes.write_all(1, line)
 
     def _take_over(self) -> None:
         """Takes the place of the notebook, which has ended or detached."""
@@ -178,6 +181,7 @@ class Caretaker:
         # A notebook that is to take its ranks with it leaves that to its caretaker as well.
         self._is_over = not self._attachment.stays or self._state["starts_again"]
         self._attachment.begin()
+        self._looked = time.monotonic()
         owner, ended = secrets.token_hex(8).encode(), set(self._state["ended"])
         self._hosts = {name: KeptHost(owner) for name in ended.union(self._used())}
         for name in ended:
@@ -221,11 +225,13 @@ class Caretaker:
             return
         # The notebook listens from now on; connections that come first wait.
         self._close()
+        silent = {name: host.silent_seconds for name, host in self._hosts.items()}
         self._hosts.clear()
         self._poller.register(0, zmq.POLLIN)
         more = {
             "state": self._state,
             "news": self._news,
+            "silent": silent,
             "caretaker": dataclasses.asdict(self._config),
         }
         self._tell("attached", *self._config.listening, config=self._config.ranks, **about, **more)
@@ -257,7 +263,7 @@ class Caretaker:
         host = self._hosts.get(name.decode())
         if host is None:
             return
-        host.last_sign = time.monotonic()
+        host.silent_seconds = 0.0
         if kind == BEGIN:
             host.messages.begin(rest[0], int(rest[1]))
         elif kind == b"beat":
@@ -275,7 +281,7 @@ class Caretaker:
             return
         if event == "running":
             self._note_running(name, _number(told["cell"], _MOST_CELLS))
-        if event == "exit":
+        if event in ("exit", *_ALIVE_AGAIN):
             _number(told["rank"], self._size)
         if event not in _NO_NEWS:
             self._news.append((name, told))
@@ -288,10 +294,12 @@ class Caretaker:
             self._dead.add(told["rank"])
             if len(self._dead) == self._size:
                 self._is_over = True
+        elif event in _ALIVE_AGAIN:
+            self._dead.discard(told["rank"])
         elif event == "launcher_exit" and name == self._used()[0]:
             # It ends without one of its hosts; then ranks can be started on the others.
             patience = self._lease_seconds + BEAT_SECONDS if self._config.ranks["heals"] else 0.0
-            self._over_at = time.monotonic() + patience
+            self._over_seconds = patience
         elif event == "host_down":
             self._lose(name)
 
@@ -306,12 +314,16 @@ class Caretaker:
         return self._config.lease_seconds + BEAT_SECONDS
 
     def _find_silent_hosts(self) -> None:
+        # A process that stood still has not read what came meanwhile: that time does not count.
         now = time.monotonic()
+        passed, self._looked = min(now - self._looked, BEAT_SECONDS), now
         for name, host in self._hosts.items():
-            if host.is_up and now - host.last_sign > self._lease_seconds:
+            host.silent_seconds += passed
+            if host.is_up and host.silent_seconds > self._lease_seconds:
                 self._news.append((name, _SILENT))
                 self._lose(name)
-        if now > self._over_at and all(self._hosts[name].is_up for name in self._used()):
+        self._over_seconds -= passed
+        if self._over_seconds < 0 and all(self._hosts[name].is_up for name in self._used()):
             self._is_over = True
 
     def _stop(self) -> None:

@@ -367,11 +367,14 @@ class HostAgent:
             self._seat_spares(**json.loads(rest))
         elif word == "died":
             self._tell_controller(**json.loads(rest))
+        # A notebook that attaches sends these two again if the last one has ended before it
+        # confirmed the events from which they follow.
         elif word == "join":  # where ipyparallel's controller will be
-            self.connection = json.loads(rest)
-            if self.launcher is not None:
-                self._open_door()
-        elif word == "serve":  # the command of the first host's launcher
+            if not self.connection:
+                self.connection = json.loads(rest)
+                if self.launcher is not None:
+                    self._open_door()
+        elif word == "serve" and self.launcher is None:  # the command of the first host's launcher
             self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
             if self.connection:
                 self._open_door()
@@ -600,7 +603,7 @@ class HostAgent:
     def _tell(self, event: str, **fields: Any) -> None:
         """Sends an event to the kernel, which may be gone, as a line of JSON."""
         try:
-            os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+            processes.write_all(1, (json.dumps({"event": event, **fields}) + "\n").encode())
         except OSError:
             self._lose_notebook()
 

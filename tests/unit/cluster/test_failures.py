@@ -8,6 +8,7 @@ import pytest
 from allranks.cluster import failures
 from allranks.cluster.failures import (
     ProcessExit,
+    RankRegistry,
     all_over,
     describe,
     loss_text,
@@ -104,3 +105,13 @@ def test_the_stack_of_a_crash_has_the_numbers_of_the_cells(tmp_path):
     assert told.traceback[1].endswith(
         '\n  File "In[3]", line 1 in f\n  File "In[4]", line 2 in <module>'
     )
+
+
+def test_the_end_of_a_process_that_comes_again_is_no_other_death():
+    roster = RankRegistry(2)
+    end = ProcessExit(1, code=-9, host="h2", pid=7)
+    assert not roster.has_recorded(end)
+    roster.record_death(end)
+    assert roster.has_recorded(ProcessExit(1, code=-9, host="h2", pid=7))
+    assert not roster.has_recorded(ProcessExit(1, code=-9, host="h2", pid=8))
+    assert not roster.has_recorded(ProcessExit(1, why="is cut off", host="h2"))

@@ -1,6 +1,7 @@
 """The host agent's socket and first line, and what lets a hundred ranks start on a few cores."""
 
 import ctypes
+import json
 import mmap
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from allranks.cluster import options
 from allranks.engine import processes
+from allranks.engine.host.caretaker import Caretaker
 from allranks.engine.host.host_agent import HostAgent
 from allranks.engine.processes import first_line
 from allranks.records.config import HostAgentConfig
@@ -124,3 +126,33 @@ def test_a_file_in_shared_memory_that_was_there_before_is_not_one_of_the_ranks()
             assert file.name not in processes.shared_segments(os.getpid(), began + 10)
             assert file.name in processes.segments_since(began)
             assert file.name not in processes.segments_since(began + 10)
+
+
+def test_a_host_that_hears_twice_where_clients_connect_and_what_to_launch_does_it_once():
+    done = []
+    agent = SimpleNamespace(connection={}, launcher=None, _open_door=lambda: done.append("door"))
+
+    def start(command):
+        agent.launcher = command
+        done.append(command[-1])
+
+    agent._start_launcher = start
+    for _ in range(2):
+        HostAgent._obey(agent, "join", json.dumps({"interface": "tcp://h1"}))
+        HostAgent._obey(agent, "serve", json.dumps("prted"))
+    assert done == ["prted", "door"]
+    assert agent.connection == {"interface": "tcp://h1"}
+
+
+@pytest.mark.parametrize("process", [HostAgent, Caretaker])
+def test_an_event_is_whole_though_a_signal_ends_its_write_early(process, monkeypatch):
+    written = []
+
+    def write_a_part(descriptor, data):
+        assert descriptor == 1
+        written.append(bytes(data[:1000]))
+        return len(written[-1])
+
+    monkeypatch.setattr(os, "write", write_a_part)
+    process._tell(SimpleNamespace(), "launcher", text="x" * 5000)
+    assert json.loads(b"".join(written)) == {"event": "launcher", "text": "x" * 5000}
