@@ -6,13 +6,14 @@ import errno
 import os
 import selectors
 import socket
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from allranks.countdown import Countdown
 from allranks.records.config import family_of
 
 _SECONDS = 2.5
+_STEP_SECONDS = 0.5
 _BACKLOG = 1024
 
 
@@ -42,9 +43,10 @@ def unreachable(targets: Iterable[Target], seconds: float = _SECONDS) -> Mapping
             else:
                 problems[target.host] = os.strerror(code)
                 tried.close()
-        deadline = time.monotonic() + seconds
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        # A process that stands still here looks again before it judges.
+        limit = Countdown(seconds)
+        while selector.get_map() and (left := limit.left()) > 0:
+            for key, _ in selector.select(min(left, _STEP_SECONDS)):
                 tried = key.fileobj  # type: ignore[assignment]
                 if code := tried.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     problems[key.data] = os.strerror(code)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allranks.cluster.failures import ProcessExit, describe_exits
-from allranks.cluster.host_agent import MultiHostAgents
+from allranks.cluster.host_agent import MultiHostAgents, NetworkTest
 from allranks.cluster.launchers.launcher import Host, SshLauncher
 from allranks.records.config import HostAgentConfig, version
 
@@ -202,6 +202,47 @@ def test_ranks_cannot_start_again_without_a_host(healing):
         healing.say(host, {"event": "host_silent"})
     assert not healing.agents.relocate()
     assert not healing.again
+
+
+class Network:
+    """Three hosts that take part in a test of the network; ``blocked`` are the hosts that do not
+    reach h3, in each round.
+    """
+
+    def __init__(self, *blocked: set[str]) -> None:
+        self._blocked = list(blocked)
+        self._asked: list[tuple[str, str, str]] = []
+        self.test = NetworkTest(dict.fromkeys(("h1", "h2", "h3"), "10.0.0.1"), self._command)
+        self.test.begin()
+        while self._asked:
+            self._answer(*self._asked.pop(0))
+
+    def _command(self, host: str, word: str, line: str) -> None:
+        self._asked.append((host, word, line))
+
+    def _answer(self, host: str, word: str, line: str) -> None:
+        if word == "listen":
+            self.test.take("host_listens", host, {"test": line, "port": 7})
+            return
+        name, _ = json.loads(line)
+        found = {"h3": "no answer within 2.5 s"} if host in self._blocked[0] else {}
+        if host == "h3":
+            self._blocked.pop(0)
+        self.test.take("host_connected", host, {"test": name, "problems": found})
+
+
+def test_hosts_that_cannot_connect_twice_are_named():
+    found = Network({"h1", "h2"}, {"h1"}).test
+    assert found.over
+    assert found.problems() == [
+        "h1 cannot connect to h3 (10.0.0.1, port 7): no answer within 2.5 s"
+    ]
+
+
+def test_a_host_that_stood_still_during_one_test_is_not_behind_a_firewall():
+    found = Network({"h1", "h2"}, set()).test
+    assert found.over
+    assert found.problems() == []
 
 
 def test_late_answers_to_an_earlier_test_of_the_network_do_not_count(notebook):

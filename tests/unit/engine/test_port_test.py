@@ -1,7 +1,9 @@
 """Which hosts can be connected to is found out, for all at the same time."""
 
+import itertools
 import socket
 
+from allranks import countdown
 from allranks.engine.host.port_test import Target, listen, unreachable
 
 LOOPBACK = "127.0.0.1"
@@ -20,3 +22,10 @@ def test_each_port_that_cannot_be_connected_to_is_named_with_the_reason():
         found = unreachable(targets, seconds=0.5)
     assert found.keys() == {"h2", "h3"}
     assert found["h2"] == "Connection refused"
+
+
+def test_a_process_that_stands_still_looks_again_before_it_names_another_host(monkeypatch):
+    now = itertools.count(0.0, 3.5)
+    monkeypatch.setattr(countdown.time, "monotonic", lambda: next(now))
+    with listen(LOOPBACK) as there:
+        assert unreachable([Target("h1", LOOPBACK, there.getsockname()[1])], seconds=2.5) == {}
