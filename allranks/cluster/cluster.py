@@ -242,7 +242,8 @@ class Cluster(Calls):
         stay detached.
         """
         connection = self._connect(taken)
-        left = DetachedCell.of(connection.attach())
+        told = connection.attach()
+        left = DetachedCell.of(told)
         self.stays = taken.stays
         self._shared = taken.shared
         self._kept = KeptFolders(taken.config.kept_dirs)
@@ -256,6 +257,7 @@ class Cluster(Calls):
             if not left.unseen:
                 connection.resume()
                 connection.ask(requests.SEND, {}, ranks=connection.roster.alive, strict=False)
+            self._restore_late({rank for rank, about in told.items() if about["new"]})
         except BaseException:
             self.let_go()
             raise

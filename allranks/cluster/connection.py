@@ -354,6 +354,11 @@ class Connection:
                 next_try = time.monotonic() + _REPEAT_SECONDS
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
+            for rank, (answer, _) in list(got.items()):
+                if answer.content["healing"]:  # soon it knows whether that has succeeded
+                    del got[rank]
+                else:
+                    self.roster.note_not_joined(answer.content["died"])
             if any(end.rank < 0 for end in self._early_ends()):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.

@@ -430,6 +430,11 @@ class RankRegistry:
         self._pids[rank] = pid
         self.died_again.pop(rank, None)
 
+    def note_not_joined(self, ranks: Iterable[int]) -> None:
+        """Processes that were to replace these ranks have not joined: the ranks are dead."""
+        for rank in set(ranks) - self.hellos.keys():
+            self._pids.pop(rank, None)
+
     def is_outdated(self, end: ProcessExit) -> bool:
         """Whether the end is left from a replacement that did not succeed."""
         return end.pid != self._pids.get(end.rank, end.pid)

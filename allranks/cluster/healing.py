@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from allranks.cluster.cells import CellRun, Cells
@@ -268,9 +268,7 @@ class HealedCells(Cells):
         self._epoch.begin(healed.epoch)
         dead = sorted(healed.ends)
         left = [rank for rank in range(self._ranks.size) if rank not in healed.ends]
-        had = self._restore(set(dead) - set(self.dead))
-        are = "was replaced" if len(dead) == 1 else "were replaced"
-        new = f"{are}, with {had}" if had else f"{are} and {have(len(dead))} no variables"
+        new = _came(dead, self._restore(set(dead) - set(self.dead)))
         moved = [
             f"; rank {r} is on {hellos[r].host} now" for r in dead if hellos[r].host != before[r]
         ]
@@ -286,6 +284,11 @@ class HealedCells(Cells):
         had = self._restore(moved.dead)
         self.goes_on = moved.goes_on
         return moved.text(had, time.monotonic() - began), moved.presses > 0
+
+    def _restore_late(self, new: Collection[int]) -> None:
+        """As `_restore`, where another notebook has replaced ranks and has ended before this."""
+        if new:
+            self.news.append(f"{label(sorted(new))} {_came(new, self._restore(new))}")
 
     def _restore(self, new: Iterable[int]) -> str:
         """New ranks take back what was kept in their places. Returns what that is, as ``model and
@@ -356,6 +359,12 @@ class AfterCells:
             return False
         self._last = now
         return True
+
+
+def _came(ranks: Collection[int], had: str) -> str:
+    """Returns that ranks were replaced, and what they have; ``had`` is what was restored."""
+    are = "was replaced" if len(ranks) == 1 else "were replaced"
+    return f"{are}, with {had}" if had else f"{are} and {have(len(ranks))} no variables"
 
 
 def have(count: int) -> str:

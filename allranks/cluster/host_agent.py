@@ -517,6 +517,9 @@ class MultiHostAgents:
         self._test: NetworkTest | None = None
         #: For a notebook that attaches: the ranks that have died, and where its clients connect.
         self._dead: dict[int, dict[str, Any]] = {}
+        #: The processes that take the places of dead ranks. Until these have joined, the ends of
+        #: the former ones stay in `_dead`.
+        self._replaced: dict[int, int] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._caretaker: HostAgentProcess | None = None
         wire.deliver_host = self._handle
@@ -606,7 +609,7 @@ class MultiHostAgents:
         self._place(places)
         self._moving, self._starts_again = set(places), True
         self._relocation = secrets.token_hex(8)
-        self._dead, self._told = {}, {}
+        self._dead, self._replaced, self._told = {}, {}, {}
         self._save()
         self._held = HeldEnds(self._deliver, self._config.heals)
         self._test, self._began = None, time.monotonic()
@@ -681,6 +684,7 @@ class MultiHostAgents:
                 "spares_on": self._spares_on,
                 "seated": list(self._seated.items()),
                 "dead": list(self._dead.values()),
+                "replaced": list(self._replaced.items()),
                 "told": self._told,
                 "job": self.job.outlives(),
             }
@@ -710,6 +714,9 @@ class MultiHostAgents:
         for fields in state["dead"]:
             self._dead[fields["rank"]] = fields
             self._deliver("exit", fields)
+        self._replaced = dict(state["replaced"])
+        for rank, pid in self._replaced.items():
+            self._deliver("replaces", {"rank": rank, "pid": pid})
         for host, told in taken.news:
             self._handle(host, json.dumps(told).encode())
         self._caretaker = taken.caretaker
@@ -779,6 +786,9 @@ class MultiHostAgents:
             self._wire.command(host.name, "say", text)
         if text == "up":
             self._starts_again = False
+            for rank, pid in list(self._replaced.items()):
+                if rank in self._dead and self._dead[rank]["pid"] != pid:
+                    del self._dead[rank]
             self._save()
 
     def seat_spares(self, dead: Sequence[int]) -> str:
@@ -798,6 +808,8 @@ class MultiHostAgents:
             most = max(self._spares_on, key=lambda name: len(self._spares_on[name]))
             host = self._host_of[rank] if self._spares_on.get(self._host_of[rank]) else most
             self._seated[rank] = host, self._spares_on[host].pop(0)
+        # First: if this process ends now, the next notebook asks the same ones.
+        self._save()
         taken: dict[str, list[tuple[int, int]]] = {name: [] for name in self._spares_on}
         for rank in dead:  # also those that wait since the last try, which has failed
             host, number = self._seated[rank]
@@ -805,7 +817,6 @@ class MultiHostAgents:
         for host, seats in taken.items():
             asked = json.dumps({"dead": list(dead), "seats": seats})
             self._wire.command(host, "say", f"seat {asked}")
-        self._save()
         return ""
 
     def stop(self) -> None:
@@ -877,7 +888,8 @@ class MultiHostAgents:
             self._wire.command(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
         elif name in ("admitted", "replaces"):
             self._host_of[fields["rank"]] = host
-            self._dead.pop(fields["rank"], None)
+            if name == "replaces":
+                self._replaced[fields["rank"]] = fields["pid"]
             self._deliver(name, fields)
         elif name == "spare_exit":
             with suppress(ValueError):  # it was about to become a rank
@@ -889,8 +901,10 @@ class MultiHostAgents:
                     self._wire.command(other.name, "say", join)
             fields["host"] = host
             if name == "exit":
-                self._seated.pop(fields["rank"], None)
-                self._dead[fields["rank"]] = dict(fields)
+                rank, pid = fields["rank"], fields["pid"]
+                if self._replaced.get(rank, pid) == pid:  # else it comes again
+                    self._seated.pop(rank, None)
+                    self._dead[rank] = dict(fields)
                 self._tell_controller(host, fields["rank"], fields["pid"])
             elif name in ("connection", "registered"):
                 self._told[name] = dict(fields)

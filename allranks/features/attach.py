@@ -91,6 +91,7 @@ class RankAttach(RankFeature):
         wire, last, kept = self._wire, self._last, self._kept
         # Sent, but not begun yet, counts as busy.
         busy = last is not None and (wire.busy or wire.cell != last.cell)
+        this = world.current()
         ended = kept.ended if kept is not None else 0.0
         return {
             "cell": last.cell if last is not None else 0,
@@ -101,8 +102,11 @@ class RankAttach(RankFeature):
             "seconds": max(0.0, (monotonic() if busy else ended) - self._began),
             "epoch": collectives.epoch(),
             "dirty": collectives.dirty(),
-            "traffic": bool(world.current().traffic),
-            "failed": not busy and world.current().last_failed,
+            "traffic": bool(this.traffic),
+            "failed": not busy and this.last_failed,
+            "died": sorted(this.died),
+            "healing": this.is_healing,
+            "new": this.lacks_variables,
         }
 
 

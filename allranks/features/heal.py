@@ -30,6 +30,8 @@ class RankHeal(RankFeature):
         {requests.HEAL, requests.SETTLE, requests.RESTORE, requests.SAVE, requests.LOAD}
     )
 
+    records = (wire.Ask, wire.RunCell, wire.RunMember)
+
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._stub = stubs.command("rank", os.path.join(rank.config.session_dir, "host-agent"))
@@ -45,10 +47,20 @@ class RankHeal(RankFeature):
                 here=(lambda: world.current().local_ranks) if several else None,
             )
 
+    def message_received(self, record: wire.Record, payloads: list[bytes]) -> None:
+        if not isinstance(record, wire.Ask):
+            world.current().lacks_variables = False  # what is kept may now be older
+        elif record.name == requests.HEAL:
+            # Not during a cell, where the request is refused.
+            world.current().is_healing = not self._rank.cell()
+
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         if name == requests.HEAL:
             dead, epoch = arguments["dead"], arguments["epoch"]
-            return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
+            try:
+                return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
+            finally:
+                world.current().is_healing = False
         if name == requests.RESTORE:
             return self._restore(**arguments), []
         if name == requests.SAVE:
@@ -73,6 +85,7 @@ class RankHeal(RankFeature):
         return rank.rank_replaced(dead)
 
     def _restore(self, version: int, saved: list[int]) -> dict[str, Any]:
+        world.current().lacks_variables = False
         kept: VariableStore | None = world.current().variable_store
         try:
             found = kept.of_cells.load(version) if kept is not None else None
@@ -114,6 +127,7 @@ class RankHeal(RankFeature):
 
     def _load(self, sets: dict[str, list[int]], saved: list[int]) -> dict[str, Any]:
         """Collective over all ranks if there are process sets."""
+        world.current().lacks_variables = self._rank.rank not in saved
         process_sets.make_again({int(number): tuple(ranks) for number, ranks in sets.items()})
         return {"problem": self._load_saved() if self._rank.rank in saved else ""}
 

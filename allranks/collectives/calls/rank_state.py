@@ -311,6 +311,10 @@ class RankState:
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
+        self.is_healing = False
+        """Whether this rank joins with replacements, or has been asked to."""
+        self.lacks_variables = False
+        """Whether this process has not been asked yet to restore what was kept in its place."""
         self.checks = True
         self.late_seconds = 5.0
         self.doing = ""

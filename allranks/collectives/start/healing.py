@@ -146,7 +146,7 @@ def _begin_as(rank: int, parts: WorldParts, info: ReplacementInfo, shared: SetMe
     this = new_world(rank, parts)
     assert this.mpi is not None
     this.mpi.creation.through_tcp = True
-    this.joined_epoch = info.epoch
+    this.joined_epoch, this.lacks_variables = info.epoch, True
     this.checks, this.late_seconds = info.checks, info.late_seconds
     this.sets = info.sets
     for number, (ranks, part) in shared.items():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allranks.cluster.failures import ProcessExit, describe_exits
-from allranks.cluster.host_agent import MultiHostAgents, NetworkTest
+from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
 from allranks.cluster.launchers.launcher import Host, SshLauncher
 from allranks.records.config import HostAgentConfig, version
 
@@ -30,6 +30,9 @@ class Job:
     def all_came(self) -> None:
         pass
 
+    def outlives(self) -> dict[str, list[float]]:
+        return {}
+
     def give_up(self, host: str) -> None:
         pass
 
@@ -42,6 +45,9 @@ class Notebook:
         self.asked: dict[str, dict[str, Any]] = {}
         self.again: list[tuple[str, str]] = []
         self.died: list[tuple[str, dict[str, int]]] = []
+        #: What the caretaker was sent, and how much of it before each choice of a spare process.
+        self.states: list[dict[str, Any]] = []
+        self.saved_before: list[int] = []
         self.wire = SimpleNamespace(
             commands_url="tcp://h0:1", events_url="tcp://h0:2", key="key", lease_seconds=30.0
         )
@@ -55,6 +61,7 @@ class Notebook:
     def _command(self, host: str, word: str, line: str) -> None:
         if line.startswith("seat "):
             self.asked[host] = json.loads(line.removeprefix("seat "))
+            self.saved_before.append(len(self.states))
         elif line.startswith("died "):
             self.died.append((host, json.loads(line.removeprefix("died "))))
         elif word == "again":
@@ -71,6 +78,14 @@ class Notebook:
         for host in hosts:
             self.say(host, {"event": "host_up", "address": "10.0.0.1", "version": version()})
         self.agents.begin()
+
+    def take_care(self) -> None:
+        def say(text: str) -> None:
+            word, _, line = text.partition(" ")
+            if word == "state":
+                self.states.append(json.loads(line))
+
+        self.agents._caretaker = SimpleNamespace(say=say)  # type: ignore[assignment]
 
     @property
     def cause(self) -> str:
@@ -202,6 +217,47 @@ def test_ranks_cannot_start_again_without_a_host(healing):
         healing.say(host, {"event": "host_silent"})
     assert not healing.agents.relocate()
     assert not healing.again
+
+
+def test_a_choice_of_spare_processes_is_saved_before_they_hear_of_it(healing):
+    healing.take_care()
+    healing.agents.seat_spares([3])
+    assert healing.states[0]["seated"] == [[3, ["h2", 5]]]
+    assert min(healing.saved_before) == 1
+
+
+def test_a_rank_stays_dead_for_the_next_notebook_until_its_replacement_has_joined(healing):
+    healing.take_care()
+    killed = KILLED | {"pid": 7}
+    healing.say("h2", killed)
+    healing.agents.seat_spares([3])
+    healing.say("h2", {"event": "replaces", "rank": 3, "pid": 8})
+    assert [end["pid"] for end in healing.states[-1]["dead"]] == [7]
+    assert healing.states[-1]["replaced"] == [[3, 8]]
+    healing.say("h2", killed)  # an event that another notebook could not confirm
+    assert healing.states[-1]["seated"] == [[3, ["h2", 5]]]
+    healing.agents.say("up")
+    assert healing.states[-1]["dead"] == []
+    healing.say("h2", killed | {"pid": 8})
+    healing.agents.say("up")
+    assert [end["pid"] for end in healing.states[-1]["dead"]] == [8]
+
+
+def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):
+    healing.take_care()
+    healing.say("h2", KILLED | {"pid": 7})
+    healing.agents.seat_spares([3])
+    healing.say("h2", {"event": "replaces", "rank": 3, "pid": 8})
+    found: list[tuple[str, int, int]] = []
+    healing.wire.attach = lambda hosts: None
+    MultiHostAgents(
+        healing.agents._launcher,
+        healing.agents._config,
+        healing.wire,
+        lambda name, fields: found.append((name, fields["rank"], fields["pid"])),
+        TakenHosts(healing.agents._caretaker, healing.states[-1], [], {}),
+    )
+    assert found == [("exit", 3, 7), ("replaces", 3, 8)]
 
 
 class Network:

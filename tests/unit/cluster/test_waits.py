@@ -7,9 +7,10 @@ import pytest
 
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import ProcessExit
+from allranks.cluster.failures import ProcessExit, RankRegistry
 from allranks.cluster.sockets import EventQueue, InterruptRequested, RankSockets
 from allranks.errors import UsageError
+from allranks.records.wire import Answer
 
 
 def test_an_interrupt_stays_for_the_next_wait_and_does_not_end_each_step_of_this_one():
@@ -27,12 +28,18 @@ def test_an_interrupt_stays_for_the_next_wait_and_does_not_end_each_step_of_this
 
 
 class Attaching:
-    """Four ranks on two hosts, of which rank 3 does not answer. Each step is a second."""
+    """Four ranks on two hosts, which answer at once, except rank 3. Each step is a second.
 
-    size = 4
+    ``events`` happen at a second; ``silent_since`` is when the host of rank 3 was last heard.
+    """
 
-    def __init__(self, monkeypatch, silent_since, lost_at):
-        self.now, self.lost_at, self.got = 0, lost_at, {}
+    size, lost_because = 4, ""
+
+    def __init__(self, monkeypatch, events, silent_since=1000):
+        self.now, self.events, self.got = 0, events, {}
+        self.roster, self.answers = RankRegistry(4), dict.fromkeys(range(3), about())
+        self._early_exits = []
+        self._agents = [SimpleNamespace(ranks_of=lambda host: [3])]
         self._wire = SimpleNamespace(is_in_doubt=lambda ranks: silent_since + 4 < self.now)
 
         class Clock:
@@ -43,27 +50,69 @@ class Attaching:
                 return clock.until - self.now
 
         monkeypatch.setattr(connection, "Countdown", Clock)
+        monkeypatch.setattr(connection.time, "monotonic", lambda: self.now)
         Connection._reach(self, None, self.got)
 
     def send(self, ranks, ask):
-        self.got |= {rank: "answer" for rank in ranks if rank != 3}
+        for rank in ranks:
+            if rank in self.answers:
+                self.got[rank] = Answer(1, rank, self.answers[rank], ""), []
         return True
 
     def step(self, seconds):
         self.now += 1
+        self.events.get(self.now, lambda attaching: None)(self)
 
     def _early_ends(self):
-        return [ProcessExit(3, host="h2", why="is cut off")] if self.now >= self.lost_at else []
+        return Connection._early_ends(self)
+
+
+def about(**changed):
+    return {"healing": False, "died": []} | changed
+
+
+def lose_host(attaching):
+    attaching._early_exits.append(ProcessExit(-2, why="is cut off", host="h2"))
 
 
 @pytest.mark.parametrize("silent_since", [0, 12])
 def test_who_attaches_waits_until_a_silent_host_is_lost(silent_since, monkeypatch):
-    assert Attaching(monkeypatch, silent_since, lost_at=32).now == 32
+    assert Attaching(monkeypatch, {32: lose_host}, silent_since).now == 32
 
 
 def test_a_rank_that_does_not_answer_is_named_if_its_host_is_there(monkeypatch):
     with pytest.raises(UsageError, match="rank 3 did not answer within 20 s"):
-        Attaching(monkeypatch, silent_since=1000, lost_at=2000)
+        Attaching(monkeypatch, {2000: lose_host})
+
+
+def begin_to_replace(attaching):
+    # The last notebook has asked for it; process 8 takes the place of process 7.
+    attaching._early_exits.append(ProcessExit(3, code=-9, pid=7))
+    attaching.roster.expect(3, 8)
+    attaching.answers |= {rank: about(healing=True, died=[3]) for rank in range(3)}
+    attaching.got.clear()
+
+
+def test_a_rank_whose_replacement_failed_without_a_notebook_is_dead(monkeypatch):
+    def fail(attaching):
+        attaching.answers |= {rank: about(died=[3]) for rank in range(3)}
+
+    attaching = Attaching(monkeypatch, {1: begin_to_replace, 5: fail})
+    assert [end.pid for end in attaching._early_ends()] == [7]
+    assert attaching.now < 10
+    assert attaching.got.keys() == {0, 1, 2}
+
+
+def test_a_rank_that_was_replaced_without_a_notebook_is_waited_for(monkeypatch):
+    def succeed(attaching):
+        attaching.answers |= {rank: about() for rank in range(3)}
+
+    def come(attaching):
+        attaching.answers[3] = about()
+
+    attaching = Attaching(monkeypatch, {1: begin_to_replace, 5: succeed, 9: come})
+    assert attaching._early_ends() == []
+    assert attaching.got.keys() == {0, 1, 2, 3}
 
 
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_it_is_lost():

@@ -1,0 +1,75 @@
+"""What a rank says to a notebook that attaches while, or after, ranks are replaced."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.collectives import loopback, world
+from allranks.features.attach import RankAttach
+from allranks.features.heal import RankHeal
+from allranks.records import requests
+from allranks.records.wire import Ask, RunCell
+
+HEAL = Ask(1, requests.HEAL, {"dead": [1], "epoch": 2})
+CELL = RunCell(1, "", 0, (0,), "cell In[1]", False, 0)
+
+
+@pytest.fixture
+def rank():
+    """The two features in a rank of a world of threads: ``rank(function)`` calls it there."""
+
+    def run(function):
+        def body():
+            wire = SimpleNamespace(busy=False, cell=0)
+            rank = SimpleNamespace(
+                rank=0,
+                cell=lambda: wire.cell if wire.busy else 0,
+                begin_epoch=lambda move: move(),
+                shell=SimpleNamespace(user_ns={}),
+            )
+            heals, attaches = RankHeal(), RankAttach()
+            heals._rank, attaches._wire = rank, wire
+            return function(heals, attaches._about)
+
+        return loopback.run(1, body)
+
+    return run
+
+
+def test_a_rank_that_was_asked_to_join_with_new_ones_says_so_until_it_has_tried(rank):
+    def check(heals, about):
+        heals.message_received(HEAL, [])
+        seen = [about()["healing"]]
+        heals._join = lambda dead, epoch: seen.append(about()["healing"])
+        heals.answer(requests.HEAL, HEAL.arguments, [])
+        assert [*seen, about()["healing"]] == [True, True, False]
+
+    rank(check)
+
+
+def test_a_new_rank_says_so_until_it_is_asked_to_restore(rank):
+    def check(heals, about):
+        world.current().lacks_variables = True
+        assert about()["new"]
+        assert heals.answer(requests.RESTORE, {"version": 1, "saved": []}, [])[0]["names"] == []
+        assert not about()["new"]
+
+    rank(check)
+
+
+def test_what_was_kept_does_not_replace_what_a_cell_has_set_since(rank):
+    def check(heals, about):
+        world.current().lacks_variables = True
+        heals.message_received(CELL, [])
+        assert not about()["new"]
+
+    rank(check)
+
+
+def test_a_rank_says_which_others_were_not_replaced(rank):
+    def check(heals, about):
+        assert about()["died"] == []
+        world.current().died[1] = "was killed"
+        assert about()["died"] == [1]
+
+    rank(check)
