@@ -268,6 +268,8 @@ class Rank:
             self.job.init(p)
         self.todo, self.todo_source = [], Source()
         self.cell, self.busy, self.interrupted, self.died = 0, False, False, {}
+        #: Asked to join with new ranks; not asked yet to restore what was kept.
+        self.healing, self.new = False, self.spare is not None
         self.last = {"cell": 0, "label": "", "seconds": 0.0}
         self.unseen = False
         self.dirty, self.epoch = False, 0
@@ -354,6 +356,7 @@ class Rank:
     def take(self, r):
         wire = self.wire
         if isinstance(r, wire.RunCell):
+            self.new = False
             self.do(lambda: self.run_cell(r))
         elif isinstance(r, wire.Interrupt):
             if self.busy and self.cell == r.cell:
@@ -370,6 +373,7 @@ class Rank:
                     wire.Answer(r.request, self.rank, {}, f"rank {self.rank} is running a cell")
                 )
             else:
+                self.healing = self.healing or r.name == "heal"
                 self.do(lambda: self.answer(r))
 
     def answer(self, r):
@@ -412,6 +416,9 @@ class Rank:
             "dirty": self.dirty,
             "traffic": False,
             "failed": False,
+            "died": sorted(self.died),
+            "healing": self.healing,
+            "new": self.new,
         }
 
     def do_resume(self):
@@ -425,9 +432,12 @@ class Rank:
     def do_heal(self, dead, epoch):
         self.w.trigger("heal")
         self.w.log("HEAL", self.p, dead)
-        self.job.heal(self.p, self.rank)
+        try:
+            self.job.heal(self.p, self.rank)
+            self.died.clear()
+        finally:
+            self.healing = False
         self.epoch, self.dirty = epoch, False
-        self.died.clear()
         return {"warning": ""}
 
     def do_settle(self):
@@ -435,6 +445,7 @@ class Rank:
         return {"goes_on": 0, "version": 0}
 
     def do_restore(self, version, saved=()):
+        self.new = False
         return {"names": [], "seconds": 0.0}
 
     def do_save(self):
@@ -446,6 +457,7 @@ class Rank:
     def do_load(self, sets, saved):
         self.w.trigger("load")
         system._sleep(0.05 + self.w.rng.random() * 0.3)
+        self.new = self.rank not in saved
         if self.rank in saved:
             self.vars.update(json.loads(self.p.host.files[f"/kept/{self.rank}"]))
         return {"problem": ""}
