@@ -37,7 +37,15 @@ from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, Ran
 from allranks.command import agents
 from allranks.engine.host.attachment import Attachment
 from allranks.engine.host.caretaker import Caretaker, KeptHost
-from allranks.engine.host.relay import Batching
+from allranks.engine.host.relay import received
+from allranks.engine.host.relay_state import (
+    Begun,
+    RanksRead,
+    RelayState,
+    Terminated,
+    ToAgent,
+    ToNotebook,
+)
 from allranks.errors import UsageError, WireError
 from allranks.features.classroom import board, door, hub_service, states
 from allranks.features.toolbar import notebook as toolbar
@@ -394,15 +402,25 @@ def test_the_relay(tmp_path):
     malformed = Malformed(fields, [name, fields])
     refused: list[int] = []
     good = 0
+    relay = RelayState()
+    relay.apply(Begun(), 0)
 
-    def send(frames: Any) -> None:
-        # As the notebook reads it.
+    def apply(event: Any) -> None:
         nonlocal good
-        frames = [bytes(frame) for frame in frames]
-        read = decode_all(frames[2:] if frames[0] == SENDERS else frames)
-        good += sum(isinstance(record, Output) for _, record in read)
+        for command in relay.apply(event, 0):
+            if isinstance(command, ToAgent):
+                refused.append(json.loads(command.line.removeprefix(b"end "))["pid"])
+            elif isinstance(command, ToNotebook):
+                # As the notebook reads it.
+                frames = [bytes(frame) for frame in command.frames]
+                read = decode_all(frames[2:] if frames[0] == SENDERS else frames)
+                good += sum(isinstance(record, Output) for _, record in read)
 
-    batching = Batching(send, lambda pid, why: refused.append(pid))
+    def read_all() -> None:
+        for message in received(told):
+            apply(message)
+        apply(RanksRead())
+
     try:
         with little_memory() as look:
             for number in each(COUNT, look):
@@ -418,13 +436,13 @@ def test_the_relay(tmp_path):
                     decode_all(frames)
                 if number % 100 == 0:
                     rank.send_multipart(join_messages([output, output]))
-                    batching.drain(told)
+                    read_all()
 
             def all_came() -> bool:
-                batching.drain(told)
-                batching.send()
+                read_all()
                 return good >= 2 * COUNT // 100
 
+            apply(Terminated())  # after which nothing waits
             wait_until(all_came)
         assert set(refused) == {os.getpid()}
     finally:

@@ -28,7 +28,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +38,33 @@ from allranks import own_files, python_path
 from allranks.engine import processes
 from allranks.engine.host import port_test
 from allranks.engine.host.notebook_connection import NotebookConnection
-from allranks.errors import WireError
+from allranks.engine.host.relay_state import (
+    AgentEnded,
+    AgentWrote,
+    Begin,
+    Begun,
+    Command,
+    Disconnect,
+    Event,
+    LauncherEnded,
+    Listen,
+    NotBegun,
+    NotebookLost,
+    NotebookSaid,
+    RankSent,
+    RanksRead,
+    ReadRanks,
+    RelayState,
+    RemoveFolder,
+    Stay,
+    Terminated,
+    TimeCame,
+    ToAgent,
+    ToNotebook,
+    ToRanks,
+    TryNetwork,
+    news,
+)
 from allranks.records.config import (
     BEAT_SECONDS,
     COMMANDS_AT_HOME,
@@ -49,105 +75,26 @@ from allranks.records.config import (
     family_of,
     version,
 )
-from allranks.records.numbered import Frames
-from allranks.records.wire import (
-    check_text,
-    join_messages,
-    process_of,
-    split_messages,
-    with_senders,
-)
+from allranks.records.wire import process_of
 
 _AGENT = "allranks.agent"
-#: The host agent has ended all ranks, and awaits its next configuration.
-_AGAIN = {"event": "again"}
 _STOP_SECONDS = 8.0
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _LINGER_MS = 1000
 _POLL_MS = int(BEAT_SECONDS * 500)
-#: The time for which messages of ranks wait to be sent together.
-TICK_SECONDS = 0.05
-#: The first bytes of messages that may wait.
-_WAITING = tuple(f'["{name}"'.encode() for name in ("Output", "Points", "Timings", "Pulse"))
-_LONGEST = max(map(len, _WAITING))
-#: A larger message is sent by itself, because a message arrives as a whole.
-_MOST_NBYTES = 64 << 10
-#: In place of a message that cannot be read, of a process that the system does not name.
-_UNREADABLE = b"what a rank has sent"
 #: After this many messages the relay serves its other sources: ranks may send without end.
 _AT_ONCE = 256
 
 
-class Batching:
-    """Sends messages of the ranks of a host to the notebook, several as one.
-
-    Each rank sends its output and telemetry twenty times a second, and the notebook would wake for
-    each message. Here such messages wait for each other for up to `TICK_SECONDS`. All others are
-    sent at once, after those that wait, so the order of each rank's messages stays.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[Frames], None],
-        refuse: Callable[[int, str], None] = lambda pid, why: None,
-    ) -> None:
-        self._send = send
-        #: Called with the process that has sent what cannot be read, and why.
-        self._refuse = refuse
-        self._waiting: list[Sequence[zmq.Frame]] = []
-        #: The process of each message that waits; 0 if the system does not name it.
-        self._senders: list[int] = []
-        self._nbytes = 0
-        self._since = 0.0
-
-    @property
-    def left_seconds(self) -> float:
-        # How long the oldest message may still wait.
-        if not self._waiting:
-            return float("inf")
-        return max(0.0, self._since + TICK_SECONDS - time.monotonic())
-
-    def drain(self, told: zmq.Socket[bytes]) -> None:
-        # Sends the messages if one of them must not wait.
-        urgent = False
-        for _ in range(_AT_ONCE):
-            if not told.poll(0):
-                break
-            frames: list[zmq.Frame] = told.recv_multipart(copy=False)
-            nbytes = sum(len(frame) for frame in frames)
-            if nbytes + self._nbytes > _MOST_NBYTES:
-                self.send()
-                urgent = False
-            pid = process_of(frames[0])
-            try:
-                messages = split_messages(frames)
-                for message in messages:
-                    check_text(message[0].bytes)
-            except WireError as error:
-                # Nothing of it: it would take other messages along.
-                if pid:
-                    self._refuse(pid, str(error))
-                    continue
-                messages = [[zmq.Frame(_UNREADABLE)]]  # for the notebook, which says so
-            for message in messages:
-                self._waiting.append(message)
-                self._senders.append(pid)
-                urgent = urgent or not bytes(message[0].buffer[:_LONGEST]).startswith(_WAITING)
-            self._nbytes += nbytes
-        if urgent or not self.left_seconds:
-            self.send()
-
-    def send(self) -> None:
-        if self._waiting:
-            frames = join_messages(self._waiting)
-            self._send(with_senders(frames, self._senders) if any(self._senders) else frames)
-            self.forget()
-
-    def forget(self) -> None:
-        self._waiting, self._senders = [], []
-        self._nbytes, self._since = 0, time.monotonic()
+def received(ranks: zmq.Socket[bytes]) -> Iterator[RankSent]:
+    """Yields messages of ranks that have come, at most as many as are read at once."""
+    for _ in range(_AT_ONCE):
+        if not ranks.poll(0):
+            return
+        frames: list[zmq.Frame] = ranks.recv_multipart(copy=False)
+        yield RankSent(process_of(frames[0]), frames)
 
 
 class Relay:
@@ -160,23 +107,16 @@ class Relay:
         self.host = host
         self._lifeline = lifeline
         self._agent: subprocess.Popen[bytes] | None = None
-        self._heard = b""
-        #: The host agent's next configuration, while the agent ends for it, and commands for then.
-        self._next: HostAgentConfig | None = None
-        self._for_next: list[bytes] = []
-        #: The message to each host agent if the ranks are to stay.
-        self._stay = b""
         self._folders: tuple[str, ...] = ()
         #: Those of the sockets for the ranks of the first notebook.
         self._urls = "", ""
         processes.adopt_orphans()
-        self._why = ""
+        self._state = RelayState()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         #: For the ranks, once there is a folder for these sockets, and while a notebook has them.
         self._commands: zmq.Socket[bytes] | None = None
         self._told: zmq.Socket[bytes] | None = None
         self._notebook = NotebookConnection(self._context, invitation, host)
-        self._batching = Batching(self._notebook.send, self._end_rank)
         self._url = invitation.commands_url
         self._tested: socket.socket | None = None
 
@@ -184,7 +124,8 @@ class Relay:
         self._wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: self._end("was ended by SIGTERM"))
+        # Nothing is decided in the handler: it may interrupt a decision.
+        signal.signal(signal.SIGTERM, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._poller = zmq.Poller()
         for source in (*self._notebook.sources(), self._wake):
@@ -193,16 +134,16 @@ class Relay:
             self._poller.register(self._lifeline, zmq.POLLIN)
         if not self._meet():
             return 1
-        self._tell(event="host_up", address=_own_address(self._url), version=version())
-        while not self._why:
+        self._tell("host_up", address=_own_address(self._url), version=version())
+        while not self._state.why:
             self._notebook.tick()
             if self._notebook.over:
-                self._end(f"lost the connection to the notebook: {self._notebook.over}")
-            wait_ms = math.ceil(min(1.0, self._batching.left_seconds) * 1000)
-            for source, _ in self._poller.poll(min(_POLL_MS, wait_ms)):
+                self._feed(NotebookLost(self._notebook.over))
+            left = max(0.0, min(1.0, self._state.wake_at - time.monotonic()))
+            for source, _ in self._poller.poll(min(_POLL_MS, math.ceil(left * 1000))):
                 self._serve(source)
-            if not self._batching.left_seconds:
-                self._batching.send()
+            if time.monotonic() >= self._state.wake_at:
+                self._feed(TimeCame())
         self._stop()
         return 0
 
@@ -211,7 +152,7 @@ class Relay:
         while time.monotonic() < deadline:
             for source, _ in self._poller.poll(_POLL_MS):
                 self._serve(source)
-            if self._why:
+            if self._state.why:
                 return False
             if self._notebook.is_up:
                 return True
@@ -222,84 +163,88 @@ class Relay:
         )
         return False
 
-    def _end(self, why: str) -> None:
-        self._why = self._why or why
-
     def _serve(self, source: Any) -> None:
         if source in self._notebook.sources():
             for frames in self._notebook.serve(source):
-                self._obey(frames)
+                self._feed(NotebookSaid(frames))
         elif isinstance(source, zmq.Socket):
             if source is self._told:  # else it has just been closed
-                self._batching.drain(source)
+                self._read_ranks(source)
         elif source == self._wake:
-            os.read(self._wake, 4096)  # a signal: its handler has run
+            if signal.SIGTERM in os.read(self._wake, 4096):
+                self._feed(Terminated())
         elif source == self._lifeline:
             if not os.read(self._lifeline, 4096):
                 self._poller.unregister(self._lifeline)
-                if not self._notebook.stays:
-                    self._end("was lost: its launcher has ended")
-        elif not self._pass_on(source):
+                self._feed(LauncherEnded())
+        elif not self._read_agent(source):
             self._poller.unregister(source)
-            if self._next is not None:
+            if self._state.next is not None:
                 assert self._agent is not None
                 if self._agent.wait() < 0:
                     self._tidy_up()
                 self._agent = None
-                self._begin_again(self._next)
-            else:
-                self._end("was lost: its host agent has ended")
+            self._feed(AgentEnded())
 
-    def _obey(self, frames: list[bytes]) -> None:
-        """Runs a command: ``config``, ``say`` to the host agent, ``ranks`` or ``stop``.
+    def _read_ranks(self, told: zmq.Socket[bytes]) -> None:
+        for message in received(told):
+            self._feed(message)
+        self._feed(RanksRead())
 
-        ``again`` starts the ranks of this host again, with another configuration. ``listen`` and
-        ``connect`` test the network between the hosts. After ``stay``, the ranks stay when the
-        notebook ends; ``detach`` and ``attach`` are its end, and the next one.
-        """
-        word, first, *rest = frames
-        if word == b"ranks" and self._commands is not None:
-            for rank in json.loads(first):
-                self._commands.send_multipart([f"rank-{rank}".encode(), *rest])
-        elif word == b"stop":
-            self._end("was told to stop")
-        elif word == b"say" and self._next is not None:
-            self._for_next.append(first)
-        elif word == b"say" and self._agent is not None:
-            self._say(first)
-        elif word == b"again":
-            self._for_next.clear()
-            begins = self._next is None
-            self._next = HostAgentConfig.from_json(first.decode())
-            if begins:
-                self._say(b"again")
-        elif word == b"stay":
-            self._notebook.stays, self._stay = True, b"stay " + first
-            if self._next is None:
-                self._say(self._stay)
-        elif word in (b"detach", b"attach"):
-            self._detach()
-            if word == b"attach":
+    def _read_agent(self, descriptor: int) -> bool:
+        said = os.read(descriptor, 65536)
+        self._feed(AgentWrote(said))
+        return bool(said)
+
+    def _feed(self, event: Event) -> None:
+        for command in self._state.apply(event, time.monotonic()):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case ToNotebook(frames):
+                self._notebook.send(frames)
+            case ToAgent(line):
+                self._say(line)
+            case ToRanks(ranks, frames):
+                if self._commands is not None:
+                    for rank in ranks:
+                        self._commands.send_multipart([f"rank-{rank}".encode(), *frames])
+            case Begin(config):
+                try:
+                    self._begin(config)
+                except (OSError, zmq.ZMQError) as error:
+                    self._feed(NotBegun(str(error)))
+                else:
+                    self._feed(Begun())
+            case ReadRanks():
+                self._read_all_of_ranks()
+            case Disconnect():
+                self._disconnect()
+            case RemoveFolder(path):
+                shutil.rmtree(path, ignore_errors=True)
+            case Listen():
                 folder = self._folders[0]
                 # Ranks that were there look for a notebook here; spare processes do not know that.
                 self._listen(COMMANDS_AT_HOME.format(folder), EVENTS_AT_HOME.format(folder))
                 self._bind(*self._urls)
-                # What the ranks send from now on is for this notebook.
-                self._notebook.send([b"attached"])
-        elif word == b"listen":
-            self._tested = port_test.listen(_own_address(self._url))
-            port = self._tested.getsockname()[1]
-            self._tell(event="host_listens", test=first.decode(), port=port)
-        elif word == b"connect":
-            name, targets = json.loads(first)
-            problems = port_test.unreachable(port_test.Target(*target) for target in targets)
-            self._tell(event="host_connected", test=name, problems=problems)
-        elif word == b"config":
-            try:
-                self._begin(HostAgentConfig.from_json(first.decode()))
-            except (OSError, zmq.ZMQError) as error:
-                self._tell(event="host_refused", problem=str(error))
-                self._end("could not begin")
+            case Stay():
+                self._notebook.stays = True
+            case TryNetwork("listen", name):
+                self._tested = port_test.listen(_own_address(self._url))
+                self._tell("host_listens", test=name, port=self._tested.getsockname()[1])
+            case TryNetwork("connect", argument):
+                name, targets = json.loads(argument)
+                problems = port_test.unreachable(port_test.Target(*target) for target in targets)
+                self._tell("host_connected", test=name, problems=problems)
+            case _:
+                raise ValueError(f"expected a command of the relay's state, found {command!r:.200}")
+
+    def _read_all_of_ranks(self) -> None:
+        while self._told is not None and self._told.poll(0):
+            for message in received(self._told):
+                self._feed(message)
+        self._feed(RanksRead())
 
     def _listen(self, commands_url: str, events_url: str) -> None:
         """Opens the sockets for the ranks of a notebook."""
@@ -322,14 +267,12 @@ class Relay:
         self._commands.bind(commands_url)
         self._told.bind(events_url)
 
-    def _detach(self) -> None:
-        """Disconnects the ranks, which keep what they would send."""
+    def _disconnect(self) -> None:
         if self._commands is not None and self._told is not None:
             self._poller.unregister(self._told)
             self._commands.close(0)
             self._told.close(0)
         self._commands = self._told = None
-        self._batching.forget()
 
     def _say(self, line: bytes) -> None:
         assert self._agent is not None
@@ -339,28 +282,6 @@ class Relay:
             self._agent.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended, which its standard output shows
-
-    def _end_rank(self, pid: int, why: str) -> None:
-        if self._agent is not None and self._next is None:
-            self._say(f"end {json.dumps({'pid': pid, 'why': why})}".encode())
-
-    def _begin_again(self, config: HostAgentConfig) -> None:
-        self._next, self._heard = None, b""
-        while self._told is not None and self._told.poll(0):
-            self._batching.drain(self._told)
-        self._batching.send()
-        self._detach()
-        shutil.rmtree(config.session_dir, ignore_errors=True)
-        self._tell(event="host_again", relocation=config.relocation)
-        try:
-            self._begin(config)
-        except (OSError, zmq.ZMQError) as error:
-            self._tell(event="host_refused", problem=str(error))
-            self._end("could not begin again")
-            return
-        for line in (*([self._stay] if self._stay else []), *self._for_next):
-            self._say(line)
-        self._for_next.clear()
 
     def _begin(self, config: HostAgentConfig) -> None:
         if not os.path.isdir(config.work_dir):
@@ -399,7 +320,7 @@ class Relay:
         own_files.remove_old_logs(place)
         own_files.make_folder(log_dir)
         self._tell(
-            event="notice",
+            "notice",
             text=f"The logs of host {self.host} are not in {config.log_dir}, because other users "
             f"can write to {exposed} there. They are in {log_dir}",
         )
@@ -419,24 +340,13 @@ class Relay:
         assert self._agent.stdout is not None
         self._poller.register(self._agent.stdout.fileno(), zmq.POLLIN)
 
-    def _pass_on(self, descriptor: int) -> bool:
-        said = os.read(descriptor, 65536)
-        *lines, self._heard = (self._heard + said).split(b"\n")
-        if lines:
-            self._batching.send()  # messages of a rank come before the news of its death
-        for line in lines:
-            self._notebook.send([b"agent", line])
-            if self._next is not None and not self._why and json.loads(line) == _AGAIN:
-                self._begin_again(self._next)
-        return bool(said)
-
-    def _tell(self, **fields: Any) -> None:
-        self._notebook.send([b"agent", json.dumps(fields).encode()])
+    def _tell(self, event: str, **fields: Any) -> None:
+        self._carry_out(news(event, **fields))
 
     def _stop(self) -> None:
         """Ends the host agent, and reports to the notebook that nothing is left here."""
         # First, because events of the ranks' ends follow.
-        self._tell(event="host_ends", why=self._why)
+        self._tell("host_ends", why=self._state.why)
         code = 0
         if self._agent is not None:
             agent = self._agent
@@ -455,16 +365,14 @@ class Relay:
                 self._tidy_up()
             os.set_blocking(agent.stdout.fileno(), False)
             try:
-                while self._pass_on(agent.stdout.fileno()):
+                while self._read_agent(agent.stdout.fileno()):
                     pass
             except BlockingIOError:
                 pass  # a process that a cell has started may hold it
-        while self._told is not None and self._told.poll(0):
-            self._batching.drain(self._told)
-        self._batching.send()
+        self._read_all_of_ranks()
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        self._tell(event="host_down", why=self._why)
+        self._tell("host_down", why=self._state.why)
         # Without a connection, nothing that is left can be sent.
         self._context.destroy(linger=0 if self._notebook.over else _LINGER_MS)
 
