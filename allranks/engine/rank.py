@@ -371,8 +371,8 @@ class Rank:
         if lost:
             self.wire.end_without_log(lost)
         closed = self.transcript.streams.mend()
-        if self._runner.replaced:
-            self._notice(self._runner.repairs())
+        for line in self._runner.notices():
+            self._notice(line)
         if closed:
             self._notice(f"this cell closed or redirected {', '.join(closed)}: restored.")
         if self._features.in_cells:
