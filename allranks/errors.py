@@ -17,6 +17,7 @@ AllranksError
 ├── FeatureFailed             a feature failed: its cell fails, the ranks and their variables stay
 └── CollectiveError
     ├── CollectiveMismatch    the ranks passed different arguments to a collective
+    │   └── Deadlock          ranks wait for messages of each other
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
     │   └── RankLost          a rank it needs has died, or its host cannot be reached
     ├── StaleHandle           an asynchronous handle belongs to an epoch that has ended
@@ -165,6 +166,10 @@ class CollectiveError(AllranksError):
 
 class CollectiveMismatch(CollectiveError):
     """The ranks passed different operations, dtypes, shapes or roots to one collective."""
+
+
+class Deadlock(CollectiveMismatch):
+    """Ranks wait for messages of each other, and none can go on."""
 
 
 class RankLeft(CollectiveError):

@@ -44,6 +44,9 @@ WINDOW_FILES = "OMPI_MCA_osc_sm_backing_directory", "OMPI_MCA_osc_rdma_backing_d
 #: The first one in Open MPI 4.
 SHARED_FILES_OF_4 = "OMPI_MCA_btl_vader_backing_directory"
 
+in_cells_of_ranks = False
+"""Whether this process is a rank of a notebook, in which its cells run."""
+
 
 def rank(environment: Mapping[str, str], own: Sequence[RankVariables] = ()) -> int:
     """Returns the rank that a launcher gave this process; 0 where none has started it.

@@ -124,9 +124,10 @@ def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
     messages = [
         f"{label(report.rank for report in group)}: {first.etype}: "
         + group[0].message.replace("\n", "\n  ")
-        for group in groups
+        for group in groups[1:]
     ]
-    shown = f"The traceback of {label([first.rank])}; the messages of all:"
+    own = label(report.rank for report in groups[0])
+    shown = f"This is the traceback of {own}. The messages of the others:"
     return "\n".join([_whole([first, *(r for r in everyone if r is not first)]), shown, *messages])
 
 

@@ -46,6 +46,7 @@ from allranks.engine.exceptions import (
     traceback_of,
 )
 from allranks.engine.features import RankFeature, RankHooks
+from allranks.engine.given_names import GivenNames, hint, notice, several
 from allranks.engine.interrupts import (
     Interrupts,
     end_cells_too,
@@ -83,8 +84,6 @@ _OTHERS = tuple((name, _CALLABLE[name]) for name in _CALLABLE.keys() & _OFTEN_RE
 #: IPython hides these while a cell runs. An interrupt that comes while it restores them leaves them
 #: hidden, so they are not a cell's doing.
 _HIDDEN = ("exit", "quit")
-#: A notice lists at most this many replaced names.
-_NAMED = 5
 #: The methods of a world that other ranks notice.
 _SEEN_BY_OTHERS = (
     *("run", "join", "submit", "poll", "progress"),
@@ -99,6 +98,7 @@ class CellRunner:
 
     Attributes:
         replaced: the builtins that a cell had replaced and that were restored.
+        replaced_names: the rank's own names that a cell has replaced.
     """
 
     def __init__(
@@ -109,6 +109,8 @@ class CellRunner:
         self.device = device
         self.features = features
         self.replaced: list[str] = []
+        self.replaced_names: list[str] = []
+        self._given = GivenNames(shell.user_ns)
         self._ends = ""
         self._keeps_history = True
         self._failed = False
@@ -178,6 +180,7 @@ class CellRunner:
             self._keeps_history = prepare is None
             if prepare is not None:
                 prepare()
+            self._given.begin()
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
             if error is not None:
@@ -193,6 +196,8 @@ class CellRunner:
             self._restore_builtins()
             self._hear_no_more()
             _untraced()
+        if prepare is None:  # else it is a member's, whose names end with it
+            self.replaced_names = self._given.end(shown_name(exceptions.cell_file))
         if error is not None:
             error = self._as_raised(error)
         if features.failure is not None:
@@ -377,6 +382,11 @@ class CellRunner:
             more = f"{more}\n{_LOW_LIMIT.format(limit)}".lstrip()
         elif not is_a(error, _EXPLAINED) and is_outside_of_cell(error, shown.cell_file):
             more = f"{more}\n{_NOT_THE_CELL}".lstrip()
+        if is_a(error, Exception) and not is_a(error, (RankLeft, SyntaxError)):
+            replaced = self._given.names_in(traceback_of(error))
+            if replaced:
+                more = f"{more}\n{hint(replaced)}".lstrip()
+                self.replaced_names = [n for n in self.replaced_names if n not in replaced]
         return report(error, lines, self.rank, self.device, shown.cell_file, more, text)
 
     def _pickled(self, value: object) -> tuple[list[bytes], str]:
@@ -411,12 +421,16 @@ class CellRunner:
                 if name not in _HIDDEN:
                     self.replaced.append(name)
 
-    def repairs(self) -> str:
-        """Returns a notice about the builtins that the cell had replaced; empty for none."""
-        replaced, self.replaced = sorted(self.replaced), []
-        names = ", ".join(replaced[:_NAMED]) + (" …" if len(replaced) > _NAMED else "")
-        restored = "which all of Python uses. The originals are restored."
-        return f"this cell replaced {names}, {restored}" if replaced else ""
+    def notices(self) -> list[str]:
+        """Returns a line about the builtins that the cell had replaced, and one about names."""
+        found = []
+        if self.replaced:
+            restored = "which all of Python uses. The originals are restored."
+            found.append(f"this cell replaced {several(sorted(self.replaced))}, {restored}")
+        if self.replaced_names:
+            found.append(notice(self.replaced_names))
+        self.replaced, self.replaced_names = [], []
+        return found
 
     def _remember(self, error: BaseException) -> None:
         # For ``%debug`` and ``%tb``.

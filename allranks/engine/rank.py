@@ -63,6 +63,7 @@ _LEAST_LOG_NBYTES = 10**6
 #: How often an idle rank with windows calls MPI: while another rank runs a cell, and otherwise.
 _SERVING_SECONDS, _IDLE_SECONDS = 0.001, 0.05
 _MOMENT_SECONDS = 0.5
+_OF_THE_NOTEBOOK = ("distributed", "ensemble", "rank", "local")
 _LIVES_ON = "the rank keeps running, with its variables."
 
 
@@ -110,6 +111,7 @@ class Rank:
 
     def run(self) -> None:
         signal.signal(signal.SIGINT, ignore_interrupt)
+        launched.in_cells_of_ranks = True
         self._log = os.dup(2)  # a start that hangs writes its stack here, without a thread of ours
         faulthandler.dump_traceback_later(SLOW_START_SECONDS, file=self._log)
         self.transcript.streams.capture()
@@ -204,7 +206,12 @@ class Rank:
         shell.display_trap.hook = shell.displayhook
         shell.display_pub = RankDisplayPublisher(shell, self.transcript)
         shell.set_hook("show_in_pager", _print_page, 1)
-        shell.register_magic_function(_for_the_notebook, "line_cell", "distributed")
+        refuse = partial(_for_the_notebook, "distributed")
+        shell.register_magic_function(refuse, "line", "distributed")
+        for name in _OF_THE_NOTEBOOK:
+            refuse = partial(_for_the_notebook, name)
+            # No lines: a cell that consists of ``rank`` would be one, by IPython's automagic.
+            shell.register_magic_function(refuse, "cell", name)
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         setattr(shell, "set_next_input", _no_next_input)  # noqa: B010
         take_turns(shell, self._config.session_dir)
@@ -371,8 +378,8 @@ class Rank:
         if lost:
             self.wire.end_without_log(lost)
         closed = self.transcript.streams.mend()
-        if self._runner.replaced:
-            self._notice(self._runner.repairs())
+        for line in self._runner.notices():
+            self._notice(line)
         if closed:
             self._notice(f"this cell closed or redirected {', '.join(closed)}: restored.")
         if self._features.in_cells:
@@ -531,8 +538,8 @@ def _no_next_input(*_: Any, **__: Any) -> None:
     )
 
 
-def _for_the_notebook(line: str, cell: str | None = None) -> None:
-    magic = "%distributed" if cell is None else "%%distributed"
+def _for_the_notebook(name: str, line: str, cell: str | None = None) -> None:
+    magic = f"%{name}" if cell is None else f"%%{name}"
     raise UsageError(
         f"expected code for the ranks, found {magic}, which is a magic of the notebook. "
         "Type it in a cell of its own"

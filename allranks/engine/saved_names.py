@@ -44,11 +44,11 @@ def own_names(shell: InteractiveShell, fresh: Mapping[str, Any]) -> dict[str, An
         for name, value in list(shell.user_ns.items())
         if not _OF_IPYTHON.fullmatch(name)
         and value is not hidden.get(name, hidden)
-        and not _is_same(value, fresh.get(name, fresh))
+        and not is_same(value, fresh.get(name, fresh))
     }
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def is_same(value: Any, other: Any) -> bool:
     return value is other or (type(value) is int and type(other) is int and value == other)
 
 

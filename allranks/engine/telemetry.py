@@ -228,7 +228,7 @@ class Metrics:
         self,
         values: Mapping[str, Any] | None = None,
         /,
-        *,
+        *more: Any,
         step: float | None = None,
         member: object = "",
         **named: Any,
@@ -240,6 +240,7 @@ class Metrics:
 
         Args:
             values: numbers whose names are not valid in Python, for example ``{"val/loss": 0.3}``.
+            more: is refused: numbers need names.
             step: the place on the horizontal axis; by default 0, 1, 2, … for each name.
             member: the number of the model, if this rank trains several; each has its own curve.
             named: numbers, or arrays of one element.
@@ -247,11 +248,8 @@ class Metrics:
         Raises:
             UsageError: a value has no name, or it or the step is not a number.
         """
-        if not isinstance(values, Mapping | None):
-            raise UsageError(
-                f"log expected named numbers, found {values!r:.60}. "
-                "Type for example: log(loss=0.5), or log({'val/loss': 0.5})"
-            )
+        if more or not isinstance(values, Mapping | None):
+            raise _without_names(values, *more)
         if values is not None:
             named = {**values, **named}
         points, who = self._points, str(member)
@@ -287,6 +285,16 @@ class Metrics:
             pairs.append(number)
         counts = [[name, who, len(pairs) // 2] for (name, who), pairs in series.items()]
         return counts, b"".join(pairs.tobytes() for pairs in series.values())
+
+
+def _without_names(*values: Any) -> UsageError:
+    found = ", ".join(f"{value!r:.60}" for value in values)
+    name, *more = values
+    example = "log(loss=0.5), or log({'val/loss': 0.5})"
+    if isinstance(name, str) and len(more) == 1:  # as other libraries have it
+        value = more[0] if isinstance(more[0], int | float) else "value"
+        example = f"log({name}={value})" if name.isidentifier() else f"log({{{name!r}: {value}}})"
+    return UsageError(f"log expected named numbers, found {found}. Type for example: {example}")
 
 
 def _number(name: str, value: Any) -> float:

@@ -79,9 +79,11 @@ _OPERATIONS = """
     ProcessSet global_process_set add_process_set remove_process_set
     empty records timeline keep
 """
-#: The names that members find in their cells: no parameter can have one of these. Listed, because
-#: the notebook cannot import the collectives; a test compares the list with what a cell finds.
-RESERVED = frozenset(f"{_PLACE} {_OPERATIONS} log member result".split())
+#: The names that each rank has in its cells. Listed, because the notebook cannot import the
+#: collectives; a test compares the list with what a cell finds.
+GIVEN = frozenset(f"{_PLACE} {_OPERATIONS} log".split())
+#: The names that members find in their cells: no parameter can have one of these.
+RESERVED = GIVEN | {"member", "result"}
 _EXAMPLE = "Type for example: %%ensemble lr=1e-1,1e-2 seed=0:8"
 
 Values = dict[str, Any]

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from allranks import launched
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
 from allranks.errors import AllranksError, ClusterLost, UsageError
@@ -277,6 +278,11 @@ def wanted(cluster: Cluster | None, ranks: int | None) -> Cluster:
     # Starts the notebook's own ranks if they are not running, as a cell would.
     if cluster is not None:
         return cluster
+    if launched.in_cells_of_ranks:
+        raise UsageError(
+            "ring() expected the notebook, found a cell of the ranks. Type it in a cell without "
+            "%%distributed; where every cell runs on the ranks, begin its cell with: %%local"
+        )
     if notebook.session is None:
         raise UsageError(
             "an explainer needs ranks to run on, and this notebook has none. Type: "

@@ -27,6 +27,7 @@ from allranks.cluster.options import (
     explain_syntax,
 )
 from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
+from allranks.magics.hints import Hints
 from allranks.magics.options import (
     CellOptions,
     CommandOptions,
@@ -124,6 +125,7 @@ class DistributedMagics(Magics):
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
         ClientPatch(self.session, self._undo)
+        self.hints = Hints(shell, self.session, self.toggle, self._undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             AwaitedMagics(shell, self._undo)
@@ -190,7 +192,10 @@ class DistributedMagics(Magics):
         folder, died = sent.cluster.log_dir, None
         try:
             yield
-        except RankDied as error:
+        except CellFailed as error:
+            self.hints.explain(error, sent.run.ranks)
+            if not isinstance(error, RankDied):
+                raise
             died = error
         finally:
             self.session.past.keep(len(self.shell.user_ns["In"]) - 1, sent.run.view, folder)

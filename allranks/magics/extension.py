@@ -264,6 +264,7 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
     magics = _loaded(shell)
     if magics is None:
         magics = DistributedMagics(shell)
+        magics.hints.px = frozenset().union(*PxMagics.magics.values())
         shell.register_magics(magics, EnsembleMagics(shell, magics.session))
         cluster.session = magics.session
         alias.install(in_notebook=True)

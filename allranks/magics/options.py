@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 from dataclasses import dataclass, field
 from functools import cache
@@ -228,8 +229,10 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
         print(commands_text())
         raise HelpShown
     if words[0] not in commands():
+        closest = difflib.get_close_matches(words[0], commands(), 1)
         raise UsageError(
-            f"expected a command, found {words[0]!r}. Type: %distributed {' | '.join(commands())}"
+            f"expected a command, found {words[0]!r}. Type: %distributed "
+            + (" ".join([*closest, *words[1:]]) if closest else " | ".join(commands()))
         )
     command = words[0]
     starts, named = command in _START_RANKS, command in _NAME_VARIABLES

@@ -134,3 +134,17 @@ def test_a_failed_cell_leaves_the_value_of_the_one_before(notebook):
     notebook.on_ranks("rank", "-o kept_value")
     notebook.on_ranks("1 / 0", "-o kept_value")
     assert notebook.value("kept_value") == "[0, 1, 2, 3]"
+
+
+def test_a_name_of_the_other_side_is_named_with_the_way_to_it(notebook):
+    notebook.run("only_here = 3\nfrom allranks.widgets import ring").ok()
+    copy = "only_here exists in the notebook. To copy it to the ranks: %distributed push only_here"
+    notebook.on_ranks("only_here").fails("CellFailed").says(f"\n\n{copy}\n")
+    notebook.on_ranks("ranks.size").says("ranks runs in the notebook. Type it in a cell without")
+    notebook.run("allreduce(kept)").says("allreduce exists on the ranks: begin the cell with")
+    notebook.run("kept").fails("NameError").says("kept exists on rank 0: begin the cell with")
+    notebook.on_ranks("from allranks.widgets import ring\nring()").says(
+        "ring() expected the notebook, found a cell of the ranks. Type it in a cell without"
+    )
+    notebook.on_ranks("%%ensemble x=0:2\nx").says("found %%ensemble, which is a magic of the")
+    notebook.run("%%px\nkept").fails("UsageError", "on the ranks after: %load_ext allranks.px")

@@ -192,3 +192,12 @@ def test_a_rank_that_cannot_go_on_ends_and_says_why(notebook, source, said):
     assert cell.error_name == "RankDied"
     assert [part for part in said if part not in cell.text + cell.error_value] == [], cell.text
     assert "no space left" not in cell.text
+
+
+def test_a_cell_that_replaces_a_name_of_the_rank_is_named_until_it_is_restored(notebook):
+    replaced = notebook.on_ranks("from math import *")
+    again = "which each rank has. To have it again: from allranks.batch import log"
+    assert replaced.text == f"ranks 0–3 · this cell replaced log, {again}\n"
+    failed = notebook.on_ranks("log(loss=1)")
+    assert f"\nIn[{replaced.execution_count}] has replaced log, {again}" in failed.text
+    assert notebook.on_ranks("from allranks.batch import log\nlog(loss=1)").status == "ok"

@@ -71,7 +71,7 @@ def test_who_waits_is_told_for_whom_and_the_next_cell_works(gloo_ranks, source, 
 def test_ranks_that_wait_for_messages_of_each_other_are_named(gloo_ranks):
     gloo_ranks.on_ranks(BEGIN)
     cell = gloo_ranks.on_ranks("dist.recv(t, (rank + 1) % size)", timeout=SETTLED_SECONDS)
-    assert "CollectiveMismatch: ranks 0–2 wait for each other" in cell.text
+    assert "Deadlock: ranks 0–2 wait for each other" in cell.text
     assert f"rank 1 in recv at In[{cell.execution_count}]:2: dist.recv(t" in cell.text
     following = gloo_ranks.on_ranks(f"t.fill_(1)\n{NEXT}", timeout=SETTLED_SECONDS)
     assert "rank 1 → (3, 10)" in following.text

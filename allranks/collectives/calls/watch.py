@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import deadlocks, guard
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import list_sites, of_frame, with_source
 from allranks.collectives.calls.rank_state import INTERRUPTED, Board, RankState, interrupt_pipe
-from allranks.errors import WAITING, CollectiveMismatch, RankLeft, RankLost
+from allranks.errors import WAITING, RankLeft, RankLost
 from allranks.records.ranks import label
 
 _PERIOD_SECONDS = 0.25
@@ -132,7 +132,7 @@ class Watch:
             verdict = own.deadlocked(rank)
             if verdict is not None:
                 call.deadlock = verdict
-                raise CollectiveMismatch(with_source(verdict))
+                raise deadlocks.error(with_source(verdict))
             why = why or own.refusal(rank, call)
             if why is not None and rank in (call.missing() or call.unfinished()):
                 found.append((why[0], rank, why[1]))
@@ -227,16 +227,13 @@ class Watch:
             self._suspects = seen
             self._due = {r: self.own.seen_by(snapshot, beat) for r, beat in beats.items()}
         elif all(beats[r] >= self._due[r] for r in ring):
-            waits = (
-                "wait for each other, and none" if len(ring) > 1 else "waits for itself, and never"
-            )
+            waits = {r: board.text(r, fields.WAITING) for r in sorted(ring)}
             lines = [
-                f"{label(sorted(ring))} {waits} can go on. "
-                "Make the same calls in the same order on every rank.",
-                *(f"  rank {r} in {board.text(r, fields.WAITING)}" for r in sorted(ring)),
+                deadlocks.text([*waits], [where.partition(" at ")[0] for where in waits.values()]),
+                *(f"  rank {r} in {where}" for r, where in waits.items()),
             ]
             call.deadlock = "\n".join(lines)
-            raise CollectiveMismatch(with_source(call.deadlock))
+            raise deadlocks.error(with_source(call.deadlock))
 
     def _report_late(self, call: Call, missing: tuple[int, ...], waited: float) -> None:
         own, late = self.own, self._late

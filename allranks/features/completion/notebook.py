@@ -59,8 +59,8 @@ class NameCompletion(AskingFeature):
         """Runs a command; may run in another thread, as the subshell of a notebook.
 
         ``complete`` and ``describe`` take a cell, the cursor's position, and the detail of the
-        description; they return what the rank has found. ``inspect`` takes the words that the user
-        has typed.
+        description; they return the ``rank``, and what it has found. ``inspect`` takes the words
+        that the user has typed.
         """
         if name == "inspect":
             (words,) = arguments
@@ -76,7 +76,7 @@ class NameCompletion(AskingFeature):
         full, known = (
             self.begin_ask((rank,), each, content, seconds) for each in (name, f"{name}_busy")
         )
-        return full().get(rank) or known().get(rank, {})
+        return {"rank": rank} | (full().get(rank) or known().get(rank, {}))
 
     def _choose(self, words: list[str]) -> int:
         if words:

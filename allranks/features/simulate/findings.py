@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from allranks.collectives.calls.deadlocks import NEVER
 from allranks.collectives.calls.guard import Site, of_traceback
 from allranks.engine.exceptions import text_of, traceback_of
 from allranks.errors import CollectiveMismatch, RankLeft
@@ -241,9 +242,7 @@ def _count(
 
 
 def _is_deadlock(error: BaseException) -> bool:
-    return isinstance(error, CollectiveMismatch) and any(
-        said in text_of(error) for said in ("none can go on", "cannot go on")
-    )
+    return isinstance(error, CollectiveMismatch) and NEVER in text_of(error)
 
 
 def _place(error: BaseException) -> str:

@@ -22,9 +22,10 @@ from typing import Any, Protocol
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
+from allranks.collectives.calls import deadlocks
 from allranks.collectives.calls.call import Call
 from allranks.engine.cell import in_rank
-from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft, UsageError
+from allranks.errors import CollectiveError, RankLeft, UsageError
 from allranks.features.simulate.cores import SharedCores
 from allranks.features.simulate.events import PostedReceive, RankEvent, SimulatedMessage
 from allranks.features.simulate.network import Network
@@ -353,15 +354,15 @@ class Scheduler:
             if gone and (wait.every or gone == missing):
                 _, rank, why = min((left[rank][0], rank, left[rank][1]) for rank in gone)
                 stranded.append((task, _left_text(task, wait, rank, why)))
-        error: type[CollectiveError] = RankLeft
+        error: Callable[[str], CollectiveError] = RankLeft
         if not stranded:
             text = _deadlock_text(waiting)
-            stranded, error = [(task, text) for task in waiting], CollectiveMismatch
+            stranded, error = [(task, text) for task in waiting], deadlocks.error
         for task, text in stranded:
             task.error = error(text)
             assert task.wait is not None
             self.stalled.setdefault(task.rank, (task.clock, tuple(sorted(task.wait.missing()))))
-            if error is CollectiveMismatch:
+            if error is deadlocks.error:
                 assert task.wait is not None
                 task.wait.call.deadlock = text
             self.wake(task.rank)
@@ -395,7 +396,4 @@ def _deadlock_text(waiting: Sequence[Task]) -> str:
         who = label([task.rank for task in tasks])
         verb = "waits" if len(tasks) == 1 else "wait"
         lines.append(f"  {who} {verb} in {title} at {site}: {', '.join(for_whom)}{more}")
-    head = f"{label(ranks)} wait for each other, and none can go on. "
-    if len(ranks) == 1:
-        head = f"{label(ranks)} waits for itself, and cannot go on. "
-    return "\n".join([f"{head}Make the same calls in the same order on every rank.", *lines])
+    return "\n".join([deadlocks.text(ranks, [title for title, _ in found]), *lines])

@@ -143,7 +143,7 @@ class TorchWaits(other_ranks.LibraryWaits):
                 this.watch.rest()
         except CollectiveMismatch as mismatch:
             this.give_up(str(mismatch), deadlock=True)
-            return CollectiveMismatch(with_advice(str(mismatch)))
+            return type(mismatch)(with_advice(str(mismatch)))
         except RankLeft as left:
             return type(left)(with_advice(str(left)))
         finally:

@@ -42,6 +42,15 @@ def test_ranks_that_waited_are_one_group_and_different_failures_are_a_line_each(
     assert "rank 8 raised Error8 at line 3: f(x): bad" in text
 
 
+def test_messages_that_differ_between_ranks_are_each_listed_once():
+    reports = [report(0, "pair 0"), report(1, "pair 0"), report(2, "pair 1"), report(3, "pair 1")]
+    assert describe(reports, ran=range(4)).splitlines()[1:] == [
+        "ValueError: pair 0",
+        "This is the traceback of ranks 0–1. The messages of the others:",
+        "ranks 2–3: ValueError: pair 1",
+    ]
+
+
 def test_ranks_refuse_together_if_all_raise_the_same_usage_error():
     both = [report(0, etype="UsageError"), report(1, etype="UsageError")]
     assert refused_by_all(both, 2)

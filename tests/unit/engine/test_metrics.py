@@ -1,5 +1,6 @@
 """What ``log()`` takes, what the wire is given, and what is said of values that are no numbers."""
 
+import re
 from array import array
 
 import numpy as np
@@ -59,6 +60,21 @@ def test_no_number_is_refused_with_what_it_is():
         Metrics().log(loss="much")
     with pytest.raises(UsageError, match=r"log\(step=…\) expected one number, found 'a'"):
         Metrics().log(step="a", loss=0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (("loss", 3), "found 'loss', 3. Type for example: log(loss=3)"),
+        (("val/loss", 0.5), "log({'val/loss': 0.5})"),
+        (("loss", np.ones(3)), "Type for example: log(loss=value)"),
+        ((0.5,), "found 0.5. Type for example: log(loss=0.5), or log({'val/loss': 0.5})"),
+        ((1, 2, 3), "found 1, 2, 3. Type for example: log(loss=0.5)"),
+    ],
+)
+def test_numbers_without_names_are_refused_with_the_call_that_was_meant(values, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Metrics().log(*values)
 
 
 def test_what_comes_too_fast_is_counted():

@@ -43,6 +43,8 @@ def test_a_line_that_cannot_be_understood_says_what_was_expected(line, said):
         ("status x", "unrecognized arguments: x. Expected: %distributed status"),
         ("start -r 0", "unrecognized arguments: -r 0. Expected: %distributed start"),
         ("stop -n 3", "unrecognized arguments: -n 3. Expected: %distributed stop"),
+        ("strat -n 4", "found 'strat'. Type: %distributed start -n 4"),
+        ("nonsense", "found 'nonsense'. Type: %distributed start | stop"),
         ("interrupt -r 1", "unrecognized arguments: -r 1. Expected: %distributed interrupt"),
     ],
 )

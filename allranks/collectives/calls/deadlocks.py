@@ -1,0 +1,44 @@
+"""Ranks that wait for each other: the first line of their error, and its class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from allranks.errors import CollectiveMismatch, Deadlock
+from allranks.records.ranks import label
+
+NEVER = "can go on"
+"""A part of every such line."""
+#: ``comm.Isend, Wait`` is a wait for a send.
+_SENDS = re.compile(r"(?:comm\.)?i?[bsr]?send\b", re.IGNORECASE)
+_RECEIVES = re.compile(r"(?:comm\.)?i?m?(?:recv|probe)\b", re.IGNORECASE)
+_EXCHANGES = re.compile(r"(?:comm\.)?i?sendrecv", re.IGNORECASE)
+_ADVICE = "Make the same calls in the same order on every rank."
+
+
+def text(ranks: Sequence[int], titles: Iterable[str]) -> str:
+    """Returns that the ranks wait for each other, and what to change in these calls."""
+    if len(ranks) == 1:
+        alone = "A message to itself needs isend, irecv or sendrecv."
+        return f"{label(ranks)} waits for itself, and never {NEVER}. {alone}"
+    return f"{label(ranks)} wait for each other, and none {NEVER}. {_advice(titles)}"
+
+
+def error(said: str) -> CollectiveMismatch:
+    """Returns the error with this text, whose first line is one of `text` or of a mismatch."""
+    first = said.partition("\n")[0]
+    return (Deadlock if NEVER in first and _ADVICE not in first else CollectiveMismatch)(said)
+
+
+def _advice(titles: Iterable[str]) -> str:
+    called = set(titles)
+    kinds = (_SENDS, _RECEIVES, _EXCHANGES)
+    sends, receives, exchanges = (set(filter(kind.match, called)) for kind in kinds)
+    if called == sends:
+        return "Let some ranks receive first, or use sendrecv."
+    if called == receives:
+        return "Let some ranks send first, or use sendrecv."
+    if called == sends | receives | exchanges:
+        return "Make a receive for each send, with the same tag, or use sendrecv."
+    return _ADVICE

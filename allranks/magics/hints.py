@@ -1,0 +1,134 @@
+"""What an error adds if its name exists on the other side, or if its magic is not loaded.
+
+Each hint has been checked: the name is there. A `NameError` of the notebook, and IPython's error
+about an unknown magic, get it when they are shown; a failed cell of the ranks when it has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from traceback import walk_tb
+from types import FunctionType, ModuleType
+from typing import Any
+
+from IPython.core.error import UsageError as UnknownMagic
+from IPython.core.interactiveshell import InteractiveShell
+
+from allranks.ensemble.grid import GIVEN
+from allranks.errors import AllranksError, CellFailed, Report
+from allranks.magics.session import Session
+from allranks.magics.shell import EveryCell
+from allranks.records.ranks import compact
+
+#: Modules whose objects reach the ranks from the notebook.
+_OF_NOTEBOOK = ("allranks.magics.", "allranks.cluster.", "allranks.lessons.explainer")
+_WITHOUT = "Type it in a cell without %%distributed"
+_SHOW = "showtraceback"
+_UNDEFINED = re.compile(r"name '(\w+)' is not defined")
+_NOT_FOUND = re.compile(r"`(%%?)(\w+)` not found")
+
+
+class Hints:
+    """Adds hints to the errors that a notebook's shell shows.
+
+    Attributes:
+        px: the magics that ``%load_ext allranks.px`` adds.
+    """
+
+    def __init__(
+        self, shell: InteractiveShell, session: Session, toggle: EveryCell, undo: ExitStack
+    ) -> None:
+        self.px: frozenset[str] = frozenset()
+        self._shell, self._session, self._toggle = shell, session, toggle
+        self._before = vars(shell).get(_SHOW)
+        self._show_as_before: Callable[..., None] = shell.showtraceback
+        vars(shell)[_SHOW] = self._show
+        undo.callback(self._undo)
+
+    def _undo(self) -> None:
+        own = vars(self._shell)
+        if own.get(_SHOW) == self._show:  # else another extension has replaced it since
+            del own[_SHOW]
+            if self._before is not None:
+                own[_SHOW] = self._before
+
+    def _show(self, raised: Any = None, *arguments: Any, **options: Any) -> None:
+        error = raised[1] if raised else sys.exc_info()[1]
+        if type(error) is NameError:
+            self._add_to(error)
+        elif type(error) is UnknownMagic and (found := _NOT_FOUND.search(str(error))):
+            magic = f"{found[1]}{found[2]}"
+            if found[2] in self.px:
+                error.args = (f"{error} {magic} runs on the ranks after: %load_ext allranks.px",)
+        self._show_as_before(raised, *arguments, **options)
+
+    def _add_to(self, error: NameError) -> None:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        # A module's own mistake is no mistake of the cell.
+        if not frames or frames[-1].f_globals is not self._shell.user_ns:
+            return
+        said = self._on_ranks(error.name or "")
+        if said and said not in getattr(error, "__notes__", ()):
+            error.add_note(said)
+
+    def _on_ranks(self, name: str) -> str:
+        begin = "begin the cell with %%distributed"
+        if name in GIVEN:
+            return f"{name} exists on the ranks: {begin}"
+        if not name or self._session.running is None:
+            return ""
+        found: dict[str, Any] = {}
+        with suppress(AllranksError):
+            found = self._session.hooks.command("describe", name, len(name))
+        if not found.get("found"):
+            return ""
+        pull = f"%distributed pull {name}"
+        return f"{name} exists on rank {found['rank']}: {begin}, or type: {pull}"
+
+    def explain(self, error: CellFailed, ran: Iterable[int]) -> None:
+        """Adds to a failed cell of the ranks the notebook's variables that it has not found."""
+        own, hidden = self._shell.user_ns, self._shell.user_ns_hidden
+        names = {name: own[name] for name in own if own[name] is not hidden.get(name, hidden)}
+        here = "Begin the cell with: %%local" if self._toggle.is_on else _WITHOUT
+        error.text = "\n\n".join([error.text, *in_notebook(error.reports, ran, names, here)])
+
+
+def in_notebook(
+    reports: Iterable[Report], ran: Iterable[int], names: Mapping[str, Any], here: str = _WITHOUT
+) -> list[str]:
+    """Returns a line for each name that ranks have not found, and that exists in the notebook.
+
+    ``ran`` are the ranks that ran the cell, ``names`` the notebook's variables. ``here`` is how to
+    run a cell in the notebook.
+    """
+    missing: dict[str, list[int]] = {}
+    for report in reports:
+        found = _UNDEFINED.fullmatch(report.message.partition("\n")[0])
+        if found is None or report.etype != NameError.__name__:
+            continue
+        # Not the mistake of a library that the cell calls.
+        if re.search(rf"\b{found[1]}\b", report.source_line):
+            missing.setdefault(found[1], []).append(report.rank)
+    everyone = len(list(ran))
+    return [
+        _to_ranks(name, names[name], ranks if len(ranks) < everyone else [], here)
+        for name, ranks in missing.items()
+        if name in names
+    ]
+
+
+def _to_ranks(name: str, value: Any, ranks: list[int], here: str) -> str:
+    made = value if isinstance(value, FunctionType) else type(value)
+    if str(made.__module__).startswith(_OF_NOTEBOOK):
+        return f"{name} runs in the notebook. {here}"
+    if isinstance(value, ModuleType):
+        known = f" as {name}" if value.__name__ != name else ""
+        return (
+            f"{name} is a module that the notebook has imported, and not the ranks. "
+            f"Begin the cell with: import {value.__name__}{known}"
+        )
+    some = f" -r {compact(ranks, '-').replace(' ', '')}" if ranks else ""
+    return f"{name} exists in the notebook. To copy it to the ranks: %distributed push {name}{some}"

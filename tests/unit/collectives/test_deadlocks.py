@@ -1,0 +1,41 @@
+"""The error of ranks that wait for each other: its class, and the change that it advises."""
+
+import pytest
+
+from allranks.collectives.calls import deadlocks
+from allranks.errors import CollectiveMismatch, Deadlock
+
+RECEIVE = "Let some ranks receive first, or use sendrecv."
+SEND = "Let some ranks send first, or use sendrecv."
+PAIR_UP = "Make a receive for each send, with the same tag, or use sendrecv."
+SAME = "Make the same calls in the same order on every rank."
+
+
+@pytest.mark.parametrize(
+    ("titles", "advice", "kind"),
+    [
+        (["comm.Send", "send"], RECEIVE, Deadlock),
+        (["comm.ssend", "comm.isend, waitall"], RECEIVE, Deadlock),
+        (["recv", "comm.recv"], SEND, Deadlock),
+        (["comm.Mrecv", "comm.probe", "comm.Irecv, Wait"], SEND, Deadlock),
+        (["comm.Send", "comm.recv"], PAIR_UP, Deadlock),
+        (["comm.Sendrecv_replace"], PAIR_UP, Deadlock),
+        (["comm.recv", "allreduce(Average)"], SAME, CollectiveMismatch),
+        (["barrier"], SAME, CollectiveMismatch),
+    ],
+)
+def test_the_advice_and_the_class_are_those_of_the_calls(titles, advice, kind):
+    text = deadlocks.text([0, 1], titles)
+    assert text == f"ranks 0–1 wait for each other, and none can go on. {advice}"
+    assert type(deadlocks.error(f"{text}\n  rank 0 in {titles[0]} at In[1]:1")) is kind
+
+
+def test_a_rank_that_waits_for_itself_needs_a_call_that_does_not_wait():
+    text = deadlocks.text([2], ["comm.recv"])
+    assert text.startswith("rank 2 waits for itself, and never can go on. A message to itself")
+    assert type(deadlocks.error(text)) is Deadlock
+
+
+def test_a_mismatch_that_another_rank_has_reported_is_none():
+    text = "allreduce needs the same shape on every rank: rank 1 has ().\n  rank 1: can go on"
+    assert type(deadlocks.error(text)) is CollectiveMismatch

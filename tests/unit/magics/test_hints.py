@@ -1,0 +1,155 @@
+"""The part of an error that says where its name exists, or how to load its magic."""
+
+import json
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import numpy
+import pytest
+from IPython.core.error import UsageError as UnknownMagic
+
+from allranks.errors import AllranksError, CellFailed, Report
+from allranks.magics.hints import Hints, in_notebook
+from allranks.magics.session import RanksProxy
+from allranks.widgets import ring
+
+COPY = "exists in the notebook. To copy it to the ranks: %distributed push"
+
+
+def undefined(rank, name, line=None, etype="NameError"):
+    message, line = f"name '{name}' is not defined", name if line is None else line
+    return Report(rank, "vm", "cpu", etype, message, (), 2, line, waiting=False)
+
+
+def hints(names, *reports, ran=2, **here):
+    return in_notebook(reports, range(ran), names, **here)
+
+
+def test_a_variable_of_the_notebook_is_copied_to_all_ranks_or_to_those_that_lack_it():
+    every = [undefined(rank, "x") for rank in range(2)]
+    assert hints({"x": 3}, *every) == [f"x {COPY} x"]
+    assert hints({"x": 3}, *every, ran=8) == [f"x {COPY} x -r 0-1"]
+    assert hints({"x": 3, "y": 4}, undefined(0, "x"), undefined(1, "y")) == [
+        f"x {COPY} x -r 0",
+        f"y {COPY} y -r 1",
+    ]
+
+
+def test_a_module_is_imported_and_not_copied():
+    names, said = {"np": numpy, "json": json}, "is a module that the notebook has imported"
+    assert hints(names, undefined(0, "np", "np.ones(3)")) == [
+        f"np {said}, and not the ranks. Begin the cell with: import numpy as np"
+    ]
+    assert hints(names, undefined(0, "json"))[0].endswith("Begin the cell with: import json")
+
+
+def test_what_runs_in_the_notebook_is_not_copied():
+    names = {"ranks": RanksProxy(None), "ring": ring}
+    assert hints(names, undefined(0, "ranks", "ranks.size"), undefined(1, "ring", "ring()")) == [
+        "ranks runs in the notebook. Type it in a cell without %%distributed",
+        "ring runs in the notebook. Type it in a cell without %%distributed",
+    ]
+    begin = "Begin the cell with: %%local"
+    assert hints(names, undefined(0, "ring", "ring()"), here=begin) == [
+        f"ring runs in the notebook. {begin}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        undefined(0, "y"),
+        undefined(0, "x", "library.function()"),
+        undefined(0, "x", etype="ValueError"),
+    ],
+    ids=["not there", "of a library", "of another kind"],
+)
+def test_another_error_gets_no_hint(report):
+    assert hints({"x": 3}, report) == []
+
+
+class Shell:
+    """A shell that notes the errors that it shows."""
+
+    def __init__(self):
+        self.user_ns, self.user_ns_hidden, self.shown = {}, {"In": []}, []
+
+    def showtraceback(self, raised=None, *_, **__):
+        self.shown.append("\n".join([str(raised[1]), *getattr(raised[1], "__notes__", [])]))
+
+    def fails(self, source, names=None):
+        try:
+            exec(source, self.user_ns if names is None else names)
+        except Exception as error:
+            self.showtraceback((type(error), error, error.__traceback__))
+        return self.shown[-1]
+
+
+@pytest.fixture
+def shell():
+    return Shell()
+
+
+@pytest.fixture
+def session():
+    def describe(name, source, cursor):
+        if source == "busy":
+            raise AllranksError("they do not answer")
+        return {"rank": 2, "found": source == "model"}
+
+    return SimpleNamespace(running=None, hooks=SimpleNamespace(command=describe))
+
+
+@pytest.fixture
+def loaded(shell, session):
+    with ExitStack() as undo:
+        yield Hints(shell, session, SimpleNamespace(is_on=False), undo)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_name_that_each_rank_has_is_named_in_the_notebook_without_ranks(shell):
+    assert shell.fails("allreduce(1)") == (
+        "name 'allreduce' is not defined\n"
+        "allreduce exists on the ranks: begin the cell with %%distributed"
+    )
+    assert shell.fails("model") == "name 'model' is not defined"
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_variable_of_a_rank_is_named_once_the_rank_has_answered(shell, session):
+    session.running = object()
+    assert shell.fails("model") == (
+        "name 'model' is not defined\nmodel exists on rank 2: begin the cell with %%distributed, "
+        "or type: %distributed pull model"
+    )
+    assert shell.fails("other") == "name 'other' is not defined"
+    assert shell.fails("busy") == "name 'busy' is not defined"
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_mistake_of_a_module_gets_no_hint(shell):
+    assert shell.fails("allreduce(1)", names={}) == "name 'allreduce' is not defined"
+
+
+def test_a_magic_of_allranks_px_is_named_with_what_loads_it(shell, loaded):
+    loaded.px = frozenset({"px"})
+    for magic in ("Cell magic `%%{}` not found.", "Line magic function `%{}` not found."):
+        for name, more in (("px", " %load_ext allranks.px"), ("py", "")):
+            error = UnknownMagic(magic.format(name))
+            shell.showtraceback((UnknownMagic, error, None))
+            assert shell.shown[-1].startswith(magic.format(name))
+            assert shell.shown[-1].endswith(more or "found.")
+
+
+def test_without_the_extension_the_shell_shows_errors_as_before(shell, session):
+    with ExitStack() as undo:
+        Hints(shell, session, SimpleNamespace(is_on=False), undo)
+    assert vars(shell).keys() == {"user_ns", "user_ns_hidden", "shown"}
+    assert shell.fails("allreduce(1)") == "name 'allreduce' is not defined"
+
+
+def test_a_failed_cell_has_the_hints_below_its_report(shell, loaded):
+    shell.user_ns.update(x=3, **shell.user_ns_hidden)
+    error = CellFailed("short", "the report", [undefined(0, "x"), undefined(1, "In")])
+    loaded.explain(error, (0, 1))
+    assert error.text == f"the report\n\nx {COPY} x -r 0"
