@@ -249,7 +249,6 @@ class Socket:
             self.listener.pending = []
 
     def bind_to_random_port(self, address, low, high):
-        w = World.it
         port = next(self.proc.host.ports)
         self.bind(f"{address}:{port}")
         return port
