@@ -1,0 +1,62 @@
+"""Faults at random moments, several at once, on several hosts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.simulated.scenarios import any_cell, simulated
+
+if TYPE_CHECKING:
+    from tests.simulated.chaos import ClusterWorld, Fault
+    from tests.simulated.notebook import SimulatedNotebook
+
+_CELLS = 5
+#: What the ranks survive.
+_SHORT = (
+    *("kill_rank", "kill_rank", "stall_rank", "kill_spare", "cut_short", "reset"),
+    *("stall_relay", "stall_agent", "stall_notebook", "interrupt"),
+)
+_HOSTS = (*_SHORT, "kill_host", "kill_agent", "kill_relay", "cut_middle", "cut_long", "stall_host")
+
+
+def _plan(kinds: Sequence[str], rng: random.Random) -> Sequence[Fault]:
+    from tests.simulated.chaos import random_plan
+
+    return random_plan(rng, kinds, _CELLS)
+
+
+def _run_cells(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
+    notebook.start()
+    for number in range(1, _CELLS + 1):
+        notebook.cell(any_cell(world.work, number))
+        if notebook.state != "running":
+            return
+
+
+@simulated(seeds=110, plan=partial(_plan, _SHORT))
+def test_short_faults_cost_no_line_and_no_cluster(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _run_cells(world, notebook)
+    assert notebook.state == "running", notebook.outcome[-1]
+
+
+@simulated(seeds=50, plan=partial(_plan, _HOSTS))
+def test_lost_hosts_are_named_and_every_cell_ends(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _run_cells(world, notebook)
+
+
+_HERE = ("kill_rank", "kill_rank", "stall_rank", "stall_agent", "stall_notebook", "interrupt")
+
+
+@simulated(seeds=30, hosts=0, ranks=4, plan=partial(_plan, _HERE))
+def test_ranks_of_one_machine_survive_deaths_and_stops(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _run_cells(world, notebook)
+    assert notebook.state == "running", notebook.outcome[-1]
