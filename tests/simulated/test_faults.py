@@ -25,9 +25,7 @@ def test_a_host_that_is_lost_while_a_rank_is_replaced_costs_only_its_own_variabl
     assert notebook.state == "running"
 
 
-@simulated(
-    seeds=10, known="nobody can attach if a rank dies after the kernel that replaced another"
-)
+@simulated(seeds=10)
 def test_ranks_can_be_attached_to_after_a_kernel_and_a_rank_died_in_a_replacement(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -60,9 +58,7 @@ def test_ranks_can_be_attached_to_while_one_of_their_hosts_loses_power(
     assert not world.notebook.told("did not answer")
 
 
-@simulated(
-    seeds=10, known="events that a dead kernel did not confirm end the agents of other hosts"
-)
+@simulated(seeds=10)
 def test_events_that_a_dead_kernel_had_handled_do_no_harm_when_they_come_again(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -86,7 +82,7 @@ def test_a_cell_that_a_dying_kernel_has_sent_to_some_ranks_ends(
     assert world.new_notebook().attach(notebook)
 
 
-@simulated(seeds=10, known="a kernel that dies before variables are restored says nothing of them")
+@simulated(seeds=10)
 def test_the_next_notebook_says_which_ranks_have_no_variables_after_a_replacement(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -133,7 +129,7 @@ def test_a_rank_that_dies_while_ranks_start_again_costs_only_its_own_variables(
     assert notebook.state == "running"
 
 
-@simulated(seeds=10, known="a short write loses the event of a death, and the cell never ends")
+@simulated(seeds=10)
 def test_a_death_is_reported_while_the_launcher_writes_much(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -143,7 +139,7 @@ def test_a_death_is_reported_while_the_launcher_writes_much(
     notebook.cell(reduce(sets=2))
 
 
-@simulated(seeds=10, known="an interrupt while ranks load their variables makes a busy loop")
+@simulated(seeds=10)
 def test_an_interrupt_while_ranks_load_their_variables_lets_the_notebook_wait(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -155,7 +151,7 @@ def test_an_interrupt_while_ranks_load_their_variables_lets_the_notebook_wait(
     assert notebook.state == "running"
 
 
-@simulated(seeds=10, known="a host that stands still while the network is tested counts as cut off")
+@simulated(seeds=10)
 def test_a_host_that_stands_still_during_the_test_of_the_network_is_no_firewall(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
