@@ -127,7 +127,7 @@ def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
         for group in groups[1:]
     ]
     own = label(report.rank for report in groups[0])
-    shown = f"This is the traceback of {own}. The messages of the others:"
+    shown = f"This is the report of {own}. The messages of the others:"
     return "\n".join([_whole([first, *(r for r in everyone if r is not first)]), shown, *messages])
 
 

@@ -45,7 +45,7 @@ def test_messages_that_differ_between_ranks_are_each_listed_once():
     reports = [report(0, "pair 0"), report(1, "pair 0"), report(2, "pair 1"), report(3, "pair 1")]
     assert describe(reports, ran=range(4)).splitlines()[1:] == [
         "ValueError: pair 0",
-        "This is the traceback of ranks 0–1. The messages of the others:",
+        "This is the report of ranks 0–1. The messages of the others:",
         "ranks 2–3: ValueError: pair 1",
     ]
 
