@@ -11,6 +11,7 @@ from allranks.cluster.failures import (
     all_over,
     describe,
     loss_text,
+    read_statuses,
     refused_by_all,
 )
 from allranks.cluster.options import check_source
@@ -113,3 +114,14 @@ def test_the_stack_of_a_crash_has_the_numbers_of_the_cells(tmp_path):
     assert told.traceback[1].endswith(
         '\n  File "In[3]", line 1 in f\n  File "In[4]", line 2 in <module>'
     )
+
+
+def test_a_rank_that_has_left_a_cell_that_others_run_is_not_called_idle():
+    hellos = {r: Hello(r, 4, r, 4, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(4)}
+    answer = {"rss_nbytes": 0, "line": "", "state": "idle"}
+    answers = {0: answer | {"state": "running"}, 1: answer, 2: answer, 3: answer}
+    left = {1: "error", 2: "waiting", 3: "ok"}
+    found = {one.rank: one.state for one in read_statuses(hellos, answers, left=left)}
+    waited = "waited for a rank that failed"
+    assert found == {0: "running", 1: "failed", 2: waited, 3: "finished"}
+    assert {one.state for one in read_statuses(hellos, answers)} == {"running", "idle"}
