@@ -32,6 +32,7 @@ from allranks.magics.options import (
     CellOptions,
     CommandOptions,
     HelpShown,
+    chosen_ranks,
     parse_cell,
     parse_command,
 )
@@ -156,7 +157,8 @@ class DistributedMagics(Magics):
     @cell_magic("rank")  # type: ignore[arg-type]
     def run_on_ranks(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell on some ranks, as ``%%rank 0,2-3``: ``%%distributed -r 0,2-3``."""
-        return self.send(CellOptions(ranks=line or None), below_magic(f"%%rank {line}", cell))
+        options = CellOptions(ranks=line or None, chosen_by="%%rank")
+        return self.send(options, below_magic(f"%%rank {line}", cell))
 
     def send(
         self, options: CellOptions, text: str, local: str = ""
@@ -232,7 +234,7 @@ class DistributedMagics(Magics):
             self.session.hooks.command("profile", 0.0, options.save)
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
-        chosen = rank_lists.parse(options.ranks or "all", cluster.size)
+        chosen = chosen_ranks(options, cluster.size)
         hellos = cluster.hellos
         view = cell_view(
             options.view,
