@@ -14,6 +14,7 @@ AllranksError
 │   ├── CellTimeout           the cell exceeded its ``--timeout``
 │   └── MapFailed             items of ``map`` failed (carries the results of the others)
 │       └── MapInterrupted    ``map`` was interrupted (a CellInterrupted as well)
+├── CheckFailed               a check of an exercise has failed: a box, without a traceback
 ├── FeatureFailed             a feature failed: its cell fails, the ranks and their variables stay
 └── CollectiveError
     ├── CollectiveMismatch    the ranks passed different arguments to a collective
@@ -158,6 +159,21 @@ class MapInterrupted(MapFailed, CellInterrupted):
 
 class FeatureFailed(AllranksError):
     """A feature raised in a hook: the cell fails, the ranks and their variables stay."""
+
+
+def coloured_box(text: str, colour: str) -> str:
+    """Returns the lines of a text on a background; ``colour`` is a code of ANSI terminals."""
+    lines = text.splitlines() or [""]
+    width = max(map(len, lines))
+    return "\n".join(f"\x1b[{colour}m {line:{width}} \x1b[0m" for line in lines)
+
+
+class CheckFailed(AllranksError, AssertionError):
+    """A check of an exercise has failed; its report has no traceback and no source of the check."""
+
+    def _render_traceback_(self) -> list[str]:
+        text = str(self)
+        return [coloured_box(text, "30;43" if text.startswith("not yet") else "97;41")]
 
 
 class CollectiveError(AllranksError):

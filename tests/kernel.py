@@ -57,6 +57,7 @@ class Cell:
     error_name: str = ""
     error_value: str = ""
     traceback: list[str] = field(default_factory=list)
+    payload: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[dict[str, Any]] = field(default_factory=list)
     comms: list[dict[str, Any]] = field(default_factory=list, repr=False)
     iopub_nbytes: int = 0
@@ -417,6 +418,7 @@ class Kernel:
         cell.status = content["status"]
         cell.execution_count = content.get("execution_count")
         cell.error_name = content.get("ename", "")
+        cell.payload = content.get("payload", [])
         cell.error_value = content.get("evalue", "")
         cell.traceback = content.get("traceback", [])
         cell.seconds = time.monotonic() - cell._started

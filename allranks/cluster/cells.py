@@ -505,6 +505,12 @@ class Cells:
         return self._running is not None or self._crew is not None
 
     @property
+    def have_left(self) -> dict[int, str]:
+        """The ranks that have left the running cell, with the status of their replies."""
+        run = self._running
+        return {} if run is None else {rank: one.status for rank, one in run.replies.items()}
+
+    @property
     def _occupied(self) -> bool:
         # Ranks may still be in a cell that was interrupted.
         return self._abandoned is not None and not self._abandoned.settled()

@@ -127,7 +127,7 @@ def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
         for group in groups[1:]
     ]
     own = label(report.rank for report in groups[0])
-    shown = f"This is the traceback of {own}. The messages of the others:"
+    shown = f"This is the report of {own}. The messages of the others:"
     return "\n".join([_whole([first, *(r for r in everyone if r is not first)]), shown, *messages])
 
 
@@ -533,9 +533,22 @@ class RankRegistry:
         )
 
 
+#: How a rank has left a cell that still runs, by the status of its reply.
+_ENDINGS = {
+    "ok": "finished",
+    "error": "failed",
+    "waiting": "waited for a rank that failed",
+    "interrupted": "interrupted",
+}
+
+
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank now. ``state`` is idle, running, waiting, stopped, silent or dead."""
+    """One rank now.
+
+    ``state`` is idle, running, waiting, stopped, silent or dead, or how it has left a cell that
+    others still run.
+    """
 
     rank: int
     host: str
@@ -568,11 +581,15 @@ def read_statuses(
     hellos: Mapping[int, Hello],
     answers: Mapping[int, dict[str, Any]],
     dead: Mapping[int, ProcessExit] = MappingProxyType({}),
+    left: Mapping[int, str] = MappingProxyType({}),
 ) -> list[RankStatus]:
     """Reads the status of all ranks; those without an answer are looked up. ``dead`` has the ends
-    of ranks that can be replaced.
+    of ranks that can be replaced, ``left`` the status of the replies to a cell that still runs.
     """
     found = {rank: read_status(hello, answers.get(rank, {})) for rank, hello in hellos.items()}
+    for rank in left.keys() & found.keys():
+        if found[rank].state == "idle":
+            found[rank] = replace(found[rank], state=_ENDINGS[left[rank]])
     for rank in dead.keys() & found.keys():
         found[rank] = replace(found[rank], rss_nbytes=0, state="dead", line=dead[rank].how())
     return list(found.values())

@@ -214,7 +214,8 @@ class AgentTools:
         # The thread that waits for the cell delivers them.
         cluster.ask_soon(requests.STATUS, {}, take)
         came.wait(_STATUS_SECONDS)
-        return read_statuses(cluster.hellos, {r: answer.content for r, answer in answers.items()})
+        found = {rank: answer.content for rank, answer in answers.items()}
+        return read_statuses(cluster.hellos, found, left=cluster.have_left)
 
     def output(self, cell: int = 0, offset: int = 0) -> str:
         """Returns what the ranks of a cell have printed so far, equal lines once, each with its

@@ -33,7 +33,7 @@ from allranks.collectives.calls.guard import (
 )
 from allranks.engine.features import RankHooks
 from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
-from allranks.errors import CollectiveError, RankLeft, Report, UsageError
+from allranks.errors import CheckFailed, CollectiveError, RankLeft, Report, UsageError
 from allranks.records.code_names import is_cell, with_numbers
 
 #: Raised inside allranks on the user's behalf: their tracebacks end at the user's last frame.
@@ -355,6 +355,10 @@ def report(
     for frame, number in walk_tb(traceback_of(error)):
         if frame.f_code.co_filename == cell_file:
             line, source = number, source_line(cell_file, number)
+    if is_a(error, CheckFailed):
+        # The line has the source of the check, and the answer perhaps.
+        line, source = None, ""
+        formatted = cast(CheckFailed, error)._render_traceback_()
     if is_a(error, SyntaxError):
         said = cast(SyntaxError, error)
         if said.filename == cell_file:

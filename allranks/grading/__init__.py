@@ -4,8 +4,21 @@
 package imports this one, so it can be deleted.
 """
 
+from allranks.errors import CheckFailed
+from allranks.grading.checks import check, passed
 from allranks.grading.expectation import ExpectationFailed, expect
 from allranks.grading.patterns import collective, line, ring, tree
 from allranks.grading.traffic import Traffic
 
-__all__ = ["ExpectationFailed", "Traffic", "collective", "expect", "line", "ring", "tree"]
+__all__ = [
+    "CheckFailed",
+    "ExpectationFailed",
+    "Traffic",
+    "check",
+    "collective",
+    "expect",
+    "line",
+    "passed",
+    "ring",
+    "tree",
+]

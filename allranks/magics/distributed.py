@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from IPython.core import page
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
@@ -26,12 +28,13 @@ from allranks.cluster.options import (
     check_source,
     explain_syntax,
 )
-from allranks.errors import CellFailed, InvalidCell, RankDied, UsageError
+from allranks.errors import AllranksError, CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.hints import Hints
 from allranks.magics.options import (
     CellOptions,
     CommandOptions,
     HelpShown,
+    chosen_ranks,
     parse_cell,
     parse_command,
 )
@@ -59,6 +62,8 @@ from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
 from allranks.widgets.dashboard.view import Profiler, cell_view
 from allranks.widgets.displays import replay
+
+_HELP = re.compile(r"(\?{1,2})([\w.]+)|([\w.]+)(\?{1,2})")
 
 
 def _last(words: list[str], past: CellHistory) -> None:
@@ -150,13 +155,30 @@ class DistributedMagics(Magics):
             options = parse_cell(line)
         except HelpShown:
             return nothing_to_run()
+        if took and self._has_paged(cell):
+            return nothing_to_run()
         text = cell if took else below_magic(f"%%distributed {line}", cell)
         return self.send(options, text, cell)
+
+    def _has_paged(self, cell: str) -> bool:
+        """Whether a cell is ``name?``, and a rank's answer is now in the front end's pager."""
+        asks = _HELP.fullmatch(cell.strip())
+        kernel = getattr(self.shell, "kernel", None)
+        if asks is None or kernel is None or self.session.running is None:
+            return False
+        name, marks = asks[2] or asks[3], asks[1] or asks[4]
+        found: dict[str, Any] = {}
+        with suppress(AllranksError):  # then the ranks print what they have
+            found = self.session.hooks.command("describe", name, len(name), len(marks) - 1)
+        if found.get("found"):
+            page.page(found["data"])
+        return bool(found.get("found"))
 
     @cell_magic("rank")  # type: ignore[arg-type]
     def run_on_ranks(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell on some ranks, as ``%%rank 0,2-3``: ``%%distributed -r 0,2-3``."""
-        return self.send(CellOptions(ranks=line or None), below_magic(f"%%rank {line}", cell))
+        options = CellOptions(ranks=line or None, chosen_by="%%rank")
+        return self.send(options, below_magic(f"%%rank {line}", cell))
 
     def send(
         self, options: CellOptions, text: str, local: str = ""
@@ -232,7 +254,7 @@ class DistributedMagics(Magics):
             self.session.hooks.command("profile", 0.0, options.save)
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
-        chosen = rank_lists.parse(options.ranks or "all", cluster.size)
+        chosen = chosen_ranks(options, cluster.size)
         hellos = cluster.hellos
         view = cell_view(
             options.view,

@@ -20,11 +20,17 @@ from allranks.horovod import alias
 from allranks.magics import px_names
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
-from allranks.magics.options import CellOptions, HelpShown, Parser, parse_command, split
+from allranks.magics.options import (
+    CellOptions,
+    HelpShown,
+    Parser,
+    chosen_ranks,
+    parse_command,
+    split,
+)
 from allranks.magics.px_results import PxResult, PxValues
 from allranks.magics.session import RANKS, RanksProxy
 from allranks.magics.shell import is_awaited, nothing_to_run
-from allranks.records import ranks as rank_lists
 from allranks.records.config import START_WITH
 from allranks.records.ranks import label
 
@@ -121,7 +127,7 @@ class PxMagics(Magics):
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
         cluster = self._distributed.session.cluster()
-        ranks = rank_lists.parse(options.ranks or "all", cluster.size)
+        ranks = chosen_ranks(options, cluster.size)
         last = self._last = PxResult(cluster, text, number, ranks, options.fold)
         if options.out is not None:
             self.shell.user_ns[options.out] = last
@@ -155,6 +161,7 @@ class PxMagics(Magics):
             )
         options = CellOptions(
             ranks=None if said.targets is None else self._targets(said.targets),
+            chosen_by="--targets",
             out=said.out,
             local=said.local,
             fold=said.group_outputs != "engine",

@@ -18,6 +18,7 @@ from allranks.cluster.options import (
 )
 from allranks.ensemble import grid
 from allranks.errors import UsageError
+from allranks.records import ranks as rank_lists
 
 COMMANDS = {
     "start": "starts the ranks; the first %%distributed cell also does",
@@ -68,6 +69,8 @@ class CellOptions:
 
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
+    chosen_by: str = "-r"
+    """What stands before ``ranks``."""
     out: str | None = None
     timeout: float | None = None
     local: bool = False
@@ -221,6 +224,17 @@ def parse_cell(line: str) -> CellOptions:
     if options.save and not options.profile:
         raise UsageError(f"--save needs --profile. Type: --profile --save {options.save}")
     return options
+
+
+def chosen_ranks(options: CellOptions, size: int) -> tuple[int, ...]:
+    """Returns the ranks that a cell runs on, of ``size``."""
+    text = (options.ranks or "all").strip()
+    try:
+        return rank_lists.parse(text, size, options.chosen_by)
+    except UsageError as error:
+        if options.chosen_by == "-r" and text.isdecimal():
+            raise UsageError(f"{error}, or for {text} ranks: -n {text}") from None
+        raise
 
 
 def parse_command(line: str) -> tuple[str, CommandOptions]:

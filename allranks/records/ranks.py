@@ -9,12 +9,13 @@ from operator import index
 from allranks.errors import UsageError
 
 
-def parse(text: str, size: int) -> tuple[int, ...]:
+def parse(text: str, size: int, option: str = "-r") -> tuple[int, ...]:
     """Returns the ranks that a text names, sorted, each once.
 
     Args:
         text: as ``2``, ``0,2-3``, ``[0, 2-3]`` or ``all``.
         size: how many ranks there are.
+        option: what stands before the text, for the example in an error.
 
     Raises:
         UsageError: the text is no list of ranks, or names one that is not there.
@@ -26,10 +27,12 @@ def parse(text: str, size: int) -> tuple[int, ...]:
     for part in body.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"expected ranks as in 0,2-3, found {text!r}. Type for example: -r 0")
+            raise UsageError(
+                f"expected ranks as in 0,2-3, found {text!r}. Type for example: {option} 0"
+            )
         lowest, highest = int(first), int(last or first)
         if not lowest <= highest < size:
-            raise _not_there(repr(text), size, f"-r {size - 1}")
+            raise _not_there(repr(text), size, f"{option} {size - 1}")
         named.update(range(lowest, highest + 1))
     return tuple(sorted(named))
 

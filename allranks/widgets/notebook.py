@@ -209,7 +209,7 @@ class NotebookView(TextView):
         return [content for content in every if content[0]]
 
     def _show_text(self, stretch: _TextAndPictures) -> int:
-        rows = self._rows({rank: text.lines for rank, text in stretch.texts.items()})
+        rows = self._rows({rank: text.shown for rank, text in stretch.texts.items()})
         if stretch is self._stretches[-1]:
             rows += [
                 Row((rank,), Line("note", self._hidden_note(rank, *hidden)))

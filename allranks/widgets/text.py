@@ -154,10 +154,18 @@ class RankText:
         self.lines.append(line)
         self._open = False
 
+    @property
+    def shown(self) -> list[Line]:
+        """The lines, without blank ones at an end that is open, as bars of tqdm leave."""
+        count = len(self.lines)
+        while self._open and count and not self.lines[count - 1].text.strip():
+            count -= 1
+        return self.lines[:count]
+
     def take(self, ended_only: bool) -> list[Line]:
         kept = self.lines[-1 - self._up :] if ended_only and self._open else []
         self._up = self._up if kept else 0
-        taken = self.lines[: len(self.lines) - len(kept)]
+        taken = self.lines[: len(self.lines) - len(kept)] if ended_only else self.shown
         self.lines = kept
         self._open = bool(kept)
         return taken

@@ -1,6 +1,7 @@
 """The kernel that ``allranks install-kernel`` installs: every cell is for the ranks."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -93,7 +94,12 @@ def test_tab_and_shift_tab_ask_a_rank_unless_the_cell_is_local(kernel):
     # An answer that takes longer than 2 s is not awaited.
     wait_until(lambda: "7" in kernel.inspect("there"))
     wait_until(lambda: kernel.inspect("%%rank 1\nonly_on_one").endswith("\nRank: 1"))
-    assert kernel.run("there?").text.startswith("rank 0 │ Type:        int\n")
+    asked = kernel.run("there?")
+    (paged,) = asked.payload
+    shown = re.sub(r"\x1b\[[\d;]*m", "", paged["data"]["text/plain"])
+    assert (asked.text, paged["source"]) == ("", "page")
+    assert re.match(r"Type:\s+int\n", shown), shown
+    assert shown.endswith("Rank: 0")
 
 
 def test_a_tab_that_takes_too_long_leaves_no_part_of_a_file_in_the_users_cache(kernel, cache):

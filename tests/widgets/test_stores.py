@@ -105,6 +105,15 @@ def test_calls_of_one_kind_are_one_row_and_the_rank_that_others_waited_for_is_na
     assert (table.by_rank()[0].calls, table.by_rank()[0].wait_seconds) == (20, 5.0)
 
 
+@pytest.mark.parametrize("calls", [1, 10])
+def test_the_best_bandwidth_of_calls_is_not_below_the_mean_one(calls):
+    table = TimingTable()
+    table.take(Timings(0, 1, (totals(calls, 0.0, 1e-5, {}),)))
+    table.take(Timings(1, 1, (totals(calls, 0.0, 4e-5, {}),)))
+    (row,) = table.by_call()
+    assert row.busbw_gbps == row.best_gbps == pytest.approx(calls * 1000 / 4e-5 / 1e9)
+
+
 def test_a_tile_keeps_how_its_rank_left():
     tiles = Tiles([hello(0), hello(1)])
     assert len(tiles.news()) == 2

@@ -69,6 +69,20 @@ def test_lines_that_may_still_change_are_kept_back_where_asked() -> None:
     assert text.take(ended_only=True) == [Line("err", "outer 1"), Line("err", "inner 1")]
 
 
+def test_a_bar_that_was_erased_leaves_no_line() -> None:
+    # As tqdm draws a bar with leave=False below another one.
+    erased = "\router 0%\n\rinner 9%\x1b[A\n\r         \x1b[A\router 9%\n"
+    text = RankText()
+    text.feed("err", erased)
+    assert text.shown == [Line("err", "outer 9%")]
+    assert text.take(ended_only=False) == [Line("err", "outer 9%")]
+    text.feed("err", f"{erased}\rinner 1%")
+    assert [line.text for line in text.shown] == ["outer 9%", "inner 1%"]
+    text = RankText()
+    text.feed("out", "a\n\n")
+    assert [line.text for line in text.shown] == ["a", ""]
+
+
 def test_a_run_of_rows_is_labelled_once_and_only_colours_are_left_in_it() -> None:
     rows = [
         Row((0, 1), Line("out", "x")),

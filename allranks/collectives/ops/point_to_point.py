@@ -386,16 +386,15 @@ class PointToPoint(Raw):
         sent = complete(self._world.held_requests, posted, post_send, self, data, dest, sendtag)
         # Posts the send; its end is awaited after the receive.
         next(sent, None)
-        received = self._receive("sendrecv", source, recvtag, status)
 
-        def steps(call: PointCall) -> Steps[None]:
-            call.posted = True
-            call.moves(data)
+        def rest(call: PointCall) -> Steps[None]:
+            # The same call: now it waits for another rank, which may not have left.
+            call.peers, call.left_at = self.peers(dest), -1.0
+            call.moves(*call.buffers, data)
             for _ in sent:
                 yield call
 
-        self.point("sendrecv", dest, steps)
-        return received
+        return self._receive("sendrecv", source, recvtag, status, rest)
 
     def Isendrecv_replace(
         self,
@@ -427,7 +426,14 @@ class PointToPoint(Raw):
         received: MPI.Request = _plainly["irecv"](self, reserve(), source, tag)
         return received
 
-    def _receive(self, op: str, source: int, tag: int, status: Status) -> Any:
+    def _receive(
+        self,
+        op: str,
+        source: int,
+        tag: int,
+        status: Status,
+        rest: Callable[[PointCall], Steps[None]] | None = None,
+    ) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             about = status if status is not None else MPI.Status()
             while (message := Raw.Improbe(self, source, tag, about)) is None:
@@ -436,6 +442,8 @@ class PointToPoint(Raw):
             call.posted = True
             call.moves(data)
             yield from complete(self._world.held_requests, call, message.Irecv, [data, MPI.BYTE])
+            if rest is not None:
+                yield from rest(call)
             return MPI.pickle.loads(data) if data else None
 
         return self.point(op, source, steps)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allranks.records.telemetry import CallTotals, Strip, Timings, busbw
+from allranks.records.telemetry import CallTotals, Strip, Timings
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,8 @@ class TimingTable:
 
 def _row_over_ranks(totals: list[CallTotals]) -> CallRow:
     first, count = totals[0], len(totals)
-    calls = max(one.calls for one in totals)
-    moving = sum(one.moving_seconds for one in totals) / count
     # The slowest rank ends a call: its bandwidth is that of all.
+    mean = [one.busbw_gbps for one in totals]
     best = [one.best_busbw_gbps for one in totals]
     return CallRow(
         op=first.op,
@@ -112,10 +111,10 @@ def _row_over_ranks(totals: list[CallTotals]) -> CallRow:
         dtype=first.dtype,
         nbytes=first.nbytes,
         ranks=first.ranks,
-        calls=calls,
+        calls=max(one.calls for one in totals),
         wait_seconds=sum(one.wait_seconds for one in totals) / count,
         transfer_seconds=sum(one.transfer_seconds for one in totals) / count,
-        busbw_gbps=busbw(first.op, first.ranks, first.nbytes * calls, moving),
+        busbw_gbps=min((one for one in mean if one is not None), default=None),
         best_gbps=min((one for one in best if one is not None), default=None),
     )
 

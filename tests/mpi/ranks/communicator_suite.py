@@ -563,6 +563,15 @@ def test_the_size_of_what_mpi4py_moves_is_recorded():
     assert all(record.nbytes >= 8000 for record in records), records
 
 
+def test_a_sendrecv_is_recorded_as_one_call_with_what_it_sends_and_receives():
+    text, n = bytes(300_000), c.size()
+    c.comm.Barrier()
+    c.comm.sendrecv(text, (c.rank() + 1) % n, source=(c.rank() - 1) % n)
+    before, record = c.records()[-2:]
+    assert (before.op, record.op) == ("comm.Barrier", "comm.sendrecv")
+    assert 2 * len(text) <= record.nbytes < 3 * len(text)
+
+
 def test_200_ping_pongs_of_800_kb_take_the_memory_of_mpi4py_alone():
     if c.size() == 1:
         pytest.skip("a rank sends nothing to itself here")

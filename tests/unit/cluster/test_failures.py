@@ -12,6 +12,7 @@ from allranks.cluster.failures import (
     all_over,
     describe,
     loss_text,
+    read_statuses,
     refused_by_all,
 )
 from allranks.cluster.options import check_source
@@ -46,7 +47,7 @@ def test_messages_that_differ_between_ranks_are_each_listed_once():
     reports = [report(0, "pair 0"), report(1, "pair 0"), report(2, "pair 1"), report(3, "pair 1")]
     assert describe(reports, ran=range(4)).splitlines()[1:] == [
         "ValueError: pair 0",
-        "This is the traceback of ranks 0–1. The messages of the others:",
+        "This is the report of ranks 0–1. The messages of the others:",
         "ranks 2–3: ValueError: pair 1",
     ]
 
@@ -124,3 +125,14 @@ def test_the_end_of_a_process_that_comes_again_is_no_other_death():
     assert roster.has_recorded(ProcessExit(1, code=-9, host="h2", pid=7))
     assert not roster.has_recorded(ProcessExit(1, code=-9, host="h2", pid=8))
     assert not roster.has_recorded(ProcessExit(1, why="is cut off", host="h2"))
+
+
+def test_a_rank_that_has_left_a_cell_that_others_run_is_not_called_idle():
+    hellos = {r: Hello(r, 4, r, 4, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(4)}
+    answer = {"rss_nbytes": 0, "line": "", "state": "idle"}
+    answers = {0: answer | {"state": "running"}, 1: answer, 2: answer, 3: answer}
+    left = {1: "error", 2: "waiting", 3: "ok"}
+    found = {one.rank: one.state for one in read_statuses(hellos, answers, left=left)}
+    waited = "waited for a rank that failed"
+    assert found == {0: "running", 1: "failed", 2: waited, 3: "finished"}
+    assert {one.state for one in read_statuses(hellos, answers)} == {"running", "idle"}

@@ -6,7 +6,15 @@ import pytest
 
 from allranks.cluster.options import check_preload
 from allranks.errors import UsageError
-from allranks.magics.options import HelpShown, cell_parser, commands, parse_cell, parse_command
+from allranks.magics.options import (
+    CellOptions,
+    HelpShown,
+    cell_parser,
+    chosen_ranks,
+    commands,
+    parse_cell,
+    parse_command,
+)
 from allranks.magics.shell import words_for
 
 
@@ -51,6 +59,22 @@ def test_a_line_that_cannot_be_understood_says_what_was_expected(line, said):
 def test_a_command_that_cannot_be_understood_is_refused(line, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         parse_command(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (CellOptions(ranks="4"), "-r 3, or for 4 ranks: -n 4"),
+        (CellOptions(ranks="0,4"), "-r 3"),
+        (CellOptions(ranks="7", chosen_by="%%rank"), "%%rank 3"),
+        (CellOptions(ranks="x", chosen_by="--targets"), "--targets 0"),
+    ],
+)
+def test_ranks_that_are_not_there_are_refused_with_what_can_be_typed_there(options, advice):
+    with pytest.raises(UsageError, match=rf"^expected ranks .*Type for example: {advice}$"):
+        chosen_ranks(options, 4)
+    assert chosen_ranks(CellOptions(ranks=" 1-2"), 4) == (1, 2)
+    assert chosen_ranks(CellOptions(), 2) == (0, 1)
 
 
 @pytest.mark.parametrize("line", ["", "help", "--help"])

@@ -1,0 +1,56 @@
+"""A failed check of an exercise is a coloured box: no traceback, no source that has the answer."""
+
+import pytest
+
+from allranks.cluster.failures import describe, headline, plain
+from allranks.engine.exceptions import report
+from allranks.errors import CheckFailed
+from allranks.grading import check, passed
+
+ANSWER = "check(found == sum(values), message)"
+
+
+def reported(message, rank=0):
+    """The report of a check that has failed in a cell."""
+    code = compile(f"def fails(check):\n    check(False, {message!r})  # {ANSWER}", "In[3]", "exec")
+    names = {}
+    exec(code, names)
+    try:
+        names["fails"](check)
+    except CheckFailed as error:
+        return report(error, ["traceback", ANSWER], rank, "cpu", "In[3]")
+
+
+def test_the_report_is_the_message_in_a_box():
+    found = reported("not yet: my_sum still returns None")
+    box = "\x1b[30;43m not yet: my_sum still returns None \x1b[0m"
+    assert (found.traceback, found.line, found.source_line) == ((box,), None, "")
+    assert headline([found], 1) == "rank 0 of 1: CheckFailed: not yet: my_sum still returns None"
+    title, *rest = describe([found], [0]).splitlines()
+    assert (plain(title).endswith(") raised CheckFailed"), rest) == (True, [box])
+
+
+def test_a_wrong_answer_is_red_and_has_the_box_of_its_longest_line():
+    (box,) = reported("expected 3\nfound 12 on rank 0").traceback
+    assert box == "\x1b[97;41m expected 3         \x1b[0m\n\x1b[97;41m found 12 on rank 0 \x1b[0m"
+
+
+def test_boxes_of_several_ranks_are_each_shown_once():
+    reports = [reported(f"rank {rank} found nothing", rank) for rank in range(3)]
+    assert plain(describe(reports, range(3))).splitlines()[1:] == [
+        " rank 0 found nothing ",
+        "This is the report of rank 0. The messages of the others:",
+        "rank 1: CheckFailed: rank 1 found nothing",
+        "rank 2: CheckFailed: rank 2 found nothing",
+    ]
+
+
+def test_a_condition_that_holds_fails_nothing_and_the_end_is_green(capsys):
+    check([1], "not shown")
+    passed("one call", 3)
+    assert capsys.readouterr().out == "\x1b[30;42m right: one call 3 \x1b[0m\n"
+
+
+def test_a_check_is_an_assertion_for_graders():
+    with pytest.raises(AssertionError, match=r"^not yet"):
+        check(None, "not yet: nothing")
