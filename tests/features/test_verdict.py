@@ -48,7 +48,10 @@ def test_a_slow_rank_is_named_below_the_cell(notebook):
     why = notebook.run("%distributed why").text
     assert not re.search(r"rank [02] is (the slow one|late)", cell.text + why)
     if had_cores(why):
-        assert "the others wait" in line(cell, "rank 1 is the slow one: ")
+        said = line(cell, "rank 1 is the slow one: ")
+        assert "the others wait" in said
+        # The line may be left out, as of a machine that looks too late.
+        assert "more, at" not in said or "`time.sleep(0.1 if rank == 1" in said
         assert why.startswith("rank 1 is the slow one: ")
 
 
@@ -62,6 +65,11 @@ def test_a_rank_that_is_late_now_and_then_is_named(notebook):
 def test_a_loss_that_is_not_a_number_is_named_with_its_step(notebook):
     cell = run(notebook, "0.03", loss='float("nan") if rank == 1 and step >= 30 else 1.0')
     assert line(cell, "loss is NaN since step 30 on rank 1")
+
+
+def test_a_cell_that_breaks_python_does_not_fail_for_its_verdict(notebook):
+    cell = run(notebook, '[0.1, globals().update({1: []}), setattr(__builtins__, "open", None)][0]')
+    cell.ok()
 
 
 def test_different_numbers_of_steps_are_counted(notebook):

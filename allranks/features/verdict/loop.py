@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from allranks.features.verdict import LEAST_STEPS
-from allranks.features.verdict.records import CellParts, EndedCall, Kind, RankPart, Sample
+from allranks.features.verdict.records import CellParts, EndedCall, Kind, Line, RankPart, Sample
 
 #: Up to a tenth of the steps belong to the start, if they are this much slower than the median.
 _SLOW_START, _START_SHARE, _LEAST_START = 10, 10, 3
@@ -19,6 +19,10 @@ _SLOW_START, _START_SHARE, _LEAST_START = 10, 10, 3
 _SPAN = 0.8
 #: The samples have to cover this much of the loop.
 _COVERED = 0.5
+#: Fewer looks do not tell at which lines a rank spends its time.
+_LEAST_LOOKS = 40
+#: By how much looks may differ from the exact share of the time outside of collectives.
+_LOOKS_ERROR = 0.15
 
 
 class RankLoop:
@@ -77,6 +81,27 @@ class RankLoop:
             scale * (b.main_ready - a.main_ready),
             b.rss_nbytes - a.rss_nbytes,
         )
+
+    @cached_property
+    def lines(self) -> dict[tuple[Line, ...], float] | None:
+        """The shares of the time at the user's lines, each with all lines that it was called from.
+
+        None if there are few looks, or if these have found the rank in collectives for another
+        time than the calls took: C code may hold the interpreter, or each step be looked at in the
+        same moment.
+        """
+        looks = [look for look in self.part.looks if self.edges[0] <= look.at <= self.edges[-1]]
+        if len(looks) <= _LEAST_LOOKS:
+            return None
+        found: dict[tuple[Line, ...], float] = defaultdict(float)
+        whole = looks[-1].at - looks[0].at
+        for before, look in pairwise(looks):
+            # A late look, as after C code that held the interpreter, stands for all that time.
+            path = self.part.paths[look.path] if look.path >= 0 else ()
+            for depth in range(1 + len(path)):
+                found[path[:depth]] += (look.at - before.at) / whole
+        seen = sum(share for path, share in found.items() if len(path) == 1)
+        return found if abs(seen - self.computing / self.seconds) <= _LOOKS_ERROR else None
 
 
 class Loop:

@@ -1,7 +1,8 @@
 """Gathers what the notebook needs to judge a cell: calls, and who had no core to run on.
 
-Nothing is measured in a call, and a cell calls no hook: the calls are those of the journal, and
-the counters of the process are read with the pulse, about once a second.
+Nothing is measured in a call, and the main thread calls no hook: the calls are those of the
+journal. The thread that receives records reads the counters of the process with the pulse, about
+once a second, and looks at the line of the main thread 20 times a second.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import pairwise
 from math import inf
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.guard import Site, source_line
+from allranks.collectives.calls.guard import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import MEASURED
-from allranks.features.verdict.records import EndedCall, Kind, RankPart, Sample
+from allranks.features.verdict.records import EndedCall, Kind, Line, Look, RankPart, Sample
+from allranks.features.verdict.stack import Path, users_lines
 from allranks.records.wire import Record, RunCell
 
 #: Of a longer cell, the last samples are kept, and of these so many are sent.
 _KEPT_SAMPLES, _SENT_SAMPLES = 4096, 256
+#: Those of the last minute.
+_KEPT_LOOKS = 1200
 #: All ranks together send about so many calls, and each rank at least some.
 _CALLS, _LEAST_CALLS = 20_000, 1000
 #: Between a cell and the request for it, allranks may run others, as to keep variables.
@@ -42,6 +47,7 @@ class RankVerdict(RankFeature):
         #: When each of the last cells came, by the journal's clock, and its number in the notebook.
         self._cells: dict[int, tuple[float, int]] = {}
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
+        self._looks: deque[tuple[float, Path]] = deque(maxlen=_KEPT_LOOKS)
         self._has_counters = True
 
     def started(self, rank: RankContext) -> None:
@@ -53,9 +59,16 @@ class RankVerdict(RankFeature):
             if len(self._cells) > _KEPT_CELLS:
                 del self._cells[next(iter(self._cells))]
 
+    # A cell may have replaced functions of Python until it ends. It must not fail for these hooks.
+
+    def cell_running(self) -> None:
+        with suppress(Exception):
+            self._looks.append((world.current().journal.now(), users_lines()))
+
     def pulse_fields(self) -> dict[str, Any]:
         """Takes a sample: the pulse itself needs no fields."""
-        self._sample()
+        with suppress(Exception):
+            self._sample()
         return {}
 
     def _sample(self) -> None:
@@ -75,7 +88,7 @@ class RankVerdict(RankFeature):
         return {
             name: len(value)
             for name, value in names.copy().items()
-            if type(value) in (list, dict, set) and not name.startswith("_")
+            if type(value) in (list, dict, set) and type(name) is str and name[:1] != "_"
         }
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
@@ -95,6 +108,8 @@ class RankVerdict(RankFeature):
             wait, transfer = call.wait_seconds, call.transfer_seconds
             calls.append(EndedCall(kind, call.ended, wait, transfer, call.last_rank))
         samples = [one for one in list(self._samples) if began <= one[0].at]
+        looks = [look for look in list(self._looks) if began <= look[0] <= ended]
+        paths = {path: at for at, path in enumerate({path for _, path in looks if path})}
         part = RankPart(
             rank=self._rank.rank,
             number=number,
@@ -104,6 +119,8 @@ class RankVerdict(RankFeature):
             calls=calls,
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
+            looks=[Look(at, paths.get(path, -1)) for at, path in looks],
+            paths=[tuple(_line(*line) for line in path) for path in paths],
             left_out=count - len(records),
         )
         return part.message()
@@ -139,6 +156,12 @@ def _cores() -> int:
 def _source(name: str) -> str:
     site = Site.of(name)
     return source_line(*site)[:_SOURCE_CHARACTERS] if site is not None else ""
+
+
+def _line(file: str, number: int, function: str) -> Line:
+    name = shown_name(file)
+    place = f"{name.rpartition('/')[2]}:{number}"
+    return Line(place, function, source_line(file, number)[:_SOURCE_CHARACTERS])
 
 
 def _thinned(samples: list[Sample]) -> list[Sample]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 
@@ -32,6 +33,17 @@ class EndedCall(NamedTuple):
     last: int
 
 
+class Line(NamedTuple):
+    """A line of the user: its place, as ``In[3]:9``, its function, and its source."""
+
+    place: str
+    function: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.place} `{self.source}`" if self.source else self.place
+
+
 class Sample(NamedTuple):
     """The counters of a rank's process at a time, all in seconds but the memory.
 
@@ -46,13 +58,21 @@ class Sample(NamedTuple):
     rss_nbytes: float
 
 
+class Look(NamedTuple):
+    """Where the main thread was at a time: the number of its lines, -1 in a collective."""
+
+    at: float
+    path: int
+
+
 @dataclass(frozen=True)
 class RankPart:
     """One rank's part of a cell. Times are by one clock for each host.
 
     ``number`` is that which the notebook shows, -1 if the rank has not run the cell. ``cores`` is
     how many its process may use. ``grown`` has the first and the last length of global lists,
-    dictionaries and sets that have grown. ``left_out`` counts earlier calls of the cell.
+    dictionaries and sets that have grown. ``left_out`` counts earlier calls of the cell. ``paths``
+    are the lines at which the ``looks`` have found the rank, the outermost line of each first.
     """
 
     rank: int
@@ -64,6 +84,8 @@ class RankPart:
     samples: Sequence[Sample]
     grown: dict[str, tuple[int, int]] = field(default_factory=dict)
     left_out: int = 0
+    looks: Sequence[Look] = ()
+    paths: Sequence[tuple[Line, ...]] = ()
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
@@ -74,18 +96,18 @@ class RankPart:
             "kinds": [list(kind) for kind in self.kinds],
             "grown": {name: list(lengths) for name, lengths in self.grown.items()},
             "left_out": self.left_out,
+            "paths": [[list(line) for line in path] for path in self.paths],
         }
-        calls, samples = array("d"), array("d")
-        for call in self.calls:
-            calls.extend(call)
-        for sample in self.samples:
-            samples.extend(sample)
-        return content, [calls.tobytes(), samples.tobytes()]
+        rows = self.calls, self.samples, self.looks
+        return content, [array("d", chain(*row)).tobytes() for row in rows]
 
     @classmethod
     def read(cls, rank: int, content: dict[str, Any], payloads: Sequence[bytes]) -> RankPart:
-        calls, samples = (array("d", payload) for payload in payloads)
-        of_call, of_sample = len(EndedCall._fields), len(Sample._fields)
+        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look))
+        calls, samples, looks = (
+            zip(*[iter(array("d", payload))] * length, strict=True)
+            for length, payload in zip(lengths, payloads, strict=True)
+        )
         return cls(
             rank=rank,
             number=content["number"],
@@ -94,11 +116,13 @@ class RankPart:
             kinds=[Kind(*kind) for kind in content["kinds"]],
             calls=[
                 EndedCall(int(kind), ended, wait, transfer, int(last))
-                for kind, ended, wait, transfer, last in zip(*[iter(calls)] * of_call, strict=True)
+                for kind, ended, wait, transfer, last in calls
             ],
-            samples=[Sample(*row) for row in zip(*[iter(samples)] * of_sample, strict=True)],
+            samples=[Sample(*row) for row in samples],
             grown={name: (first, last) for name, (first, last) in content["grown"].items()},
             left_out=content["left_out"],
+            looks=[Look(at, int(path)) for at, path in looks],
+            paths=[tuple(Line(*line) for line in path) for path in content["paths"]],
         )
 
 

@@ -13,7 +13,7 @@ from statistics import fmean, median, quantiles
 
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.loop import Loop
-from allranks.features.verdict.records import CellParts, RankPart
+from allranks.features.verdict.records import CellParts, Line, RankPart
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
 
@@ -28,6 +28,10 @@ USUAL_WAIT = 0.10
 RARE_SHARE, RARE_PART, FEW_STEPS = 0.25, 0.6, 20
 #: A cause explains at least this part of what it is said to cause.
 EXPLAINS = 0.5
+MOST_EXPLAINED = 1.5
+LONG_SECONDS = 0.02
+#: A function that a line calls explains at least this part of the time at that line.
+FOLLOWED = 0.6
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
 TRANSFER_SHARE = 0.30
@@ -161,17 +165,52 @@ def _others_compute(loop: Loop, rank: int) -> float:
 
 
 def _straggler(loop: Loop, rank: int) -> Verdict:
-    late = loop.late[rank]
+    late, where = loop.late[rank], longer_at(loop, rank)
+    extra = loop.computes(rank) - _others_compute(loop, rank)
+    at = f": {seconds(extra)} more, at {where}" if where else ""
     return Verdict(
         "straggler",
         late,
         f"rank {rank} is the slow one: the others wait {late:.0%} of the time for it, "
         f"{seconds(late * loop.step)} of a step of {seconds(loop.step)}. It computes "
         f"{seconds(loop.computes(rank))} per step, the others "
-        f"{seconds(_others_compute(loop, rank))}",
-        f"%%distributed --profile shows at which lines, or give rank {rank} less work",
+        f"{seconds(_others_compute(loop, rank))}{at}",
+        f"Give rank {rank} less work there"
+        if where
+        else f"%%distributed --profile shows at which lines, or give rank {rank} less work",
         (rank,),
     )
+
+
+def longer_at(loop: Loop, rank: int) -> str:
+    """Returns the line at which a rank spends more time than the others; "" if none explains it.
+
+    It is followed from the cell's own line into the functions that explain most of the difference.
+    """
+    own = loop.ranks[rank].lines
+    # Python lets the thread that looks in after 5 ms, so that shorter work counts for later lines.
+    if loop.computes(rank) - _others_compute(loop, rank) < LONG_SECONDS:
+        return ""
+    others = [one.lines for other, one in loop.ranks.items() if other != rank]
+    if own is None or any(one is None for one in others):
+        return ""
+    more = {
+        path: share - fmean(one.get(path, 0.0) for one in others if one is not None)
+        for path, share in own.items()
+    }
+    late, path = loop.late[rank], tuple[Line, ...]()
+    least = EXPLAINS * late
+    while True:
+        below = [one for one in more if len(one) == len(path) + 1 and one[:-1] == path]
+        first, second = [*sorted(below, key=lambda one: -more[one]), None, None][:2]
+        if first is None or more[first] < least:
+            break
+        if second is not None and DOMINATES * more[second] > more[first]:
+            break
+        path, least = first, max(least, FOLLOWED * more[first])
+    if not path or more[path[:1]] > MOST_EXPLAINED * late:
+        return ""
+    return str(path[0]) + (f", in {path[-1].function} {path[-1]}" if len(path) > 1 else "")
 
 
 def _rarely_late(loop: Loop, rank: int) -> list[Verdict]:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-from allranks.features.verdict.records import CellParts, EndedCall, Kind, RankPart, Sample
+from allranks.features.verdict.records import (
+    CellParts,
+    EndedCall,
+    Kind,
+    Line,
+    Look,
+    RankPart,
+    Sample,
+)
 
 GRADIENTS = Kind("allreduce", "In[3]:9", 100_000, 0, "allreduce(gradients)")
+#: The lines of a rank's work, with the share of each.
+Spent = Sequence[tuple[tuple[Line, ...], float]]
 #: The seconds for which a rank computes in a step.
 Work = float | Callable[[int, random.Random], float]
 
@@ -27,17 +39,21 @@ def cell(
     busy: float = 0.9,
     memory: Callable[[int, float], float] = lambda rank, at: 5e8,
     hosts: Sequence[str] = (),
+    lines: Mapping[int, Spent] | None = None,
     **more: Any,
 ) -> CellParts:
     """Returns a cell whose steps have one call of each kind.
 
     ``jitter`` is the deviation of the logarithm of each work, ``bursts`` how likely a rank is
     interrupted in a call. Of a second, the threads of a rank ran for ``busy``, and waited for a
-    core for ``ready``.
+    core for ``ready``. ``lines`` are those at which each rank works, one after the other.
     """
     random_of = random.Random(seed)
     size, now = len(work), 0.0
     rows: list[list[EndedCall]] = [[] for _ in work]
+    begins: list[list[float]] = [[] for _ in work]
+    places: list[list[int]] = [[] for _ in work]
+    paths = [path for path, _ in chain(*(lines or {}).values())]
     for step in range(steps):
         for at in range(len(kinds)):
             arrived = []
@@ -48,10 +64,23 @@ def cell(
                     each += random_of.expovariate(50)
                 arrived.append(now + each)
             last = max(range(size), key=lambda rank: arrived[rank])
+            for rank, spent in (lines or {}).items():
+                begun = now
+                for path, share in spent:
+                    begins[rank].append(begun)
+                    places[rank].append(paths.index(path))
+                    begun += share * (arrived[rank] - now)
+                begins[rank].append(arrived[rank])
+                places[rank].append(-1)
             now = arrived[last] + transfer
             for rank, row in enumerate(rows):
                 row.append(EndedCall(at, now, arrived[last] - arrived[rank], transfer, last))
     times = [0.2 + at for at in range(int(now) + 2)]
+    looks = [0.05 * (at + random_of.random()) for at in range(int(20 * now))]
+
+    def place(rank: int, at: float) -> int:
+        return places[rank][bisect(begins[rank], at) - 1] if begins[rank] else -1
+
     parts = [
         RankPart(
             rank=rank,
@@ -67,6 +96,8 @@ def cell(
                 )
                 for at in times
             ],
+            looks=[Look(at, place(rank, at)) for at in looks],
+            paths=paths,
         )
         for rank, row in enumerate(rows)
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.features.verdict.explained import compare, explain
-from allranks.features.verdict.records import CellParts, Kind, NotANumber, RankPart
+from allranks.features.verdict.records import CellParts, Kind, Line, Look, NotANumber, RankPart
 from allranks.features.verdict.rules import verdicts
 from tests.unit.features.recorded_cells import cell, each_rank, often_short, varied
 
@@ -63,6 +63,39 @@ def test_a_slow_rank_is_named_with_its_time():
     assert (found.kind, found.ranks) == ("straggler", (2,))
     assert "the others wait 58% of the time for it" in found.text
     assert "It computes 25 ms per step, the others 10 ms" in found.text
+
+
+READ, AUGMENT, TRAIN = (
+    (Line("In[3]:4", "", "x = read(step)"),),
+    (Line("In[3]:5", "", "x = augment(x)"), Line("In[3]:2", "augment", "return sorted(x)")),
+    (Line("In[3]:6", "", "train(x)"),),
+)
+SAME, SLOW = [(READ, 0.5), (TRAIN, 0.5)], [(READ, 0.125), (AUGMENT, 0.75), (TRAIN, 0.125)]
+
+
+def test_the_line_at_which_a_slow_rank_spends_more_is_named():
+    # Each works for 5 ms at the first and the last line.
+    parts = cell([0.01, 0.01, 0.04], lines={0: SAME, 1: SAME, 2: SLOW})
+    found = verdicts(parts)
+    assert "the others 10 ms: 30 ms more, at In[3]:5 `x = augment(x)`" in found[0].text
+    assert "in augment In[3]:2 `return sorted(x)`" in found[0].text
+    assert found[0].next == "Give rank 2 less work there"
+
+
+def test_no_line_is_named_if_several_take_longer():
+    parts = cell([0.01, 0.01, 0.04], lines=dict.fromkeys(range(3), SAME))
+    assert "more, at" not in verdicts(parts)[0].text
+
+
+def test_no_line_is_named_where_looks_may_mislead():
+    lines = {0: SAME, 1: SAME, 2: SLOW}
+    few = cell([0.01, 0.01, 0.04], lines=lines, steps=40)
+    short = cell([0.001, 0.001, 0.004], lines=lines, steps=3000)
+    parts = cell([0.01, 0.01, 0.04], lines=lines)
+    beating = each_rank(parts, looks=[look._replace(path=-1) for look in parts.ranks[2].looks])
+    for one in (few, short, beating):
+        assert verdicts(one)[0].ranks == (2,)
+        assert "more, at" not in verdicts(one)[0].text
 
 
 def test_a_slow_rank_is_named_among_many_calls_of_one_line():
@@ -137,9 +170,9 @@ def test_many_small_messages_cost_their_latency():
 
 
 def test_the_logged_steps_tell_how_many_equal_calls_a_step_has():
-    parts = cell([5e-6, 5e-6], kinds=[SMALL], transfer=5e-5, steps=8000)
+    parts = cell([5e-6, 5e-6], kinds=[SMALL], transfer=5e-5, steps=20_000)
     assert kinds(parts) == []  # each call may be a step
-    assert kinds(replace(parts, logged=200)) == ["latency"]
+    assert kinds(replace(parts, logged=500)) == ["latency"]
 
 
 def test_memory_that_grows_is_reported_with_what_grows_with_it():
@@ -214,6 +247,13 @@ def test_noise_makes_no_cell_faster():
 
 
 def test_a_part_is_the_same_after_its_way():
-    part = each_rank(cell([0.01, 0.02]), grown={"x": (1, 2)}, left_out=7).ranks[1]
+    parts = each_rank(
+        cell([0.01, 0.02]),
+        grown={"x": (1, 2)},
+        left_out=7,
+        looks=[Look(1.5, 1)],
+        paths=[READ, AUGMENT],
+    )
+    part = parts.ranks[1]
     content, payloads = part.message()
     assert RankPart.read(1, content, payloads) == replace(part, kinds=[*part.kinds])
