@@ -37,11 +37,11 @@ class RankLoop:
         self.edges = edges
         self.seconds = max(1e-9, edges[-1] - edges[0])
         self.calls = [call for call in part.calls if edges[0] < call.ended <= edges[-1]]
-        self.whole = [call for call in self.calls if part.kinds[call.kind].ranks == size]
+        self.whole = [call for call in self.calls if part.kinds[call.kind].meets(size)]
         self.wait = sum(call.wait for call in self.calls)
         self.transfer = sum(call.transfer for call in self.calls)
         self.computing = max(0.0, self.seconds - self.wait - self.transfer)
-        self.usual_step = median(after - before for before, after in pairwise(edges))
+        self.usual_step = max(1e-9, median(after - before for before, after in pairwise(edges)))
 
     @cached_property
     def waits(self) -> dict[int, float]:
@@ -221,7 +221,7 @@ def _step_key(part: RankPart, size: int, logged: int) -> _Key | None:
         spans: dict[_Key, tuple[float, float]] = {}
         for call in part.calls:
             kind = part.kinds[call.kind]
-            if kind.ranks == size:
+            if kind.meets(size):
                 key = kind.op, kind.name, kind.nbytes if with_nbytes else None
                 counts[key] += 1
                 spans[key] = spans.get(key, (call.ended, 0.0))[0], call.ended

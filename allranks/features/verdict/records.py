@@ -18,6 +18,10 @@ class Kind(NamedTuple):
     ranks: int
     source: str
 
+    def meets(self, size: int) -> bool:
+        """Whether all ranks of the cell take part; a message has two ranks, which need not meet."""
+        return self.ranks == size and not any(word in self.op.lower() for word in ("send", "recv"))
+
     @property
     def place(self) -> str:
         return f"{self.op} at {self.name}" + (f" `{self.source}`" if self.source else "")

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from allranks.features.verdict.explained import compare, explain
-from allranks.features.verdict.records import CellParts, Kind, Line, Look, NotANumber, RankPart
+from allranks.features.verdict.records import (
+    CellParts,
+    EndedCall,
+    Kind,
+    Line,
+    Look,
+    NotANumber,
+    RankPart,
+    Sample,
+)
 from allranks.features.verdict.rules import verdicts
 from tests.unit.features.recorded_cells import cell, each_rank, often_short, varied
 
 #: One of 40 parameters.
 SMALL = Kind("allreduce", "In[3]:9", 256, 0, "")
+
+
+READ, AUGMENT, TRAIN = (
+    (Line("In[3]:4", "", "x = read(step)"),),
+    (Line("In[3]:5", "", "x = augment(x)"), Line("In[3]:2", "augment", "return sorted(x)")),
+    (Line("In[3]:6", "", "train(x)"),),
+)
 
 
 def kinds(parts: CellParts) -> list[str]:
@@ -55,6 +72,43 @@ def test_a_rank_that_is_a_little_slower_is_not_named():
     assert kinds(cell([0.01, 0.0105], jitter=0.1)) == []
 
 
+def test_messages_of_two_ranks_are_no_steps():
+    messages = [Kind(op, "In[3]:9", 8, 0, "") for op in ("send", "recv", "Isendrecv_replace")]
+    for kind in messages:
+        assert kinds(cell([0.01, 0.03], kinds=[kind])) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_records_are_too_strange(seed):
+    random_of = random.Random(seed)
+    number = random_of.random
+
+    def times(most):
+        return sorted(random_of.choice([0.0, number(), 5 * number()]) for _ in range(most))
+
+    def part(rank):
+        kinds = [SMALL._replace(nbytes=at, ranks=3) for at in range(random_of.randrange(1, 4))]
+        return RankPart(
+            rank=rank,
+            number=3,
+            host=random_of.choice("ab"),
+            cores=1,
+            kinds=kinds,
+            calls=[
+                EndedCall(random_of.randrange(len(kinds)), at, number(), number(), last)
+                for at in times(random_of.choice([0, 5, 30, 200]))
+                for last in (random_of.randrange(-1, 3),)
+            ],
+            samples=[Sample(at, at, number(), 0.0, 1e9 * number()) for at in times(7)],
+            looks=[Look(at, random_of.randrange(-1, 2)) for at in times(100)],
+            paths=[AUGMENT, TRAIN],
+        )
+
+    parts = CellParts(3, [part(rank) for rank in range(3)], logged=random_of.choice([0, 30]))
+    assert explain(parts)
+    assert compare(parts, parts)
+
+
 # ---- a slow rank
 
 
@@ -65,11 +119,6 @@ def test_a_slow_rank_is_named_with_its_time():
     assert "It computes 25 ms per step, the others 10 ms" in found.text
 
 
-READ, AUGMENT, TRAIN = (
-    (Line("In[3]:4", "", "x = read(step)"),),
-    (Line("In[3]:5", "", "x = augment(x)"), Line("In[3]:2", "augment", "return sorted(x)")),
-    (Line("In[3]:6", "", "train(x)"),),
-)
 SAME, SLOW = [(READ, 0.5), (TRAIN, 0.5)], [(READ, 0.125), (AUGMENT, 0.75), (TRAIN, 0.125)]
 
 
