@@ -272,8 +272,8 @@ class AgentTools:
             self._use(time.monotonic() - began)
 
     def timings(self, cell: int = 0) -> str:
-        """Returns how long each rank waited and transferred data in a cell's collectives, and the
-        costliest calls with their lines.
+        """Returns why a cell is slow, if a cause stands out, how long each rank waited and
+        transferred data in its collectives, and the costliest calls with their lines.
         """
         found = self._find(cell)
         if isinstance(found, str):
@@ -281,7 +281,10 @@ class AgentTools:
         timings = None if found.view is None else found.view.figures.timings
         if timings is None or not timings.by_rank():
             return f"Cell {found.number} has no timings: no collective call of it has ended."
-        return _cut(f"{rank_table(timings).text()}\n{call_table(timings).text()}")
+        hooks = self._cluster.hooks
+        why = hooks.command("verdict", found.number) if "verdict" in hooks.commands else ""
+        tables = [rank_table(timings).text(), call_table(timings).text()]
+        return _cut("\n".join([*filter(None, [why]), *tables]))
 
     def interrupt(self) -> str:
         """Interrupts the running cell; the ranks and their variables stay. A second interrupt of

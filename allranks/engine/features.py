@@ -5,8 +5,8 @@ The hooks of a rank are called in this order:
 1. ``starting``, before MPI starts; ``started``, when the rank has its shell, before its first cell.
 2. ``cell_started``, after the history, interrupts and the capture of exceptions have been prepared
    and before the collectives' scope is entered.
-3. While the cell runs: ``message_received`` and ``interrupted`` in the thread that receives
-   records, ``output_sending`` in any thread.
+3. While the cell runs: ``message_received``, ``interrupted`` and ``cell_running`` in the thread
+   that receives records, ``output_sending`` in any thread.
 4. ``error_raised``, after the repair of all that the cell has broken; it accepts no interrupts
    now. It may replace the error. The history and the report have the error that it returns.
 5. ``cell_finished``, to end waits. Then the scope is left, which releases the other ranks.
@@ -141,6 +141,9 @@ class RankFeature:
     def interrupted(self) -> None:
         """The cell is about to be interrupted; called in the thread that receives records."""
 
+    def cell_running(self) -> None:
+        """A cell is running; called about 20 times a second."""
+
     def output_sending(self, final: bool) -> None:
         """Output is about to be sent; ``final`` if it is the cell's last."""
 
@@ -186,7 +189,14 @@ class RankFeature:
 
 #: The hooks that are called once a feature is no longer dormant.
 _IN_CELLS = {
-    *("cell_started", "interrupted", "output_sending", "error_raised", "hidden_frames"),
+    *(
+        "cell_started",
+        "cell_running",
+        "interrupted",
+        "output_sending",
+        "error_raised",
+        "hidden_frames",
+    ),
     *("error_details", "pulse_fields", "cell_finished", "cell_left", "epoch_ended"),
     "rank_replaced",
 }

@@ -264,7 +264,7 @@ class Rank:
                 mpi_ports=tuple(self._mpi_ports),
             ),
         )
-        self.wire.before_output = partial(self._features.call, RankFeature.output_sending, False)
+        self.wire.before_output = self._before_output
         self._clients = ClientRequests(
             engine.kernel,
             self.wire,
@@ -294,6 +294,11 @@ class Rank:
         self._loop.remove_reader(self._last)
         if not self.wire.busy:  # a cell may wait in the loop: then the host agent kills this rank
             processes.end_process()
+
+    def _before_output(self) -> None:
+        if self.wire.busy:
+            self._features.call(RankFeature.cell_running)
+        self._features.call(RankFeature.output_sending, False)
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])

@@ -34,6 +34,7 @@ BUILT_IN: tuple[str, ...] = (
     "prompts",
     "rank_widgets",
     "profile",
+    "verdict",
     "gpu",
     "heal",
     "attach",

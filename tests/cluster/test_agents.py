@@ -17,6 +17,13 @@ from tests.agents import BUGS, CALLS, LONGEST, finish, goes_on, missed_bugs, wit
 from tests.fuzz.ranks import unfold
 from tests.kernel import wait_until
 
+NOT_A_NUMBER = """
+import time
+for step in range(25):
+    time.sleep(0.05)
+    log(step=step, loss=allreduce(1.0 if step < 20 else float("nan")))
+"""
+
 
 def no_values(reply):
     """Whether the ranks have not told their values yet."""
@@ -59,6 +66,8 @@ def test_replies_are_short_and_go_on_and_values_are_compared():
         assert "found '1x'" in await agent("values", names="1x")
         await finish(agent, "for _ in range(200): allreduce(1.0)")
         assert "allreduce" in await agent("timings")
+        await finish(agent, NOT_A_NUMBER)
+        assert (await agent("timings")).startswith("loss is NaN since step 20 on ranks 0–2. ")
         assert "expected one of" in await agent("error", cell=99)
         return agent.length
 

@@ -33,10 +33,10 @@ CHANGES = (
 
 LATE = re.compile(
     r"^[^\n]* · [^\n]*(has waited|has moved no data|has not started|waits in|is at"
-    r"|does not answer|still being replaced)[^\n]*\n?",
+    r"|does not answer|still being replaced|% of the time)[^\n]*\n?",
     re.MULTILINE,
 )
-"""A busy machine may say that a rank is late, or that its replacement is."""
+"""A busy machine may say that a rank is late, or its replacement, or why a cell was slow."""
 
 
 def steady(text: str) -> str:

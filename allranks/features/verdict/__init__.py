@@ -1,0 +1,12 @@
+"""One sentence below a cell with a loop of collectives: why it is slow.
+
+A rank gathers what it has recorded of the cell (`rank.py`). The notebook asks for it when such a
+cell has ended (`notebook.py`), and pure functions of these records find the cause (`rules.py`).
+Standard library only.
+"""
+
+#: The request that a rank answers with its part of a cell, see `RankVerdict.answer`.
+MEASURED = "measured"
+
+#: A loop with fewer steps is not judged.
+LEAST_STEPS = 20

@@ -1,0 +1,249 @@
+"""The loop of a cell: its steps on each rank, and what a rank did in them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from statistics import fmean, median
+
+from allranks.features.verdict import LEAST_STEPS
+from allranks.features.verdict.records import CellParts, EndedCall, Kind, Line, RankPart, Sample
+
+#: Up to a tenth of the steps belong to the start, if they are this much slower than the median.
+_SLOW_START, _START_SHARE, _LEAST_START = 10, 10, 3
+#: The calls of a step's line have to span this much of the time of all calls.
+_SPAN = 0.8
+#: The samples have to cover this much of the loop.
+_COVERED = 0.5
+#: Fewer looks do not tell at which lines a rank spends its time.
+_LEAST_LOOKS = 40
+#: By how much looks may differ from the exact share of the time outside of collectives.
+_LOOKS_ERROR = 0.15
+
+
+class RankLoop:
+    """The steps of one rank.
+
+    ``edges`` are the ends of the calls that end its steps; ``whole`` are those of its calls in
+    which all ranks of the cell took part.
+    """
+
+    def __init__(self, part: RankPart, edges: Sequence[float], size: int) -> None:
+        self.part = part
+        self.edges = edges
+        self.seconds = max(1e-9, edges[-1] - edges[0])
+        self.calls = [call for call in part.calls if edges[0] < call.ended <= edges[-1]]
+        self.whole = [call for call in self.calls if part.kinds[call.kind].meets(size)]
+        self.wait = sum(call.wait for call in self.calls)
+        self.transfer = sum(call.transfer for call in self.calls)
+        self.computing = max(0.0, self.seconds - self.wait - self.transfer)
+        self.usual_step = max(1e-9, median(after - before for before, after in pairwise(edges)))
+
+    @cached_property
+    def waits(self) -> dict[int, float]:
+        """The seconds for which this rank waited for each other one."""
+        found: dict[int, float] = defaultdict(float)
+        for call in self.whole:
+            if call.last not in (-1, self.part.rank):
+                found[call.last] += call.wait
+        return found
+
+    def waits_in_steps(self, rank: int | None = None) -> list[float]:
+        """Returns the wait in each step, for one rank or all, as a share of the median step."""
+        sums = [0.0] * (len(self.edges) - 1)
+        for call in self.whole:
+            if rank in (call.last, None):
+                sums[bisect_left(self.edges, call.ended) - 1] += call.wait
+        return [wait / self.usual_step for wait in sums]
+
+    @cached_property
+    def used(self) -> Sample | None:
+        """The differences of the counters over the loop; None if too few samples are known."""
+        samples, began, ended = self.part.samples, self.edges[0], self.edges[-1]
+        first = max((at for at, one in enumerate(samples) if one.at <= began), default=0)
+        last = next((at for at, one in enumerate(samples) if one.at >= ended), len(samples) - 1)
+        if last <= first:
+            return None
+        a, b = samples[first], samples[last]
+        covered = (min(b.at, ended) - max(a.at, began)) / self.seconds
+        if covered < _COVERED:
+            return None
+        # The first sample is taken a moment after the cell's beginning.
+        scale = 1 / covered
+        return Sample(
+            self.seconds,
+            scale * (b.run - a.run),
+            scale * (b.ready - a.ready),
+            scale * (b.main_ready - a.main_ready),
+            b.rss_nbytes - a.rss_nbytes,
+        )
+
+    @cached_property
+    def lines(self) -> dict[tuple[Line, ...], float] | None:
+        """The shares of the time at the user's lines, each with all lines that it was called from.
+
+        None if there are few looks, or if these have found the rank in collectives for another
+        time than the calls took: C code may hold the interpreter, or each step be looked at in the
+        same moment.
+        """
+        looks = [look for look in self.part.looks if self.edges[0] <= look.at <= self.edges[-1]]
+        if len(looks) <= _LEAST_LOOKS:
+            return None
+        found: dict[tuple[Line, ...], float] = defaultdict(float)
+        whole = looks[-1].at - looks[0].at
+        for before, look in pairwise(looks):
+            # A late look, as after C code that held the interpreter, stands for all that time.
+            path = self.part.paths[look.path] if look.path >= 0 else ()
+            for depth in range(1 + len(path)):
+                found[path[:depth]] += (look.at - before.at) / whole
+        seen = sum(share for path, share in found.items() if len(path) == 1)
+        return found if abs(seen - self.computing / self.seconds) <= _LOOKS_ERROR else None
+
+
+class Loop:
+    """The same steps on all ranks; ``kind`` is that of the call that ends a step."""
+
+    def __init__(self, kind: Kind, ranks: dict[int, RankLoop]) -> None:
+        self.kind = kind
+        self.ranks = ranks
+        self.steps = len(next(iter(ranks.values())).edges) - 1
+        self.first = ranks[min(ranks)]
+
+    @classmethod
+    def of(cls, cell: CellParts) -> Loop | None:
+        """Returns the cell's loop; None if it has no loop in which all ranks meet."""
+        size = len(cell.ranks)
+        if size < 2 or any(not part.calls for part in cell.ranks):
+            return None
+        key = _step_key(cell.ranks[0], size, cell.logged)
+        if key is None:
+            return None
+        ends = [
+            [call.ended for call in part.calls if _matches(part.kinds[call.kind], key)]
+            for part in cell.ranks
+        ]
+        # From the end, because a rank may have sent its last calls only.
+        count = min(map(len, ends))
+        if count < LEAST_STEPS:
+            return None
+        ends = [times[-count:] for times in ends]
+        first = max(map(_first_step, ends))
+        if count - first < LEAST_STEPS:
+            return None
+        kind = next(kind for kind in cell.ranks[0].kinds if _matches(kind, key))
+        return cls(
+            kind,
+            {
+                part.rank: RankLoop(part, times[first:], size)
+                for part, times in zip(cell.ranks, ends, strict=True)
+            },
+        )
+
+    @property
+    def seconds(self) -> float:
+        return fmean(one.seconds for one in self.ranks.values())
+
+    @property
+    def step(self) -> float:
+        return self.seconds / self.steps
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time in which a rank waits, as a mean over ranks."""
+        return fmean(one.wait / one.seconds for one in self.ranks.values())
+
+    @property
+    def transfer(self) -> float:
+        return fmean(one.transfer / one.seconds for one in self.ranks.values())
+
+    @property
+    def computing(self) -> float:
+        return fmean(one.computing / one.seconds for one in self.ranks.values())
+
+    @cached_property
+    def late(self) -> dict[int, float]:
+        """For each rank the share of the time in which another one waits for it, as a mean."""
+        return {
+            rank: sum(
+                one.waits.get(rank, 0.0) / one.seconds
+                for other, one in self.ranks.items()
+                if other != rank
+            )
+            / (len(self.ranks) - 1)
+            for rank in self.ranks
+        }
+
+    def ready(self, rank: int) -> float | None:
+        """Returns how much of the time the threads of a rank could run and had no core: a sum over
+        its threads. None if that is not known.
+        """
+        used = self.ranks[rank].used
+        return used.ready / used.at if used is not None else None
+
+    def main_ready(self, rank: int) -> float | None:
+        used = self.ranks[rank].used
+        return used.main_ready / used.at if used is not None else None
+
+    def computes(self, rank: int) -> float:
+        """Returns the seconds of a step in which a rank is in no collective."""
+        return self.ranks[rank].computing / self.steps
+
+    def by_host(self) -> dict[str, list[int]]:
+        hosts: dict[str, list[int]] = {}
+        for rank, one in self.ranks.items():
+            hosts.setdefault(one.part.host, []).append(rank)
+        return hosts
+
+    def calls_of(self, kind: int) -> list[EndedCall]:
+        return [call for call in self.first.calls if call.kind == kind]
+
+
+_Key = tuple[str, str, int | None]
+
+
+def _matches(kind: Kind, key: _Key) -> bool:
+    op, name, nbytes = key
+    return (kind.op, kind.name) == (op, name) and nbytes in (None, kind.nbytes)
+
+
+def _step_key(part: RankPart, size: int, logged: int) -> _Key | None:
+    """Returns the kind of call whose calls end a step.
+
+    If the cell logs steps, it is the one with about as many calls, else the one with the fewest: a
+    step may have many calls of one line.
+    """
+    for with_nbytes in (True, False):
+        counts: Counter[_Key] = Counter()
+        spans: dict[_Key, tuple[float, float]] = {}
+        for call in part.calls:
+            kind = part.kinds[call.kind]
+            if kind.meets(size):
+                key = kind.op, kind.name, kind.nbytes if with_nbytes else None
+                counts[key] += 1
+                spans[key] = spans.get(key, (call.ended, 0.0))[0], call.ended
+        most = _SPAN * (part.calls[-1].ended - part.calls[0].ended)
+        fit = {
+            key: count
+            for key, count in counts.items()
+            if count >= LEAST_STEPS and spans[key][1] - spans[key][0] >= most
+        }
+        if fit:
+            # Of equal counts the last call of a step ends it.
+            wanted = logged if logged >= LEAST_STEPS else 1
+            return min(fit, key=lambda key: (abs(math.log(fit[key] / wanted)), -spans[key][1]))
+    return None
+
+
+def _first_step(ends: Sequence[float]) -> int:
+    gaps = [after - before for before, after in pairwise(ends)]
+    usual = median(gaps)
+    slow = [
+        at
+        for at, gap in enumerate(gaps[: max(_LEAST_START, len(ends) // _START_SHARE)])
+        if gap > _SLOW_START * usual
+    ]
+    return slow[-1] + 1 if slow else 0

@@ -1,0 +1,225 @@
+"""Shows why a cell was slow: a line below it, and ``%distributed why``.
+
+While a cell runs, only its records that come anyway are looked at. The ranks are asked for more
+when a cell with a loop of collectives has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from array import array
+from typing import Any
+
+from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
+from allranks.cluster.options import LineCommand, StartOption
+from allranks.errors import UsageError
+from allranks.features.verdict import LEAST_STEPS, MEASURED
+from allranks.features.verdict.explained import compare, explain
+from allranks.features.verdict.records import CellParts, NotANumber, RankPart
+from allranks.features.verdict.rules import NOT_NUMBERS, verdicts
+from allranks.records.telemetry import Points, Timings
+from allranks.records.wire import Record, Reply
+
+_OPTION = StartOption(
+    "verdict", "ALLRANKS_VERDICT", ("on", "off"), "a line below a cell that says why it is slow"
+)
+#: A shorter cell is not judged.
+_LEAST_SECONDS = 1.0
+#: Ranks answer at once, unless C code holds the interpreter.
+_ASK_SECONDS = 1.0
+#: The parts of this many cells are kept.
+_CELLS = 20
+#: More curves are not looked at.
+_MOST_CURVES = 10_000
+#: Of a row of `Timings`.
+_CALLS_AT = 6
+
+
+class Watched:
+    """What the records that come by themselves say of a cell. Filled by the receiving thread."""
+
+    def __init__(self, cell: CellContext) -> None:
+        self.cell = cell
+        self.began = time.monotonic()
+        self.loops = False
+        """Whether a line has made enough calls."""
+        self._logged: dict[tuple[int, str, str], int] = {}
+        #: From which step on a value is NaN, and how often it was.
+        self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
+        self._was_number: set[tuple[int, str, str]] = set()
+        self._replies: dict[int, Reply] = {}
+
+    def take(self, record: Record, payloads: list[bytes]) -> None:
+        if isinstance(record, Timings) and not self.loops:
+            self.loops = any(row[_CALLS_AT] >= LEAST_STEPS for row in record.rows)
+        elif isinstance(record, Points):
+            self._take_points(record, array("d", payloads[0]))
+        elif isinstance(record, Reply):
+            self._replies[record.rank] = record
+
+    def _take_points(self, record: Points, pairs: array[float]) -> None:
+        at = 0
+        for name, member, count in record.series:
+            steps, values = pairs[at : at + 2 * count : 2], pairs[at + 1 : at + 2 * count : 2]
+            at += 2 * count
+            key = record.rank, name, member
+            if key not in self._logged and len(self._logged) >= _MOST_CURVES:
+                continue
+            self._logged[key] = self._logged.get(key, 0) + count
+            if not math.isnan(sum(values)):
+                self._not_numbers.pop(key, None)
+                self._was_number.add(key)
+                continue
+            # The sum of opposite infinities is NaN as well.
+            last = next((i for i in range(count - 1, -1, -1) if not math.isnan(values[i])), None)
+            if last is not None:
+                self._not_numbers.pop(key, None)
+                self._was_number.add(key)
+            first = 0 if last is None else last + 1
+            if first < count:
+                step, times = self._not_numbers.get(key, (steps[first], 0))
+                self._not_numbers[key] = step, times + count - first
+
+    @property
+    def logged(self) -> int:
+        return max(self._logged.values(), default=0)
+
+    def not_numbers(self) -> list[NotANumber]:
+        if self.logged < LEAST_STEPS:
+            return []
+        return [
+            NotANumber(key[1], key[0], step)
+            for key, (step, times) in self._not_numbers.items()
+            # A value that was never a number may be one that is not measured.
+            if times >= NOT_NUMBERS and key in self._was_number
+        ]
+
+    def left(self) -> tuple[tuple[int, ...], int | None]:
+        """Returns the ranks that had ended the cell, and the line in which others waited."""
+        ok = tuple(sorted(rank for rank, one in self._replies.items() if one.status == "ok"))
+        lines = {
+            one.report.line
+            for one in self._replies.values()
+            if one.report is not None and one.report.waiting and one.report.etype == "RankLeft"
+        }
+        others = {one.status for one in self._replies.values()} - {"ok"}
+        return (ok, lines.pop()) if len(lines) == 1 and others == {"waiting"} else ((), None)
+
+
+class NotebookVerdict(NotebookFeature):
+    """Judges each cell that the user sees."""
+
+    start_options = (_OPTION,)
+    line_commands = (
+        LineCommand(
+            "why",
+            "says why a cell is slow, or compares two cells",
+            "CELL",
+            "numbers of one or two cells, as 12 15; default: the last one with a loop",
+        ),
+    )
+    commands = frozenset({"verdict"})
+    arriving: tuple[type[Record], ...] = ()
+
+    def __init__(self) -> None:
+        self._watched: Watched | None = None
+        #: By the numbers that the notebook shows.
+        self._cells: dict[int, CellParts] = {}
+
+    def started(self, cluster: ClusterContext) -> None:
+        said = cluster.settings.get(_OPTION.variable) or os.environ.get(_OPTION.variable, "")
+        # One rank waits for none, and is the process of simulated ranks.
+        self.in_cells = cluster.size > 1 and said != "off"
+        self._watched = None
+
+    def cell_started(self) -> None:
+        if self.cell is not None and self.cell.shown and len(self.cell.ranks) > 1:
+            self._watched = Watched(self.cell)
+            self.arriving = (Timings, Points, Reply)
+
+    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
+        watched = self._watched
+        if watched is not None and getattr(record, "cell", 0) == watched.cell.number:
+            watched.take(record, payloads)
+        return record
+
+    def cell_finished(self) -> None:
+        # A call of allranks itself, as one that keeps variables, may end within the cell's end.
+        if self.cell is not None and not self.cell.shown:
+            return
+        watched, self._watched = self._watched, None
+        self.arriving = ()
+        if watched is None or time.monotonic() - watched.began < _LEAST_SECONDS:
+            return
+        if not watched.loops and not watched.not_numbers():
+            return
+        parts = self._parts_of(watched)
+        if parts is None:
+            return
+        self._keep(parts)
+        if found := verdicts(parts):
+            watched.cell.notice(str(found[0]))
+            watched.cell.show_output()
+
+    def _parts_of(self, watched: Watched) -> CellParts | None:
+        cell = watched.cell
+        asked = {"cell": cell.number}
+        answers = cell.ask(MEASURED, asked, cell.ranks, _ASK_SECONDS)
+        ranks = [RankPart.read(rank, *answer) for rank, answer in sorted(answers.items())]
+        # A new process in the place of a dead rank has nothing of the cell.
+        if len(ranks) < len(cell.ranks) or any(part.number < 0 for part in ranks):
+            return None
+        left, waits_at = watched.left()
+        return CellParts(
+            number=ranks[0].number,
+            ranks=ranks,
+            logged=watched.logged,
+            not_numbers=watched.not_numbers(),
+            left=left,
+            waits_at=waits_at,
+        )
+
+    def _keep(self, parts: CellParts) -> None:
+        self._cells.pop(parts.number, None)
+        self._cells[parts.number] = parts
+        for old in [*self._cells][:-_CELLS]:
+            del self._cells[old]
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        """``why`` takes words, and returns a text. ``verdict`` takes the number of a cell, and
+        returns the lines of its causes.
+        """
+        if name == "verdict":
+            (number,) = arguments
+            parts = self._cells.get(number)
+            return "\n".join(map(str, verdicts(parts))) if parts is not None else ""
+        (words,) = arguments
+        if len(words) > 2:
+            raise UsageError(
+                f"expected the numbers of one or two cells, found {len(words)}. "
+                "Type for example: %distributed why 12 15"
+            )
+        cells = [self._find(word) for word in words] or [self._find("")]
+        if len(cells) == 1:
+            return explain(cells[0])
+        return f"{compare(*cells)}\n\n{explain(cells[0])}\n\n{explain(cells[1])}"
+
+    def _find(self, word: str) -> CellParts:
+        number = next(reversed(self._cells), None) if not word else None
+        if word.isdecimal() and len(word) < 10:
+            number = int(word)
+        found = self._cells.get(number) if number is not None else None
+        if found is None:
+            there = ", ".join(map(str, sorted(self._cells))) or "none so far"
+            asked = f", and {word!r:.20} is none of them" if word else ""
+            raise UsageError(
+                f"expected the number of a cell that ran for {_LEAST_SECONDS:g} s or longer on "
+                f"several ranks, with {LEAST_STEPS} or more collectives of one line, found "
+                f"{there}{asked}. Type for example: %distributed why 12"
+            )
+        return found
+
+
+FEATURE = NotebookVerdict

@@ -1,0 +1,190 @@
+"""Gathers what the notebook needs to judge a cell: calls, and who had no core to run on.
+
+Nothing is measured in a call, and the main thread calls no hook: the calls are those of the
+journal. The thread that receives records reads the counters of the process with the pulse, about
+once a second, and looks at the line of the main thread 20 times a second.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+from allranks.collectives import world
+from allranks.collectives.calls.guard import Site, shown_name, source_line
+from allranks.engine.features import Answered, RankContext, RankFeature
+from allranks.features.verdict import MEASURED
+from allranks.features.verdict.records import EndedCall, Kind, Line, Look, RankPart, Sample
+from allranks.features.verdict.stack import Path, users_lines
+from allranks.records.wire import Record, RunCell
+
+#: Of a longer cell, the last samples are kept, and of these so many are sent.
+_KEPT_SAMPLES, _SENT_SAMPLES = 4096, 256
+#: Those of the last minute.
+_KEPT_LOOKS = 1200
+#: All ranks together send about so many calls, and each rank at least some.
+_CALLS, _LEAST_CALLS = 20_000, 1000
+#: Between a cell and the request for it, allranks may run others, as to keep variables.
+_KEPT_CELLS = 4
+_SOURCE_CHARACTERS = 60
+#: More names of a cell's variables are not looked at.
+_MOST_NAMES = 1000
+
+
+class RankVerdict(RankFeature):
+    """Keeps the beginnings of cells, and samples of this process."""
+
+    records = (RunCell,)
+    requests_while_busy = frozenset({MEASURED})
+
+    def __init__(self) -> None:
+        #: When each of the last cells came, by the journal's clock, and its number in the notebook.
+        self._cells: dict[int, tuple[float, int]] = {}
+        self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
+        self._looks: deque[tuple[float, Path]] = deque(maxlen=_KEPT_LOOKS)
+        self._has_counters = True
+
+    def started(self, rank: RankContext) -> None:
+        self._rank = rank
+
+    def message_received(self, record: Record, payloads: list[bytes]) -> None:
+        if isinstance(record, RunCell):
+            self._cells[record.cell] = world.current().journal.now(), record.number
+            if len(self._cells) > _KEPT_CELLS:
+                del self._cells[next(iter(self._cells))]
+
+    # A cell may have replaced functions of Python until it ends. It must not fail for these hooks.
+
+    def cell_running(self) -> None:
+        with suppress(Exception):
+            self._looks.append((world.current().journal.now(), users_lines()))
+
+    def pulse_fields(self) -> dict[str, Any]:
+        """Takes a sample: the pulse itself needs no fields."""
+        with suppress(Exception):
+            self._sample()
+        return {}
+
+    def _sample(self) -> None:
+        if self._has_counters:
+            try:
+                sample = read_counters(world.current().journal.now())
+            except (OSError, ValueError):  # not Linux, or a kernel without these counters
+                self._has_counters = False
+            else:
+                self._samples.append((sample, self._lengths()))
+
+    def _lengths(self) -> dict[str, int]:
+        names = self._rank.shell.user_ns
+        if len(names) > _MOST_NAMES:
+            return {}
+        # A copy, because the cell may add names meanwhile.
+        return {
+            name: len(value)
+            for name, value in names.copy().items()
+            if type(value) in (list, dict, set) and type(name) is str and name[:1] != "_"
+        }
+
+    def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
+        """Returns this rank's part of a cell; one that it has not run has the number -1."""
+        began, number = self._cells.get(arguments["cell"], (inf, -1))
+        ended = min((at for at, _ in self._cells.values() if at > began), default=inf)
+        self._sample()
+        most = max(_LEAST_CALLS, _CALLS // max(1, self._rank.size))
+        records, count = world.current().journal.since(began, most)
+        kinds: dict[tuple[str, str, int, int], int] = {}
+        calls = []
+        for call in records:
+            if call.ended > ended:
+                break
+            key = call.op, call.name, call.nbytes, call.ranks
+            kind = kinds.setdefault(key, len(kinds))
+            wait, transfer = call.wait_seconds, call.transfer_seconds
+            calls.append(EndedCall(kind, call.ended, wait, transfer, call.last_rank))
+        samples = [one for one in list(self._samples) if began <= one[0].at]
+        looks = [look for look in list(self._looks) if began <= look[0] <= ended]
+        paths = {path: at for at, path in enumerate({path for _, path in looks if path})}
+        part = RankPart(
+            rank=self._rank.rank,
+            number=number,
+            host=socket.gethostname(),
+            cores=_cores(),
+            kinds=[Kind(*key, _source(key[1])) for key in kinds],
+            calls=calls,
+            samples=_thinned([sample for sample, _ in samples]),
+            grown=_grown([lengths for _, lengths in samples]),
+            looks=[Look(at, paths.get(path, -1)) for at, path in looks],
+            paths=[tuple(_line(*line) for line in path) for path in paths],
+            left_out=count - len(records),
+        )
+        return part.message()
+
+
+def read_counters(at: float) -> Sample:
+    """Returns the counters of this process. Raises OSError where the system has none."""
+    run = ready = main_ready = 0
+    main = str(os.getpid())
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
+                ran, waited, _ = map(int, file.read().split())
+        except (FileNotFoundError, ProcessLookupError):
+            if thread == main:
+                raise
+            continue  # a thread that has ended meanwhile
+        run += ran
+        ready += waited
+        if thread == main:
+            main_ready = waited
+    if not run:
+        raise OSError("this kernel does not count the time of threads")
+    with open("/proc/self/statm", "rb") as file:
+        pages = int(file.read().split()[1])
+    return Sample(at, run / 1e9, ready / 1e9, main_ready / 1e9, pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _source(name: str) -> str:
+    site = Site.of(name)
+    return source_line(*site)[:_SOURCE_CHARACTERS] if site is not None else ""
+
+
+def _line(file: str, number: int, function: str) -> Line:
+    name = shown_name(file)
+    place = f"{name.rpartition('/')[2]}:{number}"
+    return Line(place, function, source_line(file, number)[:_SOURCE_CHARACTERS])
+
+
+def _thinned(samples: list[Sample]) -> list[Sample]:
+    stride = 1 + len(samples) // _SENT_SAMPLES
+    kept = samples[::-stride]
+    if samples and kept[-1] is not samples[0]:
+        kept.append(samples[0])
+    return kept[::-1]
+
+
+def _grown(lengths: list[dict[str, int]]) -> dict[str, tuple[int, int]]:
+    """Returns the names whose lengths have grown between nearly all samples."""
+    found = {}
+    for name in _in_all(lengths):
+        row = [one[name] for one in lengths]
+        steps = [after > before for before, after in pairwise(row)]
+        if len(steps) >= 3 and sum(steps) >= 0.7 * len(steps):
+            found[name] = row[0], row[-1]
+    return found
+
+
+def _in_all(lengths: list[dict[str, int]]) -> Iterable[str]:
+    return [name for name in lengths[-1] if all(name in one for one in lengths)] if lengths else []
+
+
+FEATURE = RankVerdict

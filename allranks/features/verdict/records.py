@@ -1,0 +1,154 @@
+"""What a rank has recorded of a cell, as it crosses the wire. Standard library only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """What some calls have in common; ``source`` is the line, if the name is a line's."""
+
+    op: str
+    name: str
+    nbytes: int
+    ranks: int
+    source: str
+
+    def meets(self, size: int) -> bool:
+        """Whether all ranks of the cell take part; a message has two ranks, which need not meet."""
+        return self.ranks == size and not any(word in self.op.lower() for word in ("send", "recv"))
+
+    @property
+    def place(self) -> str:
+        return f"{self.op} at {self.name}" + (f" `{self.source}`" if self.source else "")
+
+
+class EndedCall(NamedTuple):
+    """A call: its kind, its end, how long the rank waited and transferred, and the last rank."""
+
+    kind: int
+    ended: float
+    wait: float
+    transfer: float
+    last: int
+
+
+class Line(NamedTuple):
+    """A line of the user: its place, as ``In[3]:9``, its function, and its source."""
+
+    place: str
+    function: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.place} `{self.source}`" if self.source else self.place
+
+
+class Sample(NamedTuple):
+    """The counters of a rank's process at a time, all in seconds but the memory.
+
+    ``run``: the time in which its threads ran. ``ready``: that in which they could run and had no
+    core. ``main_ready`` is that of the main thread, which runs the cells.
+    """
+
+    at: float
+    run: float
+    ready: float
+    main_ready: float
+    rss_nbytes: float
+
+
+class Look(NamedTuple):
+    """Where the main thread was at a time: the number of its lines, -1 in a collective."""
+
+    at: float
+    path: int
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """One rank's part of a cell. Times are by one clock for each host.
+
+    ``number`` is that which the notebook shows, -1 if the rank has not run the cell. ``cores`` is
+    how many its process may use. ``grown`` has the first and the last length of global lists,
+    dictionaries and sets that have grown. ``left_out`` counts earlier calls of the cell. ``paths``
+    are the lines at which the ``looks`` have found the rank, the outermost line of each first.
+    """
+
+    rank: int
+    number: int
+    host: str
+    cores: int
+    kinds: Sequence[Kind]
+    calls: Sequence[EndedCall]
+    samples: Sequence[Sample]
+    grown: dict[str, tuple[int, int]] = field(default_factory=dict)
+    left_out: int = 0
+    looks: Sequence[Look] = ()
+    paths: Sequence[tuple[Line, ...]] = ()
+
+    def message(self) -> tuple[dict[str, Any], list[bytes]]:
+        """Returns the content and the payloads of an answer."""
+        content = {
+            "number": self.number,
+            "host": self.host,
+            "cores": self.cores,
+            "kinds": [list(kind) for kind in self.kinds],
+            "grown": {name: list(lengths) for name, lengths in self.grown.items()},
+            "left_out": self.left_out,
+            "paths": [[list(line) for line in path] for path in self.paths],
+        }
+        rows = self.calls, self.samples, self.looks
+        return content, [array("d", chain(*row)).tobytes() for row in rows]
+
+    @classmethod
+    def read(cls, rank: int, content: dict[str, Any], payloads: Sequence[bytes]) -> RankPart:
+        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look))
+        calls, samples, looks = (
+            zip(*[iter(array("d", payload))] * length, strict=True)
+            for length, payload in zip(lengths, payloads, strict=True)
+        )
+        return cls(
+            rank=rank,
+            number=content["number"],
+            host=content["host"],
+            cores=content["cores"],
+            kinds=[Kind(*kind) for kind in content["kinds"]],
+            calls=[
+                EndedCall(int(kind), ended, wait, transfer, int(last))
+                for kind, ended, wait, transfer, last in calls
+            ],
+            samples=[Sample(*row) for row in samples],
+            grown={name: (first, last) for name, (first, last) in content["grown"].items()},
+            left_out=content["left_out"],
+            looks=[Look(at, int(path)) for at, path in looks],
+            paths=[tuple(Line(*line) for line in path) for path in content["paths"]],
+        )
+
+
+class NotANumber(NamedTuple):
+    """A logged value that is NaN on a rank from a step on, until the cell's end."""
+
+    name: str
+    rank: int
+    step: float
+
+
+@dataclass(frozen=True)
+class CellParts:
+    """All that was recorded of a cell.
+
+    ``logged`` is how many steps the ranks have logged. ``left`` are the ranks that had left the
+    cell when another one waited in its line ``waits_at``.
+    """
+
+    number: int
+    ranks: Sequence[RankPart]
+    logged: int = 0
+    not_numbers: Sequence[NotANumber] = ()
+    left: tuple[int, ...] = ()
+    waits_at: int | None = None

@@ -1,0 +1,414 @@
+"""Why a cell is slow, or wrong: pure functions of what its ranks have recorded.
+
+A false alarm is worse than silence, so each rule has a reason why less does not suffice. A rule
+names no rank whose delay may come from threads that had no core: other programs cause that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median, quantiles
+
+from allranks.features.verdict import LEAST_STEPS
+from allranks.features.verdict.loop import Loop
+from allranks.features.verdict.records import CellParts, Line, RankPart
+from allranks.records.ranks import label
+from allranks.widgets.dashboard.tables import seconds
+
+#: The share of the time that waits must take: a remedy of less gains little.
+WAIT_SHARE = 0.15
+#: How much longer than for the next rank the others wait for a slow one.
+DOMINATES = 2.0
+#: A slow rank is late in most steps: the median of its delay, in steps. A few interruptions of a
+#: process change the mean, and not this median.
+USUAL_WAIT = 0.10
+#: What a rank that is late in few steps has to cost, and the part that these few steps explain.
+RARE_SHARE, RARE_PART, FEW_STEPS = 0.25, 0.6, 20
+#: A cause explains at least this part of what it is said to cause.
+EXPLAINS = 0.5
+MOST_EXPLAINED = 1.5
+LONG_SECONDS = 0.02
+#: A function that a line calls explains at least this part of the time at that line.
+FOLLOWED = 0.6
+#: The clocks of hosts may differ by this much.
+CLOCKS_SECONDS = 1e-3
+TRANSFER_SHARE = 0.30
+SMALL_NBYTES, SMALL_PART, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 0.6, 4, 1e-3
+#: Transfers whose median is this much above the fastest tenth were interrupted.
+STEADY, STEADY_SECONDS = 3.0, 1e-3
+#: A rank without a core: the share of the time in which its main thread could run and had none.
+CORE_SHARE = 0.25
+#: A busy host: the part of its cores that the ranks got, and the part of their threads' time in
+#: which those had no core.
+OWN_CORES, HOST_SHARE, HOST_SECONDS = 0.75, 0.45, 3.0
+#: Memory that grows: by how much, in how much of the time, and for how long it is watched.
+GROWN_NBYTES, GROWN_PART, RISING, MEMORY_SECONDS, MEMORY_SAMPLES = 64e6, 0.05, 0.8, 5.0, 5
+#: Values that are NaN up to the cell's end, at least.
+NOT_NUMBERS = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cause: what was found, with figures, and what to type or change next.
+
+    ``kind`` is its name, ``ranks`` are those that it names, ``share`` is its part of the time.
+    """
+
+    kind: str
+    share: float
+    text: str
+    next: str
+    ranks: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.text}. {self.next}"
+
+
+def verdicts(cell: CellParts) -> list[Verdict]:
+    """Returns all causes: of wrong results, then of lost time, the costliest first, then others."""
+    loop = Loop.of(cell)
+    found = not_a_number(cell)
+    if loop is None:
+        return found
+    slow = sorted([*waiting(loop), *moving(cell, loop)], key=lambda one: -one.share)
+    return [*unequal_steps(cell, loop), *found, *slow, *growing(loop), *crowded(loop)]
+
+
+def unequal_steps(cell: CellParts, loop: Loop) -> list[Verdict]:
+    # The name of a call without one is its line.
+    if not cell.left or not loop.kind.name.endswith(f":{cell.waits_at}"):
+        return []
+    if any(one.part.left_out for one in loop.ranks.values()):
+        return []
+    # A rank that was interrupted in its last call has not counted it.
+    done = max(_count(loop, one.part) for one in loop.ranks.values())
+    if done < LEAST_STEPS:
+        return []
+    return [
+        Verdict(
+            "steps",
+            1.0,
+            f"the ranks have different numbers of steps: {label(cell.left)} ended after {done:,} "
+            f"calls of {loop.kind.place}, and the others wait in another one",
+            "Give each rank as many batches, drop the remainder, or call join()",
+            cell.left,
+        )
+    ]
+
+
+def _count(loop: Loop, part: RankPart) -> int:
+    same = loop.kind.op, loop.kind.name
+    kinds = {at for at, kind in enumerate(part.kinds) if (kind.op, kind.name) == same}
+    return sum(call.kind in kinds for call in part.calls)
+
+
+def not_a_number(cell: CellParts) -> list[Verdict]:
+    if not cell.not_numbers:
+        return []
+    first = min(one.step for one in cell.not_numbers)
+    name = min(one.name for one in cell.not_numbers if one.step == first)
+    ranks = tuple(sorted(o.rank for o in cell.not_numbers if o.step == first and o.name == name))
+    later = {one.rank for one in cell.not_numbers} - {*ranks}
+    others = f", later on {label(sorted(later))}" if later else ""
+    return [
+        Verdict(
+            "nan",
+            1.0,
+            f"{name} is NaN since step {first:g} on {label(ranks)}{others}",
+            f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
+            ranks,
+        )
+    ]
+
+
+# ---- waiting
+
+
+def waiting(loop: Loop) -> list[Verdict]:
+    if min(len(one.whole) for one in loop.ranks.values()) < LEAST_STEPS:
+        return []
+    first, second = sorted(loop.ranks, key=lambda rank: -loop.late[rank])[:2]
+    late, ready = loop.late[first], loop.ready(first)
+    if ready is None or not _beyond_clocks(loop, late):
+        return []
+    if late >= WAIT_SHARE and late >= DOMINATES * loop.late[second]:
+        # The delay of a rank without a core is at most the time for which its threads had none.
+        if ready > EXPLAINS * late:
+            return _without_core(loop, first)
+        if _computes_longer(loop, first):
+            usual = max(
+                median(one.waits_in_steps(first))
+                for rank, one in loop.ranks.items()
+                if rank != first
+            )
+            if usual >= USUAL_WAIT:
+                return [_straggler(loop, first)]
+            return _rarely_late(loop, first)
+        return []
+    return _by_turns(loop, loop.late[second])
+
+
+def _beyond_clocks(loop: Loop, share: float) -> bool:
+    return len(loop.by_host()) == 1 or share * loop.step >= CLOCKS_SECONDS
+
+
+def _computes_longer(loop: Loop, rank: int) -> bool:
+    # Else it waits for something else than its own work, as another group of ranks.
+    extra = loop.computes(rank) - _others_compute(loop, rank)
+    return extra >= EXPLAINS * loop.late[rank] * loop.step
+
+
+def _others_compute(loop: Loop, rank: int) -> float:
+    return fmean(loop.computes(other) for other in loop.ranks if other != rank)
+
+
+def _straggler(loop: Loop, rank: int) -> Verdict:
+    late, where = loop.late[rank], longer_at(loop, rank)
+    extra = loop.computes(rank) - _others_compute(loop, rank)
+    at = f": {seconds(extra)} more, at {where}" if where else ""
+    return Verdict(
+        "straggler",
+        late,
+        f"rank {rank} is the slow one: the others wait {late:.0%} of the time for it, "
+        f"{seconds(late * loop.step)} of a step of {seconds(loop.step)}. It computes "
+        f"{seconds(loop.computes(rank))} per step, the others "
+        f"{seconds(_others_compute(loop, rank))}{at}",
+        f"Give rank {rank} less work there"
+        if where
+        else f"%%distributed --profile shows at which lines, or give rank {rank} less work",
+        (rank,),
+    )
+
+
+def longer_at(loop: Loop, rank: int) -> str:
+    """Returns the line at which a rank spends more time than the others; "" if none explains it.
+
+    It is followed from the cell's own line into the functions that explain most of the difference.
+    """
+    own = loop.ranks[rank].lines
+    # Python lets the thread that looks in after 5 ms, so that shorter work counts for later lines.
+    if loop.computes(rank) - _others_compute(loop, rank) < LONG_SECONDS:
+        return ""
+    others = [one.lines for other, one in loop.ranks.items() if other != rank]
+    if own is None or any(one is None for one in others):
+        return ""
+    more = {
+        path: share - fmean(one.get(path, 0.0) for one in others if one is not None)
+        for path, share in own.items()
+    }
+    late, path = loop.late[rank], tuple[Line, ...]()
+    least = EXPLAINS * late
+    while True:
+        below = [one for one in more if len(one) == len(path) + 1 and one[:-1] == path]
+        first, second = [*sorted(below, key=lambda one: -more[one]), None, None][:2]
+        if first is None or more[first] < least:
+            break
+        if second is not None and DOMINATES * more[second] > more[first]:
+            break
+        path, least = first, max(least, FOLLOWED * more[first])
+    if not path or more[path[:1]] > MOST_EXPLAINED * late:
+        return ""
+    return str(path[0]) + (f", in {path[-1].function} {path[-1]}" if len(path) > 1 else "")
+
+
+def _rarely_late(loop: Loop, rank: int) -> list[Verdict]:
+    late = loop.late[rank]
+    rows = [
+        sorted((call.wait for call in one.whole if call.last == rank), reverse=True)
+        for other, one in loop.ranks.items()
+        if other != rank
+    ]
+    # Of the rank that waited longest.
+    waits = max(rows, key=sum)
+    long = [wait for wait in waits if wait > loop.ranks[rank].usual_step]
+    few = long[: max(1, loop.steps // FEW_STEPS)]
+    if late < RARE_SHARE or not few or sum(few) < RARE_PART * sum(waits):
+        return []
+    times = "once" if len(few) == 1 else f"{len(few)} times"
+    return [
+        Verdict(
+            "sometimes",
+            late,
+            f"rank {rank} is late {times} in {loop.steps:,} steps, by {seconds(median(few))}: the "
+            f"others wait {late:.0%} of the time for it",
+            "If it writes files or evaluates then: do that less often, or in a thread",
+            (rank,),
+        )
+    ]
+
+
+def _without_core(loop: Loop, rank: int) -> list[Verdict]:
+    ready = {one: loop.main_ready(one) for one in loop.ranks}
+    known = {one: share for one, share in ready.items() if share is not None}
+    if len(known) < len(ready):
+        return []
+    most = max(share for one, share in known.items() if one != rank)
+    own = known[rank]
+    if own < max(CORE_SHARE, DOMINATES * most, EXPLAINS * loop.late[rank]) or most >= CORE_SHARE:
+        return []
+    return [
+        Verdict(
+            "core",
+            loop.late[rank],
+            f"rank {rank} could run and had no core for {own:.0%} of the time (others: at most "
+            f"{most:.0%}), and the others wait {loop.late[rank]:.0%} of the time for it: other "
+            "processes or threads use its core",
+            "Look with top on its host; start fewer ranks or threads there",
+            (rank,),
+        )
+    ]
+
+
+def _by_turns(loop: Loop, second: float) -> list[Verdict]:
+    ready = [loop.ready(rank) for rank in loop.ranks]
+    total = fmean(sum(one.waits.values()) / one.seconds for one in loop.ranks.values())
+    if total < WAIT_SHARE or second < WAIT_SHARE / 2:
+        return []
+    # Each of these delays may have made all others wait.
+    if any(one is None for one in ready) or sum(filter(None, ready)) > EXPLAINS * total:
+        return []
+    # A few interruptions of processes are no uneven work: a quarter of the steps has such waits.
+    rows = [one.waits_in_steps() for one in loop.ranks.values()]
+    steps = [fmean(each) for each in zip(*rows, strict=True)]
+    if quantiles(steps, n=4)[-1] < WAIT_SHARE:
+        return []
+    last = Counter(call.last for one in loop.ranks.values() for call in one.whole if call.wait)
+    count = sum(last.values())
+    turns = ", ".join(f"rank {rank} in {n / count:.0%}" for rank, n in last.most_common(3))
+    return [
+        Verdict(
+            "uneven",
+            total,
+            f"the ranks wait {total:.0%} of the time for each other, by turns (the last one: "
+            f"{turns}): no rank is slow, but the work of a step varies",
+            "Give each rank the same amount in a step: batches of equal length, or larger ones",
+        )
+    ]
+
+
+# ---- moving data
+
+
+def moving(cell: CellParts, loop: Loop) -> list[Verdict]:
+    kinds = loop.first.part.kinds
+    spent: dict[int, list[float]] = defaultdict(list)
+    for call in loop.first.calls:
+        spent[call.kind].append(call.transfer)
+    if len(loop.first.calls) < LEAST_STEPS or not loop.first.transfer:
+        return []
+    costliest = max(spent, key=lambda kind: sum(spent[kind]))
+    small = sum(sum(row) for kind, row in spent.items() if kinds[kind].nbytes <= SMALL_NBYTES)
+    if small > SMALL_PART * loop.first.transfer:
+        return _latency(cell, loop, costliest)
+    usual = median(spent[costliest])
+    best = sorted(spent[costliest])[len(spent[costliest]) // 10]
+    steady = usual <= STEADY * best or usual - best <= STEADY_SECONDS
+    if loop.transfer < TRANSFER_SHARE or not steady or not _have_cores(loop, loop.transfer):
+        return []
+    kind = kinds[costliest]
+    return [
+        Verdict(
+            "bandwidth",
+            loop.transfer,
+            f"{loop.transfer:.0%} of the time goes into moving data: {kind.place} moves "
+            f"{kind.nbytes / 1e6:.3g} MB in {seconds(usual)}",
+            "Make fewer updates with larger batches, send 16-bit numbers, or let the transfer run "
+            "beside the backward pass (DistributedDataParallel)",
+        )
+    ]
+
+
+def _latency(cell: CellParts, loop: Loop, costliest: int) -> list[Verdict]:
+    count = len(loop.first.calls)
+    # A step of which each call is one of the loop's edges is known from its logged values only.
+    part = count / (len(loop.first.part.calls) + loop.first.part.left_out)
+    steps = part * cell.logged if cell.logged >= LEAST_STEPS else loop.steps
+    share = min(
+        sum(one.transfer + (one.wait if one.wait <= SHORT_WAIT_SECONDS else 0.0) for one in calls)
+        / rank.seconds
+        for rank in loop.ranks.values()
+        for calls in (rank.calls,)
+    )
+    if count < SMALL_CALLS * steps or share < TRANSFER_SHARE or not _have_cores(loop, share):
+        return []
+    kind = loop.first.part.kinds[costliest]
+    each = share * loop.first.seconds / count
+    return [
+        Verdict(
+            "latency",
+            share,
+            f"{share:.0%} of the time goes into {count / steps:.0f} small collectives per step "
+            f"(as {kind.place}, {kind.nbytes:,} bytes): each takes {seconds(each)}, "
+            "almost whatever its size",
+            "One call for all of them: grouped_allreduce(list)",
+        )
+    ]
+
+
+def _have_cores(loop: Loop, share: float) -> bool:
+    ready = [loop.main_ready(rank) for rank in loop.ranks]
+    return all(one is not None and one <= EXPLAINS * share for one in ready)
+
+
+# ---- memory, and the host
+
+
+def growing(loop: Loop) -> list[Verdict]:
+    grows: dict[int, float] = {}
+    for rank, one in loop.ranks.items():
+        rows = [(row.at, row.rss_nbytes) for row in one.part.samples]
+        rows = [row for row in rows if one.edges[0] <= row[0] <= one.edges[-1]]
+        rows = rows[len(rows) // 4 :]  # allocators fill up at first
+        if len(rows) < MEMORY_SAMPLES or rows[-1][0] - rows[0][0] < MEMORY_SECONDS:
+            continue
+        slope = median(
+            (b - a) / (later - at) for i, (at, a) in enumerate(rows) for later, b in rows[i + 1 :]
+        )
+        gained = slope * (rows[-1][0] - rows[0][0])
+        rising = fmean(b > a for (_, a), (_, b) in pairwise(rows))
+        if gained >= max(GROWN_NBYTES, GROWN_PART * rows[0][1]) and rising >= RISING:
+            grows[rank] = slope
+    if not grows:
+        return []
+    most = max(grows, key=lambda rank: grows[rank])
+    grown = loop.ranks[most].part.grown
+    longest = max(grown, key=lambda name: grown[name][1] - grown[name][0], default="")
+    what = f", and `{longest}` grows with it, to {grown[longest][1]:,} elements" if longest else ""
+    ranks = tuple(sorted(grows))
+    return [
+        Verdict(
+            "memory",
+            0.0,
+            f"the memory of {label(ranks)} grows by {grows[most] / 1e6:.3g} MB per second, "
+            f"{grows[most] * loop.step / 1e6:.2g} MB per step{what}",
+            "Keep numbers in place of arrays and tensors: loss.item(), float(loss)",
+            ranks,
+        )
+    ]
+
+
+def crowded(loop: Loop) -> list[Verdict]:
+    found = []
+    for host, ranks in loop.by_host().items():
+        used = [loop.ranks[rank].used for rank in ranks]
+        known = [one for one in used if one is not None]
+        if len(known) < len(used) or loop.seconds < HOST_SECONDS:
+            continue
+        cores = max(loop.ranks[rank].part.cores for rank in ranks)
+        own = sum(one.run / one.at for one in known)
+        lost = min(one.ready / max(1e-9, one.run + one.ready) for one in known)
+        if own < OWN_CORES * cores and lost >= HOST_SHARE:
+            found.append(
+                Verdict(
+                    "host",
+                    0.0,
+                    f"{label(ranks)} got {own:.1f} of the {cores} cores of {host}, and their "
+                    f"threads had no core for {lost:.0%} of the time in which they could run: "
+                    "other programs use the cores, or a container has a limit",
+                    "Look with top; start fewer ranks, or fewer threads (OMP_NUM_THREADS=1)",
+                    tuple(ranks),
+                )
+            )
+    return found[:1]

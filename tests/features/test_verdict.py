@@ -1,0 +1,98 @@
+"""Real cells with a known cause: it is named below them, with its rank.
+
+On a busy machine a rank may be late because it has no core. Then no rank may be named, so these
+tests first look whether the ranks had cores.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: The ranks sleep, and so use little of the machine.
+LOOP = """
+import time
+for step in range(40):
+    time.sleep({sleep})
+    allreduce(1.0, name="loss")
+    log(step=step, loss={loss})
+"""
+UNEVEN = """
+import time
+for step in range(30 if rank == 0 else 40):
+    time.sleep(0.05)
+    allreduce(1.0)
+"""
+_SECONDS = 300
+
+
+def run(notebook, sleep, loss="1.0"):
+    return notebook.on_ranks(LOOP.format(sleep=sleep, loss=loss), "-n 3", timeout=_SECONDS)
+
+
+def line(cell, beginning):
+    """The line of a verdict, which all ranks have in common."""
+    found = re.findall(rf"^ranks 0–2 · ({beginning}.*)$", cell.text, re.MULTILINE)
+    assert len(found) == 1, cell.text
+    return found[0]
+
+
+def had_cores(why):
+    """Whether no rank had threads without a core for more than a fifth of the time."""
+    rows = re.findall(r"^  rank \d .* (\d+)%(?:  |$)", why, re.MULTILINE)
+    assert len(rows) == 3, why
+    return all(int(share) <= 20 for share in rows)
+
+
+def test_a_slow_rank_is_named_below_the_cell(notebook):
+    cell = run(notebook, "0.1 if rank == 1 else 0.02")
+    why = notebook.run("%distributed why").text
+    assert not re.search(r"rank [02] is (the slow one|late)", cell.text + why)
+    if had_cores(why):
+        said = line(cell, "rank 1 is the slow one: ")
+        assert "the others wait" in said
+        # The line may be left out, as of a machine that looks too late.
+        assert "more, at" not in said or "`time.sleep(0.1 if rank == 1" in said
+        assert why.startswith("rank 1 is the slow one: ")
+
+
+def test_a_rank_that_is_late_now_and_then_is_named(notebook):
+    cell = run(notebook, "1.5 if rank == 2 and step % 20 == 19 else 0.02")
+    assert not re.search(r"rank [01] is (the slow one|late)", cell.text)
+    if had_cores(notebook.run("%distributed why").text):
+        assert "times in" in line(cell, "rank 2 is late ")
+
+
+def test_a_loss_that_is_not_a_number_is_named_with_its_step(notebook):
+    cell = run(notebook, "0.03", loss='float("nan") if rank == 1 and step >= 30 else 1.0')
+    assert line(cell, "loss is NaN since step 30 on rank 1")
+
+
+def test_a_cell_that_breaks_python_does_not_fail_for_its_verdict(notebook):
+    cell = run(notebook, '[0.1, globals().update({1: []}), setattr(__builtins__, "open", None)][0]')
+    cell.ok()
+
+
+def test_different_numbers_of_steps_are_counted(notebook):
+    cell = notebook.on_ranks(UNEVEN, "-n 3", timeout=_SECONDS)
+    assert cell.status == "error"
+    said = line(cell, "the ranks have different numbers of steps: rank 0 ended after 30 calls ")
+    assert "`allreduce(1.0)`" in said
+
+
+def test_two_cells_are_compared(notebook):
+    numbers = [run(notebook, sleep).execution_count for sleep in ("0.2", "0.03")]
+    text = notebook.run("%distributed why {} {}".format(*numbers)).text
+    assert re.match(rf"In\[{numbers[1]}\] is .* In\[{numbers[0]}\]", text), text
+
+
+def test_a_cell_that_was_not_judged_is_refused(notebook):
+    cell = notebook.run("%distributed why 9999")
+    assert cell.status == "error"
+    assert "and '9999' is none of them. Type for example: %distributed why 12" in cell.text
+
+
+def test_it_can_be_switched_off(notebook):
+    notebook.run("%distributed restart -n 3 --verdict off", timeout=_SECONDS)
+    cell = run(notebook, "0.03", loss='float("nan") if step >= 30 else 1.0')
+    assert "is NaN since" not in cell.text
+    notebook.run("%distributed restart -n 3 --verdict on", timeout=_SECONDS)

@@ -1,0 +1,206 @@
+"""When the line of a cell's cause is shown, by the records that come of the cell."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allranks.cluster.features import CellContext, ClusterContext
+from allranks.errors import Report, UsageError
+from allranks.features.verdict import notebook
+from allranks.features.verdict.notebook import NotebookVerdict
+from allranks.features.verdict.rank import _grown, _thinned, read_counters
+from allranks.features.verdict.records import CellParts, Sample
+from allranks.records.telemetry import Points, Timings
+from allranks.records.wire import Reply
+from tests.unit.features.recorded_cells import cell, each_rank
+
+#: The number of the cell on the ranks; the notebook shows another one, 3.
+CELL = 7
+
+
+class Shown:
+    """A cell of some ranks; ``lines`` are those that are shown below it."""
+
+    def __init__(self, parts: CellParts, shown: bool = True) -> None:
+        self.lines: list[str] = []
+        self.asked: list[tuple[int, ...]] = []
+        self._parts = parts
+        self.ranks = tuple(part.rank for part in parts.ranks)
+        self.context = CellContext(
+            number=CELL,
+            ranks=self.ranks,
+            shown=shown,
+            kernel=None,
+            front_end="notebook",
+            pending=lambda: self.ranks,
+            interrupts=lambda: 0,
+            notice=self.lines.append,
+            show_output=lambda: None,
+            ask=self.ask,
+            ask_soon=lambda *_: None,
+            poll=lambda _: None,
+        )
+
+    def ask(self, name: str, arguments: dict[str, Any], ranks: Sequence[int], _: float) -> Any:
+        assert arguments == {"cell": CELL}
+        self.asked.append(tuple(ranks))
+        return {part.rank: part.message() for part in self._parts.ranks}
+
+
+@pytest.fixture
+def feature(monkeypatch: pytest.MonkeyPatch) -> NotebookVerdict:
+    monkeypatch.setattr(notebook, "_LEAST_SECONDS", 0.0)
+    found = NotebookVerdict()
+    started(found)
+    return found
+
+
+def started(feature: NotebookVerdict, size: int = 3, **settings: str) -> None:
+    feature.started(ClusterContext(size, lambda *_: None, False, settings))
+
+
+def run(feature: NotebookVerdict, shown: Shown, *records: Any) -> list[str]:
+    feature.cell = shown.context
+    feature.cell_started()
+    for record, *payloads in records:
+        assert feature.message_arriving(record, payloads) is record
+    feature.cell_finished()
+    return shown.lines
+
+
+def timings(calls: int) -> tuple[Timings]:
+    row = ["allreduce", "In[3]:9", "f4", 8, 3, "shared", calls, 1.0, 1.0, 1.0, 0.1, []]
+    return (Timings(0, CELL, (row,)),)
+
+
+def points(rank: int, pairs: Sequence[tuple[float, float]]) -> tuple[Points, bytes]:
+    values = array("d", [number for pair in pairs for number in pair])
+    return Points(rank, CELL, (["loss", "", len(pairs)],), 0), values.tobytes()
+
+
+def reply(rank: int, status: str, report: Report | None = None) -> tuple[Reply]:
+    return (Reply(rank, CELL, status, 1.0, False, False, "", report),)
+
+
+SLOW = cell([0.01, 0.01, 0.025])
+
+
+def test_the_line_of_a_slow_rank_is_shown(feature):
+    (line,) = run(feature, Shown(SLOW), timings(300))
+    assert line.startswith("rank 2 is the slow one: ")
+    assert line.endswith("or give rank 2 less work")
+    assert feature.command("verdict", 3) == line
+    assert feature.command("why", []).startswith("rank 2 is the slow one: ")
+
+
+def test_nothing_is_asked_after_a_cell_without_a_loop(feature):
+    shown = Shown(SLOW)
+    assert run(feature, shown, timings(19)) == []
+    assert run(feature, shown, reply(0, "ok")) == []
+    assert shown.asked == []
+
+
+def test_a_cell_that_the_user_does_not_see_is_not_judged(feature):
+    shown = Shown(SLOW, shown=False)
+    assert run(feature, shown, timings(300)) == []
+    assert shown.asked == []
+
+
+def test_a_call_of_allranks_at_the_end_of_a_cell_does_not_hide_its_cause(feature):
+    shown = Shown(SLOW)
+    feature.cell = shown.context
+    feature.cell_started()
+    feature.message_arriving(*timings(300), [])
+    feature.cell = Shown(SLOW, shown=False).context  # variables are kept
+    feature.cell_started()
+    feature.cell_finished()
+    feature.cell = None
+    feature.cell_finished()
+    assert len(shown.lines) == 1
+
+
+def test_a_rank_that_was_replaced_has_nothing_to_compare(feature):
+    replaced = [replace(part, number=-1) for part in SLOW.ranks[:1]]
+    parts = replace(SLOW, ranks=[*replaced, *SLOW.ranks[1:]])
+    assert run(feature, Shown(parts), timings(300)) == []
+
+
+def test_one_rank_and_a_cluster_without_verdicts_are_not_watched(feature):
+    started(feature, size=1)
+    assert not feature.in_cells
+    started(feature, ALLRANKS_VERDICT="off")
+    assert not feature.in_cells
+    started(feature)
+    assert feature.in_cells
+
+
+def test_a_value_that_is_nan_to_the_end_is_named_with_its_first_step(feature):
+    nan = float("nan")
+    lost = [(step, nan if step in (5, 30) or step > 40 else 1.0) for step in range(50)]
+    shown = Shown(each_rank(SLOW, calls=[]))
+    both = (
+        points(0, [(step, 1.0) for step in range(50)]),
+        points(1, lost[:45]),
+        points(1, lost[45:]),
+    )
+    (line,) = run(feature, shown, *both)
+    assert line.startswith("loss is NaN since step 41 on rank 1. ")
+
+
+def test_a_value_that_was_never_measured_or_has_recovered_is_no_cause(feature):
+    never = [(step, float("nan")) for step in range(50)]
+    recovered = [*never[:40], *((step, 1.0) for step in range(40, 50))]
+    opposite = [(step, float("inf") if step % 2 else -float("inf")) for step in range(50)]
+    for pairs in (never, recovered, opposite):
+        assert run(feature, Shown(SLOW), points(0, pairs)) == []
+
+
+def test_ranks_with_fewer_steps_are_those_that_have_ended_well(feature):
+    waited = Report(0, "", "", "RankLeft", "", (), 9, "", True)
+    shown = Shown(cell([0.01] * 3, steps=50))
+    replies = reply(1, "ok"), reply(0, "waiting", waited), reply(2, "waiting", waited)
+    (line,) = run(feature, shown, timings(50), *replies)
+    assert "rank 1 ended after 50 calls of allreduce at In[3]:9" in line
+
+
+def test_why_lists_the_cells_that_it_has(feature):
+    with pytest.raises(UsageError, match="found none so far"):
+        feature.command("why", [])
+    run(feature, Shown(SLOW), timings(300))
+    with pytest.raises(UsageError, match="found 3, and 'x' is none of them"):
+        feature.command("why", ["x"])
+    with pytest.raises(UsageError, match="one or two cells, found 3"):
+        feature.command("why", ["1", "2", "3"])
+    assert "is as fast as" in feature.command("why", ["3", "3"])
+
+
+def test_samples_are_thinned_with_both_ends():
+    samples = [Sample(float(at), 0, 0, 0, 0) for at in range(1000)]
+    kept = _thinned(samples)
+    assert len(kept) <= 258
+    assert (kept[0], kept[-1]) == (samples[0], samples[-1])
+    assert _thinned(samples[:3]) == samples[:3]
+    assert _thinned([]) == []
+
+
+def test_containers_that_grow_in_most_seconds_are_named():
+    rows = [{"history": at, "fixed": 4, "late": at} for at in range(6)]
+    del rows[0]["late"]
+    assert _grown(rows) == {"history": (0, 5)}
+    assert _grown([]) == {}
+
+
+def test_the_counters_of_a_process_are_those_of_its_threads():
+    try:
+        first = read_counters(1.0)
+    except OSError:
+        pytest.skip("this system has no /proc/self/schedstat")
+    second = read_counters(2.0)
+    assert second.run >= first.run > 0
+    assert second.ready >= second.main_ready >= 0
+    assert second.rss_nbytes > 1e6

@@ -1,0 +1,308 @@
+"""Causes are found in records whose cause is known; healthy cells have none."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from allranks.features.verdict.explained import compare, explain
+from allranks.features.verdict.records import (
+    CellParts,
+    EndedCall,
+    Kind,
+    Line,
+    Look,
+    NotANumber,
+    RankPart,
+    Sample,
+)
+from allranks.features.verdict.rules import verdicts
+from tests.unit.features.recorded_cells import cell, each_rank, often_short, varied
+
+#: One of 40 parameters.
+SMALL = Kind("allreduce", "In[3]:9", 256, 0, "")
+
+
+READ, AUGMENT, TRAIN = (
+    (Line("In[3]:4", "", "x = read(step)"),),
+    (Line("In[3]:5", "", "x = augment(x)"), Line("In[3]:2", "augment", "return sorted(x)")),
+    (Line("In[3]:6", "", "train(x)"),),
+)
+
+
+def kinds(parts: CellParts) -> list[str]:
+    return [one.kind for one in verdicts(parts)]
+
+
+# ---- healthy cells
+
+
+def test_equal_ranks_have_no_verdict():
+    assert kinds(cell([0.01] * 3)) == []
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("jitter", "bursts"), [(0.1, 0.0), (0.15, 0.0), (0.0, 0.01), (0.1, 0.02)])
+def test_noise_is_no_cause(jitter, bursts, size):
+    cells = [
+        cell([0.01] * size, jitter=jitter, bursts=bursts, seed=seed, steps=150)
+        for seed in range(25)
+    ]
+    assert [verdicts(one) for one in cells] == [[]] * 25
+
+
+def test_few_steps_prove_nothing():
+    assert kinds(cell([0.01, 0.05], steps=15)) == []
+
+
+def test_the_slow_first_steps_do_not_count():
+    def work(step, _):
+        return 5.0 if step < 2 else 0.01
+
+    assert kinds(cell([work, 0.01])) == []
+
+
+def test_a_rank_alone_has_no_verdict():
+    assert kinds(cell([0.01])) == []
+
+
+def test_a_rank_that_is_a_little_slower_is_not_named():
+    assert kinds(cell([0.01, 0.0105], jitter=0.1)) == []
+
+
+def test_messages_of_two_ranks_are_no_steps():
+    messages = [Kind(op, "In[3]:9", 8, 0, "") for op in ("send", "recv", "Isendrecv_replace")]
+    for kind in messages:
+        assert kinds(cell([0.01, 0.03], kinds=[kind])) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_records_are_too_strange(seed):
+    random_of = random.Random(seed)
+    number = random_of.random
+
+    def times(most):
+        return sorted(random_of.choice([0.0, number(), 5 * number()]) for _ in range(most))
+
+    def part(rank):
+        kinds = [SMALL._replace(nbytes=at, ranks=3) for at in range(random_of.randrange(1, 4))]
+        return RankPart(
+            rank=rank,
+            number=3,
+            host=random_of.choice("ab"),
+            cores=1,
+            kinds=kinds,
+            calls=[
+                EndedCall(random_of.randrange(len(kinds)), at, number(), number(), last)
+                for at in times(random_of.choice([0, 5, 30, 200]))
+                for last in (random_of.randrange(-1, 3),)
+            ],
+            samples=[Sample(at, at, number(), 0.0, 1e9 * number()) for at in times(7)],
+            looks=[Look(at, random_of.randrange(-1, 2)) for at in times(100)],
+            paths=[AUGMENT, TRAIN],
+        )
+
+    parts = CellParts(3, [part(rank) for rank in range(3)], logged=random_of.choice([0, 30]))
+    assert explain(parts)
+    assert compare(parts, parts)
+
+
+# ---- a slow rank
+
+
+def test_a_slow_rank_is_named_with_its_time():
+    found = verdicts(cell([0.01, 0.01, 0.025]))[0]
+    assert (found.kind, found.ranks) == ("straggler", (2,))
+    assert "the others wait 58% of the time for it" in found.text
+    assert "It computes 25 ms per step, the others 10 ms" in found.text
+
+
+SAME, SLOW = [(READ, 0.5), (TRAIN, 0.5)], [(READ, 0.125), (AUGMENT, 0.75), (TRAIN, 0.125)]
+
+
+def test_the_line_at_which_a_slow_rank_spends_more_is_named():
+    # Each works for 5 ms at the first and the last line.
+    parts = cell([0.01, 0.01, 0.04], lines={0: SAME, 1: SAME, 2: SLOW})
+    found = verdicts(parts)
+    assert "the others 10 ms: 30 ms more, at In[3]:5 `x = augment(x)`" in found[0].text
+    assert "in augment In[3]:2 `return sorted(x)`" in found[0].text
+    assert found[0].next == "Give rank 2 less work there"
+
+
+def test_no_line_is_named_if_several_take_longer():
+    parts = cell([0.01, 0.01, 0.04], lines=dict.fromkeys(range(3), SAME))
+    assert "more, at" not in verdicts(parts)[0].text
+
+
+def test_no_line_is_named_where_looks_may_mislead():
+    lines = {0: SAME, 1: SAME, 2: SLOW}
+    few = cell([0.01, 0.01, 0.04], lines=lines, steps=40)
+    short = cell([0.001, 0.001, 0.004], lines=lines, steps=3000)
+    parts = cell([0.01, 0.01, 0.04], lines=lines)
+    beating = each_rank(parts, looks=[look._replace(path=-1) for look in parts.ranks[2].looks])
+    for one in (few, short, beating):
+        assert verdicts(one)[0].ranks == (2,)
+        assert "more, at" not in verdicts(one)[0].text
+
+
+def test_a_slow_rank_is_named_among_many_calls_of_one_line():
+    # It is late for the first of them only.
+    sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(40)]
+
+    parts = cell([0.01, 0.03], kinds=sizes, transfer=1e-5, steps=100)
+    assert [one.ranks for one in verdicts(parts)] == [(1,)]
+
+
+def test_a_rank_that_is_slower_than_all_others_is_no_matter_of_size():
+    assert kinds(cell([0.01] * 7 + [0.02], jitter=0.05))[:1] == ["straggler"]
+
+
+def test_a_rank_that_saves_now_and_then_is_late_sometimes():
+    found = verdicts(cell([often_short, 0.01]))[0]
+    assert (found.kind, found.ranks) == ("sometimes", (0,))
+    assert "rank 0 is late 6 times in 299 steps, by 490 ms" in found.text
+
+
+def test_turns_are_blamed_on_no_rank():
+    found = verdicts(cell([varied, varied]))
+    assert [(one.kind, one.ranks) for one in found] == [("uneven", ())]
+
+
+@pytest.mark.parametrize("work", [[0.01, 0.025], [often_short, 0.01], [varied, varied]])
+def test_delays_that_a_missing_core_explains_are_blamed_on_no_rank(work):
+    # Each rank could run for a third of the time and had no core.
+    assert kinds(cell(work, ready={0: 0.35, 1: 0.35})) == []
+
+
+def test_a_rank_without_a_core_is_named_as_that():
+    found = verdicts(cell([0.01, 0.025], ready={1: 0.5, 0: 0.02}))[0]
+    assert (found.kind, found.ranks) == ("core", (1,))
+
+
+def test_a_slow_rank_on_a_busy_host_is_named_if_its_delay_is_its_own():
+    # Each rank runs for a millisecond only, and waits as long for a core.
+    parts = cell([0.001, 0.03], ready={0: 0.05, 1: 0.05}, busy=0.03)
+    assert kinds(parts)[:1] == ["straggler"]
+
+
+def test_without_counters_of_the_system_no_time_is_explained():
+    for work in ([0.01, 0.025], [often_short, 0.01], [varied, varied]):
+        assert kinds(each_rank(cell(work), samples=[])) == []
+    assert kinds(each_rank(cell([0.001] * 2, transfer=0.01), samples=[])) == []
+
+
+def test_a_delay_below_the_error_of_clocks_proves_nothing():
+    apart = ("a", "b")
+    assert kinds(cell([0.0010, 0.0018], hosts=apart, transfer=1e-5)) == []
+    assert kinds(cell([0.0010, 0.0018], transfer=1e-5)) == ["straggler"]
+    assert kinds(cell([0.010, 0.018], hosts=apart)) == ["straggler"]
+
+
+# ---- moving data, memory, the host
+
+
+def test_large_messages_limit_the_bandwidth():
+    large = Kind("allreduce", "In[3]:9", 32_000_000, 0, "")
+    found = verdicts(cell([0.01, 0.01], kinds=[large], transfer=0.02))[0]
+    assert found.kind == "bandwidth"
+    assert "67% of the time" in found.text
+    assert "32 MB in 20 ms" in found.text
+
+
+def test_many_small_messages_cost_their_latency():
+    sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(39)]
+    found = verdicts(cell([0.0002, 0.0002], kinds=sizes, transfer=5e-5, steps=800))[0]
+    assert found.kind == "latency"
+    assert "39 small collectives per step" in found.text
+
+
+def test_the_logged_steps_tell_how_many_equal_calls_a_step_has():
+    parts = cell([5e-6, 5e-6], kinds=[SMALL], transfer=5e-5, steps=20_000)
+    assert kinds(parts) == []  # each call may be a step
+    assert kinds(replace(parts, logged=500)) == ["latency"]
+
+
+def test_memory_that_grows_is_reported_with_what_grows_with_it():
+    parts = cell([0.03, 0.03], memory=lambda rank, at: 5e8 + 3e7 * at * rank)
+    grown = {"history": (3, 300)}
+    (found,) = verdicts(each_rank(parts, grown=grown))
+    assert (found.kind, found.ranks) == ("memory", (1,))
+    assert "grows by 30 MB per second, 0.93 MB per step, and `history` grows with it" in found.text
+
+
+def test_memory_that_fills_up_is_no_cause():
+    filled = cell([0.03, 0.03], memory=lambda rank, at: 5e8 + 2e8 * min(at, 3))
+    assert kinds(filled) == []
+
+
+def test_a_host_without_free_cores_is_reported():
+    parts = cell([varied, varied], ready={0: 0.9, 1: 0.9}, busy=0.3)
+    assert kinds(parts) == ["host"]
+
+
+# ---- wrong
+
+
+def test_a_value_that_is_not_a_number_comes_first():
+    lost = [NotANumber("loss", 1, 40), NotANumber("loss", 0, 41), NotANumber("loss", 2, 41)]
+    found = verdicts(cell([0.01, 0.01, 0.025], not_numbers=lost))
+    assert [one.kind for one in found] == ["nan", "straggler"]
+    assert found[0].text == "loss is NaN since step 40 on rank 1, later on ranks 0, 2"
+
+
+def test_different_numbers_of_steps_are_counted():
+    parts = cell([0.01, 0.01], steps=97, left=(1,), waits_at=9)
+    found = verdicts(parts)[0]
+    assert found.kind == "steps"
+    assert "rank 1 ended after 97 calls of allreduce at In[3]:9" in found.text
+    assert kinds(replace(parts, waits_at=12)) == []
+
+
+# ---- what `why` says
+
+
+def test_without_a_cause_the_shares_of_time_are_listed():
+    text = explain(cell([0.009, 0.009]))
+    assert text.startswith("nothing stands out: computing 90%, waiting 0%, transfer 10%\n")
+    assert "a step: the mean of 299, each up to allreduce at In[3]:9 `allreduce(gradients)`" in text
+
+
+def test_a_cause_is_explained_with_the_times_of_each_rank():
+    text = explain(cell([0.01, 0.01, 0.025]))
+    assert text.startswith("rank 2 is the slow one: ")
+    (row,) = [line for line in text.splitlines() if line.startswith("  rank 0")]
+    assert " ".join(row.split()) == (
+        "rank 0 26.0 ms 10.0 ms 15.0 ms 1.0 ms 0% rank 2, 58% of the time"
+    )
+
+
+def test_two_cells_are_compared_by_the_part_that_explains_the_difference():
+    slow, fast = cell([0.01, 0.01, 0.025]), replace(cell([0.01, 0.01, 0.012]), number=5)
+    assert compare(slow, fast) == (
+        "In[5] is 2 times faster than In[3]: less waiting for rank 2 (15 ms → 2 ms per step)"
+    )
+    assert compare(fast, slow).startswith("In[3] is 2 times slower than In[5]: more waiting for")
+
+
+def test_noise_makes_no_cell_faster():
+    one = cell([0.01, 0.01, 0.012])
+    other = cell([0.01, 0.01, 0.0121], jitter=0.1, seed=3)
+    assert "is as fast as In[3]" in compare(one, replace(other, number=5))
+
+
+# ---- the wire
+
+
+def test_a_part_is_the_same_after_its_way():
+    parts = each_rank(
+        cell([0.01, 0.02]),
+        grown={"x": (1, 2)},
+        left_out=7,
+        looks=[Look(1.5, 1)],
+        paths=[READ, AUGMENT],
+    )
+    part = parts.ranks[1]
+    content, payloads = part.message()
+    assert RankPart.read(1, content, payloads) == replace(part, kinds=[*part.kinds])
