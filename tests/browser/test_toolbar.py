@@ -151,6 +151,7 @@ def test_what_cannot_start_is_said_and_a_restarted_kernel_has_no_ranks(opened):
 
 def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
     page = opened.page
+    expect(page.locator(FIELD)).to_have_text("no ranks", timeout=90_000)  # the kernel's answer
     started = psutil.Process(opened.server.process.pid).children()
     (kernel,) = [one for one in started if "ipykernel_launcher" in one.cmdline()]
     kernel.suspend()
