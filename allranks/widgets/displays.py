@@ -161,10 +161,11 @@ class OutputReplay:
             return
         cell.count = result.execution_count
         error = result.error_before_exec or result.error_in_exec
-        if isinstance(result.result, ShownValue):
+        value: object = result.result
+        if isinstance(value, ShownValue):
             cell.outputs["value"] = {
                 "output_type": "execute_result",
-                "data": result.result.data,
+                "data": value.data,
                 "metadata": {},
                 "execution_count": result.execution_count,
             }
