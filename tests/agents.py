@@ -160,7 +160,8 @@ async def find(agent, source):
         return rank, int(own[2])
     if left:
         return int(left[1]), None
-    if "wait for each other" in reply and "raised CollectiveMismatch at line" in reply:
+    raised = re.search(r"raised (?:CollectiveMismatch|Deadlock) at line", reply)
+    if "wait for each other" in reply and raised:
         first = re.findall(r"(?m)^  rank (\d+) in \S+ at In\[\d+\]:(\d+)", reply)
         places = {line for _, line in first}
         if len(places) > 1:

@@ -121,14 +121,21 @@ def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
         return _whole(groups[0])
     first = groups[0][0]
     everyone = sorted((report for group in groups for report in group), key=lambda one: one.rank)
+    # The traceback ends with the message, which is listed.
+    lines = "\n".join(first.traceback).rstrip().split("\n")
+    above = "\n".join(lines[: -len(first.message.rstrip().split("\n"))])
+    shown = f"The traceback of {label([first.rank])}; the messages of all:"
+    if not above:  # a box of a message alone
+        shown = f"This is the report of {label(one.rank for one in groups[0])}. The others:"
+        groups = groups[1:]
     messages = [
         f"{label(report.rank for report in group)}: {first.etype}: "
         + group[0].message.replace("\n", "\n  ")
-        for group in groups[1:]
+        for group in groups
     ]
-    own = label(report.rank for report in groups[0])
-    shown = f"This is the report of {own}. The messages of the others:"
-    return "\n".join([_whole([first, *(r for r in everyone if r is not first)]), shown, *messages])
+    whole = replace(first, traceback=(above,)) if above else first
+    others = (report for report in everyone if report is not first)
+    return "\n".join([_whole([whole, *others]), shown, *messages])
 
 
 def _whole(group: Sequence[Report]) -> str:

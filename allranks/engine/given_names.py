@@ -6,6 +6,7 @@ import ast
 import linecache
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from operator import is_
 from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
@@ -36,15 +37,18 @@ class GivenNames:
 
     def begin(self) -> None:
         # Values that were pushed between two cells are no cell's doing.
-        get = self._names.get
-        self._before = [get(name, _MISSING) for name in self._given]
+        self._before = [*map(self._names.get, self._given)]
 
     def end(self, cell: str) -> list[str]:
         """Returns the names that ``cell``, as ``In[3]``, has replaced."""
-        get, found = self._names.get, []
-        for (name, given), before in zip(self._given.items(), self._before, strict=False):
-            value = get(name, _MISSING)
-            if value is not before and value is not _MISSING and not _is_ours(name, value, given):
+        after = [*map(self._names.get, self._given)]
+        if all(map(is_, after, self._before)):  # as after nearly every cell
+            return []
+        found = []
+        for name, before, value in zip(self._given, self._before, after, strict=False):
+            if value is before or name not in self._names:
+                continue
+            if not _is_ours(name, value, self._given[name]):
                 self._replaced[name] = value, cell
                 found.append(name)
         return found

@@ -61,7 +61,8 @@ from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
 from allranks.widgets.dashboard.view import Profiler, cell_view
-from allranks.widgets.displays import replay
+from allranks.widgets.displays import ShownValue, replay
+from allranks.widgets.notebook import NotebookView
 
 _HELP = re.compile(r"(\?{1,2})([\w.]+)|([\w.]+)(\?{1,2})")
 
@@ -145,7 +146,7 @@ class DistributedMagics(Magics):
         self.session.close()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
-    def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
+    def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, Any] | None:
         """Runs the cell on every rank, or on those of ``-r``.
 
         ``%%distributed --help`` lists the options; see ``%distributed`` for more.
@@ -157,6 +158,8 @@ class DistributedMagics(Magics):
             return nothing_to_run()
         if took and self._has_paged(cell):
             return nothing_to_run()
+        # Where another magic runs the cell, it may show no value.
+        options.returns_value = took and self.toggle.is_kernel and is_awaited()
         text = cell if took else below_magic(f"%%distributed {line}", cell)
         return self.send(options, text, cell)
 
@@ -175,14 +178,14 @@ class DistributedMagics(Magics):
         return bool(found.get("found"))
 
     @cell_magic("rank")  # type: ignore[arg-type]
-    def run_on_ranks(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
+    def run_on_ranks(self, line: str, cell: str) -> Coroutine[Any, Any, Any] | None:
         """Runs the cell on some ranks, as ``%%rank 0,2-3``: ``%%distributed -r 0,2-3``."""
         options = CellOptions(ranks=line or None, chosen_by="%%rank")
         return self.send(options, below_magic(f"%%rank {line}", cell))
 
     def send(
         self, options: CellOptions, text: str, local: str = ""
-    ) -> Coroutine[Any, Any, None] | None:
+    ) -> Coroutine[Any, Any, Any] | None:
         """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them."""
         sent = _SentCell(options, text, *self._submit(options, text))
         if is_awaited():
@@ -195,7 +198,7 @@ class DistributedMagics(Magics):
             self._check_here(self.shell.run_cell(local, store_history=False))
         return None
 
-    async def _awaited(self, sent: _SentCell, local: str) -> None:
+    async def _awaited(self, sent: _SentCell, local: str) -> ShownValue | None:
         while not sent.ended:
             with self._attempt(sent):
                 await sent.cluster.wait_awaited(sent.run)
@@ -203,6 +206,8 @@ class DistributedMagics(Magics):
             ready = self.shell.transform_cell(local)
             done = self.shell.run_cell_async(local, store_history=False, transformed_cell=ready)
             self._check_here(await done)
+        view = sent.run.view
+        return view.value if isinstance(view, NotebookView) else None
 
     @contextmanager
     def _attempt(self, sent: _SentCell) -> Iterator[None]:
@@ -263,6 +268,8 @@ class DistributedMagics(Magics):
             fold=options.fold,
             profiler=profiler,
         )
+        if isinstance(view, NotebookView):
+            view.returns_value = options.returns_value
         run = cluster.begin(
             text,
             name=f"cell In[{number}]",

@@ -69,6 +69,8 @@ class CellOptions:
 
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
+    returns_value: bool = False
+    """Whether the cell's value is the notebook's ``Out``."""
     chosen_by: str = "-r"
     """What stands before ``ranks``."""
     out: str | None = None

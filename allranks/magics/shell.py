@@ -58,6 +58,8 @@ class EveryCell:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.is_on = False
+        #: Whether the kernel is one of ranks.
+        self.is_kernel = False
         # Patched on the instance, in `vars`: other shells of this process keep the class's method.
         self._manager = shell.input_transformer_manager
         self._checks = False
@@ -75,6 +77,7 @@ class EveryCell:
     def every_cell(self) -> None:
         # Also those that begin with IPython's own magics.
         self.commands[:] = EVERY_CELL
+        self.is_kernel = True
         self.on()
 
     def off(self) -> None:

@@ -76,6 +76,19 @@ class _Cell:
         return {"cell": self.cell, "outputs": [*self.outputs.values()], "count": self.count}
 
 
+class ShownValue:
+    """The value of a cell on the ranks, as the notebook's ``Out`` has it: what is shown of it."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return str(self.data["text/plain"])
+
+    def _repr_mimebundle_(self, **_: Any) -> Data:
+        return self.data
+
+
 class OutputReplay:
     """The cells of a notebook whose outputs may not be complete in any page."""
 
@@ -148,6 +161,14 @@ class OutputReplay:
             return
         cell.count = result.execution_count
         error = result.error_before_exec or result.error_in_exec
+        value: object = result.result
+        if isinstance(value, ShownValue):
+            cell.outputs["value"] = {
+                "output_type": "execute_result",
+                "data": value.data,
+                "metadata": {},
+                "execution_count": result.execution_count,
+            }
         if error is not None:
             cell.outputs["error"] = {
                 "output_type": "error",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from html import escape
 
 from allranks.records.wire import Output
@@ -12,12 +13,15 @@ from allranks.widgets.displays import (
     DisplaySlot,
     DrawnBars,
     Gallery,
+    ShownValue,
     put_above,
     reorder,
     replay,
 )
 from allranks.widgets.text import Data, Line, RankText, Row, TextView, is_rich, render
 
+#: The kind of line of a value.
+_VALUE = "value"
 _REFRESH_SECONDS = 0.1
 #: A long text is sent less often, as it is sent whole each time; and the less, the more was sent.
 _NBYTES_A_SECOND = 200_000
@@ -64,6 +68,8 @@ class NotebookView(TextView):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        #: Whether the values of a cell that has not failed are left to the caller, as `value`.
+        self.returns_value = False
         self._hidden: dict[int, tuple[int, int]] = {}
         self._next_refresh = self._next_bars = 0.0
         self._sent_nbytes = 0
@@ -138,7 +144,7 @@ class NotebookView(TextView):
             self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name or "")
         else:
             text = str(data.get("text/plain", ""))
-            self._write(rank, "value" if kind == "result" else "out", text + "\n")
+            self._write(rank, _VALUE if kind == "result" else "out", text + "\n")
 
     def left(self, rank: int, status: str) -> None:
         self._failed = self._failed or status != "ok"
@@ -196,6 +202,7 @@ class NotebookView(TextView):
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
         self._bars.refresh()
+        self.returns_value = self.returns_value and not self._failed
         self._flush()
         panel = [self._panel] if self._panel in self._slots else []
         written = [shown for stretch in self._stretches for shown in stretch.in_order()]
@@ -204,12 +211,27 @@ class NotebookView(TextView):
         words = [self._words] if self._words in self._slots else []
         reorder([*panel, *reversed(self._below), *self._said, *written, *words], self._slots)
 
+    @property
+    def value(self) -> ShownValue | None:
+        """The values of the ranks, if they are left to the caller and there are any."""
+        stretches = [*self._above, *self._stretches] if self.returns_value else []
+        lines = defaultdict[int, list[Line]](list)
+        for stretch in stretches:
+            for rank, text in stretch.texts.items():
+                lines[rank] += (line for line in text.shown if line.kind == _VALUE)
+        rows = self._rows(lines)
+        return ShownValue(shown_as(render(rows, self.noun))) if rows else None
+
     def outputs(self) -> list[tuple[Data, Data]]:
         every = [shown.content for shown in (*self._slots_above, *self._slots)]
+        every += [(value.data, {})] if (value := self.value) is not None else []
         return [content for content in every if content[0]]
 
     def _show_text(self, stretch: _TextAndPictures) -> int:
-        rows = self._rows({rank: text.shown for rank, text in stretch.texts.items()})
+        lines = {rank: text.shown for rank, text in stretch.texts.items()}
+        if self.returns_value:
+            lines = {r: [one for one in lines[r] if one.kind != _VALUE] for r in lines}
+        rows = self._rows(lines)
         if stretch is self._stretches[-1]:
             rows += [
                 Row((rank,), Line("note", self._hidden_note(rank, *hidden)))

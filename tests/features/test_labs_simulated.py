@@ -189,6 +189,32 @@ def test_the_cells_of_a_lab_have_the_bits_of_real_ranks_and_no_false_finding(
     assert notebook.run(_COMPARE).text == f"{size} []\n"
 
 
+#: Answers that are right of the same data on all ranks.
+WRONG = {
+    ("01_ranks", "2"): """
+def inkiest_digit(images, labels):
+    ink = np.bincount(labels, weights=images.sum(axis=(1, 2)), minlength=10)
+    return (ink / np.bincount(labels, minlength=10)).argmax()
+""",
+    ("02_allreduce", "1"): """
+def deviation_of_all(images):
+    return float(allreduce(images.std()))
+""",
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize(("lab", "exercise"), WRONG, ids=["no communication", "mean of deviations"])
+def test_an_answer_of_each_rank_for_itself_is_refused_with_uneven_data(
+    notebook, lab, exercise, size
+):
+    (check,) = [cell for cell in labs.code_cells(labs.read(lab)) if cell.id == f"check-{exercise}"]
+    answer = f"import numpy as np\n{WRONG[lab, exercise]}"
+    notebook.on_ranks(answer, f"-n {size} --simulate").ok()
+    cell = notebook.on_ranks(source_of(check), f"-n {size} --simulate").fails("CellFailed")
+    cell.says("raised CheckFailed\n").lacks("not yet", "Traceback", "check(")
+
+
 def test_the_other_labs_are_refused(notebook):
     for name, module in REFUSED.items():
         assert any(f"import {module}" in cell.source for cell in labs.code_cells(labs.read(name)))

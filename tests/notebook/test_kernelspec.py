@@ -77,6 +77,27 @@ def test_cells_run_on_all_ranks_and_local_ones_in_the_notebook(kernel):
     assert kernel.run("%load_ext allranks").status == "ok"
 
 
+def test_the_values_of_a_cell_are_its_result_unless_a_rank_has_failed(kernel):
+    cell = kernel.run("print('said')\n5 * rank")
+    said, result = cell.outputs
+    assert (said["output_type"], cell.displays[0]["text/plain"]) == (
+        "display_data",
+        "ranks 0–1 │ said",
+    )
+    assert (result["output_type"], result["data"]["text/plain"]) == (
+        "execute_result",
+        "rank 0 → 0\nrank 1 → 5",
+    )
+    number = result["execution_count"]
+    assert number == cell.execution_count
+    assert kernel.run(f"%%local\nOut[{number}]").text == "rank 0 → 0\nrank 1 → 5\n"
+    assert kernel.run("%distributed last").text == "ranks 0–1 │ said\nrank 0 → 0\nrank 1 → 5\n"
+    failed = kernel.run("if rank: 1 / 0\n5")
+    assert failed.text.startswith("rank 0 → 5\n")
+    assert [one["output_type"] for one in failed.outputs].count("execute_result") == 0
+    assert [one["output_type"] for one in kernel.run("5 * rank;").outputs] == []
+
+
 @pytest.mark.parametrize(
     ("source", "status"),
     [("print(rank)", "complete"), ("for i in range(3):", "incomplete"), ("1 +* 2", "invalid")],

@@ -1,6 +1,7 @@
 """The report of a failed cell, and what is checked before a cell is sent."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -44,11 +45,16 @@ def test_ranks_that_waited_are_one_group_and_different_failures_are_a_line_each(
 
 
 def test_messages_that_differ_between_ranks_are_each_listed_once():
-    reports = [report(0, "pair 0"), report(1, "pair 0"), report(2, "pair 1"), report(3, "pair 1")]
+    text = "ValueError                Traceback\n----> 3 f(x)\n\nValueError: pair {0}\n  rank {0}"
+    reports = [
+        replace(report(rank, f"pair {pair}\n  rank {pair}"), traceback=(text.format(pair),))
+        for rank, pair in enumerate((0, 0, 2, 2))
+    ]
     assert describe(reports, ran=range(4)).splitlines()[1:] == [
-        "ValueError: pair 0",
-        "This is the report of ranks 0–1. The messages of the others:",
-        "ranks 2–3: ValueError: pair 1",
+        *("ValueError                Traceback", "----> 3 f(x)", ""),
+        "The traceback of rank 0; the messages of all:",
+        *("ranks 0–1: ValueError: pair 0", "    rank 0"),
+        *("ranks 2–3: ValueError: pair 2", "    rank 2"),
     ]
 
 

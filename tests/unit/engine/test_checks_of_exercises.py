@@ -39,7 +39,7 @@ def test_boxes_of_several_ranks_are_each_shown_once():
     reports = [reported(f"rank {rank} found nothing", rank) for rank in range(3)]
     assert plain(describe(reports, range(3))).splitlines()[1:] == [
         " rank 0 found nothing ",
-        "This is the report of rank 0. The messages of the others:",
+        "This is the report of rank 0. The others:",
         "rank 1: CheckFailed: rank 1 found nothing",
         "rank 2: CheckFailed: rank 2 found nothing",
     ]
