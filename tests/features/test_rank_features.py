@@ -35,6 +35,9 @@ class Diary(RankFeature):
         self.fails = [word[6:] for word in cell.source.split() if word.startswith("fails:")]
         self.maybe_fail("cell_started")
 
+    def cell_running(self):
+        self.rank.shell.user_ns["looks"] = self.rank.shell.user_ns.get("looks", 0) + 1
+
     def maybe_fail(self, hook):
         if hook in self.fails and self.rank.rank == 1:
             raise ValueError(f"no {hook} today")
@@ -144,6 +147,15 @@ def test_hooks_are_called_in_their_order(cluster):
         cluster.run("list(called)")
         == [["starting", "started", "cell_finished", "cell_left", "cell_started"]] * 2
     )
+
+
+def test_a_feature_is_called_again_and_again_while_a_cell_runs(cluster):
+    source = """
+import time
+looks = 0
+while looks < 3: time.sleep(0.01)
+"""
+    cluster.run(source, timeout=60)
 
 
 def test_a_feature_replaces_an_error(cluster):

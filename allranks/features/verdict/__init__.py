@@ -8,5 +8,8 @@ Standard library only.
 #: The request that a rank answers with its part of a cell, see `RankVerdict.answer`.
 MEASURED = "measured"
 
+#: Where its value is ``off``, no cell is judged.
+VARIABLE = "ALLRANKS_VERDICT"
+
 #: A loop with fewer steps is not judged.
 LEAST_STEPS = 20

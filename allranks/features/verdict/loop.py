@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -15,7 +15,7 @@ from allranks.features.verdict.records import CellParts, EndedCall, Kind, Line, 
 
 #: Up to a tenth of the steps belong to the start, if they are this much slower than the median.
 _SLOW_START, _START_SHARE, _LEAST_START = 10, 10, 3
-#: The calls of a step's line have to span this much of the time of all calls.
+#: The calls that end the steps span this much of all calls, or of their time.
 _SPAN = 0.8
 #: The samples have to cover this much of the loop.
 _COVERED = 0.5
@@ -217,25 +217,25 @@ def _step_key(part: RankPart, size: int, logged: int) -> _Key | None:
     step may have many calls of one line.
     """
     for with_nbytes in (True, False):
-        counts: Counter[_Key] = Counter()
-        spans: dict[_Key, tuple[float, float]] = {}
-        for call in part.calls:
+        at: dict[_Key, list[int]] = defaultdict(list)
+        for index, call in enumerate(part.calls):
             kind = part.kinds[call.kind]
             if kind.meets(size):
-                key = kind.op, kind.name, kind.nbytes if with_nbytes else None
-                counts[key] += 1
-                spans[key] = spans.get(key, (call.ended, 0.0))[0], call.ended
-        most = _SPAN * (part.calls[-1].ended - part.calls[0].ended)
-        fit = {
-            key: count
-            for key, count in counts.items()
-            if count >= LEAST_STEPS and spans[key][1] - spans[key][0] >= most
-        }
+                at[kind.op, kind.name, kind.nbytes if with_nbytes else None].append(index)
+        fit = {key: len(row) for key, row in at.items() if _is_loop(part.calls, row)}
         if fit:
             # Of equal counts the last call of a step ends it.
             wanted = logged if logged >= LEAST_STEPS else 1
-            return min(fit, key=lambda key: (abs(math.log(fit[key] / wanted)), -spans[key][1]))
+            return min(fit, key=lambda key: (abs(math.log(fit[key] / wanted)), -at[key][-1]))
     return None
+
+
+def _is_loop(calls: Sequence[EndedCall], row: Sequence[int]) -> bool:
+    """Whether some of the calls span most of the calls, or most of their time."""
+    if len(row) < LEAST_STEPS:
+        return False
+    seconds, whole = (calls[b].ended - calls[a].ended for a, b in ((row[0], row[-1]), (0, -1)))
+    return row[-1] - row[0] >= _SPAN * (len(calls) - 1) or seconds >= _SPAN * whole
 
 
 def _first_step(ends: Sequence[float]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
 from allranks.cluster.options import LineCommand, StartOption
 from allranks.errors import UsageError
-from allranks.features.verdict import LEAST_STEPS, MEASURED
+from allranks.features.verdict import LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import CellParts, NotANumber, RankPart
 from allranks.features.verdict.rules import NOT_NUMBERS, verdicts
@@ -23,7 +23,7 @@ from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Record, Reply
 
 _OPTION = StartOption(
-    "verdict", "ALLRANKS_VERDICT", ("on", "off"), "a line below a cell that says why it is slow"
+    "verdict", VARIABLE, ("on", "off"), "a line below a cell that says why it is slow"
 )
 #: A shorter cell is not judged.
 _LEAST_SECONDS = 1.0
@@ -129,7 +129,7 @@ class NotebookVerdict(NotebookFeature):
         self._cells: dict[int, CellParts] = {}
 
     def started(self, cluster: ClusterContext) -> None:
-        said = cluster.settings.get(_OPTION.variable) or os.environ.get(_OPTION.variable, "")
+        said = cluster.settings.get(VARIABLE) or os.environ.get(VARIABLE, "")
         # One rank waits for none, and is the process of simulated ranks.
         self.in_cells = cluster.size > 1 and said != "off"
         self._watched = None

@@ -19,7 +19,7 @@ from typing import Any
 from allranks.collectives import world
 from allranks.collectives.calls.guard import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
-from allranks.features.verdict import MEASURED
+from allranks.features.verdict import MEASURED, VARIABLE
 from allranks.features.verdict.records import EndedCall, Kind, Line, Look, RankPart, Sample
 from allranks.features.verdict.stack import Path, users_lines
 from allranks.records.wire import Record, RunCell
@@ -48,10 +48,10 @@ class RankVerdict(RankFeature):
         self._cells: dict[int, tuple[float, int]] = {}
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
         self._looks: deque[tuple[float, Path]] = deque(maxlen=_KEPT_LOOKS)
-        self._has_counters = True
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
+        self._looks_at_lines = self._has_counters = os.environ.get(VARIABLE) != "off"
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, RunCell):
@@ -63,7 +63,8 @@ class RankVerdict(RankFeature):
 
     def cell_running(self) -> None:
         with suppress(Exception):
-            self._looks.append((world.current().journal.now(), users_lines()))
+            if self._looks_at_lines:
+                self._looks.append((world.current().journal.now(), users_lines()))
 
     def pulse_fields(self) -> dict[str, Any]:
         """Takes a sample: the pulse itself needs no fields."""

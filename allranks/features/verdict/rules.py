@@ -43,6 +43,8 @@ CORE_SHARE = 0.25
 #: A busy host: the part of its cores that the ranks got, and the part of their threads' time in
 #: which those had no core.
 OWN_CORES, HOST_SHARE, HOST_SECONDS = 0.75, 0.45, 3.0
+#: The part of the time that this has to be: a rank that sleeps needs no core.
+HOST_TIME = 0.25
 #: Memory that grows: by how much, in how much of the time, and for how long it is watched.
 GROWN_NBYTES, GROWN_PART, RISING, MEMORY_SECONDS, MEMORY_SAMPLES = 64e6, 0.05, 0.8, 5.0, 5
 #: Values that are NaN up to the cell's end, at least.
@@ -210,6 +212,9 @@ def longer_at(loop: Loop, rank: int) -> str:
         path, least = first, max(least, FOLLOWED * more[first])
     if not path or more[path[:1]] > MOST_EXPLAINED * late:
         return ""
+    # As a generator or a lambda in this line.
+    while len(path) > 1 and path[-1].function[:1] == "<" and path[-1].place == path[-2].place:
+        path = path[:-1]
     return str(path[0]) + (f", in {path[-1].function} {path[-1]}" if len(path) > 1 else "")
 
 
@@ -399,7 +404,8 @@ def crowded(loop: Loop) -> list[Verdict]:
         cores = max(loop.ranks[rank].part.cores for rank in ranks)
         own = sum(one.run / one.at for one in known)
         lost = min(one.ready / max(1e-9, one.run + one.ready) for one in known)
-        if own < OWN_CORES * cores and lost >= HOST_SHARE:
+        needed = min(one.ready / one.at for one in known) >= HOST_TIME
+        if needed and own < OWN_CORES * cores and lost >= HOST_SHARE:
             found.append(
                 Verdict(
                     "host",

@@ -131,6 +131,13 @@ def test_the_line_at_which_a_slow_rank_spends_more_is_named():
     assert found[0].next == "Give rank 2 less work there"
 
 
+def test_a_generator_is_named_by_the_function_in_whose_line_it_is():
+    inner = AUGMENT[1]._replace(function="<genexpr>")
+    slow = [(READ, 0.125), ((*AUGMENT, inner), 0.75), (TRAIN, 0.125)]
+    found = verdicts(cell([0.01, 0.01, 0.04], lines={0: SAME, 1: SAME, 2: slow}))
+    assert "`x = augment(x)`, in augment In[3]:2 `return sorted(x)`. Give" in str(found[0])
+
+
 def test_no_line_is_named_if_several_take_longer():
     parts = cell([0.01, 0.01, 0.04], lines=dict.fromkeys(range(3), SAME))
     assert "more, at" not in verdicts(parts)[0].text
@@ -163,6 +170,28 @@ def test_a_rank_that_saves_now_and_then_is_late_sometimes():
     found = verdicts(cell([often_short, 0.01]))[0]
     assert (found.kind, found.ranks) == ("sometimes", (0,))
     assert "rank 0 is late 6 times in 299 steps, by 490 ms" in found.text
+
+
+def test_what_comes_before_the_loop_does_not_matter():
+    # A library is imported between the first call and the loop.
+    parts = cell([0.01, 0.025])
+    first = EndedCall(1, -100.0, 0.0, 0.0, 0)
+    ranks = [
+        replace(part, calls=[first, *part.calls], kinds=[*part.kinds, SMALL._replace(ranks=2)])
+        for part in parts.ranks
+    ]
+    assert kinds(replace(parts, ranks=ranks)) == ["straggler"]
+
+
+def test_a_test_at_the_end_is_not_the_loop():
+    parts = cell([0.01, 0.025])
+    end = parts.ranks[0].calls[-1].ended
+    tests = [EndedCall(1, end + 1e-4 * at, 0.0, 1e-4, 0) for at in range(25)]
+    ranks = [
+        replace(part, calls=[*part.calls, *tests], kinds=[*part.kinds, SMALL._replace(ranks=2)])
+        for part in parts.ranks
+    ]
+    assert kinds(replace(parts, ranks=ranks)) == ["straggler"]
 
 
 def test_turns_are_blamed_on_no_rank():
@@ -235,6 +264,10 @@ def test_memory_that_grows_is_reported_with_what_grows_with_it():
 def test_memory_that_fills_up_is_no_cause():
     filled = cell([0.03, 0.03], memory=lambda rank, at: 5e8 + 2e8 * min(at, 3))
     assert kinds(filled) == []
+
+
+def test_ranks_that_sleep_need_no_core():
+    assert kinds(cell([0.01, 0.01], ready={0: 0.08, 1: 0.08}, busy=0.05)) == []
 
 
 def test_a_host_without_free_cores_is_reported():
