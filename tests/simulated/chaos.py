@@ -46,6 +46,9 @@ class AWorld(World):
             self.after(each[2] if len(each) > 2 else self.rng.random() * 0.6, self.fault, each[1])
 
     # told by the models of ranks
+    def reached(self, where, process):
+        """Called where a new rank is about to join, and where all wait for it to agree."""
+
     def serving(self, model):
         self.ranks_by_number.setdefault(model.rank, []).append(model)
 

@@ -21,6 +21,7 @@ class Job:
         self.w, self.size, self.n = w, size, n
         self.source = Source()
         self.members, self.inited = {}, False
+        self.ranks = set()  # the processes that have had a rank
         self.round = None
         self.daemons = {}
         self.aborted = False
@@ -67,6 +68,8 @@ class Job:
             return
         if all(p.pid in r.arrived for p in self.alive()) and not r.timing:
             r.timing = True
+            new = [p for p, rank in r.arrived.values() if rank >= 0 and p not in self.ranks]
+            self.w.reached("joined", new[0] if new else None)
             self.w.after(0.05 + self.w.rng.random() * 0.5, self.finish, r, len(self.alive()))
         elif r.timing and any(not p.alive for p, _ in r.arrived.values()):
             self.w.after(self.w.rng.random() * 0.1, self.finish, r, -1)
@@ -80,6 +83,8 @@ class Job:
         ranks = sorted(rank for p, rank in r.arrived.values() if p.alive and rank >= 0)
         r.over = True
         r.ok = count == len(self.alive()) and ranks == list(range(self.size))
+        if r.ok:
+            self.ranks.update(p for p, rank in r.arrived.values() if rank >= 0)
         self.source.notify()
 
 
@@ -234,6 +239,7 @@ class Spare:
 
     def join(self, rank):
         while True:
+            World.it.reached("join", P())
             try:
                 self.job.heal(P(), rank)
             except HealFailed:
@@ -266,6 +272,7 @@ class Rank:
             self.spare.join(self.rank)
         else:
             self.job.init(p)
+            self.job.ranks.add(p)
         self.todo, self.todo_source = [], Source()
         self.cell, self.busy, self.interrupted, self.died = 0, False, False, {}
         self.last = {"cell": 0, "label": "", "seconds": 0.0}
