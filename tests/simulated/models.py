@@ -19,8 +19,8 @@ from tests.simulated.sockets import Socket, this_process
 
 #: Cells are dictionaries (see ``scenarios.work``), written as Python writes them.
 _KEPT = "/kept/{}"
-#: A rank that has lost its notebook looks for the next one so often.
-_REPEAT_SECONDS = 0.5
+#: How often a rank looks for its notebook, and for the next one.
+_SOON_MS, _LATER_MS = 20, 500
 #: ssh ends if nothing comes through for this time.
 _SSH_SECONDS = 15.0
 _REQUESTS_AT_ONCE = frozenset(
@@ -398,7 +398,8 @@ class Rank:
         else:
             self._job.init(self.p)
         self._context = zeromq.Context()
-        self._connect(self.config.commands_url, self.config.events_url, 0.02)
+        gone = zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
+        self._connect(self.config.commands_url, self.config.events_url, _SOON_MS, gone)
         self._greet()
         self.world.serving(self)
         Thread(self.p, self._serve, "wire")
@@ -411,22 +412,18 @@ class Rank:
 
     # The connection.
 
-    def _connect(self, commands: str, events: str, again_seconds: float) -> None:
+    def _connect(self, commands: str, events: str, again_ms: int, watched: int) -> None:
         self._commands = self._context.socket(zeromq.DEALER)
         self._commands.setsockopt(zeromq.IDENTITY, b"rank-%d" % self.rank)
         self._events = self._context.socket(zeromq.PUSH)
         for one in (self._commands, self._events):
-            one.setsockopt(zeromq.RECONNECT_IVL, int(1000 * again_seconds))
+            one.setsockopt(zeromq.RECONNECT_IVL, again_ms)
             one.setsockopt(zeromq.SNDHWM, 0)
-        self._monitor = self._commands.get_monitor_socket(
-            zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
-        )
+        self._monitor = self._commands.get_monitor_socket(watched)
         self._commands.connect(commands)
         self._events.connect(events)
 
     def _serve(self) -> None:
-        from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
-
         while True:
             self.world.block(
                 lambda: self._commands.queue or self._monitor.queue,
@@ -434,17 +431,22 @@ class Rank:
             )
             if self._monitor.queue:
                 self._monitor.queue.clear()
-                if self._home and self._commands.conn is None:
-                    self._is_attached = False
-                    for one in (self._commands, self._events, self._monitor):
-                        one.close(0)
-                    home = self._home
-                    self._connect(
-                        COMMANDS_AT_HOME.format(home), EVENTS_AT_HOME.format(home), _REPEAT_SECONDS
-                    )
-                continue
+                self._leave()
             while self._commands.queue:
                 self._take(self._wire.decode(self._commands.recv_multipart())[0])
+
+    def _leave(self) -> None:
+        """The notebook is gone: looks for the next one, if there will be one."""
+        from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
+
+        if not self._home:
+            return
+        self._is_attached = False
+        for one in (self._commands, self._events, self._monitor):
+            one.close(0)
+        urls = COMMANDS_AT_HOME.format(self._home), EVENTS_AT_HOME.format(self._home)
+        # Not refused connections: the next notebook is not there yet.
+        self._connect(*urls, _LATER_MS, zeromq.EVENT_DISCONNECTED)
 
     def _greet(self) -> None:
         hello = self._wire.Hello(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
 
 #: In virtual seconds: how long each may take at most, whatever happens.
 START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 15.0, 120.0
-ATTACH_SECONDS, FOLLOW_SECONDS = 240.0, 260.0
+ATTACH_SECONDS, FOLLOW_SECONDS = 75.0, 260.0
 _SAYS_LOST = re.compile("no variables|without variables|lost|was killed|were killed")
 
 
@@ -36,11 +37,14 @@ class ShownCell:
     """The view of a cell: it keeps what a reader would see."""
 
     def __init__(self) -> None:
+        #: Its number, once something of it was shown.
+        self.cell = 0
         self.lines: defaultdict[int, list[str]] = defaultdict(list)
         self.notices: list[str] = []
         self.lefts: list[tuple[int, str]] = []
 
     def output(self, batch: Any) -> None:
+        self.cell = batch.cell or self.cell  # 0: of an earlier one
         for kind, *rest in batch.entries:
             if kind == "out":
                 self.lines[batch.rank].extend(rest[0].splitlines())
@@ -193,6 +197,46 @@ class SimulatedNotebook:
             spec, lambda view: self.cluster.run(repr(spec), view=view), CELL_SECONDS
         )
 
+    def awaited_cell(self, spec: dict[str, Any]) -> CellResult:
+        """Runs a cell as a notebook does that answers widgets meanwhile."""
+        self._cells += 1
+        self.world.begin_cell(self._cells)
+
+        def run(view: ShownCell) -> None:
+            cell = self.cluster.begin(repr(spec), view=view)
+            loop = system.EventLoop()
+            try:
+                loop.run_until_complete(self.cluster.wait_awaited(cell))
+            finally:
+                loop.close()
+
+        return self._observed(spec, run, CELL_SECONDS)
+
+    def submitted_cells(self, specs: Sequence[dict[str, Any]]) -> list[CellResult]:
+        """Submits cells to another thread, all at once, and waits for their ends."""
+        submitted = []
+        for spec in specs:
+            self._cells += 1
+            view = ShownCell()
+            submit = functools.partial(self.cluster.submit, repr(spec), view=view)
+            future = self.do("submit", submit, CELL_SECONDS)
+            submitted.append((spec, view, self._cells, future))
+        self.world.begin_cell(self._cells)
+        results = []
+        for spec, view, number, future in submitted:
+            began, error = self.world.now, None
+            try:
+                self.do(f"submitted cell {number}", future.result, CELL_SECONDS)
+            except AllranksError as found:
+                error = found
+            result = CellResult(f"submitted cell {number}", self.world.now - began, error, view)
+            results.append(result)
+            self.outcome.append(f"{self.world.seconds()} {result}")
+            self._said += [*view.notices, str(error or "")]
+            self._check_lines(result, None if error else spec["lines"])
+            self._check_reports(result)
+        return results
+
     def dies_in(self, spec: dict[str, Any]) -> None:
         """Runs cells until the kernel, which something kills, has died."""
         try:
@@ -223,9 +267,9 @@ class SimulatedNotebook:
 
     def _check_lines(self, result: CellResult, lines: int | None = None) -> None:
         """The lines of a rank are complete, if it is known how many there are, and in order."""
-        number, wrong = self.cluster.count, self.world.wrong
+        wrong = self.world.wrong
         for rank in range(self.world.size):
-            begin = f"{number}.{rank}."
+            begin = f"{result.view.cell}.{rank}."
             own = [line for line in result.view.lines[rank] if line.startswith(begin)]
             if own != [f"{begin}{at}" for at in range(len(own))]:
                 wrong.append(f"{result.name}: rank {rank} shows {own[:8]}, not each line once")

@@ -60,3 +60,23 @@ def test_ranks_of_one_machine_survive_deaths_and_stops(
 ) -> None:
     _run_cells(world, notebook)
     assert notebook.state == "running", notebook.outcome[-1]
+
+
+@simulated(seeds=15, plan=partial(_plan, _SHORT))
+def test_awaited_cells_end_as_others_do(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
+    notebook.start()
+    for number in range(1, _CELLS + 1):
+        notebook.awaited_cell(any_cell(world.work, number))
+    assert notebook.state == "running", notebook.outcome[-1]
+
+
+@simulated(seeds=15)
+def test_submitted_cells_run_in_their_order_while_ranks_die(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    world.after(world.chance.uniform(0, 3), world.fault, "kill_rank")
+    specs = [any_cell(world.work, number) for number in range(1, _CELLS + 1)]
+    shown = [result.view.cell for result in notebook.submitted_cells(specs)]
+    assert shown == sorted(shown)
+    assert notebook.state == "running", notebook.outcome[-1]
