@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import signal
 from collections import defaultdict
@@ -237,11 +238,13 @@ class SimulatedNotebook:
             self._check_reports(result)
         return results
 
-    def dies_in(self, spec: dict[str, Any]) -> None:
-        """Runs cells until the kernel, which something kills, has died."""
+    def dies_in(self, *specs: dict[str, Any]) -> None:
+        """Runs cells, the last one again and again, until something has killed the kernel."""
         try:
-            while self.state == "running":
+            for spec in itertools.chain(specs, itertools.repeat(specs[-1])):
                 self.cell(spec)
+                if self.state != "running":
+                    break
         except NotebookDied:
             return
         self.world.wrong.append(f"the ranks were lost before the kernel died: {self.outcome[-1]}")

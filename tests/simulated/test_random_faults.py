@@ -80,3 +80,21 @@ def test_submitted_cells_run_in_their_order_while_ranks_die(
     shown = [result.view.cell for result in notebook.submitted_cells(specs)]
     assert shown == sorted(shown)
     assert notebook.state == "running", notebook.outcome[-1]
+
+
+_AROUND_ATTACH = ("kill_rank", "kill_spare", "cut_short", "reset", "stall_relay", "stall_agent")
+
+
+@simulated(seeds=40, plan=partial(_plan, _AROUND_ATTACH))
+def test_the_ranks_of_a_kernel_that_dies_at_any_moment_are_attached_to(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.after(world.chance.uniform(0, 5), notebook.kill)
+    notebook.dies_in(*(any_cell(world.work, number) for number in range(1, 4)))
+    world.pass_time(world.chance.choice([0.05, 0.5, 3.0]))
+    assert world.new_notebook().attach(notebook)
+    for number in range(4, _CELLS + 1):
+        world.notebook.cell(any_cell(world.work, number))
+    assert world.notebook.state == "running", world.notebook.outcome[-1]
