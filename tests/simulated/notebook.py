@@ -17,8 +17,9 @@ from tests.simulated.kernel import File, Source
 
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
-from allranks.cluster import failures, sessions  # isort: skip
+from allranks.cluster import failures, sessions, sharing  # isort: skip
 from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
+from allranks.records import wire  # isort: skip
 
 #: In virtual seconds: how long each may take at most, whatever happens.
 START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 15.0, 120.0
@@ -173,6 +174,10 @@ class SimulatedNotebook:
         """Lets the ranks stay when this notebook ends."""
         self.do("stay", lambda: self.cluster.stay(seconds, {}), STAY_SECONDS)
         self.folder = self.cluster.session_dir
+
+    def watched(self) -> Watcher:
+        """Returns another notebook, which watches the cells of this one from now on."""
+        return Watcher(self.world, self.cluster.session_dir)
 
     def kill(self) -> None:
         """Kills the kernel."""
@@ -383,6 +388,59 @@ class SimulatedNotebook:
         """Whether the user was told that these ranks have lost their variables."""
         said = "\n".join([*self._said, *self.outcome, *self.cluster.news])
         return all(_says_lost(said, rank) for rank in ranks)
+
+
+class Watcher:
+    """Another notebook, which watches the cells of one that has the ranks.
+
+    It checks that no line of a rank is there twice, or in another order.
+    """
+
+    def __init__(self, world: ClusterWorld, folder: str) -> None:
+        self._world, self._folder = world, folder
+        #: The numbers of the lines that it has shown, by cell and rank.
+        self.lines: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        #: The ranks that have ended each cell.
+        self.ended: defaultdict[int, set[int]] = defaultdict(set)
+        host = world.hosts[NOTEBOOKS_HOST]
+        files = {number: File() for number in range(3)}
+        self.process = world.spawn("notebook", host, self._main, None, files, {})
+
+    def _main(self) -> None:
+        sessions.visit(self._folder, "watch")
+        stream = sessions.watch(self._folder, 0).makefile("rb")
+        while message := self._next(stream):
+            _, frames = message
+            if frames:
+                self._show(wire.decode(frames)[0])
+
+    def _next(self, stream: Any) -> Any:
+        """Returns the next message; None if the notebook has closed the connection."""
+
+        async def read(nbytes: int) -> bytes:
+            found: bytes = stream.read(nbytes)
+            if len(found) < nbytes:
+                raise EOFError
+            return found
+
+        try:
+            sharing.unpack(read).send(None)  # it never awaits: `read` blocks
+        except StopIteration as end:
+            return end.value
+        except (EOFError, OSError):
+            return None
+
+    def _show(self, record: Any) -> None:
+        if isinstance(record, wire.Reply):
+            self.ended[record.cell].add(record.rank)
+        elif isinstance(record, wire.Output):
+            for text in (rest[0] for kind, *rest in record.entries if kind == "out"):
+                numbers = [int(line.split(".")[2]) for line in text.splitlines()]
+                self.lines[record.cell, record.rank] += numbers
+            shown = self.lines[record.cell, record.rank]
+            if shown != list(range(shown[0], shown[0] + len(shown))):
+                place = f"rank {record.rank} in cell {record.cell}"
+                self._world.wrong.append(f"a watcher shows the lines {shown} of {place}")
 
 
 def _says_lost(said: str, rank: int) -> bool:
