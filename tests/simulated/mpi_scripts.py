@@ -3,25 +3,30 @@
 On both, the notebook's side, the relay and the host agent are the real code, with one host, as for
 several hosts. A script observes the events that reach the notebook, of each rank in order.
 
-    python -m tests.simulated.mpi_scripts real|model [NAME…]     a line of JSON for each script
+    python -m tests.simulated.mpi_scripts real|model     reads names of scripts, a line each, and
+                                                         writes a line of JSON for each
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 SIZE = 3
 SPARES = 6
 #: The most that a script uses.
 _MOST = 3
+#: Of virtual time, for a script on the model.
+_LIMIT_SECONDS = 3600.0
 _EVENTS = ("admitted", "exit", "replaces", "launcher_exit", "agent_exit", "host_left")
 
 Script = Callable[["Stage"], Any]
@@ -237,7 +242,7 @@ def a_death_while_a_new_rank_has_not_joined(stage: Stage) -> Any:
     stage.lose(1)
     with stage.hold("join", lambda: stage.kill(2)):
         found = stage.cell()
-    return found, stage.end()
+    return found, stage.end()[1:]  # as below
 
 
 @script
@@ -245,7 +250,8 @@ def the_death_of_a_new_rank_before_it_joins(stage: Stage) -> Any:
     stage.lose(1)
     with stage.hold("join", stage.kill_held):
         found = stage.cell()
-    return found, stage.end()
+    # Without the events: Open MPI may crash in another process, which is replaced as well.
+    return found, stage.end()[1:]
 
 
 @script
@@ -419,7 +425,8 @@ class RealStage(Stage):
                 programs = {
                     "relay": line.endswith("allranks.engine.host.relay") and "sh -c" not in line,
                     "agent": line.endswith("-m allranks.agent") and log.startswith("host-agent"),
-                    "mpiexec": "mpiexec" in line.partition(" ")[0] and "relay" not in line,
+                    # mpiexec runs as this program.
+                    "mpiexec": os.path.basename(line.partition(" ")[0]) == "prterun",
                     "spare": log.startswith("spare-"),
                 }
                 if programs[name]:
@@ -478,90 +485,102 @@ class RealStage(Stage):
 
 # The model.
 class ModelStage(Stage):
+    _STEPS: ClassVar = {"join": "join", "joined": "agree"}
+
     def __init__(self, world: Any) -> None:
         super().__init__()
         self._world = world
-        self._held: Any = None
-        self.holds: dict[str, Callable[[], object]] = {}
 
     def ready(self) -> None:
-        from tests.simulated import chaos
+        from allranks.cluster import cluster
+        from tests.simulated import production
 
-        self.cluster = chaos.new_cluster(self._world)
+        cluster.launchers.named = lambda text: production.launcher(self._world)  # type: ignore[assignment]
+        self.cluster = cluster.Cluster(SIZE, gpus="none", launcher="simulated", show_output=False)
         self.cluster.start()
         self.cell()
         self.seen()
 
     def source(self, reduces: bool, late: Collection[int]) -> str:
         kind = "reduce" if reduces else "work"
-        seconds = f"7200.0 if self.rank in {list(late)} else 0.02"
-        return f"{{'kind': {kind!r}, 'seconds': {seconds}, 'lines': 2, 'set': True}}"
+        return repr({"kind": kind, "seconds": 0.02, "lines": 2, "sets": 1, "late": [*late]})
 
     def values(self) -> list[Any]:
         found = ["x" in self._world.rank(rank).vars for rank in range(SIZE)]
         self.cell()  # as where the ranks are asked for it
         return found
 
+    def _end(self, processes: Collection[Any]) -> None:
+        for process in processes:
+            process.signal(signal.SIGKILL)
+
     def kill(self, *ranks: int) -> None:
-        for process in [self._world.rank(rank).p for rank in ranks]:
-            process.die(-9)
+        self._end([self._world.rank(rank).p for rank in ranks])
 
     def kill_spare(self) -> None:
-        self._world.find("spare")[-1].die(-9)
+        self._end(self._world.find("spare")[-1:])
 
     def kill_program(self, name: str) -> None:
-        self._world.find(name)[0].die(-9)
+        self._end(self._world.find(name)[:1])
 
     @contextmanager
     def hold(self, where: str, act: Callable[[], object]) -> Iterator[None]:
-        self.holds[where] = act
-        yield
-        assert where not in self.holds, f"expected a new rank at {where}, found none"
+        came = []
 
-    def reached(self, where: str, process: Any) -> None:
-        act = self.holds.pop(where, None)
-        if act is not None:
-            self._held = process
-            self._world.after(0, act)  # it may end the process that is running now
+        def reached() -> None:
+            came.append(where)
+            act()
+
+        self._world.when(self._STEPS[where], reached, 0.0)
+        yield
+        assert came, f"expected a new rank at {where}, found none"
 
     def kill_held(self) -> None:
-        self._held.die(-9)
+        self._end([self._world.jobs[-1].joining])
 
 
-def _print(name: str, found: Any) -> None:
-    print(json.dumps({"script": name, "found": found}), flush=True)
+def _answer(name: str, run: Callable[[], Any]) -> None:
+    try:
+        answer = {"found": run()}
+    except Exception as error:
+        answer = {"problem": f"{type(error).__name__}: {error}"}
+    print(json.dumps({"script": name, **answer}), flush=True)
 
 
-def run_real(names: Collection[str]) -> None:
+def run_real(names: Iterable[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ALLRANKS_HOLDS"] = folder
-        os.environ["ALLRANKS_SPARES"] = str(SPARES)
         stage = RealStage(Path(folder))
+
+        def run(name: str) -> Any:
+            stage.ready()
+            return SCRIPTS[name](stage)
+
         try:
             for name in names:
-                stage.ready()
-                _print(name, SCRIPTS[name](stage))
+                _answer(name, partial(run, name))
         finally:
             stage.cluster.stop()
 
 
-def run_on_model(names: Collection[str], seed: int = 1) -> None:
-    os.environ["ALLRANKS_SPARES"] = str(SPARES)
+def run_on_model(names: Iterable[str], seed: int = 1) -> None:
     for name in names:
-        if os.fork() == 0:
-            try:
-                _print(name, _on_model(SCRIPTS[name], seed))
-            except BaseException as error:
-                _print(name, f"{type(error).__name__}: {error}")
+        if os.fork() == 0:  # so that no world depends on the one before
+            _answer(name, partial(_on_model, SCRIPTS[name], seed))
             os._exit(0)
         os.wait()
 
 
 def _on_model(script: Script, seed: int) -> Any:
-    from allranks.cluster import sockets
-    from tests.simulated import chaos, system
+    from tests.simulated import system
 
-    world = chaos.AWorld(seed, hosts=1, ranks=SIZE)
+    system.install()  # before anything imports the modules of allranks that are simulated
+    from tests.simulated import production  # noqa: F401  # isort: skip
+    from allranks.cluster import sockets  # isort: skip
+    from tests.simulated.chaos import NOTEBOOKS_HOST, ClusterWorld
+    from tests.simulated.kernel import File
+
+    world = ClusterWorld(seed, hosts=1, ranks=SIZE)
     stage = ModelStage(world)
     found: list[Any] = []
     ended = [False]
@@ -572,7 +591,6 @@ def _on_model(script: Script, seed: int) -> Any:
         put(queue, event)
 
     sockets.EventQueue.put = recorded  # type: ignore[method-assign]
-    world.reached = stage.reached
 
     def main() -> None:
         try:
@@ -581,9 +599,9 @@ def _on_model(script: Script, seed: int) -> Any:
         finally:
             ended[0] = True
 
-    files = {number: system.File() for number in range(3)}
-    world.notebook = world.spawn("notebook", world.hosts["nb"], main, None, files, {})
-    problem = world.run(lambda: ended[0], 3600.0)
+    files = {number: File() for number in range(3)}
+    world.spawn("notebook", world.hosts[NOTEBOOKS_HOST], main, None, files, {})
+    problem = world.run(lambda: ended[0], _LIMIT_SECONDS)
     world.over = True
     if not found:
         raise RuntimeError(problem or "\n".join(text for *_, text in world.crashes))
@@ -591,7 +609,6 @@ def _on_model(script: Script, seed: int) -> Any:
 
 
 if __name__ == "__main__":
-    where, *chosen = sys.argv[1:]
-    if where == "model":
-        import tests.simulated.chaos  # noqa: F401  # the modules of the world, before any other
-    (run_real if where == "real" else run_on_model)(chosen or list(SCRIPTS))
+    os.environ["ALLRANKS_SPARES"] = str(SPARES)
+    names = iter(sys.stdin.readline, "")
+    (run_real if sys.argv[1] == "real" else run_on_model)(name.strip() for name in names)
