@@ -474,6 +474,10 @@ class RankSockets:
             # A relay announces itself on each new connection.
             while self._commands.poll(0):
                 name, last, owner = self._commands.recv_multipart()
+                if name.startswith(b"\0"):
+                    # Of a connection that ended before this was read. A new one has the host's name
+                    # meanwhile, so ZeroMQ has given the old one a name of its own.
+                    continue
                 again = self._messages_of(name.decode())
                 for frames in again.on_connection(int(last), owner):
                     self._send([name, *frames])

@@ -1,7 +1,7 @@
-"""Runs seeds of scenarios: one with its trace, some as JSON, or new ones for some minutes.
+"""Runs seeds of scenarios: one with its trace, some of them, or new ones for some minutes.
 
     python -m tests.simulated SCENARIO --seed 7 [--plan '[…]']     one seed, with its trace
-    python -m tests.simulated SCENARIO --seeds 1:20 --json         a line of JSON for each seed
+    python -m tests.simulated SCENARIO --seeds 1:20                a line for each seed
     python -m tests.simulated --minutes 10                         new seeds of all scenarios
     python -m tests.simulated --count 20000                        the same, so many
 
@@ -25,6 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulated import system
+
+if __name__ == "__main__" and os.environ.get("PYTHONHASHSEED") != "0":
+    # Sets would have another order in each process.
+    again = [sys.executable, "-m", "tests.simulated", *sys.argv[1:]]
+    os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
 
 system.install()  # before anything imports the modules of allranks that are simulated
 
@@ -202,19 +207,30 @@ def _search(options: argparse.Namespace, chosen: Sequence[Scenario]) -> int:
     return failed > 0
 
 
+def _serve(found: dict[str, Scenario]) -> None:
+    """Runs the seeds that lines of the input name; writes a line of JSON for each."""
+    for line in sys.stdin:
+        name, first, count = line.split()
+        for seed in range(int(first), int(first) + int(count)):
+            print(json.dumps(run_apart(found[name], seed)), flush=True)
+
+
 def main() -> int:
     parse = argparse.ArgumentParser(prog="python -m tests.simulated", description=__doc__)
     parse.add_argument("scenario", nargs="?", default="", help="the name of a test, or a part")
     parse.add_argument("--seed", type=int)
     parse.add_argument("--plan", type=json.loads, help="these faults, as JSON")
     parse.add_argument("--seeds", help="FIRST:COUNT")
-    parse.add_argument("--json", action="store_true")
+    parse.add_argument("--serve", action="store_true", help="SCENARIO FIRST COUNT on each line")
     parse.add_argument("--minutes", type=float)
     parse.add_argument("--count", type=int)
     parse.add_argument("--first", type=int, help="the first of the new seeds")
     parse.add_argument("--lanes", type=int, help="how many seeds run at the same time")
     options = parse.parse_args()
     found = scenarios()
+    if options.serve:
+        _serve(found)
+        return 0
     named = [found[options.scenario]] if options.scenario in found else []
     named = named or [each for each in found.values() if options.scenario in each.name]
     if not named:
@@ -231,10 +247,8 @@ def main() -> int:
         first, _, count = options.seeds.partition(":")
         for scenario in named:
             for seed in range(int(first), int(first) + int(count or 1)):
-                result = run_apart(scenario, seed)
-                said = "; ".join(result["wrong"])[:600] or "ok"
-                line = json.dumps(result) if options.json else f"{scenario.name} {seed}: {said}"
-                print(line, flush=True)
+                wrong = "; ".join(run_apart(scenario, seed)["wrong"])
+                print(f"{scenario.name} {seed}: {wrong[:600] or 'ok'}", flush=True)
         return 0
     return _search(options, [each for each in named if not each.known])
 

@@ -470,6 +470,10 @@ class End(File):
     def readable(self) -> bool:
         return bool(self.reads is not None and (self.reads.data or not self.reads.has_writer))
 
+    def writable(self) -> bool:
+        writes = self.writes
+        return writes is not None and (len(writes.data) < CAPACITY or not writes.has_reader)
+
     def read(self, nbytes: int, peek: bool = False) -> bytes:
         assert self.reads is not None
         if not self.readable():
@@ -505,8 +509,7 @@ class End(File):
             seen = process.interrupted
 
             def ready(seen: int = seen) -> bool:
-                has_room = len(writes.data) < CAPACITY or not writes.has_reader
-                return has_room or process.interrupted != seen
+                return self.writable() or process.interrupted != seen
 
             World.it.block(ready, [writes.source, process.child_ended])
             if process.interrupted != seen and count:

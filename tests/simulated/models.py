@@ -1,8 +1,8 @@
 """Models of what is not under test: MPI with its launcher, ranks, spare processes, and ssh.
 
 A rank answers requests and runs cells as the real one does, as far as other processes can see.
-What MPI does after a death is simple here: all living processes meet, and a death meanwhile makes
-the meeting fail.
+What MPI does after a death is simple here: all living processes meet, and the death of one that has
+a rank, or is to have one, makes the meeting fail. `tests.simulated.mpi_scripts` compares this.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.simulated.sockets import Socket, this_process
 
 #: Cells are dictionaries (see ``scenarios.work``), written as Python writes them.
 _KEPT = "/kept/{}"
-#: A rank that has lost its notebook looks for the next one so often.
-_REPEAT_SECONDS = 0.5
+#: How often a rank looks for its notebook, and for the next one.
+_SOON_MS, _LATER_MS = 20, 500
 #: ssh ends if nothing comes through for this time.
 _SSH_SECONDS = 15.0
 _REQUESTS_AT_ONCE = frozenset(
@@ -59,6 +59,8 @@ class Job:
         #: Starts a process in the place of dead ranks, where there are no spare processes.
         self.start_another: Callable[[list[int], Callable[[], object]], object] | None = None
         self._meeting: _Meeting | None = None
+        #: The spare process that has become a rank last.
+        self.joining: Process | None = None
 
     def _alive(self) -> list[Process]:
         return [process for process in self.members.values() if process.alive]
@@ -107,7 +109,7 @@ class Job:
     def _start_others(self, dead: Sequence[int], meeting: _Meeting) -> None:
         for number in dead if self.start_another is not None else ():
             replaced = [number, *(each for each in dead if each != number)]
-            self.start_another(replaced, lambda: self._finish(meeting, -1))
+            self.start_another(replaced, lambda: self._finish(meeting, False))
 
     def _look(self, meeting: _Meeting) -> None:
         if meeting.over:
@@ -118,20 +120,21 @@ class Job:
         rng = self.world.rng
         if there and complete and not meeting.began:
             meeting.began = True
-            self.world.after(rng.uniform(0.05, 0.55), self._finish, meeting, len(self._alive()))
-        elif any(not process.alive for process, _ in meeting.arrived.values()):
-            self.world.after(rng.uniform(0, 0.1), self._finish, meeting, -1)
+            self.world.trigger("agree")
+            self.world.after(rng.uniform(0.05, 0.55), self._finish, meeting, True)
+        elif any(not process.alive for process, rank in meeting.arrived.values() if rank >= 0):
+            self.world.after(rng.uniform(0, 0.1), self._finish, meeting, False)
 
-    def _finish(self, meeting: _Meeting, count: int) -> None:
+    def _finish(self, meeting: _Meeting, complete: bool) -> None:
         if meeting.over:
             return
         if self._is_cut():
-            self.world.after(0.2, self._finish, meeting, count)
+            self.world.after(0.2, self._finish, meeting, complete)
             return
         arrived = [rank for process, rank in meeting.arrived.values() if process.alive]
         ranks = sorted(rank for rank in arrived if rank >= 0)
         meeting.over = True
-        meeting.succeeded = count == len(self._alive()) and ranks == list(range(self.size))
+        meeting.succeeded = complete and ranks == list(range(self.size))
         self.changed.notify()
 
 
@@ -336,6 +339,8 @@ class Spare:
 
     def join(self, rank: int) -> None:
         while True:
+            self._job.joining = this_process()
+            self._job.world.trigger("join")
             try:
                 self._job.heal(this_process(), rank)
             except HealFailed:
@@ -400,7 +405,8 @@ class Rank:
         else:
             self._job.init(self.p)
         self._context = zeromq.Context()
-        self._connect(self.config.commands_url, self.config.events_url, 0.02)
+        gone = zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
+        self._connect(self.config.commands_url, self.config.events_url, _SOON_MS, gone)
         self._greet()
         self.world.serving(self)
         Thread(self.p, self._serve, "wire")
@@ -413,22 +419,18 @@ class Rank:
 
     # The connection.
 
-    def _connect(self, commands: str, events: str, again_seconds: float) -> None:
+    def _connect(self, commands: str, events: str, again_ms: int, watched: int) -> None:
         self._commands = self._context.socket(zeromq.DEALER)
         self._commands.setsockopt(zeromq.IDENTITY, b"rank-%d" % self.rank)
         self._events = self._context.socket(zeromq.PUSH)
         for one in (self._commands, self._events):
-            one.setsockopt(zeromq.RECONNECT_IVL, int(1000 * again_seconds))
+            one.setsockopt(zeromq.RECONNECT_IVL, again_ms)
             one.setsockopt(zeromq.SNDHWM, 0)
-        self._monitor = self._commands.get_monitor_socket(
-            zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
-        )
+        self._monitor = self._commands.get_monitor_socket(watched)
         self._commands.connect(commands)
         self._events.connect(events)
 
     def _serve(self) -> None:
-        from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
-
         while True:
             self.world.block(
                 lambda: self._commands.queue or self._monitor.queue,
@@ -436,17 +438,22 @@ class Rank:
             )
             if self._monitor.queue:
                 self._monitor.queue.clear()
-                if self._home and self._commands.conn is None:
-                    self._is_attached = False
-                    for one in (self._commands, self._events, self._monitor):
-                        one.close(0)
-                    home = self._home
-                    self._connect(
-                        COMMANDS_AT_HOME.format(home), EVENTS_AT_HOME.format(home), _REPEAT_SECONDS
-                    )
-                continue
+                self._leave()
             while self._commands.queue:
                 self._take(self._wire.decode(self._commands.recv_multipart())[0])
+
+    def _leave(self) -> None:
+        """The notebook is gone: looks for the next one, if there will be one."""
+        from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
+
+        if not self._home:
+            return
+        self._is_attached = False
+        for one in (self._commands, self._events, self._monitor):
+            one.close(0)
+        urls = COMMANDS_AT_HOME.format(self._home), EVENTS_AT_HOME.format(self._home)
+        # Not refused connections: the next notebook is not there yet.
+        self._connect(*urls, _LATER_MS, zeromq.EVENT_DISCONNECTED)
 
     def _greet(self) -> None:
         hello = self._wire.Hello(
@@ -606,6 +613,8 @@ class Rank:
 
     def _print_lines(self, cell: int, spec: dict[str, Any]) -> list[Any]:
         """Sends the lines of a cell; returns the last one, which comes with the reply."""
+        if self.rank in spec.get("late", ()):
+            self.world.block(lambda: self._is_interrupted, [self._wake])
         count, last = spec["lines"], []
         for number in range(count):
             if self._is_interrupted:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +17,13 @@ from tests.simulated.kernel import File, Source
 
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
-from allranks.cluster import failures, sessions  # isort: skip
+from allranks.cluster import failures, sessions, sharing  # isort: skip
 from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
+from allranks.records import wire  # isort: skip
 
 #: In virtual seconds: how long each may take at most, whatever happens.
 START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 15.0, 120.0
-ATTACH_SECONDS, FOLLOW_SECONDS = 240.0, 260.0
+ATTACH_SECONDS, FOLLOW_SECONDS = 75.0, 260.0
 _SAYS_LOST = re.compile("no variables|without variables|lost|was killed|were killed")
 
 
@@ -36,11 +39,14 @@ class ShownCell:
     """The view of a cell: it keeps what a reader would see."""
 
     def __init__(self) -> None:
+        #: Its number, once something of it was shown.
+        self.cell = 0
         self.lines: defaultdict[int, list[str]] = defaultdict(list)
         self.notices: list[str] = []
         self.lefts: list[tuple[int, str]] = []
 
     def output(self, batch: Any) -> None:
+        self.cell = batch.cell or self.cell  # 0: of an earlier one
         for kind, *rest in batch.entries:
             if kind == "out":
                 self.lines[batch.rank].extend(rest[0].splitlines())
@@ -169,6 +175,10 @@ class SimulatedNotebook:
         self.do("stay", lambda: self.cluster.stay(seconds, {}), STAY_SECONDS)
         self.folder = self.cluster.session_dir
 
+    def watched(self) -> Watcher:
+        """Returns another notebook, which watches the cells of this one from now on."""
+        return Watcher(self.world, self.cluster.session_dir)
+
     def kill(self) -> None:
         """Kills the kernel."""
         self.world._note("the kernel is killed")
@@ -193,11 +203,53 @@ class SimulatedNotebook:
             spec, lambda view: self.cluster.run(repr(spec), view=view), CELL_SECONDS
         )
 
-    def dies_in(self, spec: dict[str, Any]) -> None:
-        """Runs cells until the kernel, which something kills, has died."""
+    def awaited_cell(self, spec: dict[str, Any]) -> CellResult:
+        """Runs a cell as a notebook does that answers widgets meanwhile."""
+        self._cells += 1
+        self.world.begin_cell(self._cells)
+
+        def run(view: ShownCell) -> None:
+            cell = self.cluster.begin(repr(spec), view=view)
+            loop = system.EventLoop()
+            try:
+                loop.run_until_complete(self.cluster.wait_awaited(cell))
+            finally:
+                loop.close()
+
+        return self._observed(spec, run, CELL_SECONDS)
+
+    def submitted_cells(self, specs: Sequence[dict[str, Any]]) -> list[CellResult]:
+        """Submits cells to another thread, all at once, and waits for their ends."""
+        submitted = []
+        for spec in specs:
+            self._cells += 1
+            view = ShownCell()
+            submit = functools.partial(self.cluster.submit, repr(spec), view=view)
+            future = self.do("submit", submit, CELL_SECONDS)
+            submitted.append((spec, view, self._cells, future))
+        self.world.begin_cell(self._cells)
+        results = []
+        for spec, view, number, future in submitted:
+            began, error = self.world.now, None
+            try:
+                self.do(f"submitted cell {number}", future.result, CELL_SECONDS)
+            except AllranksError as found:
+                error = found
+            result = CellResult(f"submitted cell {number}", self.world.now - began, error, view)
+            results.append(result)
+            self.outcome.append(f"{self.world.seconds()} {result}")
+            self._said += [*view.notices, str(error or "")]
+            self._check_lines(result, None if error else spec["lines"])
+            self._check_reports(result)
+        return results
+
+    def dies_in(self, *specs: dict[str, Any]) -> None:
+        """Runs cells, the last one again and again, until something has killed the kernel."""
         try:
-            while self.state == "running":
+            for spec in itertools.chain(specs, itertools.repeat(specs[-1])):
                 self.cell(spec)
+                if self.state != "running":
+                    break
         except NotebookDied:
             return
         self.world.wrong.append(f"the ranks were lost before the kernel died: {self.outcome[-1]}")
@@ -223,9 +275,9 @@ class SimulatedNotebook:
 
     def _check_lines(self, result: CellResult, lines: int | None = None) -> None:
         """The lines of a rank are complete, if it is known how many there are, and in order."""
-        number, wrong = self.cluster.count, self.world.wrong
+        wrong = self.world.wrong
         for rank in range(self.world.size):
-            begin = f"{number}.{rank}."
+            begin = f"{result.view.cell}.{rank}."
             own = [line for line in result.view.lines[rank] if line.startswith(begin)]
             if own != [f"{begin}{at}" for at in range(len(own))]:
                 wrong.append(f"{result.name}: rank {rank} shows {own[:8]}, not each line once")
@@ -336,6 +388,59 @@ class SimulatedNotebook:
         """Whether the user was told that these ranks have lost their variables."""
         said = "\n".join([*self._said, *self.outcome, *self.cluster.news])
         return all(_says_lost(said, rank) for rank in ranks)
+
+
+class Watcher:
+    """Another notebook, which watches the cells of one that has the ranks.
+
+    It checks that no line of a rank is there twice, or in another order.
+    """
+
+    def __init__(self, world: ClusterWorld, folder: str) -> None:
+        self._world, self._folder = world, folder
+        #: The numbers of the lines that it has shown, by cell and rank.
+        self.lines: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        #: The ranks that have ended each cell.
+        self.ended: defaultdict[int, set[int]] = defaultdict(set)
+        host = world.hosts[NOTEBOOKS_HOST]
+        files = {number: File() for number in range(3)}
+        self.process = world.spawn("notebook", host, self._main, None, files, {})
+
+    def _main(self) -> None:
+        sessions.visit(self._folder, "watch")
+        stream = sessions.watch(self._folder, 0).makefile("rb")
+        while message := self._next(stream):
+            _, frames = message
+            if frames:
+                self._show(wire.decode(frames)[0])
+
+    def _next(self, stream: Any) -> Any:
+        """Returns the next message; None if the notebook has closed the connection."""
+
+        async def read(nbytes: int) -> bytes:
+            found: bytes = stream.read(nbytes)
+            if len(found) < nbytes:
+                raise EOFError
+            return found
+
+        try:
+            sharing.unpack(read).send(None)  # it never awaits: `read` blocks
+        except StopIteration as end:
+            return end.value
+        except (EOFError, OSError):
+            return None
+
+    def _show(self, record: Any) -> None:
+        if isinstance(record, wire.Reply):
+            self.ended[record.cell].add(record.rank)
+        elif isinstance(record, wire.Output):
+            for text in (rest[0] for kind, *rest in record.entries if kind == "out"):
+                numbers = [int(line.split(".")[2]) for line in text.splitlines()]
+                self.lines[record.cell, record.rank] += numbers
+            shown = self.lines[record.cell, record.rank]
+            if shown != list(range(shown[0], shown[0] + len(shown))):
+                place = f"rank {record.rank} in cell {record.cell}"
+                self._world.wrong.append(f"a watcher shows the lines {shown} of {place}")
 
 
 def _says_lost(said: str, rank: int) -> bool:

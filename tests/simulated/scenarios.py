@@ -7,7 +7,6 @@ seeds run in a process of their own (`tests.simulated.__main__`).
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -48,7 +47,7 @@ class Scenario:
 
 def simulated(
     seeds: int, hosts: int = 3, ranks: int = 2, plan: MakePlan | None = None, known: str = ""
-) -> Callable[[Play], Callable[[], None]]:
+) -> Callable[[Play], Callable[[Simulator], None]]:
     """Makes a test of a scenario: a function of a world and a notebook.
 
     Args:
@@ -58,12 +57,12 @@ def simulated(
         plan, known: see `Scenario`. With ``known`` the test fails as soon as no seed does.
     """
 
-    def decorate(play: Play) -> Callable[[], None]:
+    def decorate(play: Play) -> Callable[[Simulator], None]:
         name = play.__name__
         found = Scenario(name, play.__module__, play, hosts, ranks, seeds, plan, known)
 
-        def test() -> None:
-            check(found)
+        def test(simulator: Simulator) -> None:
+            simulator.check(found)
 
         test.__name__ = name
         test.__doc__ = play.__doc__
@@ -73,38 +72,45 @@ def simulated(
     return decorate
 
 
-def check(scenario: Scenario) -> None:
-    """Fails the test that calls it if a seed of its scenario fails, or if a known fault is gone."""
-    import pytest  # the simulation does without
+class Simulator:
+    """The process that runs seeds. It has imported allranks into the simulation, and forks."""
 
-    found = results(scenario.name, 1, scenario.seeds)
-    failed = [each for each in found if each["wrong"]]
-    counted = f"{len(failed)} of {scenario.seeds} seeds failed."
-    if failed and scenario.known:
-        pytest.xfail(f"{scenario.known}: {counted}")
-    elif failed:
-        pytest.fail(f"{counted} {described(failed[0])}", pytrace=False)
-    elif scenario.known:
-        pytest.fail(f"no seed failed: remove known={scenario.known!r}", pytrace=False)
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.simulated", "--serve"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
+    def results(self, name: str, first: int, count: int) -> list[dict[str, Any]]:
+        """Runs seeds of a scenario; returns what each has found."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{name} {first} {count}\n")
+        self._process.stdin.flush()
+        return [json.loads(self._process.stdout.readline()) for _ in range(count)]
 
-def command(name: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-m", "tests.simulated", name, *map(str, arguments)]
+    def check(self, scenario: Scenario) -> None:
+        """Fails the test if a seed of its scenario fails, or if a known fault is gone."""
+        import pytest  # the simulation does without
 
+        failed = [each for each in self.results(scenario.name, 1, scenario.seeds) if each["wrong"]]
+        counted = f"{len(failed)} of {scenario.seeds} seeds failed."
+        if failed and scenario.known:
+            pytest.xfail(f"{scenario.known}: {counted}")
+        elif failed:
+            pytest.fail(f"{counted} {described(failed[0])}", pytrace=False)
+        elif scenario.known:
+            pytest.fail(f"no seed failed: remove known={scenario.known!r}", pytrace=False)
 
-def results(name: str, first: int, count: int) -> list[dict[str, Any]]:
-    """Runs seeds in another process; returns what each has found."""
-    ran = subprocess.run(
-        command(name, "--seeds", f"{first}:{count}", "--json"),
-        cwd=REPOSITORY,
-        # Sets would have another order in each process.
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-    )
-    if ran.returncode != 0:
-        raise RuntimeError(f"the simulation has failed:\n{ran.stderr[-4000:]}")
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
 
 
 def described(result: dict[str, Any]) -> str:

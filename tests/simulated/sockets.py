@@ -211,6 +211,11 @@ def _send_fds(one: Socket, parts: Sequence[bytes], fds: Sequence[int]) -> None:
     one.sendall(b"".join(parts))
 
 
+def _socketpair() -> tuple[Socket, Socket]:
+    mine, other = stream_pair()
+    return Socket()._take(mine), Socket()._take(other)
+
+
 def _create_connection(address: tuple[str, int], timeout: float | None = None) -> SimpleNamespace:
     world = World.it
     host, port = address
@@ -239,10 +244,17 @@ socket = Module(
     socket=Socket,
     recv_fds=_recv_fds,
     send_fds=_send_fds,
+    socketpair=_socketpair,
     create_connection=_create_connection,
     create_server=_create_server,
     gethostname=lambda: this_process().host.name,
 )
+
+
+def _events(file: File) -> int:
+    reads = real_selectors.EVENT_READ if file.readable() else 0
+    writes = real_selectors.EVENT_WRITE if isinstance(file, End) and file.writable() else 0
+    return reads | writes
 
 
 class DefaultSelector:
@@ -278,10 +290,12 @@ class DefaultSelector:
         keys = [(key, process.fds[fd]) for fd, key in self._map.items() if fd in process.fds]
 
         def ready() -> list[tuple[Any, int]]:
-            writes = real_selectors.EVENT_WRITE
-            return [(key, 1) for key, file in keys if file.readable() or key.events & writes]
+            found = ((key, _events(file) & key.events) for key, file in keys)
+            return [(key, events) for key, events in found if events]
 
         sources = [file.source for _, file in keys]
+        ends = [file for _, file in keys if isinstance(file, End)]
+        sources += [end.writes.source for end in ends if end.writes is not None]
         return World.it.block(ready, [*sources, process.child_ended], timeout) or []
 
     def close(self) -> None:

@@ -6,9 +6,12 @@ modules of this file, and their ``open`` the files of a simulated host. No line 
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import collections
+import concurrent.futures as real_futures
 import errno
+import functools
 import importlib.abc
 import importlib.machinery
 import os as real_os
@@ -408,8 +411,8 @@ class SimulatedThread:
         return self._thread is not None and not self._thread.done
 
     @property
-    def ident(self) -> int:
-        return id(self._thread)
+    def ident(self) -> int | None:
+        return None if self._thread is None else id(self._thread)
 
 
 threading = Module(
@@ -426,6 +429,80 @@ threading = Module(
         SimpleNamespace(ident=id(each)) for each in this_process().threads if not each.done
     ],
 )
+
+
+# concurrent.futures
+class SimulatedFuture:
+    """Stands for ``concurrent.futures.Future``."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self._ended = call, Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._has_begun = self._is_cancelled = False
+
+    def __class_getitem__(cls, item: object) -> type:
+        return cls
+
+    def run(self) -> None:
+        """Makes the call, unless it was cancelled."""
+        if self._is_cancelled:
+            return
+        self._has_begun = True
+        try:
+            self._result = self._call()
+        except Exception as error:
+            self._error = error
+        self._ended.set()
+
+    def cancel(self) -> bool:
+        self._is_cancelled = not self._has_begun
+        if self._is_cancelled:
+            self._error = real_futures.CancelledError()
+            self._ended.set()
+        return self._is_cancelled
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._ended.wait(timeout):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class ThreadPoolExecutor:
+    """An executor with one thread, which starts with the first call."""
+
+    def __init__(self, most: int, name: str) -> None:
+        assert most == 1
+        self._calls: SimpleQueue = SimpleQueue()
+        self._futures: list[SimulatedFuture] = []
+        self._thread = SimulatedThread(self._serve, name=name)
+
+    def submit(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> SimulatedFuture:
+        future = SimulatedFuture(functools.partial(call, *arguments, **options))
+        self._futures.append(future)
+        self._calls.put(future)
+        if not self._thread.ident:
+            self._thread.start()
+        return future
+
+    def _serve(self) -> None:
+        while (future := self._calls.get()) is not None:
+            future.run()
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
+        for future in self._futures if cancel_futures else ():
+            future.cancel()
+        self._calls.put(None)
+        if wait and self._thread.ident:
+            self._thread.join()
+
+
+futures = Module(real_futures, Future=SimulatedFuture, ThreadPoolExecutor=ThreadPoolExecutor)
 
 
 # queue
@@ -457,6 +534,30 @@ class SimpleQueue:
 
 
 queue = Module(real_queue, SimpleQueue=SimpleQueue)
+
+
+# asyncio: its own loop, whose selector and clock are the world's.
+class EventLoop(asyncio.BaseEventLoop):
+    """An event loop of a thread of the world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._source, self._is_woken = Source(), False
+        self._selector = self
+
+    def time(self) -> float:
+        return World.it.now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        World.it.block(lambda: self._is_woken, [self._source], timeout)
+        self._is_woken = False
+        return []
+
+    def _process_events(self, events: list[Any]) -> None: ...
+
+    def _write_to_self(self) -> None:
+        self._is_woken = True
+        self._source.notify()
 
 
 # signal
@@ -551,6 +652,7 @@ fcntl = SimpleNamespace(flock=lambda *_: None, LOCK_SH=1, LOCK_EX=2, LOCK_NB=4)
 
 #: What simulated code imports in place of a module.
 IN_PLACE: dict[str, Any] = {
+    "concurrent.futures": futures,
     "fcntl": fcntl,
     "os": os,
     "psutil": psutil,

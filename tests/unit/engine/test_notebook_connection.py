@@ -6,11 +6,13 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
@@ -164,6 +166,57 @@ def test_messages_of_both_sides_survive_their_connections_once_and_in_order(
     everything = list(range(1, COUNT + 1))
     wait_until(lambda: len(heard) >= COUNT and len(host.commands) >= COUNT)
     assert (heard, host.commands) == (everything, everything)
+
+
+@contextmanager
+def _connections_of(one: zmq.Socket[bytes]) -> Iterator[Callable[[int], None]]:
+    """Within, ``await_event(event)`` waits for the next connection, or end of one."""
+    watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    with one.get_monitor_socket(watched) as monitor:
+
+        def await_event(event: int) -> None:
+            assert monitor.poll(60_000)
+            assert recv_monitor_message(monitor)["event"] == event
+
+        yield await_event
+        one.disable_monitor()
+
+
+def test_two_connections_that_a_host_makes_between_two_beats_are_one_host(notebook, inbox):
+    told: list[str] = []
+    notebook.deliver_host = lambda host, line: told.append(host)
+    with zmq.Context() as context, _connections_of(notebook._commands) as await_event:
+
+        def connect(kind: int, url: str) -> zmq.Socket[bytes]:
+            made = context.socket(kind)
+            made.setsockopt(zmq.IDENTITY, b"h1")
+            made.curve_serverkey = notebook.key.encode()
+            made.curve_publickey, made.curve_secretkey = zmq.curve_keypair()
+            made.connect(url)
+            return made
+
+        events = connect(zmq.PUSH, notebook.events_url)
+        beat = [b"beat", b"h1", b"0", b""]
+        events.send_multipart(beat)
+        wait_until(lambda: told)
+        notebook.command("h1", "say", "hello")
+        # The first connection ends before the notebook has read what came on it.
+        with connect(zmq.DEALER, notebook.commands_url) as first:
+            first.send_multipart([b"0", b""])
+            await_event(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        await_event(zmq.EVENT_DISCONNECTED)
+        with connect(zmq.DEALER, notebook.commands_url) as second:
+            second.send_multipart([b"0", b""])
+            await_event(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+            def said() -> bool:
+                events.send_multipart(beat)
+                # The number of the message is its first frame; a confirmation comes before it.
+                return bool(second.poll(50)) and second.recv_multipart()[1:] == [b"say", b"hello"]
+
+            wait_until(said)
+        events.close()
+    assert (inbox.wait(0), set(told)) == ([], {"h1"})
 
 
 @pytest.mark.parametrize(
