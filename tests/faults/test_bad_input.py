@@ -147,4 +147,3 @@ def test_a_name_of_the_other_side_is_named_with_the_way_to_it(notebook):
         "ring() expected the notebook, found a cell of the ranks. Type it in a cell without"
     )
     notebook.on_ranks("%%ensemble x=0:2\nx").says("found %%ensemble, which is a magic of the")
-    notebook.run("%%px\nkept").fails("UsageError", "on the ranks after: %load_ext allranks.px")

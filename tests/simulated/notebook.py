@@ -408,7 +408,9 @@ class Watcher:
 
     def _main(self) -> None:
         sessions.visit(self._folder, "watch")
-        stream = sessions.watch(self._folder, 0).makefile("rb")
+        connection: Any = sessions.watch(self._folder, 0)
+        connection.settimeout(None)  # as asyncio does
+        stream = connection.makefile("rb")
         while message := self._next(stream):
             _, frames = message
             if frames:
