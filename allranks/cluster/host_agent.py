@@ -607,8 +607,9 @@ class MultiHostAgents:
         for each in self._hosts:
             self._note_running(each.name, 0)
         self._place(places)
-        self._moving, self._starts_again = set(places), True
+        # First: a host's answer to the last relocation may come in this moment.
         self._relocation = secrets.token_hex(8)
+        self._moving, self._starts_again = set(places), True
         self._dead, self._replaced, self._told = {}, {}, {}
         self._save()
         self._held = HeldEnds(self._deliver, self._config.heals)

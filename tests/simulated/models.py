@@ -442,7 +442,7 @@ class Rank:
 
     def do_settle(self):
         self.w.trigger("settle")
-        return {"goes_on": 0, "version": 0}
+        return {"goes_on": 0, "version": 0, "new": self.new}
 
     def do_restore(self, version, saved=()):
         self.new = False
@@ -452,7 +452,7 @@ class Rank:
         self.w.trigger("save")
         system._sleep(0.01 + self.w.rng.random() * 0.2)
         self.p.host.files[f"/kept/{self.rank}"] = json.dumps(self.vars).encode()
-        return {"sets": {}, "goes_on": 0, "left": {}}
+        return {"sets": {}, "goes_on": 0, "left": {}, "new": self.new}
 
     def do_load(self, sets, saved):
         self.w.trigger("load")

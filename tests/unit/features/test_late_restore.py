@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.collectives import loopback, world
+from allranks.features import heal
 from allranks.features.attach import RankAttach
 from allranks.features.heal import RankHeal
 from allranks.records import requests
@@ -71,5 +72,27 @@ def test_a_rank_says_which_others_were_not_replaced(rank):
         assert about()["died"] == []
         world.current().died[1] = "was killed"
         assert about()["died"] == [1]
+
+    rank(check)
+
+
+def test_saved_variables_stay_on_disk_until_all_ranks_have_loaded_theirs(rank, monkeypatch):
+    monkeypatch.setattr(heal, "saved_names", SimpleNamespace(load=lambda parts, names: None))
+    monkeypatch.setattr(heal.wire, "parts", lambda data: [data])
+    dropped = []
+    life = SimpleNamespace(read=lambda version: b"saved", drop=lambda: dropped.append("life"))
+    cells = SimpleNamespace(newest=lambda: 1)
+
+    def check(heals, about):
+        heals._rank.shell.user_global_ns = {}
+        kept = SimpleNamespace(of_life=life, of_cells=cells, settled=lambda: 0)
+        world.current().variable_store = kept
+        heals._has_loaded = False
+        loaded = heals.answer(requests.LOAD, {"sets": {}, "saved": [0]}, [])
+        assert loaded == ({"problem": ""}, [])
+        assert dropped == []
+        for _ in range(2):
+            heals.answer(requests.SETTLE, {}, [])
+            assert dropped == ["life"]
 
     rank(check)
