@@ -38,15 +38,13 @@ class Replacement:
     """New processes for dead ranks, and for ranks that die meanwhile.
 
     ``epoch`` is one more for each new try, ``ends`` how the replaced ranks had ended, ``presses``
-    the number of the notebook's interrupts meanwhile. ``stuck`` are ranks that did not come back
-    from the last try.
+    the number of the notebook's interrupts meanwhile.
     """
 
     def __init__(self, ranks: Connection, epoch: int, tell: Callable[[str], None]) -> None:
         self.epoch = epoch
         self.ends: dict[int, ProcessExit] = {}
         self.presses = 0
-        self.stuck = frozenset[int]()
         self._ranks = ranks
         self._tell = tell
 
@@ -115,7 +113,6 @@ class Replacement:
         # Ranks that left because of another rank's error add nothing to the report.
         problem = min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
         if not over():
-            self.stuck = frozenset(left) - got.keys() - roster.dead.keys()
             why = f"took over {seconds:g} s" if self.presses < 2 else "was interrupted twice"
             raise CannotReplace(f"replacing {label(dead)} {why}")
         if roster.ends or not agreed():
@@ -279,7 +276,7 @@ class HealedCells(Cells):
         healed = Replacement(self._ranks, self._epoch.number + 1, tell)
         with self._ranks.inbox.hearing_interrupts():
             if not healed.make():
-                said, pressed = self._relocate(tell, healed.stuck)
+                said, pressed = self._relocate(tell)
                 return said, pressed or healed.presses > 0
         self._epoch.begin(healed.epoch)
         dead = sorted(healed.ends)
@@ -292,11 +289,9 @@ class HealedCells(Cells):
         kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
         return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
 
-    def _relocate(
-        self, tell: Callable[[str], None], stuck: frozenset[int] = frozenset()
-    ) -> tuple[str, bool]:
+    def _relocate(self, tell: Callable[[str], None]) -> tuple[str, bool]:
         """Starts all ranks again without the lost hosts; returns as `_replace`."""
-        began, moved = time.monotonic(), Relocation(self._ranks, tell, stuck)
+        began, moved = time.monotonic(), Relocation(self._ranks, tell)
         moved.make()
         self._epoch.begin(0)
         had = self._restore(moved.dead)

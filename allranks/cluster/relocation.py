@@ -29,22 +29,15 @@ class Relocation:
     of their host, and are started again there; the ranks of the lost host start on others.
 
     ``dead`` are the ends of ranks whose variables are lost, ``goes_on`` is the commit from which a
-    training continues, ``presses`` the number of the notebook's interrupts meanwhile. Ranks that
-    are ``stuck`` in MPI save only if they come back while others do.
+    training continues, ``presses`` the number of the notebook's interrupts meanwhile.
     """
 
-    def __init__(
-        self,
-        ranks: Connection,
-        tell: Callable[[str], None],
-        stuck: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, ranks: Connection, tell: Callable[[str], None]) -> None:
         self.dead: dict[int, ProcessExit] = {}
         self.goes_on = 0
         self.presses = 0
         self._ranks = ranks
         self._tell = tell
-        self._stuck = stuck
         self._left_out: dict[int, dict[str, str]] = {}
         self._not_saved: dict[int, str] = {}
         self._hosts: dict[str, list[int]] = {}
@@ -120,8 +113,7 @@ class Relocation:
         goes_on = list[int]()
         dead = ranks.roster.dead
         with ranks.asking(alive, requests.SAVE, {}) as got:
-            wanted = set(alive) - self._stuck
-            self._step(lambda: all(r in got or r in dead for r in wanted), _SAVE_SECONDS)
+            self._step(lambda: all(r in got or r in dead for r in alive), _SAVE_SECONDS)
         for rank in alive:
             if rank in dead:
                 continue

@@ -372,6 +372,8 @@ class Rank:
                 self.send(
                     wire.Answer(r.request, self.rank, {}, f"rank {self.rank} is running a cell")
                 )
+            elif r.name == "save" and self.healing:
+                self.answer(r)
             else:
                 self.healing = self.healing or r.name == "heal"
                 self.do(lambda: self.answer(r))

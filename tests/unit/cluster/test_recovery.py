@@ -201,26 +201,14 @@ def test_without_a_spare_process_all_start_again():
     assert ranks.state == "running"
 
 
-def test_ranks_that_are_stuck_in_mpi_are_not_waited_for_before_all_start_again():
+def test_ranks_that_mpi_does_not_free_start_again():
     ranks = Ranks({"heal": [lambda ranks: ranks.answer([0, 1], {}, "another has died")]})
-    dies(3)(ranks)
-    healed = Replacement(ranks, 1, lambda text: None)  # type: ignore[arg-type]
-    assert not healed.make()
-    assert healed.stuck == {2, 4, 5}
-    looks = []
-
-    def save(ranks: Ranks) -> None:
-        looks.append("look")
-        ranks.answer([0, 1], SAVED)
-
-    ranks.events["save"] = [save]
-    moved = Relocation(ranks, lambda text: None, healed.stuck)  # type: ignore[arg-type]
+    assert replace(ranks) is False
+    moved = Relocation(ranks, lambda text: None)  # type: ignore[arg-type]
     moved.make()
-    assert looks == ["look"]
-    assert ranks.loaded == [[0, 1]]
-    said = moved.text("", 1.0)
-    assert "ranks 2, 4–5 lost the variables that were not kept: it did not answer" in said
-    assert "To use all hosts again" not in said
+    assert moved.dead.keys() == {3}
+    assert ranks.loaded == [[0, 1, 2, 4, 5]]
+    assert "To use all hosts again" not in moved.text("", 1.0)
 
 
 def test_where_ranks_cannot_start_again_they_are_lost_with_the_last_spare_process():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.collectives import loopback, world
+from allranks.engine.rank import Rank
 from allranks.features import heal
 from allranks.features.attach import RankAttach
 from allranks.features.heal import RankHeal
@@ -74,6 +75,25 @@ def test_a_rank_says_which_others_were_not_replaced(rank):
         assert about()["died"] == [1]
 
     rank(check)
+
+
+@pytest.mark.parametrize("healing", [True, False])
+def test_a_rank_that_waits_in_mpi_for_a_lost_host_saves_in_another_thread(healing):
+    answered, queued = [], []
+    rank = SimpleNamespace(
+        _features=SimpleNamespace(message_received=lambda *_: None, requests_while_busy=set()),
+        _loop=SimpleNamespace(call_soon_threadsafe=lambda call, ask, payloads: queued.append(ask)),
+        _answer=lambda ask, payloads: answered.append(ask),
+        wire=SimpleNamespace(busy=False),
+    )
+    save = Ask(2, requests.SAVE, {})
+
+    def receive():
+        world.current().is_healing = healing
+        Rank._receive(rank, save, [])
+
+    loopback.run(1, receive)
+    assert (answered, queued) == (([save], []) if healing else ([], [save]))
 
 
 def test_saved_variables_stay_on_disk_until_all_ranks_have_loaded_theirs(rank, monkeypatch):
