@@ -35,6 +35,7 @@ from allranks.cluster.sockets import (
     Interceptors,
     ListeningSockets,
     RankSockets,
+    closing_if_failed,
 )
 from allranks.errors import StartFailed, UsageError
 from allranks.records.config import (
@@ -94,7 +95,8 @@ def open_sockets(
     if isinstance(launcher, MultiHostLauncher):
         listening = ListeningSockets.open(launcher.address(), ports())
         wire = RankSockets(inbox, hooks, listening, seconds)
-        wire.listen()
+        with closing_if_failed(wire):
+            wire.listen()
     else:
         # The agent makes the folder, which it removes however this process ends.
         urls = FIRST_COMMANDS.format(session_dir), FIRST_EVENTS.format(session_dir)
