@@ -22,6 +22,8 @@
 #   make many-hosts   a start, a cell, an exception, an interrupt and a death on HOSTS=16 hosts of
 #                RANKS=4, which are namespaces; every night in CI
 #   make chaos   one fault after the other on 4 hosts of namespaces, for MINUTES=30
+#   make simulate   the same on simulated hosts, thousands of faults, for MINUTES=10 or SEEDS=20000;
+#                SCENARIO=part_of_a_name SEED=7 repeats one, with a trace
 #   make bench   every measurement; its samples go to benchmarks/results
 #   make lock    new versions in constraints.txt
 #   make clean   removes what these targets have made
@@ -64,7 +66,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test test-all test-rest ready every rest beside newest test-lowest test-prereleases grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures gallery soak many-hosts chaos bench lock clean
+.PHONY: help lab demo test test-all test-rest ready every rest beside newest test-lowest test-prereleases grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures gallery soak many-hosts chaos simulate bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -182,6 +184,11 @@ many-hosts: $(VENV)/.test
 
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.hosts.chaos --minutes $(or $(MINUTES),30) $(CHAOS_ARGS)
+
+# A plan is JSON, as a failing run has printed it.
+simulate: $(VENV)/.test
+	$(BIN)/python -m tests.simulated $(SCENARIO) \
+	    $(if $(SEED),--seed $(SEED) $${PLAN:+--plan "$$PLAN"},$(if $(SEEDS),--count $(SEEDS),--minutes $(or $(MINUTES),10)))
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -25,6 +25,7 @@ CORE = (
     "tests/unit/",
     "tests/widgets/",
     "tests/lessons/",
+    "tests/simulated/",
     # Cells from end to end, in a notebook that all files of a process share.
     *(f"tests/faults/test_{name}.py" for name in _FAULTS),
     "tests/notebook/test_cluster.py",

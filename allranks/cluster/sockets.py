@@ -359,10 +359,10 @@ class RankSockets:
             self.command(host, "attach", "")
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:
-        """Whether a host of these ranks is silent, and not lost yet."""
+        """Whether a host of these ranks is silent, or is lost, of which the news may still come."""
         late = self._polls - round(LATE_SECONDS / _POLL_SECONDS)
-        signs = (self._last_signs.get(self.host_of.get(rank, "")) for rank in ranks)
-        return any(last is not None and last <= late for last in signs)
+        signs = (self._last_signs.get(self.host_of.get(rank, ""), self._polls) for rank in ranks)
+        return any(last is None or last <= late for last in signs)
 
     def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:
         groups: dict[str, list[int]] = {}

@@ -1,364 +1,327 @@
-"""One world of allranks on simulated hosts, its faults, and what must always be true."""
+"""One world of allranks: a notebook's machine, hosts with ranks, and their faults."""
 
 from __future__ import annotations
 
-import signal as real_signal
+import random
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from tests.simulated import models, system, zeromq
-from tests.simulated.kernel import Host, Thread, World
+from tests.simulated import models, zeromq
+from tests.simulated.kernel import Host, Process, Thread, World
 
-SimLauncher = models.load()
-from allranks.cluster import cluster as cluster_module  # noqa: E402
-from allranks.errors import AllranksError  # noqa: E402
+#: Virtual time begins here; what is printed counts from it.
+BEGIN = 1000.0
+#: The notebook's machine. The others are ``h1``, ``h2``, …
+NOTEBOOKS_HOST = "nb"
+_FOR_EVER_SECONDS = 1e6
+#: After these, a host may be called lost.
+_LATE_SECONDS = 2.0
 
 
-class AWorld(World):
-    def __init__(self, seed, hosts=3, ranks=2, preempt=0.0, lease=None):
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a plan: ``after`` seconds after its cell has begun, or after a step is reached.
+
+    ``when`` is the number of the cell (0: the start), or the name of a step. ``pick`` decides which
+    rank or host it hits, and for how long: so a plan from which others are left out stays the same.
+    """
+
+    when: int | str
+    kind: str
+    after: float
+    pick: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class ClusterWorld(World):
+    """Hosts with ranks, and a machine with notebooks. ``plan`` holds faults to come.
+
+    Three streams of random numbers keep runs comparable: what cells do (``work``), which faults
+    come (``chance``), and how the system schedules (``rng``).
+    """
+
+    def __init__(
+        self, seed: int, hosts: int, ranks: int, plan: Sequence[Fault] = (), preempt: float = 0.0
+    ) -> None:
         super().__init__(seed, preempt)
-        self.size = hosts * ranks
-        import random
-
+        self.size = max(1, hosts) * ranks
         self.work, self.chance = random.Random(f"work{seed}"), random.Random(f"chance{seed}")
-        self.jobs, self.socks_to_break, self.still = [], [], {}
-        self.places = [(f"h{i + 1}", ranks) for i in range(hosts)]
-        for i, name in enumerate(["nb", *[n for n, _ in self.places]]):
-            self.hosts[name] = Host(name, f"10.0.0.{i + 1}")
-        self.ran = {}
-        self.ranks_by_number = {}
-        self.wrong = []
-        self.faults = []
-        self.lease = lease
+        self.plan = list(plan)
+        #: The hosts with ranks, and how many each has; with no host, they are the notebook's.
+        self.places = [(f"h{number + 1}", ranks) for number in range(hosts)]
+        for number, name in enumerate([NOTEBOOKS_HOST, *self.host_names]):
+            self.hosts[name] = Host(name, f"10.0.0.{number + 1}")
+        self.is_one_machine = not self.places
+        self.places = self.places or [(NOTEBOOKS_HOST, ranks)]
+        self.jobs: list[models.Job] = []
+        #: Until when a host stands still.
+        self.still: dict[str, float] = {}
+        #: What was found to be wrong.
+        self.wrong: list[str] = []
+        #: The faults that have happened: when, and what.
+        self.faults: list[tuple[float, str]] = []
+        self.notebooks: list[Any] = []
+        self._steps: defaultdict[str, list[tuple[float | None, Callable[[], object]]]]
+        self._steps = defaultdict(list)
+        for fault in self.plan:
+            if isinstance(fault.when, str):
+                self.when(fault.when, lambda fault=fault: self.play(fault), fault.after)
+        self._ran: dict[tuple[int, int, int], int] = {}
+        self._models: defaultdict[int, list[models.Rank]] = defaultdict(list)
+        #: Where processes of each rank have died.
+        self._deaths: defaultdict[int, set[str]] = defaultdict(set)
+        #: Hosts that may be called lost, because of what has happened to them.
+        self._troubled: set[str] = set()
 
-    def host_of_address(self, address):
-        return next(h.name for h in self.hosts.values() if h.address == address)
+    @property
+    def host_names(self) -> list[str]:
+        return [name for name, _ in self.places]
 
-    def host_of_url(self, url):
-        return self.host_of_address(url.removeprefix("tcp://").rpartition(":")[0])
+    @property
+    def notebook(self) -> Any:
+        """The notebook that was opened last."""
+        return self.notebooks[-1]
 
-    def all_sockets(self):
-        return [s for p in self.procs.values() if p.alive for c in p.contexts for s in c.sockets]
+    def new_notebook(self) -> Any:
+        """Opens another notebook on the same machine."""
+        return type(self.notebook)(self, self.notebook)
 
-    triggers = ()
+    def pass_time(self, seconds: float) -> None:
+        """Lets time pass, in a scenario."""
+        self.block(lambda: False, [], seconds)
 
-    def trigger(self, event):
-        for each in [t for t in self.triggers if t[0] == event]:
-            self.triggers.remove(each)
-            self.after(each[2] if len(each) > 2 else self.rng.random() * 0.6, self.fault, each[1])
+    def seconds(self) -> float:
+        """Returns the time since the beginning."""
+        return round(self.now - BEGIN, 3)
 
-    # told by the models of ranks
-    def serving(self, model):
-        self.ranks_by_number.setdefault(model.rank, []).append(model)
+    # Steps.
 
-    def runs(self, model, cell):
-        """No two processes run the same cell as the same rank."""
-        key = model.rank, cell, id(self.notebook)
-        before = self.ran.setdefault(key, model.p.pid)
-        if before != model.p.pid:
+    def when(self, step: str, action: Callable[[], object], after: float | None = None) -> None:
+        """Calls ``action`` once, when the step is reached next and ``after`` more seconds, by
+        default up to 0.6 s.
+
+        Steps are requests of ranks (``heal``; see `allranks.records.requests`), the beginning of
+        a cell on a rank (``run``), the events of host agents (``agent admitted``), ``relay of h1
+        begins``, and ``listens`` in the test of the network.
+        """
+        self._steps[step].append((after, action))
+
+    def trigger(self, step: str) -> None:
+        """A process has reached a step."""
+        for after, action in self._steps.pop(step, ()):
+            self.after(self.chance.uniform(0, 0.6) if after is None else after, action)
+
+    def begin_cell(self, number: int) -> None:
+        """The cell of this number begins; 0 is the start."""
+        for fault in self.plan:
+            if fault.when == number:
+                self.after(fault.after, self.play, fault)
+
+    # What models of ranks report.
+
+    def serving(self, model: models.Rank) -> None:
+        self._models[model.rank].append(model)
+        model.p.on_death.append(lambda p: self._deaths[model.rank].add(p.host.name))
+
+    def runs(self, model: models.Rank, cell: int) -> None:
+        """A process runs a cell: no other process may run it as the same rank."""
+        first = self._ran.setdefault((model.rank, cell, len(self.notebooks)), model.p.pid)
+        if first != model.p.pid:
             self.wrong.append(
-                f"two processes hold rank {model.rank} in cell {cell}: {before}, {model.p.pid}"
+                f"two processes run cell {cell} as rank {model.rank}: {first} and {model.p.pid}"
             )
 
-    def rank(self, number):
-        found = [m for m in self.ranks_by_number.get(number, ()) if m.p.alive]
+    def rank(self, number: int) -> models.Rank | None:
+        """Returns the living process of a rank."""
+        found = [model for model in self._models[number] if model.p.alive]
         return found[-1] if found else None
 
-    def find(self, name, host=None):
+    def processes_of(self, number: int) -> int:
+        """Returns how many processes have been this rank."""
+        return len(self._models[number])
+
+    def find(self, name: str, host: str = "") -> list[Process]:
+        """Returns the living processes of a name."""
         return [
             p
             for p in self.procs.values()
-            if p.alive and p.name == name and (host is None or p.host.name == host)
+            if p.alive and p.name == name and (not host or p.host.name == host)
         ]
 
-    # faults
-    def fault(self, kind):
-        rng = self.chance
-        hosts = [n for n, _ in self.places]
-        host = rng.choice(hosts)
-        said = kind
-        if kind == "kill_rank":
-            m = self.rank(rng.randrange(self.size))
-            if m:
-                said = f"kill rank {m.rank} on {m.p.host.name}"
-                m.p.signal(real_signal.SIGKILL)
-        elif kind == "stall_rank":
-            m = self.rank(rng.randrange(self.size))
-            if m:
-                s = rng.choice([0.5, 2, 5])
-                said = f"stall rank {m.rank} for {s} s"
-                m.p.freeze(s)
-        elif kind == "kill_spare":
-            found = self.find("spare")
-            if found:
-                p = rng.choice(found)
-                said = f"kill a spare on {p.host.name}"
-                p.signal(real_signal.SIGKILL)
-        elif kind in ("cut_short", "cut_long"):
-            s = rng.choice([0.3, 1, 2.5, 3.9]) if kind == "cut_short" else rng.choice([45, 70])
-            said = f"cut {host} from nb for {s} s"
-            self.partition(host, "nb", s)
-            if kind == "cut_long":
-                for other in hosts:
-                    if other != host:
-                        self.partition(host, other, s)
-        elif kind == "cut_middle":
-            s = rng.choice([5, 8, 12])
-            said = f"cut {host} from nb for {s} s"
-            self.partition(host, "nb", s)
-        elif kind == "reset":
-            said = f"reset the connections of {host}"
-            for sock in self.all_sockets():
-                if (
-                    sock.conn is not None
-                    and sock.conn.up
-                    and sock.proc.host.name == host
-                    and "tcp" in sock.url
-                ):
-                    sock.conn.flight = [[], []]
-                    sock.conn.break_client()
-        elif kind == "stall_relay":
-            s = rng.choice([0.5, 2.5, 6])
-            said = f"stall the relay of {host} for {s} s"
-            for p in self.find("relay", host):
-                p.freeze(s)
-        elif kind == "stall_agent":
-            s = rng.choice([0.5, 2.5, 6])
-            said = f"stall the agent of {host} for {s} s"
-            for p in self.find("agent", host):
-                p.freeze(s)
-        elif kind == "stall_host":
-            s = rng.choice([1, 2.5, 3.5, 6])
-            said = f"host {host} stands still for {s} s"
-            self.still[host] = self.now + s
-            for p in list(self.procs.values()):
-                if p.alive and p.host.name == host:
-                    p.freeze(s)
-            for other in self.hosts:
-                if other != host:
-                    self.partition(host, other, s)
-        elif kind == "stall_nb":
-            s = rng.choice([0.5, 2.5, 6, 12])
-            said = f"the notebook stands still for {s} s"
-            self.notebook.freeze(s)
-            zeromq.on_frozen_server(self, self.notebook, s)
-        elif kind == "kill_agent":
-            said = f"kill the agent of {host}"
-            for p in self.find("agent", host):
-                p.signal(real_signal.SIGKILL)
-        elif kind == "kill_relay":
-            said = f"kill the relay of {host}"
-            for p in self.find("relay", host):
-                p.signal(real_signal.SIGKILL)
-        elif kind == "kill_host":
-            said = f"host {host} loses power"
-            for other in self.hosts:
-                if other != host:
-                    self.partition(host, other, 1e6)
-            for p in list(self.procs.values()):
-                if p.alive and p.host.name == host:
-                    p.die(-9)
-        elif kind == "interrupt":
-            said = "interrupt"
-            self.notebook.signal(real_signal.SIGINT)
-        elif kind == "slow_agent":
-            said = f"the agent of {host} is slow for 12 s"
-            for p in self.find("agent", host):
-                p.freeze(12)
-        elif kind == "flood":
-            # Open MPI writes much because a rank has died, while the relay is not scheduled.
-            h = self.places[0][0]
-            said = "flood by mpiexec, the relay of its host stands still for 2 s, a rank there dies"
-            for p in self.find("relay", h):
-                p.freeze(2)
-            for m in self.find("mpiexec", h):
-                Thread(m, lambda m=m: m.fds[1].write(b"x" * 150_000, m), "flood")
-            there = [r for r in range(self.size) if self.rank(r) and self.rank(r).p.host.name == h]
-            r = rng.choice(there)
-            self.after(0.3, self.rank(r).p.signal, 9)
-        elif kind == "nothing":
-            pass
-        self.faults.append((round(self.now - 1000, 3), said))
-        self.log("FAULT", said)
+    def left(self) -> list[Process]:
+        """Returns the processes that must end with the ranks."""
+        return [
+            p
+            for p in self.procs.values()
+            if p.alive and p.name not in ("notebook", "ssh", "scenario")
+        ]
+
+    # What a report may say.
+
+    def may_have_died(self, rank: int, host: str) -> bool:
+        """Whether it is right to say that this rank has died on this host."""
+        return host in self._deaths[rank] or host in self._troubled
+
+    def may_be_lost(self, host: str) -> bool:
+        """Whether it is right to say that this host is lost."""
+        return host in self._troubled
+
+    # Faults.
+
+    def play(self, fault: Fault) -> None:
+        """Makes a fault of a plan happen."""
+        self.fault(fault.kind, random.Random(fault.pick))
+
+    def fault(self, kind: str, rng: random.Random | None = None) -> None:
+        """Makes a fault of this kind happen (see `FAULTS`)."""
+        FAULTS[kind](self, self.chance if rng is None else rng)
+
+    def _note(self, text: str) -> None:
+        self.faults.append((self.seconds(), text))
+        self.log("FAULT", text)
+
+    def any_host(self, rng: random.Random) -> str:
+        return rng.choice(self.host_names)
+
+    def kill_rank(self, number: int) -> None:
+        if model := self.rank(number):
+            self._note(f"rank {number} on {model.p.host.name} is killed")
+            model.p.signal(signal.SIGKILL)
+
+    def kill_on(self, host: str, name: str) -> None:
+        """Kills the processes of a name on a host."""
+        self._note(f"the {name} of {host} is killed")
+        self._troubled.add(host)
+        for process in self.find(name, host):
+            process.signal(signal.SIGKILL)
+
+    def stall(self, host: str, name: str, seconds: float) -> None:
+        """Makes processes stand still."""
+        self._note(f"the {name} of {host} stands still for {seconds:g} s")
+        self._may_be_late(host, seconds)
+        for process in self.find(name, host):
+            process.freeze(seconds)
+
+    def kill_host(self, host: str) -> None:
+        """A host loses power: nothing there runs any more, and nobody is told."""
+        self._note(f"host {host} loses power")
+        self._troubled.add(host)
+        for other in self.hosts:
+            if other != host:
+                self.partition(host, other, _FOR_EVER_SECONDS)
+        for process in list(self.procs.values()):
+            if process.alive and process.host.name == host:
+                process.die(-signal.SIGKILL)
+
+    def stall_host(self, host: str, seconds: float) -> None:
+        """A whole host stands still, and does not answer the network."""
+        self._note(f"host {host} stands still for {seconds:g} s")
+        self._may_be_late(host, seconds)
+        self.still[host] = self.now + seconds
+        for process in list(self.procs.values()):
+            if process.alive and process.host.name == host:
+                process.freeze(seconds)
+        for other in self.hosts:
+            if other != host:
+                self.partition(host, other, seconds)
+
+    def cut_off(self, host: str, seconds: float, others: bool = False) -> None:
+        """Interrupts the network between a host and the notebook, or all ``others``."""
+        self._note(f"{host} is cut off for {seconds:g} s")
+        self._may_be_late(host, seconds)
+        for other in self.hosts if others else (NOTEBOOKS_HOST,):
+            if other != host:
+                self.partition(host, other, seconds)
+
+    def reset(self, host: str) -> None:
+        """Resets the connections of a host: what is on the way is lost."""
+        self._note(f"the connections of {host} are reset")
+        for one in self.all_sockets():
+            is_up = one.conn is not None and one.conn.up and one.url.startswith("tcp")
+            if is_up and one.proc.host.name == host:
+                one.conn.flight = [[], []]
+                one.conn.break_client()
+
+    def stall_notebook(self, seconds: float) -> None:
+        self._note(f"the notebook stands still for {seconds:g} s")
+        self._troubled.update(self.host_names if seconds > _LATE_SECONDS else ())
+        self.notebook.process.freeze(seconds)
+        zeromq.on_frozen_server(self, self.notebook.process, seconds)
+
+    def flood(self, host: str) -> None:
+        """MPI's launcher writes more than a pipe holds, while nobody reads, and a rank dies."""
+        self._note(f"mpiexec writes much on {host}, whose relay stands still for 2 s")
+        self._may_be_late(host, 2.0)
+        for process in self.find("relay", host):
+            process.freeze(2.0)
+        for process in self.find("mpiexec", host):
+            Thread(process, lambda p=process: p.fds[1].write(b"x" * 150_000, p), "flood")
+        there = [r for r in range(self.size) if (m := self.rank(r)) and m.p.host.name == host]
+        self.after(0.3, self.kill_rank, self.chance.choice(there))
+
+    def _may_be_late(self, host: str, seconds: float) -> None:
+        if seconds > _LATE_SECONDS:
+            self._troubled.add(host)
 
 
-class View:
-    """Keeps what a cell has shown."""
-
-    def __init__(self):
-        self.lines, self.notices, self.lefts = {}, [], []
-
-    def output(self, batch):
-        for kind, *rest in batch.entries:
-            if kind == "out":
-                self.lines.setdefault(batch.rank, []).extend(rest[0].splitlines())
-
-    def telemetry(self, record, payloads): ...
-    def left(self, rank, status):
-        self.lefts.append((rank, status))
-
-    def notice(self, text):
-        self.notices.append(text)
-
-    def make_way(self): ...
-    def refresh(self): ...
-    def finish(self): ...
+def _kill_a_spare(world: ClusterWorld, rng: random.Random) -> None:
+    if found := world.find("spare"):
+        process = rng.choice(found)
+        world._note(f"a spare process on {process.host.name} is killed")
+        process.signal(signal.SIGKILL)
 
 
-def new_cluster(w):
-    cluster_module.launchers.named = lambda text: SimLauncher(w.places)
-    return cluster_module.Cluster(launcher="sim", show_output=False)
+def _stall_a_rank(world: ClusterWorld, rng: random.Random) -> None:
+    number, seconds = rng.randrange(world.size), rng.choice([0.5, 2, 5])
+    if model := world.rank(number):
+        world._note(f"rank {number} stands still for {seconds:g} s")
+        model.p.freeze(seconds)
 
 
-LIMITS = {"start": 140.0, "cell": 260.0, "stop": 15.0}
-END_SECONDS = 60.0
+#: The kinds of faults. Each takes the world and random numbers.
+FAULTS: dict[str, Callable[[ClusterWorld, random.Random], object]] = {
+    "kill_rank": lambda w, rng: w.kill_rank(rng.randrange(w.size)),
+    "stall_rank": _stall_a_rank,
+    "kill_spare": _kill_a_spare,
+    "kill_agent": lambda w, rng: w.kill_on(w.any_host(rng), "agent"),
+    "kill_relay": lambda w, rng: w.kill_on(w.any_host(rng), "relay"),
+    "kill_host": lambda w, rng: w.kill_host(w.any_host(rng)),
+    "stall_agent": lambda w, rng: w.stall(w.any_host(rng), "agent", rng.choice([0.5, 2.5, 6])),
+    "stall_relay": lambda w, rng: w.stall(w.any_host(rng), "relay", rng.choice([0.5, 2.5, 6])),
+    "stall_host": lambda w, rng: w.stall_host(w.any_host(rng), rng.choice([1, 2.5, 3.5, 6])),
+    "stall_notebook": lambda w, rng: w.stall_notebook(rng.choice([0.5, 2.5, 6, 12])),
+    "cut_short": lambda w, rng: w.cut_off(w.any_host(rng), rng.choice([0.3, 1, 2.5, 3.9])),
+    "cut_middle": lambda w, rng: w.cut_off(w.any_host(rng), rng.choice([5, 8, 12])),
+    "cut_long": lambda w, rng: w.cut_off(w.any_host(rng), rng.choice([45, 70]), others=True),
+    "reset": lambda w, rng: w.reset(w.any_host(rng)),
+    "interrupt": lambda w, rng: w.notebook.interrupt(),
+}
 
 
-class Notebook:
-    """The user: starts ranks, runs cells, checks what comes back."""
-
-    def __init__(self, w, cells=6, plan=()):
-        self.w, self.cells, self.plan = w, cells, plan
-        self.outcome = []
-        self.done = False
-        self.expected = dict.fromkeys(range(w.size))
-        self.doing = ("nothing", w.now)
-        self.lost = 0
-        self.views = []
-
-    def main(self):
-        w = self.w
-        w.notebook_obj = self
-        self.cluster = cluster = new_cluster(w)
-        number = 0
-        try:
-            self.doing = "start", w.now
-            cluster.start()
-            self.outcome.append("started")
-        except AllranksError as error:
-            self.outcome.append(f"{type(error).__name__}: {error}")
-        if cluster.state == "running":
-            for number in range(1, self.cells + 1):
-                for at, kind, *dt in self.plan:
-                    if at == number:
-                        w.after(dt[0] if dt else w.rng.random() * 2.0, w.fault, kind)
-                if not self.cell(number):
-                    break
-        self.doing = "stop", w.now
-        cluster.stop()
-        self.outcome.append("stopped")
-        self.stopped_at = w.now
-        self.done = True
-        w.block(lambda: False, [], None)
-
-    def cell(self, number):
-        w, cluster = self.w, self.cluster
-        view = View()
-        self.views.append(view)
-        kind = w.work.choice(["work", "reduce"])
-        spec = {
-            "kind": kind,
-            "seconds": w.work.choice([0.01, 0.3, 1.5]),
-            "lines": w.work.choice([1, 5, 30]),
-            "set": number,
-        }
-        self.doing = "cell", w.now
-        error = None
-        try:
-            cluster.run(repr(spec), view=view)
-        except KeyboardInterrupt:
-            error = KeyboardInterrupt()
-        except AllranksError as e:
-            error = e
-        took = w.now - self.doing[1]
-        run_cell = cluster.count
-        self.outcome.append(
-            f"cell {number} ({kind}) {type(error).__name__ if error else 'ok'} {took:.2f} s"
-            + (f": {str(error)[:300]}" if error else "")
-        )
-        if took > LIMITS["cell"]:
-            w.wrong.append(f"cell {number} took {took:.0f} s")
-        # no line twice, none out of order, none lost
-        for rank in range(w.size):
-            lines = view.lines.get(rank, [])
-            own = [l for l in lines if l.startswith(f"{run_cell}.{rank}.")]
-            want = [f"{run_cell}.{rank}.{i}" for i in range(len(own))]
-            if own != want:
-                w.wrong.append(f"cell {number}: rank {rank} shows {own[:8]}, expected {want[:8]}")
-            if error is None and len(own) != spec["lines"]:
-                w.wrong.append(
-                    f"cell {number}: rank {rank} shows {len(own)} of {spec['lines']} lines"
-                )
-        if error is None:
-            for rank in self.expected:
-                self.expected[rank] = number
+def random_plan(
+    rng: random.Random,
+    kinds: Sequence[str],
+    cells: int,
+    most: int = 3,
+    steps: Sequence[str] = ("heal", "settle", "save", "load"),
+    first: int = 1,
+) -> list[Fault]:
+    """Returns up to ``most`` faults: some close together, some when a step is reached."""
+    plan: list[Fault] = []
+    cell, after = rng.randint(first, cells), rng.uniform(0, 2)
+    for _ in range(rng.randint(1, most)):
+        kind, pick = rng.choice(kinds), rng.getrandbits(32)
+        if plan and rng.random() < 0.35:
+            plan.append(Fault(rng.choice(steps), kind, round(rng.uniform(0, 0.6), 4), pick))
+            continue
+        plan.append(Fault(cell, kind, round(after, 4), pick))
+        if rng.random() < 0.4:
+            cell, after = min(cells, cell + rng.randint(0, 2)), rng.uniform(0, 2)
         else:
-            # a rank that ran to its end has set x
-            for rank, status in view.lefts:
-                if status == "ok":
-                    self.expected[rank] = number
-        said = " ".join([*view.notices, str(error or ""), *cluster.news])
-        if cluster.state != "running":
-            self.lost += 1
-            return False
-        # A rank that is alive keeps its variables, or it is said that they are lost.
-        self.check_variables(said)
-        return True
-
-    def check_variables(self, said):
-        w, cluster = self.w, self.cluster
-        for rank in range(w.size):
-            if rank in cluster._ranks.roster.dead:
-                self.expected[rank] = None
-                continue
-            m = w.rank(rank)
-            if m is None:
-                continue
-            have = m.vars.get("x")
-            want = self.expected[rank]
-            if have != want:
-                if have is None and (
-                    "no variables" in said or "lost" in said or "without variables" in said
-                ):
-                    self.expected[rank] = None
-                elif have is None:
-                    w.wrong.append(
-                        f"rank {rank} has no x, expected {want}, and nothing was said: {said[:300]!r}"
-                    )
-                    self.expected[rank] = None
-                else:
-                    self.expected[rank] = have
-
-
-def run(seed, plan, hosts=3, ranks=2, cells=6, preempt=0.0, tracing=False, after=None):
-    w = AWorld(seed, hosts, ranks, preempt)
-    w.tracing = tracing
-    nb = Notebook(w, cells, plan)
-    w.notebook = w.spawn(
-        "notebook",
-        w.hosts["nb"],
-        nb.main,
-        None,
-        {0: system.File(), 1: system.File(), 2: system.File()},
-        {},
-    )
-    if after:
-        after(w)
-    w.triggers = [t for t in plan if isinstance(t[0], str)]
-    for at, kind, *dt in plan:
-        if at == 0:
-            w.after(dt[0] if dt else w.rng.random() * 2.5, w.fault, kind)
-    why = w.run(lambda: nb.done or not w.notebook.alive, 3000.0)
-    if why:
-        w.wrong.append(f"{why} in {nb.doing[0]} since {w.now - nb.doing[1]:.0f} s")
-    else:
-        w.run(lambda: not left(w), END_SECONDS)
-        if rest := left(w):
-            w.wrong.append(f"{END_SECONDS:g} s after the stop still there: {rest[:6]}")
-    for name, thread, text in w.crashes:
-        if thread != "wire":
-            w.wrong.append(f"exception in {name}/{thread}: {text.strip().splitlines()[-1]}")
-    w.over = True
-    return w, nb
-
-
-def left(w):
-    return [p for p in w.procs.values() if p.alive and p.name not in ("notebook", "ssh")]
+            after += rng.uniform(0, 0.7)
+    return plan

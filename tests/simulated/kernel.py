@@ -1,6 +1,7 @@
-"""One process that is a world: virtual clock, hosts, processes, threads (greenlets), files, network.
+"""One process that is a world: virtual clock, hosts, processes, threads, files and network.
 
-Nothing here knows allranks. A run is a function of its seed.
+Each thread is a greenlet; the world resumes one at a time, at moments that its seed decides. So a
+run is a function of its seed. Nothing here is about allranks.
 """
 
 from __future__ import annotations
@@ -10,141 +11,213 @@ import itertools
 import random
 import signal as real_signal
 import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import greenlet
 
 INF = float("inf")
+#: Of a pipe.
+CAPACITY = 65536
+_BEGIN = 1000.0
+#: Between the event that a thread waits for and the moment at which it goes on.
+_LATENCY_SECONDS = 0.0015
 
 
 class Source:
-    """What threads wait for."""
+    """What threads wait for: `notify` resumes all that do."""
 
     __slots__ = ("waiters",)
 
-    def __init__(self):
-        self.waiters = {}
+    def __init__(self) -> None:
+        self.waiters: dict[Thread, int] = {}
 
-    def notify(self):
-        w = World.it
-        for th, token in list(self.waiters.items()):
-            w.after(w.latency(), w.resume, th, th.token)
+    def notify(self) -> None:
+        world = World.it
+        for thread in list(self.waiters):
+            world.after(world.latency(), world.resume, thread, thread.token)
 
 
 class WorldOver(BaseException):
-    pass
+    """The run has ended: greenlets that are left must not go on."""
 
 
 class World:
-    it: World = None
+    """The clock, the events to come, and all hosts and processes.
 
-    def __init__(self, seed, preempt=0.0):
+    ``rng`` decides the latencies of scheduling and network. With ``preempt``, a thread also loses
+    the processor at that share of its calls of the system.
+    """
+
+    it: ClassVar[World]
+
+    def __init__(self, seed: int, preempt: float = 0.0) -> None:
         World.it = self
-        self.seed, self.rng = seed, random.Random(seed)
-        self.now = 1000.0
-        self.heap, self.seq = [], itertools.count()
-        self.hosts = {}
-        self.procs = {}
+        self.seed, self.rng, self.preempt = seed, random.Random(seed), preempt
+        self.now = _BEGIN
+        self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._sequence = itertools.count()
+        self.hosts: dict[str, Host] = {}
+        self.procs: dict[int, Process] = {}
         self.pids = itertools.count(100)
-        self.thread = None
+        #: The thread that runs; None while the world decides which one is next.
+        self.thread: Thread | None = None
         self.hub = greenlet.getcurrent()
         self.over = False
-        self.preempt = preempt
-        self.crashes = []  # threads that ended by an exception
-        self.trace = []
+        #: Threads that an exception has ended: process, thread, traceback.
+        self.crashes: list[tuple[str, str, str]] = []
+        self.trace: list[str] = []
         self.tracing = False
-        self.blocked = {}  # (host, host) -> until
+        #: Until when the network between two hosts is interrupted.
+        self.blocked: dict[tuple[str, str], float] = {}
+        #: Sockets that listen, by path or URL.
+        self.listeners: dict[Any, Listener] = {}
+        #: Connections that break as soon as the network lets the other end find out.
+        self.socks_to_break: list[Any] = []
         self.steps = 0
+        #: When the clock was read last, and how often at this moment: see `tests.simulated.system`.
         self.looked_at, self.looks = 0.0, 0
-        self.keep = []
-        self.listeners = {}
-        self.socks = []
+        #: Greenlets must not be collected while the world runs.
+        self.threads: list[Thread] = []
 
-    def log(self, *what):
+    def log(self, *what: object) -> None:
         if self.tracing:
-            self.trace.append(f"{self.now - 1000:9.4f} " + " ".join(map(str, what)))
+            self.trace.append(f"{self.now - _BEGIN:9.4f} " + " ".join(map(str, what)))
 
-    def at(self, t, fn, *args):
-        heapq.heappush(self.heap, (t, next(self.seq), fn, args))
+    # Time.
 
-    def after(self, dt, fn, *args):
-        heapq.heappush(self.heap, (self.now + dt, next(self.seq), fn, args))
+    def at(self, moment: float, action: Callable[..., object], *arguments: Any) -> None:
+        heapq.heappush(self._events, (moment, next(self._sequence), action, arguments))
 
-    def latency(self):
-        # Of the scheduler of an operating system.
-        return self.rng.random() * 0.0015
+    def after(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
+        self.at(self.now + seconds, action, *arguments)
 
-    def run(self, done, limit):
+    def latency(self) -> float:
+        """Returns a delay of the operating system's scheduler."""
+        return self.rng.random() * _LATENCY_SECONDS
+
+    def run(self, done: Callable[[], object], limit: float) -> str:
+        """Lets the world go on until ``done``, for ``limit`` seconds; returns why it was not."""
         end = self.now + limit
         while not done():
-            if not self.heap:
-                return "nothing left to happen"
-            t, _, fn, args = heapq.heappop(self.heap)
-            if t > end:
-                self.at(t, fn, *args)
+            if not self._events:
+                return "nothing is left to happen"
+            moment, _, action, arguments = heapq.heappop(self._events)
+            if moment > end:
+                self.at(moment, action, *arguments)
                 self.now = end
-                return "time is over"
-            if t > self.now:
-                self.now = t
+                return "the time is over"
+            self.now = max(self.now, moment)
             self.steps += 1
-            fn(*args)
+            action(*arguments)
         return ""
 
-    def resume(self, th, token):
-        if th.token != token or th.done or not th.proc.alive:
+    # Threads.
+
+    def resume(self, thread: Thread, token: int) -> None:
+        """Lets a thread go on, unless something else has resumed it already."""
+        if thread.token != token or thread.done or not thread.proc.alive:
             return
-        if th.proc.frozen_until > self.now:
-            self.at(th.proc.frozen_until, self.resume, th, token)
+        if thread.proc.frozen_until > self.now:
+            self.at(thread.proc.frozen_until, self.resume, thread, token)
             return
-        th.token += 1
-        before, self.thread = self.thread, th
-        th.g.switch()
+        thread.token += 1
+        before, self.thread = self.thread, thread
+        thread.g.switch()
         self.thread = before
 
-    def block(self, ready, sources, timeout=None):
-        th = self.thread
-        if th is None or self.over:
+    def block(
+        self, ready: Callable[[], Any], sources: Sequence[Source], timeout: float | None = None
+    ) -> Any:
+        """Makes the thread wait until ``ready`` is true after one of the sources was notified.
+
+        Returns what ``ready`` has returned; after ``timeout`` seconds that is false.
+        """
+        thread = self.thread
+        if thread is None or self.over:
             raise WorldOver
         deadline = None if timeout is None else self.now + timeout
         while True:
             found = ready()
             if found or (deadline is not None and self.now >= deadline):
                 return found
-            for s in sources:
-                s.waiters[th] = th.token
+            for source in sources:
+                source.waiters[thread] = thread.token
             if deadline is not None:
-                self.at(deadline, self.resume, th, th.token)
-            self.hub.switch()
-            if self.over:
-                raise WorldOver
-            for s in sources:
-                s.waiters.pop(th, None)
-            if th.raises is not None:
-                error, th.raises = th.raises, None
+                self.at(deadline, self.resume, thread, thread.token)
+            self._switch()
+            for source in sources:
+                source.waiters.pop(thread, None)
+            if thread.raises is not None:
+                error, thread.raises = thread.raises, None
                 raise error
 
-    def yield_point(self):
-        th = self.thread
-        if self.preempt and th is not None and self.rng.random() < self.preempt:
-            self.after(self.latency(), self.resume, th, th.token)
-            self.hub.switch()
-            if self.over:
-                raise WorldOver
+    def yield_point(self) -> None:
+        """A call of the system, at which the thread may lose the processor."""
+        thread = self.thread
+        if self.preempt and thread is not None and self.rng.random() < self.preempt:
+            self.after(self.latency(), self.resume, thread, thread.token)
+            self._switch()
 
-    def spawn(self, name, host, main, parent=None, fds=None, environ=None, pdeath=False):
-        p = Process(self, name, host, parent)
-        p.fds = dict(fds or {})
-        for f in p.fds.values():
-            f.incref()
-        p.environ = dict(environ or {})
-        p.pdeath = pdeath
-        p.start_main(main)
-        return p
+    def _switch(self) -> None:
+        self.hub.switch()
+        if self.over:
+            raise WorldOver
 
-    # network
-    def cut(self, a, b):
+    def waits(self) -> str:
+        """Returns where each living thread waits, for a report."""
+        lines = []
+        for thread in self.threads:
+            frame = thread.g.gr_frame if thread.proc.alive and not thread.done else None
+            places = []
+            while frame is not None:
+                name = frame.f_code.co_filename
+                if "/allranks/" in name or name.endswith("/models.py"):
+                    places.append(f"{name.rpartition('/')[2]}:{frame.f_lineno}")
+                frame = frame.f_back
+            if places:
+                lines.append(f"{thread.proc}/{thread.name}: {' < '.join(places[:3])}")
+        return "Threads wait:\n    " + "\n    ".join(lines) if lines else "No thread waits"
+
+    def spawn(
+        self,
+        name: str,
+        host: Host,
+        main: Callable[[], object],
+        parent: Process | None = None,
+        fds: Mapping[int, File] | None = None,
+        environ: Mapping[str, str] | None = None,
+        pdeath: bool = False,
+    ) -> Process:
+        """Starts a process; with ``pdeath`` it is killed when its parent ends."""
+        process = Process(self, name, host, parent)
+        process.fds = dict(fds or {})
+        for file in process.fds.values():
+            file.incref()
+        process.environ = dict(environ or {})
+        process.pdeath = pdeath
+        Thread(process, main, "main")
+        return process
+
+    # Network.
+
+    def host_of_address(self, address: str) -> str:
+        return next(host.name for host in self.hosts.values() if host.address == address)
+
+    def host_of_url(self, url: str) -> str:
+        return self.host_of_address(url.removeprefix("tcp://").rpartition(":")[0])
+
+    def all_sockets(self) -> list[Any]:
+        """Returns ZeroMQ's sockets of all living processes."""
+        living = [process for process in self.procs.values() if process.alive]
+        return [one for each in living for context in each.contexts for one in context.sockets]
+
+    def cut(self, a: str, b: str) -> bool:
+        """Whether the network between two hosts is interrupted now."""
         return self.blocked.get((a, b), 0) > self.now
 
-    def partition(self, a, b, seconds):
+    def partition(self, a: str, b: str, seconds: float) -> None:
+        """Interrupts the network between two hosts."""
         until = self.now + seconds
         for pair in ((a, b), (b, a)):
             self.blocked[pair] = max(until, self.blocked.get(pair, 0))
@@ -154,28 +227,32 @@ class World:
         zeromq.on_partition(self, a, b, until)
         self.after(seconds + 1e-6, zeromq.on_heal, self, a, b)
 
-    def delay(self, a, b):
+    def delay(self, a: str, b: str) -> float:
+        """Returns how long a message takes. Seldom TCP has to send it again."""
         if a == b:
             return 2e-5 + self.rng.random() * 3e-4
         return 2e-4 + self.rng.random() * 1.5e-3 + (0.2 if self.rng.random() < 0.002 else 0)
 
 
 class Thread:
-    def __init__(self, proc, fn, name="thread"):
+    """A thread of a process. With its first one, the main thread, the process ends."""
+
+    def __init__(self, proc: Process, fn: Callable[[], object], name: str = "thread") -> None:
         self.proc, self.fn, self.name = proc, fn, name
         self.done = False
+        #: Counts how often it was resumed: an event for an earlier wait does not count.
         self.token = 0
-        self.raises = None
+        #: What is raised where it waits.
+        self.raises: BaseException | None = None
         self.ended = Source()
-        w = World.it
-        self.g = greenlet.greenlet(self._main, parent=w.hub)
+        world = World.it
+        self.g = greenlet.greenlet(self._main, parent=world.hub)
         proc.threads.append(self)
-        w.keep.append(self)
-        w.after(w.latency(), w.resume, self, self.token)
+        world.threads.append(self)
+        world.after(world.latency(), world.resume, self, self.token)
 
-    def _main(self):
-        w = World.it
-        code = None
+    def _main(self) -> None:
+        world, code = World.it, 1
         try:
             self.fn()
             code = 0
@@ -184,9 +261,8 @@ class Thread:
         except WorldOver:
             return
         except BaseException:
-            code = 1
-            if not w.over:
-                w.crashes.append((self.proc.name, self.name, traceback.format_exc()))
+            if not world.over:
+                world.crashes.append((self.proc.name, self.name, traceback.format_exc()))
         self.done = True
         self.ended.notify()
         if self is self.proc.threads[0]:
@@ -194,46 +270,53 @@ class Thread:
 
 
 class Host:
-    def __init__(self, name, address):
+    """A machine: its files, and its next free port. The names of folders end with a slash."""
+
+    def __init__(self, name: str, address: str) -> None:
         self.name, self.address = name, address
-        self.files = {}  # path -> bytes; folders end with /
-        self.doors = {}  # AF_UNIX path -> Listener
+        self.files: dict[str, bytes] = {}
         self.ports = itertools.count(50000)
 
 
 class Process:
-    def __init__(self, world, name, host, parent):
+    """A process with descriptors, environment, signal handlers and children."""
+
+    def __init__(self, world: World, name: str, host: Host, parent: Process | None) -> None:
         self.world, self.name, self.host = world, name, host
         self.pid = next(world.pids)
         world.procs[self.pid] = self
         self.parent = parent
-        self.children, self.zombies = [], []
+        self.children: list[Process] = []
+        self.zombies: list[Process] = []
         if parent is not None:
             parent.children.append(self)
-        self.alive, self.code = True, None
-        self.frozen_until = 0.0
-        self.frozen_io_until = 0.0
-        self.fds, self.environ = {}, {}
-        self.handlers, self.wakeup = {}, -1
-        self.threads = []
+        self.alive, self.code = True, 0
+        #: Its threads, and the ones of ZeroMQ, stand still until then.
+        self.frozen_until = self.frozen_io_until = 0.0
+        self.fds: dict[int, File] = {}
+        self.environ: dict[str, str] = {}
+        self.handlers: dict[int, Any] = {}
+        #: The descriptor to which signals are written.
+        self.wakeup = -1
+        self.threads: list[Thread] = []
         self.subreaper = self.pdeath = False
-        self.child_ended = Source()
-        self.ended = Source()
-        self.contexts = []
-        self.on_death = []
+        self.child_ended, self.ended = Source(), Source()
+        #: Contexts of ZeroMQ.
+        self.contexts: list[Any] = []
+        self.on_death: list[Callable[[Process], object]] = []
+        #: How many signals its handlers have taken.
         self.interrupted = 0
         self.started = world.now
+        #: The rank that it is; -1 if it is none.
+        self.rank = -1
 
-    def start_main(self, main):
-        Thread(self, main, "main")
-
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{self.name}@{self.host.name}[{self.pid}]"
 
-    # files
-    def add(self, file, fd=None):
+    def add(self, file: File, fd: int | None = None) -> int:
+        """Gives it a file as a descriptor: that number, or the lowest free one."""
         if fd is None:
-            fd = next(n for n in itertools.count(3) if n not in self.fds)
+            fd = next(number for number in itertools.count(3) if number not in self.fds)
         file.incref()
         old = self.fds.get(fd)
         self.fds[fd] = file
@@ -241,18 +324,19 @@ class Process:
             old.decref()
         return fd
 
-    def close(self, fd):
+    def close(self, fd: int) -> None:
         file = self.fds.pop(fd, None)
         if file is None:
             raise OSError(9, "Bad file descriptor")
         file.decref()
 
-    def freeze(self, seconds, io=True):
+    def freeze(self, seconds: float, io: bool = True) -> None:
+        """Stops it for a time; without ``io`` ZeroMQ's own threads go on."""
         self.frozen_until = max(self.frozen_until, self.world.now + seconds)
         if io:
             self.frozen_io_until = max(self.frozen_io_until, self.world.now + seconds)
 
-    def signal(self, number):
+    def signal(self, number: int) -> None:
         if not self.alive:
             return
         if number == real_signal.SIGKILL:
@@ -260,21 +344,25 @@ class Process:
             return
         handler = self.handlers.get(number)
         if handler is None:
-            if number in (real_signal.SIGCHLD,):
+            self._without_handler(number)
+        elif handler not in (real_signal.SIG_IGN, 1):
+            if self.frozen_until > self.world.now:
+                self.world.at(self.frozen_until, self.signal, number)
                 return
-            if number == real_signal.SIGINT:
-                self._raise(KeyboardInterrupt())
-                return
+            self._handle(number, handler)
+
+    def _without_handler(self, number: int) -> None:
+        if number == real_signal.SIGINT:
+            thread = self.threads[0]
+            thread.raises = KeyboardInterrupt()
+            self.world.resume(thread, thread.token)
+        elif number != real_signal.SIGCHLD:
             self.die(-number)
-            return
-        if handler == real_signal.SIG_IGN or handler == 1:
-            return
-        if self.frozen_until > self.world.now:
-            self.world.at(self.frozen_until, self.signal, number)
-            return
+
+    def _handle(self, number: int, handler: Callable[[int, None], object]) -> None:
         self.interrupted += 1
-        if self.wakeup in self.fds:
-            self.fds[self.wakeup].write_some(b"\0")
+        if isinstance(pipe_end := self.fds.get(self.wakeup), End):
+            pipe_end.write_some(b"\0")
         before, self.world.thread = self.world.thread, self.threads[0]
         try:
             handler(number, None)
@@ -282,94 +370,96 @@ class Process:
             self.world.thread = before
         self.child_ended.notify()
 
-    def _raise(self, error):
-        th = self.threads[0]
-        th.raises = error
-        self.world.resume(th, th.token)
-
-    def die(self, code):
+    def die(self, code: int) -> None:
+        """Ends it at once: its descriptors and sockets close, its children get another parent."""
         if not self.alive:
             return
-        w = self.world
+        world = self.world
         self.alive, self.code = False, code
-        w.log("END", self, code)
+        world.log("END", self, code)
         for fd in sorted(self.fds):
             self.fds.pop(fd).decref()
         for context in self.contexts:
             context.process_died()
         for child in list(self.children):
-            if not child.alive:
-                continue
-            if child.pdeath:
-                w.after(w.latency(), child.signal, real_signal.SIGKILL)
-            heir = self.parent
-            while heir is not None and not (heir.alive and heir.subreaper):
-                heir = heir.parent
-            child.parent = heir
-            if heir is not None:
-                heir.children.append(child)
+            if child.alive:
+                self._leave(child)
         if self.parent is not None and self.parent.alive:
             self.parent.zombies.append(self)
             self.parent.child_ended.notify()
             self.parent.signal(real_signal.SIGCHLD)
         self.ended.notify()
-        for fn in self.on_death:
-            fn(self)
-        if w.thread is not None and w.thread.proc is self:
-            w.hub.switch()  # never resumed
+        for action in self.on_death:
+            action(self)
+        if world.thread is not None and world.thread.proc is self:
+            world.hub.switch()  # never resumed
 
-    def reap(self, pid=None):
-        for z in self.zombies:
-            if pid in (None, -1, z.pid):
-                self.zombies.remove(z)
-                self.children.remove(z)
-                return z
+    def _leave(self, child: Process) -> None:
+        if child.pdeath:
+            self.world.after(self.world.latency(), child.signal, real_signal.SIGKILL)
+        heir = self.parent
+        while heir is not None and not (heir.alive and heir.subreaper):
+            heir = heir.parent
+        child.parent = heir
+        if heir is not None:
+            heir.children.append(child)
+
+    def reap(self, pid: int = -1) -> Process | None:
+        """Returns an ended child, which is forgotten then."""
+        for zombie in self.zombies:
+            if pid in (-1, zombie.pid):
+                self.zombies.remove(zombie)
+                self.children.remove(zombie)
+                return zombie
         return None
 
 
 class File:
-    def __init__(self):
+    """What a descriptor stands for; here one that is never readable, as /dev/null."""
+
+    def __init__(self) -> None:
         self.refs = 0
         self.source = Source()
 
-    def incref(self):
+    def incref(self) -> File:
         self.refs += 1
         return self
 
-    def decref(self):
+    def decref(self) -> None:
         self.refs -= 1
         if self.refs == 0:
             self.closed()
 
-    def closed(self):
-        pass
+    def closed(self) -> None: ...
 
-    def readable(self):
+    def readable(self) -> bool:
         return False
 
 
-CAPACITY = 65536
-
-
 class Buffer:
-    def __init__(self):
+    """What is on the way from one end to the other, with descriptors that are passed along."""
+
+    def __init__(self) -> None:
         self.data = bytearray()
         self.has_writer = self.has_reader = True
         self.source = Source()
-        self.fds = []
+        self.fds: list[File] = []
 
 
 class End(File):
     """An end of a pipe or of a stream socket."""
 
-    def __init__(self, reads=None, writes=None):
+    def __init__(self, reads: Buffer | None = None, writes: Buffer | None = None) -> None:
         super().__init__()
         self.reads, self.writes = reads, writes
         self.blocking = True
-        self.peer = None  # Process at the other end of a socket
-        self.timeout = None
+        #: The process at the other end of a socket.
+        self.peer: Process | None = None
+        self.timeout: float | None = None
+        if reads is not None:
+            self.source = reads.source
 
-    def closed(self):
+    def closed(self) -> None:
         if self.reads is not None:
             self.reads.has_reader = False
             self.reads.source.notify()
@@ -377,77 +467,82 @@ class End(File):
             self.writes.has_writer = False
             self.writes.source.notify()
 
-    def readable(self):
+    def readable(self) -> bool:
         return bool(self.reads is not None and (self.reads.data or not self.reads.has_writer))
 
-    def read(self, n, peek=False):
-        w = World.it
+    def writable(self) -> bool:
+        writes = self.writes
+        return writes is not None and (len(writes.data) < CAPACITY or not writes.has_reader)
+
+    def read(self, nbytes: int, peek: bool = False) -> bytes:
+        assert self.reads is not None
         if not self.readable():
             if not self.blocking:
-                raise BlockingIOError(11, "again")
-            if not w.block(self.readable, [self.reads.source], self.timeout):
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            if not World.it.block(self.readable, [self.reads.source], self.timeout):
                 raise TimeoutError("timed out")
-        data = bytes(self.reads.data[:n])
+        data = bytes(self.reads.data[:nbytes])
         if not peek:
-            del self.reads.data[:n]
+            del self.reads.data[:nbytes]
             self.reads.source.notify()
         return data
 
-    def write_some(self, data):
+    def write_some(self, data: bytes) -> int:
         if self.writes is None or not self.writes.has_reader:
             raise BrokenPipeError(32, "Broken pipe")
-        n = min(len(data), CAPACITY - len(self.writes.data))
-        self.writes.data += data[:n]
-        if n:
+        count = min(len(data), CAPACITY - len(self.writes.data))
+        self.writes.data += data[:count]
+        if count:
             self.writes.source.notify()
-        return n
+        return count
 
-    def write(self, data, proc):
-        """As write(2): blocks; a signal that a handler takes ends it with a short count."""
-        w = World.it
-        n = self.write_some(data)
-        while n < len(data):
+    def write(self, data: bytes, process: Process) -> int:
+        """Writes as write(2) does: a signal that a handler takes ends it with a short count."""
+        count = self.write_some(data)
+        assert self.writes is not None
+        writes = self.writes
+        while count < len(data):
             if not self.blocking:
-                if n:
-                    return n
-                raise BlockingIOError(11, "again")
-            seen = proc.interrupted
+                if count:
+                    return count
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            seen = process.interrupted
 
-            def ready():
-                return (
-                    len(self.writes.data) < CAPACITY
-                    or not self.writes.has_reader
-                    or proc.interrupted != seen
-                )
+            def ready(seen: int = seen) -> bool:
+                return self.writable() or process.interrupted != seen
 
-            w.block(ready, [self.writes.source, proc.child_ended])
-            if proc.interrupted != seen and n:
-                return n
-            n += self.write_some(data[n:])
-        return n
+            World.it.block(ready, [writes.source, process.child_ended])
+            if process.interrupted != seen and count:
+                return count
+            count += self.write_some(data[count:])
+        return count
 
 
-def pipe():
+def pipe() -> tuple[End, End]:
+    """Returns the end to read, and the one to write."""
     buffer = Buffer()
     return End(reads=buffer), End(writes=buffer)
 
 
-def stream_pair():
+def stream_pair() -> tuple[End, End]:
     a, b = Buffer(), Buffer()
     return End(a, b), End(b, a)
 
 
 class Listener(File):
-    def __init__(self, where):
-        super().__init__()
-        self.where = where  # path, or (host name, port)
-        self.queue = []
-        self.acceptor = None  # a zmq socket
+    """A socket that listens: ``where`` is its URL, or its host and path."""
 
-    def readable(self):
+    def __init__(self, where: Any) -> None:
+        super().__init__()
+        self.where = where
+        self.queue: list[End] = []
+        #: The socket of ZeroMQ that accepts.
+        self.acceptor: Any = None
+
+    def readable(self) -> bool:
         return bool(self.queue)
 
-    def closed(self):
-        w = World.it
-        if w.listeners.get(self.where) is self:
-            del w.listeners[self.where]
+    def closed(self) -> None:
+        world = World.it
+        if world.listeners.get(self.where) is self:
+            del world.listeners[self.where]

@@ -1,241 +1,343 @@
-"""Models of what is not under test: MPI, mpiexec and prted, stubs, ssh, and ranks."""
+"""Models of what is not under test: MPI with its launcher, ranks, spare processes, and ssh.
+
+A rank answers requests and runs cells as the real one does, as far as other processes can see.
+What MPI does after a death is simple here: all living processes meet, and a death meanwhile makes
+the meeting fail.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
-import types
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
 
 from tests.simulated import system, zeromq
-from tests.simulated.kernel import INF, File, Source, Thread, World, pipe
-from tests.simulated.system import PROGRAMS, STUBS, P
+from tests.simulated.kernel import End, File, Process, Source, Thread, World
+from tests.simulated.sockets import Socket, this_process
+
+#: Cells are dictionaries (see ``scenarios.work``), written as Python writes them.
+_KEPT = "/kept/{}"
+#: How often a rank looks for its notebook, and for the next one.
+_SOON_MS, _LATER_MS = 20, 500
+#: ssh ends if nothing comes through for this time.
+_SSH_SECONDS = 15.0
+_REQUESTS_AT_ONCE = frozenset(
+    {"status", "send", "stack", "log", "stay", "seen", "attach", "resume"}
+)
 
 
 class HealFailed(Exception):
-    pass
+    """MPI could not connect the processes, because one has died meanwhile."""
+
+
+class _Meeting:
+    """The living processes of a job, which agree on new places; rank -1 is a spare process."""
+
+    def __init__(self) -> None:
+        self.arrived: dict[int, tuple[Process, int]] = {}
+        self.over = self.succeeded = self.began = False
 
 
 class Job:
-    """One MPI job, with spare processes."""
+    """One job of MPI: the processes that mpiexec has started, on one host or several.
 
-    def __init__(self, w, size, n):
-        self.w, self.size, self.n = w, size, n
-        self.source = Source()
-        self.members, self.inited = {}, False
-        self.round = None
-        self.daemons = {}
-        self.aborted = False
-        self.arrivals = {}
+    ``size`` counts the ranks, ``count`` also the spare processes.
+    """
 
-    def alive(self):
-        return [p for p in self.members.values() if p.alive]
+    def __init__(self, world: World, size: int, count: int, mpiexec: Process) -> None:
+        self.world, self.size, self.count, self.mpiexec = world, size, count, mpiexec
+        self.changed = Source()
+        self.members: dict[int, Process] = {}
+        self.is_up = self.aborted = False
+        #: mpiexec on the first host, and prted on the others.
+        self.daemons: dict[str, Process] = {mpiexec.host.name: mpiexec}
+        self.stubs: list[Process] = []
+        #: The ranks that have come to the meeting of a cell, by cell.
+        self.arrivals: dict[int, set[int]] = {}
+        #: Starts a process in the place of dead ranks, where there are no spare processes.
+        self.start_another: Callable[[list[int], Callable[[], object]], object] | None = None
+        self._meeting: _Meeting | None = None
 
-    def hosts_cut(self):
-        hosts = sorted({p.host.name for p in self.alive()})
-        return any(self.w.cut(a, b) for a in hosts for b in hosts)
+    def _alive(self) -> list[Process]:
+        return [process for process in self.members.values() if process.alive]
 
-    def init(self, p):
-        self.members[p.pid] = p
-        p.on_death.append(self.died)
-        if len(self.members) == self.n:
-            self.w.after(0.05 + self.w.rng.random() * 0.3, self.try_init)
-        self.w.block(lambda: self.inited, [self.source])
+    def _is_cut(self) -> bool:
+        hosts = sorted({process.host.name for process in self._alive()})
+        return any(self.world.cut(a, b) for a in hosts for b in hosts)
 
-    def try_init(self):
-        if self.hosts_cut():
-            self.w.after(0.2, self.try_init)
-        elif len(self.alive()) == self.n:
-            self.inited = True
-            self.source.notify()
+    def init(self, process: Process) -> None:
+        """What MPI_Init does: returns when all processes are there."""
+        self.members[process.pid] = process
+        process.on_death.append(self._died)
+        if len(self.members) == self.count:
+            self.world.after(self.world.rng.uniform(0.05, 0.35), self._try_init)
+        self.world.block(lambda: self.is_up, [self.changed])
 
-    def died(self, p):
-        if self.round is not None:
-            self.check(self.round)
+    def _try_init(self) -> None:
+        if self._is_cut():
+            self.world.after(0.2, self._try_init)
+        elif len(self._alive()) == self.count:
+            self.is_up = True
+            self.changed.notify()
 
-    # Replacements: all living processes shrink, then share a new world of `size` ranks.
-    def heal(self, p, rank):
-        if self.round is None or self.round.over:
-            self.round = types.SimpleNamespace(arrived={}, over=False, ok=False, timing=False)
-        r = self.round
-        r.arrived[p.pid] = (p, rank)
-        self.check(r)
-        self.w.block(lambda: r.over, [self.source])
-        if not r.ok:
+    def _died(self, process: Process) -> None:
+        if self._meeting is not None:
+            self._look(self._meeting)
+
+    def heal(self, process: Process, rank: int, dead: Sequence[int] = ()) -> None:
+        """Returns when all living processes have called it; raises HealFailed if one dies.
+
+        ``dead`` are ranks whose places other processes are to be started for.
+        """
+        if self._meeting is None or self._meeting.over:
+            self._meeting = _Meeting()
+            self._start_others(dead, self._meeting)
+        meeting = self._meeting
+        if process.pid not in self.members:
+            self.members[process.pid] = process
+            process.on_death.append(self._died)
+        meeting.arrived[process.pid] = process, rank
+        self._look(meeting)
+        self.world.block(lambda: meeting.over, [self.changed])
+        if not meeting.succeeded:
             raise HealFailed("MPI_ERR_PROC_FAILED: another rank has died meanwhile")
 
-    def check(self, r):
-        if r.over:
+    def _start_others(self, dead: Sequence[int], meeting: _Meeting) -> None:
+        for number in dead if self.start_another is not None else ():
+            replaced = [number, *(each for each in dead if each != number)]
+            self.start_another(replaced, lambda: self._finish(meeting, -1))
+
+    def _look(self, meeting: _Meeting) -> None:
+        if meeting.over:
             return
-        if all(p.pid in r.arrived for p in self.alive()) and not r.timing:
-            r.timing = True
-            self.w.after(0.05 + self.w.rng.random() * 0.5, self.finish, r, len(self.alive()))
-        elif r.timing and any(not p.alive for p, _ in r.arrived.values()):
-            self.w.after(self.w.rng.random() * 0.1, self.finish, r, -1)
+        ranks = {rank for process, rank in meeting.arrived.values() if process.alive}
+        complete = self.start_another is None or ranks >= set(range(self.size))
+        there = all(process.pid in meeting.arrived for process in self._alive())
+        rng = self.world.rng
+        if there and complete and not meeting.began:
+            meeting.began = True
+            self.world.after(rng.uniform(0.05, 0.55), self._finish, meeting, len(self._alive()))
+        elif any(not process.alive for process, _ in meeting.arrived.values()):
+            self.world.after(rng.uniform(0, 0.1), self._finish, meeting, -1)
 
-    def finish(self, r, count):
-        if r.over:
+    def _finish(self, meeting: _Meeting, count: int) -> None:
+        if meeting.over:
             return
-        if self.hosts_cut():
-            self.w.after(0.2, self.finish, r, count)
+        if self._is_cut():
+            self.world.after(0.2, self._finish, meeting, count)
             return
-        ranks = sorted(rank for p, rank in r.arrived.values() if p.alive and rank >= 0)
-        r.over = True
-        r.ok = count == len(self.alive()) and ranks == list(range(self.size))
-        self.source.notify()
+        arrived = [rank for process, rank in meeting.arrived.values() if process.alive]
+        ranks = sorted(rank for rank in arrived if rank >= 0)
+        meeting.over = True
+        meeting.succeeded = count == len(self._alive()) and ranks == list(range(self.size))
+        self.changed.notify()
 
 
-def jobs():
-    return World.it.jobs
+def _job_of(process: Process) -> Job:
+    world: Any = process.world
+    found: Job = world.jobs[int(process.environ["SIM_JOB"])]
+    return found
 
 
-def mpiexec(argv):
-    def mpiexec():
-        w, p = World.it, P()
-        words = argv
-        hosts = [part.split(":") for part in words[words.index("--host") + 1].split(",")]
-        n = int(words[words.index("-n") + 1])
+# mpiexec, prted and stubs.
+
+
+def mpiexec(words: list[str]) -> system.Main:
+    """Starts stubs of ranks on all hosts; without ``--host`` all on its own one."""
+
+    def mpiexec() -> None:
+        world, me = World.it, this_process()
+        count = int(words[words.index("-n") + 1])
         address = words[-1]
-        job = Job(w, w.size, n)
-        number = len(w.jobs)
-        w.jobs.append(job)
-        job.mpiexec = p
-        job.daemons[hosts[0][0]] = p
-        folder = address.rpartition("/")[0]
-        kept = []
-        for name, _ in hosts[1:]:
-            ask = system.Sock()
-            ask.connect(folder + "/agent")
-            ask.sendall(
-                json.dumps({"host": name, "command": f"prted {number} {address}"}).encode() + b"\n"
-            )
-            kept.append(ask)
-        w.block(lambda: len(job.daemons) == len(hosts), [job.source])
-        first = 0
-        for name, count in hosts:
+        places = [(me.host.name, count)]
+        if "--host" in words:
+            named = words[words.index("--host") + 1].split(",")
+            places = [(name, int(each)) for name, _, each in (one.partition(":") for one in named)]
+        worlds: Any = world
+        job = Job(world, worlds.size, count, me)
+        number = len(worlds.jobs)
+        worlds.jobs.append(job)
+        if "--host" not in words:
+            job.start_another = partial(_start_another, job, number, address)
+        asked = [_ask_for_prted(name, number, address) for name, _ in places[1:]]
+        world.block(lambda: len(job.daemons) == len(places), [job.changed])
+        ranks = iter(range(count))
+        for name, here in places:
             daemon = job.daemons[name]
-            for each in range(first, first + int(count)):
-                w.after(
-                    w.delay(p.host.name, name) + w.rng.random() * 0.02,
-                    start_stub,
-                    job,
-                    number,
-                    each,
-                    daemon,
-                    address,
-                )
-            first += int(count)
-        job.started = True
-
-        def lost():
-            return [d for d in job.daemons.values() if not d.alive]
-
-        def over():
-            return lost() or (job.stubs and not any(s.alive for s in job.stubs))
-
-        while not over():
-            w.block(over, [job.source, p.child_ended], 0.25)
-            while p.reap() is not None:
-                pass
-        code = 1 if lost() else 0
+            for _ in range(here):
+                seconds = world.delay(me.host.name, name) + world.rng.uniform(0, 0.02)
+                world.after(seconds, _start_stub, job, number, next(ranks), daemon, address)
+        _watch_stubs(job)
+        del asked  # its sockets were open until now
+        code = 1 if any(not daemon.alive for daemon in job.daemons.values()) else 0
         job.aborted = True
-        for s in job.stubs:
-            if s.alive and not w.cut(p.host.name, s.host.name):
-                w.after(w.delay(p.host.name, s.host.name), s.signal, 9)
+        for stub in job.stubs:
+            if stub.alive and not world.cut(me.host.name, stub.host.name):
+                world.after(world.delay(me.host.name, stub.host.name), stub.signal, 9)
         if code:
+            end: Any = me.fds[1]
             try:
-                p.fds[1].write(b"PRTE has lost communication with a remote daemon\n", p)
+                end.write(b"PRTE has lost communication with a remote daemon\n", me)
             except BrokenPipeError:
                 pass
-        system._sleep(w.rng.random() * 0.3)
+        system.sleep(world.rng.uniform(1e-6, 0.3))
         raise SystemExit(code)
 
     return mpiexec
 
 
-def start_stub(job, number, each, daemon, address):
-    if not daemon.alive:
-        return
-    w = World.it
-    env = {
-        "OMPI_COMM_WORLD_RANK": str(each),
-        "OMPI_COMM_WORLD_SIZE": str(job.n),
+def _ask_for_prted(host: str, number: int, address: str) -> Socket:
+    """Asks the host agent, as the stub of ssh does, to run a command on another host."""
+    asked = Socket()
+    asked.connect(f"{address.rpartition('/')[0]}/agent")
+    request = {"host": host, "command": f"prted {number} {address}"}
+    asked.sendall(json.dumps(request).encode() + b"\n")
+    return asked
+
+
+def _watch_stubs(job: Job) -> None:
+    """Returns when a daemon is lost, or all stubs have ended."""
+    me = job.mpiexec
+
+    def over() -> bool:
+        lost = any(not daemon.alive for daemon in job.daemons.values())
+        return lost or (bool(job.stubs) and not any(stub.alive for stub in job.stubs))
+
+    while not over():
+        job.world.block(over, [job.changed, me.child_ended], 0.25)
+        while me.reap() is not None:
+            pass
+
+
+def _start_stub(
+    job: Job, number: int, place: int, daemon: Process, address: str, replaced: Sequence[int] = ()
+) -> None:
+    environ = {
+        "OMPI_COMM_WORLD_RANK": str(place),
+        "OMPI_COMM_WORLD_SIZE": str(job.count),
         "SIM_JOB": str(number),
     }
 
-    def stub():
-        s = system.Sock()
-        s.connect(address)
-        text = json.dumps({"environment": env, "descriptors": [], "replaced": []}).encode()
-        s.sendall(len(text).to_bytes(8, "little") + text)
-        answer = s.recv(8)
-        if not answer:
-            raise SystemExit(1)
-        code = int.from_bytes(answer, "little", signed=True)
-        P().die(code)
+    def stub() -> None:
+        agent = Socket()
+        agent.connect(address)
+        request = {"environment": environ, "descriptors": [], "replaced": list(replaced)}
+        text = json.dumps(request).encode()
+        agent.sendall(len(text).to_bytes(8, "little") + text)
+        answer = agent.recv(8)
+        this_process().die(int.from_bytes(answer, "little", signed=True) if answer else 1)
 
-    job.stubs.append(
-        w.spawn(f"stub{each}", daemon.host, stub, daemon, {0: File(), 1: File(), 2: File()}, env)
-    )
+    if daemon.alive:
+        files = {number: File() for number in range(3)}
+        job.stubs.append(World.it.spawn(f"stub{place}", daemon.host, stub, daemon, files, environ))
 
 
-Job.stubs = property(lambda self: self.__dict__.setdefault("_stubs", []))
+def _start_another(
+    job: Job, number: int, address: str, replaced: list[int], ended: Callable[[], object]
+) -> None:
+    """Starts a stub for a process that joins the others; ``ended`` is called when it ends."""
+
+    def start() -> None:
+        _start_stub(job, number, replaced[0], job.mpiexec, address, replaced)
+        job.stubs[-1].on_death.append(lambda _: ended())
+
+    job.world.after(job.world.rng.uniform(0.01, 0.1), start)
 
 
-def prted(argv):
-    def prted():
-        w, p = World.it, P()
-        _, number, address = argv[-1].split(" ")
-        job = w.jobs[int(number)]
-        here, head = p.host.name, job.mpiexec.host.name
-        w.block(lambda: False, [], 2 * w.delay(here, head))
-        while w.cut(here, head):
-            w.block(lambda: False, [], 0.2)
-        job.daemons[here] = p
-        job.source.notify()
-        while job.mpiexec.alive or w.cut(here, head):
-            w.block(lambda: False, [], 0.25)
-            while p.reap() is not None:
+def prted(words: list[str]) -> system.Main:
+    """The launcher's daemon on another host."""
+
+    def prted() -> None:
+        world, me = World.it, this_process()
+        number = words[-1].split(" ")[1]
+        worlds: Any = world
+        job: Job = worlds.jobs[int(number)]
+        here, head = me.host.name, job.mpiexec.host.name
+        system.sleep(2 * world.delay(here, head))
+        while world.cut(here, head):
+            system.sleep(0.2)
+        job.daemons[here] = me
+        job.changed.notify()
+        while job.mpiexec.alive or world.cut(here, head):
+            system.sleep(0.25)
+            while me.reap() is not None:
                 pass
-        for s in job.stubs:
-            if s.host is p.host:
-                s.signal(9)
+        for stub in job.stubs:
+            if stub.host is me.host:
+                stub.signal(9)
         raise SystemExit(1 if job.aborted else 0)
 
     return prted
 
 
-PROGRAMS["prted"] = prted
-PROGRAMS["mpiexec"] = mpiexec
+def ssh(remote: Process, here: End, there: End) -> None:
+    """Passes the end of its input on, and ends as the remote process does; or when the network
+    has been interrupted for long.
+    """
+    world, me = World.it, this_process()
+    near, far = me.host.name, remote.host.name
+    cut_since: float | None = None
+    is_open = True
+
+    def ready() -> bool:
+        return not remote.alive or (here.readable() and is_open)
+
+    while True:
+        world.block(ready, [here.source, remote.ended], 0.5)
+        if world.cut(near, far):
+            cut_since = cut_since or world.now
+            if world.now - cut_since > _SSH_SECONDS:
+                raise SystemExit(255)
+            system.sleep(0.25)
+            continue
+        cut_since = None
+        if not remote.alive:
+            system.sleep(world.delay(near, far))
+            raise SystemExit(remote.code if remote.code >= 0 else 255)
+        if here.readable() and is_open:
+            is_open = False
+            system.sleep(world.delay(near, far))
+            me.close(3)
+
+
+# Ranks.
 
 
 class Spare:
-    def __init__(self, wake, size, processes):
-        self.wake, self.buffer = wake, b""
-        p = P()
-        p.name = "spare"
-        self.job = jobs()[int(p.environ["SIM_JOB"])]
-        self.job.init(p)
+    """A process without a rank; stands for ``allranks.collectives.start.healing.Spare``."""
 
-    def _asked(self):
-        while b"\n" not in self.buffer:
-            part = system._read(self.wake, 65536)
+    def __init__(self, wake: int, size: int, processes: int) -> None:
+        self._wake, self._heard = wake, b""
+        me = this_process()
+        me.name = "spare"
+        self._job = _job_of(me)
+        self._job.init(me)
+
+    def _asked(self) -> dict[str, Any]:
+        while b"\n" not in self._heard:
+            part = system.read(self._wake, 65536)
             if not part:
                 raise SystemExit(0)
-            self.buffer += part
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return json.loads(line)
+            self._heard += part
+        line, _, self._heard = self._heard.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
-    def wait(self):
+    def wait(self) -> tuple[int, list[int], dict[str, str]]:
+        """Returns when it becomes a rank; until then it takes part in all meetings."""
         while (asked := self._asked())["rank"] < 0:
             try:
-                self.job.heal(P(), -1)
+                self._job.heal(this_process(), -1)
             except HealFailed:
                 pass
         return asked["rank"], asked["dead"], asked["variables"]
 
-    def join(self, rank):
+    def join(self, rank: int) -> None:
         while True:
             try:
-                self.job.heal(P(), rank)
+                self._job.heal(this_process(), rank)
             except HealFailed:
                 self._asked()
             else:
@@ -243,577 +345,323 @@ class Spare:
 
 
 class Rank:
-    """A rank: a thread for the wire, and the main thread that runs cells and collective requests."""
+    """A rank: one thread for its connection to the notebook, and the main thread for cells.
+
+    Stands for ``allranks.engine.rank.Rank``.
+    """
 
     def __init__(
-        self, config, connection, rank, features, dead, running, stays, last=-1, spare=None
-    ):
-        self.last_fd = last
-        self.config, self.rank, self.spare, self.dead = config, rank, spare, dead
-        self.running_board, self.stays = running, stays
+        self,
+        config: Any,
+        connection: object,
+        rank: int,
+        features: object,
+        dead: Collection[int],
+        running: Any,
+        stays: bool,
+        last: int,
+        spare: Spare | None = None,
+    ) -> None:
+        self.config, self.rank = config, rank
+        self._dead, self._running, self._last, self._spare = list(dead), running, last, spare
+        self.world: Any = World.it
+        self.p = this_process()
+        #: The variables of cells.
+        self.vars: dict[str, int] = {}
+        self._to_do: list[Callable[[], object]] = []
+        #: Notified when the main thread has something to look at.
+        self._wake = Source()
+        self._cell, self._is_busy, self._is_interrupted = 0, False, False
+        self._died: dict[int, str] = {}
+        #: Whether it joins with new ranks, or has been asked to; whether it has taken the place of
+        #: a rank, and has not been asked yet to restore what was kept.
+        self._is_healing, self._is_new = False, spare is not None or bool(dead)
+        self._last_cell = {"cell": 0, "label": "", "seconds": 0.0}
+        self._is_unseen = self._is_dirty = self._has_failed = self._had_traffic = False
+        self._epoch = 0
+        #: The folder in which the next notebook will listen.
+        self._home = config.session_dir if stays else ""
+        self._is_attached = True
+        #: What the last notebook may not have shown.
+        self._kept: list[list[bytes]] = []
 
-    def run(self):
+    def run(self) -> None:
         from allranks.records import wire
 
-        self.wire = wire
-        w, p = World.it, P()
-        self.w, self.p = w, p
-        p.name = f"rank{self.rank}"
-        self.job = jobs()[int(p.environ["SIM_JOB"])]
-        self.vars = {}
-        p.model = self
-        if self.spare is not None:
-            self.spare.join(self.rank)
+        self._wire = wire
+        self.p.name, self.p.rank = f"rank{self.rank}", self.rank
+        self._job = _job_of(self.p)
+        if self._spare is not None:
+            self._spare.join(self.rank)
+        elif self._dead:
+            try:
+                self._job.heal(self.p, self.rank)
+            except HealFailed:
+                raise SystemExit(1) from None
         else:
-            self.job.init(p)
-        self.todo, self.todo_source = [], Source()
-        self.cell, self.busy, self.interrupted, self.died = 0, False, False, {}
-        #: Asked to join with new ranks; not asked yet to restore what was kept.
-        self.healing, self.new = False, self.spare is not None
-        self.last = {"cell": 0, "label": "", "seconds": 0.0}
-        self.unseen = False
-        self.dirty, self.epoch = False, 0
-        self.home, self.attached, self.kept = (
-            self.config.session_dir if self.stays else "",
-            True,
-            [],
-        )
-        self.context = zeromq.Context()
-        self.connect(self.config.commands_url, self.config.events_url, 0.02)
-        self.hello()
-        w.serving(self)
-        Thread(p, self.serve, "wire")
+            self._job.init(self.p)
+        self._context = zeromq.Context()
+        gone = zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
+        self._connect(self.config.commands_url, self.config.events_url, _SOON_MS, gone)
+        self._greet()
+        self.world.serving(self)
+        Thread(self.p, self._serve, "wire")
+        end = self.p.fds[self._last]
         while True:
-            w.block(lambda: bool(self.todo), [self.todo_source])
-            self.todo.pop(0)()
+            self.world.block(lambda: self._to_do or end.readable(), [self._wake, end.source])
+            if not self._to_do:
+                raise SystemExit(0)  # the host agent ends idle ranks so
+            self._to_do.pop(0)()
 
-    def connect(self, commands, events, again):
-        self.commands = self.context.socket(zeromq.DEALER)
-        self.commands.identity = b"rank-%d" % self.rank
-        self.events = self.context.socket(zeromq.PUSH)
-        self.commands.reconnect = self.events.reconnect = again
-        self.monitor = self.commands.get_monitor_socket(
-            zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
-        )
-        self.commands.connect(commands)
-        self.events.connect(events)
+    # The connection.
 
-    def hello(self):
-        wire, p = self.wire, self.p
-        self.send(
-            wire.Hello(
-                self.rank,
-                self.config.size,
-                0,
-                1,
-                p.host.name,
-                p.pid,
-                "cpu",
-                "e",
-                "sim",
-                f"/logs/rank-{self.rank}.log",
+    def _connect(self, commands: str, events: str, again_ms: int, watched: int) -> None:
+        self._commands = self._context.socket(zeromq.DEALER)
+        self._commands.setsockopt(zeromq.IDENTITY, b"rank-%d" % self.rank)
+        self._events = self._context.socket(zeromq.PUSH)
+        for one in (self._commands, self._events):
+            one.setsockopt(zeromq.RECONNECT_IVL, again_ms)
+            one.setsockopt(zeromq.SNDHWM, 0)
+        self._monitor = self._commands.get_monitor_socket(watched)
+        self._commands.connect(commands)
+        self._events.connect(events)
+
+    def _serve(self) -> None:
+        while True:
+            self.world.block(
+                lambda: self._commands.queue or self._monitor.queue,
+                [self._commands.source, self._monitor.source],
             )
-        )
+            if self._monitor.queue:
+                self._monitor.queue.clear()
+                self._leave()
+            while self._commands.queue:
+                self._take(self._wire.decode(self._commands.recv_multipart())[0])
 
-    def send(self, *records):
-        wire = self.wire
-        messages = [(r, wire.encode(r)) for r in records]
-        for r, frames in messages:
-            if isinstance(r, (wire.Output, wire.Reply)):
-                self.kept.append(frames)
-        if not self.attached:
-            messages = [m for m in messages if isinstance(m[0], (wire.Answer, wire.Hello))]
+    def _leave(self) -> None:
+        """The notebook is gone: looks for the next one, if there will be one."""
+        from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
+
+        if not self._home:
+            return
+        self._is_attached = False
+        for one in (self._commands, self._events, self._monitor):
+            one.close(0)
+        urls = COMMANDS_AT_HOME.format(self._home), EVENTS_AT_HOME.format(self._home)
+        # Not refused connections: the next notebook is not there yet.
+        self._connect(*urls, _LATER_MS, zeromq.EVENT_DISCONNECTED)
+
+    def _greet(self) -> None:
+        hello = self._wire.Hello(
+            rank=self.rank,
+            size=self.config.size,
+            local_rank=0,
+            local_size=1,
+            host=self.p.host.name,
+            pid=self.p.pid,
+            device="cpu",
+            engine=f"engine-{self.rank}",
+            mpi="simulated",
+            log=f"/logs/rank-{self.rank}.log",
+        )
+        self._send(hello)
+
+    def _send(self, *records: Any) -> None:
+        wire, messages = self._wire, []
+        for record in records:
+            frames = wire.encode(record)
+            if isinstance(record, (wire.Output, wire.Reply)):
+                self._kept.append(frames)
+            if self._is_attached or isinstance(record, (wire.Answer, wire.Hello)):
+                messages.append(frames)
         if messages:
-            self.events.send_multipart(wire.join_messages([f for _, f in messages]))
+            self._events.send_multipart(wire.join_messages(messages))
 
-    def serve(self):
-        w = self.w
-        while True:
-            w.block(
-                lambda: self.commands.queue or self.monitor.queue,
-                [self.commands.source, self.monitor.source],
-            )
-            if self.monitor.queue:
-                self.monitor.queue.clear()
-                if self.home and self.commands.conn is None:
-                    self.attached = False
-                    for s in (self.commands, self.events, self.monitor):
-                        s.close(0)
-                    from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
-
-                    self.connect(
-                        COMMANDS_AT_HOME.format(self.home), EVENTS_AT_HOME.format(self.home), 0.5
-                    )
-                continue
-            while self.commands.queue:
-                record, payloads = self.wire.decode(self.commands.queue.pop(0))
-                self.take(record)
-
-    def do(self, fn):
-        self.todo.append(fn)
-        self.todo_source.notify()
-
-    def take(self, r):
-        wire = self.wire
-        if isinstance(r, wire.RunCell):
-            self.new = False
-            self.do(lambda: self.run_cell(r))
-        elif isinstance(r, wire.Interrupt):
-            if self.busy and self.cell == r.cell:
-                self.interrupted = True
-                self.todo_source.notify()
-        elif isinstance(r, wire.Died):
-            self.died[r.rank] = r.how
-            self.todo_source.notify()
-        elif isinstance(r, wire.Ask):
-            if r.name in ("status", "send", "stack", "log", "stay", "seen", "attach", "resume"):
-                self.answer(r)
-            elif self.busy:
-                self.send(
-                    wire.Answer(r.request, self.rank, {}, f"rank {self.rank} is running a cell")
-                )
-            elif r.name == "save" and self.healing:
-                self.answer(r)
+    def _take(self, record: Any) -> None:
+        wire = self._wire
+        if isinstance(record, wire.RunCell):
+            self._is_new = False
+            self._do(lambda: self._run_cell(record))
+        elif isinstance(record, wire.Interrupt):
+            if self._is_busy and self._cell == record.cell:
+                self._is_interrupted = True
+                self._wake.notify()
+        elif isinstance(record, wire.Died):
+            self._died[record.rank] = record.how
+            self._wake.notify()
+        elif isinstance(record, wire.Ask):
+            if record.name in _REQUESTS_AT_ONCE:
+                self._answer(record)
+            elif self._is_busy:
+                problem = f"rank {self.rank} is running a cell"
+                self._send(wire.Answer(record.request, self.rank, {}, problem))
+            elif record.name == "save" and self._is_healing:
+                self._answer(record)
             else:
-                self.healing = self.healing or r.name == "heal"
-                self.do(lambda: self.answer(r))
+                self._is_healing = self._is_healing or record.name == "heal"
+                self._do(lambda: self._answer(record))
 
-    def answer(self, r):
+    def _do(self, action: Callable[[], object]) -> None:
+        self._to_do.append(action)
+        self._wake.notify()
+
+    # Requests: see ``allranks.records.requests``.
+
+    def _answer(self, ask: Any) -> None:
+        content, problem = {}, ""
+        self.world.trigger(ask.name)
         try:
-            content = getattr(self, f"do_{r.name}")(**r.arguments) or {}
-            problem = ""
+            content = getattr(self, f"_on_{ask.name}")(**ask.arguments) or {}
         except Exception as error:
-            content, problem = {}, str(error) or type(error).__name__
+            problem = str(error) or type(error).__name__
             if not isinstance(error, (HealFailed, FileNotFoundError)):
-                self.w.crashes.append((self.p.name, r.name, problem))
-        self.send(self.wire.Answer(r.request, self.rank, content, problem))
+                self.world.crashes.append((self.p.name, ask.name, problem))
+        self._send(self._wire.Answer(ask.request, self.rank, content, problem))
 
-    def do_status(self):
-        return {
-            "pid": self.p.pid,
-            "rss_nbytes": 0,
-            "state": "running" if self.busy else "idle",
-            "line": "",
-            "activity": "",
-        }
+    def _on_status(self) -> dict[str, Any]:
+        state = "running" if self._is_busy else "idle"
+        about = {"pid": self.p.pid, "rss_nbytes": 0, "state": state}
+        return {**about, "line": "", "activity": ""}
 
-    def do_send(self):
-        pass
+    def _on_send(self) -> None: ...
 
-    def do_stay(self, home):
-        self.home = home
+    def _on_log(self, path: str, nbytes: int) -> dict[str, Any]:
+        return {"text": ""}
 
-    def do_seen(self, cell):
-        if cell == self.last["cell"]:
-            self.unseen = False
+    def _on_stay(self, home: str) -> None:
+        self._home = home
 
-    def do_attach(self):
-        self.hello()
-        return {
-            **self.last,
-            "member": False,
-            "busy": self.busy,
-            "unseen": self.unseen,
-            "epoch": self.epoch,
-            "dirty": self.dirty,
-            "traffic": False,
-            "failed": False,
-            "died": sorted(self.died),
-            "healing": self.healing,
-            "new": self.new,
-        }
+    def _on_seen(self, cell: int) -> None:
+        self._is_unseen = self._is_unseen and cell != self._last_cell["cell"]
 
-    def do_resume(self):
-        for frames in self.kept:
-            self.events.send_multipart(frames)
-        self.attached = True
+    def _on_attach(self) -> dict[str, Any]:
+        self._greet()
+        about = {"member": False, "busy": self._is_busy, "unseen": self._is_unseen}
+        epoch = {"epoch": self._epoch, "dirty": self._is_dirty}
+        traffic = {"traffic": self._had_traffic, "failed": self._has_failed}
+        others = {"died": sorted(self._died), "healing": self._is_healing, "new": self._is_new}
+        return {**self._last_cell, **about, **epoch, **traffic, **others}
 
-    def do_renew(self, epoch):
-        self.epoch, self.dirty = epoch, False
+    def _on_resume(self) -> None:
+        for frames in self._kept:
+            self._events.send_multipart(frames)
+        self._is_attached = True
 
-    def do_heal(self, dead, epoch):
-        self.w.trigger("heal")
-        self.w.log("HEAL", self.p, dead)
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._is_dirty, self._had_traffic = epoch, False, False
+
+    def _on_renew(self, epoch: int) -> None:
+        self._begin_epoch(epoch)
+
+    def _on_heal(self, dead: list[int], epoch: int) -> dict[str, Any]:
+        self.world.log("HEAL", self.p, dead)
         try:
-            self.job.heal(self.p, self.rank)
-            self.died.clear()
+            self._job.heal(self.p, self.rank, dead)
+            self._died.clear()
         finally:
-            self.healing = False
-        self.epoch, self.dirty = epoch, False
+            self._is_healing = False
+        self._begin_epoch(epoch)
         return {"warning": ""}
 
-    def do_settle(self):
-        self.w.trigger("settle")
-        return {"goes_on": 0, "version": 0, "new": self.new}
+    def _on_settle(self) -> dict[str, Any]:
+        return {"goes_on": 0, "version": 0, "new": self._is_new}
 
-    def do_restore(self, version, saved=()):
-        self.new = False
+    def _on_restore(self, version: int, saved: Collection[int] = ()) -> dict[str, Any]:
+        self._is_new = False
         return {"names": [], "seconds": 0.0}
 
-    def do_save(self):
-        self.w.trigger("save")
-        system._sleep(0.01 + self.w.rng.random() * 0.2)
-        self.p.host.files[f"/kept/{self.rank}"] = json.dumps(self.vars).encode()
-        return {"sets": {}, "goes_on": 0, "left": {}, "new": self.new}
+    def _on_save(self) -> dict[str, Any]:
+        system.sleep(self.world.rng.uniform(0.01, 0.21))
+        self.p.host.files[_KEPT.format(self.rank)] = json.dumps(self.vars).encode()
+        return {"sets": {}, "goes_on": 0, "left": {}, "new": self._is_new}
 
-    def do_load(self, sets, saved):
-        self.w.trigger("load")
-        system._sleep(0.05 + self.w.rng.random() * 0.3)
-        self.new = self.rank not in saved
+    def _on_load(self, sets: object, saved: Collection[int]) -> dict[str, Any]:
+        system.sleep(self.world.rng.uniform(0.05, 0.35))
+        self._is_new = self.rank not in saved
         if self.rank in saved:
-            self.vars.update(json.loads(self.p.host.files[f"/kept/{self.rank}"]))
+            self.vars.update(json.loads(self.p.host.files[_KEPT.format(self.rank)]))
         return {"problem": ""}
 
-    def run_cell(self, r):
-        w, wire = self.w, self.wire
-        spec = eval(r.source)
-        if not self.attached and False:
-            return
-        w.runs(self, r.cell)
-        self.cell, self.busy, self.interrupted = r.cell, True, False
-        self.kept.clear()
-        self.last = {"cell": r.cell, "label": r.label, "seconds": 0.0}
-        self.unseen = True
-        self.running_board[self.rank] = r.number
-        everyone = r.ranks or tuple(range(self.config.size))
-        stop = lambda: self.interrupted
-        began, status, report = w.now, "ok", None
-        final = []
-        count = spec["lines"]
-        for i in range(count):
-            if stop():
+    # Cells.
+
+    def _run_cell(self, cell: Any) -> None:
+        world, spec = self.world, ast.literal_eval(cell.source)
+        world.runs(self, cell.cell)
+        world.trigger("run")
+        self._cell, self._is_busy, self._is_interrupted = cell.cell, True, False
+        self._kept.clear()
+        self._last_cell = {"cell": cell.cell, "label": cell.label, "seconds": 0.0}
+        self._is_unseen = True
+        self._running[self.rank] = cell.number
+        began = world.now
+        last_line = self._print_lines(cell.cell, spec)
+        everyone = set(cell.ranks or range(self.config.size))
+        is_reduce = spec["kind"] == "reduce"
+        self._had_traffic = self._had_traffic or is_reduce
+        met = not is_reduce or self._is_interrupted or self._meet(cell.cell, everyone)
+        status = "interrupted" if self._is_interrupted else "ok" if met else "waiting"
+        if status == "ok":
+            self.vars["x"] = spec["sets"]
+        else:
+            self._is_dirty = is_reduce
+        self._has_failed = status != "ok"
+        self._is_busy = False
+        self._running[self.rank] = 0
+        self._send(*last_line, self._reply(cell.cell, status, world.now - began))
+
+    def _print_lines(self, cell: int, spec: dict[str, Any]) -> list[Any]:
+        """Sends the lines of a cell; returns the last one, which comes with the reply."""
+        count, last = spec["lines"], []
+        for number in range(count):
+            if self._is_interrupted:
                 break
-            w.block(
-                stop, [self.todo_source], spec["seconds"] / max(1, count) * (0.5 + w.rng.random())
-            )
-            line = wire.Output(
-                self.rank, r.cell, (["out", f"{r.cell}.{self.rank}.{i}\n"],), 0, 0, 0
-            )
-            if i == count - 1:
-                final.append(line)
+            seconds = spec["seconds"] / count * self.world.rng.uniform(0.5, 1.5)
+            self.world.block(lambda: self._is_interrupted, [self._wake], seconds)
+            text = ["out", f"{cell}.{self.rank}.{number}\n"]
+            line = self._wire.Output(self.rank, cell, (text,), 0, 0, 0)
+            if number == count - 1:
+                last.append(line)
             else:
-                self.send(line)
-        if spec["kind"] == "reduce" and not stop():
-            there = self.job.arrivals.setdefault(r.cell, set())
-            there.add(self.rank)
-            self.job.source.notify()
+                self._send(line)
+        return last
 
-            def ready():
-                return there >= set(everyone) or stop() or any(d in everyone for d in self.died)
+    def _meet(self, cell: int, everyone: set[int]) -> bool:
+        """Waits for the other ranks, as a collective does; false if one of them has died."""
+        there = self._job.arrivals.setdefault(cell, set())
+        there.add(self.rank)
+        self._job.changed.notify()
 
-            w.block(ready, [self.todo_source, self.job.source])
-            if not there >= set(everyone) and not stop():
-                status = "waiting"
-        if self.interrupted:
-            status = "interrupted"
+        def ready() -> bool:
+            return there >= everyone or self._is_interrupted or bool(everyone & self._died.keys())
+
+        self.world.block(ready, [self._wake, self._job.changed])
+        return there >= everyone or self._is_interrupted
+
+    def _reply(self, cell: int, status: str, seconds: float) -> Any:
+        from allranks.errors import Report
+
+        report = None
         if status != "ok":
-            from allranks.errors import Report
-
-            self.dirty = spec["kind"] == "reduce"
-            kind = "KeyboardInterrupt" if status == "interrupted" else "RankLost"
             report = Report(
                 rank=self.rank,
                 host=self.p.host.name,
                 device="cpu",
-                etype=kind,
-                message="m",
-                traceback=("t",),
+                etype="KeyboardInterrupt" if status == "interrupted" else "RankLost",
+                message="simulated",
+                traceback=("simulated",),
                 line=1,
                 source_line="",
                 waiting=status == "waiting",
             )
-        else:
-            self.vars["x"] = spec["set"]
-        self.busy = False
-        self.running_board[self.rank] = 0
-        self.send(
-            *final,
-            wire.Reply(
-                self.rank, r.cell, status, w.now - began, self.dirty, False, "", report, self.epoch
-            ),
+        return self._wire.Reply(
+            rank=self.rank,
+            cell=cell,
+            status=status,
+            seconds=seconds,
+            dirty=self._is_dirty,
+            has_value=False,
+            value_problem="",
+            report=report,
+            epoch=self._epoch,
+            traffic=self._had_traffic,
         )
-
-
-class HostFeature:
-    def started(self, config): ...
-    def rank_died(self, rank, code): ...
-    def stopping(self): ...
-
-
-def _controller(engine, client, secret, folder, size, told, deaths=-1):
-    system._sleep(0.3)
-    told()
-    World.it.block(lambda: False, [], None)
-
-
-def fake_fork(live, environment, log, work_dir, keep=()):
-    w, p = World.it, P()
-    fds = {0: File(), 1: File(), 2: File()}
-    fds.update({fd: p.fds[fd] for fd in keep if fd in p.fds})
-    child = w.spawn("child", p.host, live, p, fds, environment, pdeath=True)
-    return child.pid
-
-
-STUBS["allranks.engine.ipp"] = types.SimpleNamespace(
-    connection_info=lambda interface: ({"e": 1}, {"c": 1}, "secret", []), run=_controller
-)
-STUBS["allranks.engine.rank"] = types.SimpleNamespace(
-    Rank=Rank, log_path=lambda config, rank: f"{config.log_dir}/rank-{rank}.log"
-)
-STUBS["allranks.collectives.start.healing"] = types.SimpleNamespace(Spare=Spare)
-STUBS["allranks.engine.features"] = types.SimpleNamespace(HostFeature=HostFeature)
-STUBS["allranks.engine.libraries"] = types.SimpleNamespace(
-    ignore_warnings=lambda: None,
-    seed_anew=lambda: None,
-    preload=lambda config, tell: None,
-    visible_gpus=lambda: (),
-)
-
-
-STUBS["allranks.own_files"] = types.SimpleNamespace(
-    make_folder=lambda path: system.os.makedirs(path, exist_ok=True),
-    make_folders=lambda path: system.os.makedirs(path, exist_ok=True),
-    open_folder=lambda path, others=0: P().add(File()),
-    open_file=lambda path: path,
-    open_any_file=lambda path: path,
-    check_owner=lambda descriptor, path: None,
-    check_peer=lambda connection, path: None,
-    exposed_part=lambda path: "",
-    remove_old_logs=lambda place: None,
-    is_own_folder=lambda path, others=0: True,
-)
-STUBS["allranks.doors"] = types.SimpleNamespace(accept=lambda listener: listener.accept()[0])
-STUBS["allranks.port_filter"] = types.SimpleNamespace(restrict_ports_of=lambda pid: None)
-
-
-def load():
-    """Imports the real modules, with the world's in place of the system's."""
-    system.install()
-    zeromq.error = types.SimpleNamespace(ZMQBaseError=zeromq.ZMQError)
-    system.os.getsid = lambda pid: (_ for _ in ()).throw(ProcessLookupError())
-    import allranks.cluster.cells as cells
-    import allranks.cluster.cluster as cluster
-    import allranks.cluster.connection as connection
-    import allranks.cluster.folders as folders
-    import allranks.engine.host.attachment as attachment
-    import allranks.engine.host.caretaker as caretaker
-    import allranks.engine.host.port_test as port_test
-    import allranks.engine.host.relay as relay
-    import allranks.engine.processes as processes
-    from allranks.cluster.launchers.launcher import Host as LHost
-    from allranks.cluster.launchers.launcher import Job as LauncherJob
-    from allranks.cluster.launchers.launcher import MultiHostLauncher
-
-    processes.adopt_orphans = lambda: setattr(P(), "subreaper", True)
-    processes.fork = fake_fork
-    processes.share_cores = lambda n: None
-    processes.shared_memory_left = lambda: INF
-    processes.shared_segments = lambda pid, began=0.0: set()
-    processes.segments_since = lambda began: set()
-    processes._group_of = lambda pid: None
-    processes._of_the_system = lambda: float("nan")
-    processes.ExitReports._memory = lambda self, group, nbytes: ""
-    processes.write_to = lambda log: None
-    relay._own_address = lambda url: P().host.address
-    port_test.unreachable = unreachable
-    real_listen = port_test.listen
-
-    def listen(address):
-        World.it.trigger("listens")
-        return real_listen(address)
-
-    port_test.listen = listen
-    attachment.sign_of = lambda pid: (
-        str(World.it.procs[pid].started)
-        if pid in World.it.procs and World.it.procs[pid].alive
-        else ""
-    )
-    attachment.process_of = lambda visitor: visitor.end.peer.pid
-    counter = iter(range(1, 10**9))
-    folders.make_log_folder = lambda: "/logs"
-    name = lambda where="": f"/tmp/allranks-session-{P().pid}-{next(counter):08x}"
-    folders.name_session_folder = connection.name_session_folder = name
-    folders.session_folders = lambda: []
-
-    class Files:
-        def __init__(self, size): ...
-        def write(self, *a): ...
-        def close(self): ...
-
-    class Kept:
-        def __init__(self, paths=(), on_several_hosts=False):
-            self.paths = tuple(paths) or ("/dev/shm/kept",)
-
-        def hold(self): ...
-        def stay(self, on): ...
-        def let_go(self): ...
-        def close(self): ...
-
-    class Progress:
-        def show(self, *a): ...
-        def end(self): ...
-
-    connection.ConnectionFiles = Files
-    cluster.KeptFolders = Kept
-    cluster.ProgressLine = Progress
-    cells.front_end = lambda: "text"
-    cells.of_this_process = lambda: None
-
-    class SimJob(LauncherJob):
-        def __init__(self, hosts, invitation, tell):
-            import dataclasses
-
-            w, me = World.it, P()
-            self._hosts, self.ssh, self.stdin = hosts, {}, {}
-            for host in hosts:
-                inv = dataclasses.replace(invitation, host=host.name)
-                r, far = pipe()
-
-                def relay_main(inv=inv, host=host):
-                    code = relay.Relay(inv, host.name, lifeline=0).run()
-                    raise SystemExit(code)
-
-                remote = w.spawn(
-                    "relay",
-                    w.hosts[host.name],
-                    relay_main,
-                    None,
-                    {0: r, 1: File(), 2: File()},
-                    {"PATH": ""},
-                )
-                near, stdin = pipe()
-                self.stdin[host.name] = me.add(stdin)
-                ssh = self.ssh[host.name] = w.spawn(
-                    "ssh",
-                    me.host,
-                    lambda remote=remote, far=far, near=near: ssh_main(remote, far, near),
-                    me,
-                    {0: near, 1: File(), 2: File(), 3: far},
-                )
-                ssh.remote = remote
-
-                def watch(ssh=ssh, host=host):
-                    w.block(lambda: not ssh.alive, [ssh.ended])
-                    tell(host.name, f"was lost: ssh ended with exit code {ssh.code}")
-
-                system.FThread(target=watch, name="ssh").start()
-
-        def give_up(self, host):
-            self.ssh[host].signal(9)
-
-        def outlives(self):
-            return {"yes": True}
-
-        def close(self):
-            w = World.it
-            for fd in self.stdin.values():
-                P().close(fd)
-            end = w.now + 2.0
-            for one in self.ssh.values():
-                w.block(lambda: not one.alive, [one.ended], max(0, end - w.now))
-                one.signal(9)
-
-    class Taken(LauncherJob):
-        def __init__(self, hosts):
-            self._hosts = hosts
-
-        def close(self): ...
-
-    class SimLauncher(MultiHostLauncher):
-        name = "sim"
-        outlives_hosts = True
-
-        def __init__(self, hosts):
-            super().__init__("where")
-            self.hosts = [LHost(n, c) for n, c in hosts]
-
-        def size(self, n):
-            return sum(h.ranks for h in self.hosts)
-
-        def address(self):
-            return P().host.address
-
-        def environment(self):
-            return {}
-
-        def why_not_replaced(self):
-            return ""
-
-        def command(self, hosts, spares=0):
-            where = ",".join(f"{h.name}:{h.ranks + spares}" for h in hosts)
-            return ["mpiexec", "--host", where, "-n", str(sum(h.ranks + spares for h in hosts))]
-
-        def run(self, invitation, log_dir, tell):
-            return SimJob(self.hosts, invitation, tell)
-
-        def take_over(self, hosts, job):
-            return Taken(hosts)
-
-    def agent_main(argv):
-        def agent():
-            from allranks.engine.host.host_agent import main
-
-            main(lambda side: [])
-
-        return agent
-
-    def caretaker_main(argv):
-        def care():
-            caretaker.main()
-
-        return care
-
-    PROGRAMS["allranks.agent"] = agent_main
-    PROGRAMS["allranks.engine.host.caretaker"] = caretaker_main
-    return SimLauncher
-
-
-def ssh_main(remote, far, near):
-    w = World.it
-    here, there = P().host.name, remote.host.name
-    cut_since = None
-    eof = False
-    P().on_death.append(lambda p: None)
-    while True:
-        w.block(
-            lambda: not remote.alive or (near.readable() and not eof),
-            [near.reads.source, remote.ended],
-            0.5,
-        )
-        if w.cut(here, there):
-            cut_since = cut_since or w.now
-            if w.now - cut_since > 15:
-                raise SystemExit(255)
-            system._sleep(0.25)
-            continue
-        cut_since = None
-        if not remote.alive:
-            system._sleep(w.delay(here, there))
-            code = remote.code
-            raise SystemExit(code if code >= 0 else 255)
-        if near.readable() and not eof:
-            eof = True
-            system._sleep(w.delay(here, there))
-            P().close(3)
-
-
-def unreachable(targets, seconds=2.5):
-    w = World.it
-    here = P().host.name
-    targets = list(targets)
-    problems = {}
-    waits = 0.0
-    for t in targets:
-        there = w.host_of_address(t.address)
-        cut = w.blocked.get((here, there), 0) - w.now
-        still = w.still.get(there, 0) - w.now
-        wait = max(cut, still, 0)
-        # SYN is repeated after 1 s, then 2 s.
-        answered = 0 if wait <= 0 else 1.0 if wait <= 1 else 3.0
-        if answered + 2 * w.delay(here, there) > seconds:
-            problems[t.host] = f"no answer within {seconds:g} s"
-            waits = seconds
-        else:
-            waits = max(waits, answered)
-    w.block(lambda: False, [], waits + 1e-6)
-    return problems

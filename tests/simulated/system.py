@@ -1,358 +1,285 @@
-"""The modules that simulated code imports in place of the system's, and the importer."""
+"""The modules that simulated code imports in place of the system's, and the importer.
+
+The importer gives the modules of the control plane other builtins: their ``import`` finds the
+modules of this file, and their ``open`` the files of a simulated host. No line of theirs changes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import collections
+import concurrent.futures as real_futures
 import errno
+import functools
 import importlib.abc
 import importlib.machinery
-import importlib.util
-import io
 import os as real_os
 import posixpath
 import queue as real_queue
 import random as real_random
-import select as real_select
-import selectors as real_selectors
 import signal as real_signal
-import socket as real_socket
 import subprocess as real_subprocess
 import sys
 import threading as real_threading
 import time as real_time
-import types
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from tests.simulated import zeromq
-from tests.simulated.kernel import (
-    File,
-    Listener,
-    Source,
-    Thread,
-    World,
-    pipe,
-    stream_pair,
+from tests.simulated.kernel import File, Process, Source, Thread, World, pipe
+from tests.simulated.sockets import (
+    Module,
+    PipeFile,
+    open_file,
+    select,
+    selectors,
+    socket,
+    this_process,
 )
 
-
-def P():
-    return World.it.thread.proc
-
-
-class Module(types.ModuleType):
-    """Names that are not replaced are the real module's."""
-
-    def __init__(self, real, **own):
-        super().__init__(real.__name__)
-        self.__dict__["_real"] = real
-        self.__dict__.update(own)
-
-    def __getattr__(self, name):
-        return getattr(self._real, name)
-
-
-# time
-def _monotonic():
-    w = World.it
-    w.yield_point()
-    if w.now != w.looked_at:
-        w.looked_at, w.looks = w.now, 0
-    w.looks += 1
-    if w.looks > 20000:
-        import traceback
-
-        place = [f for f in traceback.extract_stack() if "/allranks/" in f.filename][-4:]
-        raise Spins(
-            " <- ".join(f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in reversed(place))
-        )
-    return w.now
+#: The clock may be read so often at one moment; then the code that reads it waits for nothing.
+_MOST_LOOKS = 20_000
+_HOME = "/home/me"
 
 
 class Spins(BaseException):
-    """The clock is read again and again, and nothing waits."""
+    """The clock is read again and again, and nothing waits: on a real machine a busy loop."""
 
 
-def _sleep(seconds):
-    w = World.it
-    w.block(lambda: False, [], max(seconds, 1e-6))
+# time
+def _monotonic() -> float:
+    world = World.it
+    world.yield_point()
+    if world.now != world.looked_at:
+        world.looked_at, world.looks = world.now, 0
+    world.looks += 1
+    if world.looks > _MOST_LOOKS:
+        places = [f for f in traceback.extract_stack() if "/allranks/" in f.filename][-4:]
+        named = [
+            f"{place.filename.rpartition('/')[2]}:{place.lineno}" for place in reversed(places)
+        ]
+        raise Spins(" < ".join(named))
+    return world.now
+
+
+def sleep(seconds: float) -> None:
+    """Lets virtual time pass."""
+    World.it.block(lambda: False, [], max(seconds, 1e-6))
 
 
 time = Module(
     real_time,
     monotonic=_monotonic,
     time=lambda: World.it.now + 1.7e9,
-    sleep=_sleep,
+    sleep=sleep,
     perf_counter=lambda: World.it.now,
 )
 
 
 # os
-def _read(fd, n):
-    return P().fds[fd].read(n)
+def read(fd: int, nbytes: int) -> bytes:
+    file: Any = this_process().fds[fd]
+    return bytes(file.read(nbytes))
 
 
-def _write(fd, data):
-    if fd not in P().fds:
-        raise OSError(9, "Bad file descriptor")
-    return P().fds[fd].write(bytes(data), P())
+def _write(fd: int, data: bytes) -> int:
+    process = this_process()
+    file: Any = process.fds.get(fd)
+    if file is None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+    return int(file.write(bytes(data), process))
 
 
-def _pipe():
-    r, w = pipe()
-    return P().add(r), P().add(w)
+def _pipe() -> tuple[int, int]:
+    reader, writer = pipe()
+    return this_process().add(reader), this_process().add(writer)
 
 
-def _dup(fd):
-    return P().add(P().fds[fd])
-
-
-def _dup2(a, b):
-    file = P().fds[a]
-    P().add(file, b)
-
-
-def _kill(pid, number):
-    target = World.it.procs.get(pid)
-    if target is None or not target.alive or target.host is not P().host:
+def _kill(pid: int, number: int) -> None:
+    process = World.it.procs.get(pid)
+    if process is None or not process.alive or process.host is not this_process().host:
         raise ProcessLookupError(errno.ESRCH, "No such process")
-    if target is P() and number == real_signal.SIGKILL:
-        target.die(-9)
-    target.signal(number)
+    if number:
+        process.signal(number)
 
 
-def _waitpid(pid, flags):
-    p = P()
-    mine = [c for c in p.children if c.alive] or p.zombies
-    z = p.reap(pid)
-    if z is not None:
-        return z.pid, z.code
-    if not mine:
+def _waitpid(pid: int, flags: int) -> tuple[int, int]:
+    me = this_process()
+    has_children = any(child.alive for child in me.children) or bool(me.zombies)
+    if (ended := me.reap(pid)) is not None:
+        return ended.pid, ended.code
+    if not has_children:
         raise ChildProcessError(errno.ECHILD, "No child processes")
     return 0, 0
 
 
-def _waitid(kind, pid, flags):
-    p = P()
-    if p.zombies:
-        return types.SimpleNamespace(si_pid=p.zombies[0].pid)
-    if not [c for c in p.children if c.alive]:
+def _waitid(kind: int, pid: int, flags: int) -> SimpleNamespace | None:
+    me = this_process()
+    ended = [zombie for zombie in me.zombies if kind == real_os.P_ALL or zombie.pid == pid]
+    if ended:
+        return SimpleNamespace(si_pid=ended[0].pid)
+    if not any(c.alive and (kind == real_os.P_ALL or c.pid == pid) for c in me.children):
         raise ChildProcessError(errno.ECHILD, "No child processes")
     return None
 
 
-def _wait4(pid, flags):
-    z = P().reap(pid)
-    return z.pid, z.code, types.SimpleNamespace(ru_maxrss=0)
+def _wait4(pid: int, flags: int) -> tuple[int, int, SimpleNamespace]:
+    ended = this_process().reap(pid)
+    assert ended is not None
+    return ended.pid, ended.code, SimpleNamespace(ru_maxrss=0)
 
 
-class _Environ(collections.UserDict):
+class _Environ(collections.UserDict[str, str]):
+    """The environment of the process that reads it."""
+
     @property
-    def data(self):
-        return P().environ
+    def data(self) -> dict[str, str]:  # type: ignore[override]
+        return this_process().environ
 
     @data.setter
-    def data(self, value):
-        pass
+    def data(self, value: object) -> None: ...
 
 
-def _mkdir(path, mode=0o777):
-    files = P().host.files
-    if path + "/" in files:
+def _files() -> dict[str, bytes]:
+    return this_process().host.files
+
+
+def _mkdir(path: str, mode: int = 0o777) -> None:
+    if f"{path}/" in _files():
         raise FileExistsError(errno.EEXIST, "File exists", path)
-    files[path + "/"] = b""
+    _files()[f"{path}/"] = b""
 
 
-def _makedirs(path, mode=0o777, exist_ok=False):
-    P().host.files[path + "/"] = b""
+def _makedirs(path: str, mode: int = 0o777, exist_ok: bool = False) -> None:
+    _files()[f"{path}/"] = b""
 
 
-def _rmtree(path, ignore_errors=False, **_):
-    files = P().host.files
-    for name in [n for n in files if n.startswith(path + "/")]:
-        del files[name]
+def _rmdir(path: str) -> None:
+    if any(name.startswith(f"{path}/") and name != f"{path}/" for name in _files()):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+    _files().pop(f"{path}/", None)
 
 
-def _rmdir(path):
-    files = P().host.files
-    if any(n.startswith(path + "/") and n != path + "/" for n in files):
-        raise OSError(errno.ENOTEMPTY, "not empty")
-    files.pop(path + "/", None)
+def _rmtree(path: str, ignore_errors: bool = False, **_: object) -> None:
+    for name in [name for name in _files() if name.startswith(f"{path}/")]:
+        del _files()[name]
 
 
-def _stat(path, **_):
-    files = P().host.files
-    if path not in files and path + "/" not in files:
-        raise FileNotFoundError(errno.ENOENT, "No such file", path)
-    return types.SimpleNamespace(st_size=len(files.get(path, b"")), st_mtime=0.0, st_uid=0)
+def _stat(path: str, **_: object) -> SimpleNamespace:
+    if not _exists(path):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+    return SimpleNamespace(st_size=len(_files().get(path, b"")), st_mtime=0.0, st_uid=0)
 
 
-path = Module(
+def _exists(path: str) -> bool:
+    return path in _files() or f"{path}/" in _files()
+
+
+def _parent() -> int:
+    parent = this_process().parent
+    return parent.pid if parent is not None and parent.alive else 1
+
+
+def _no_session(pid: int) -> int:
+    raise ProcessLookupError(errno.ESRCH, "No such process")
+
+
+_path = Module(
     posixpath,
-    isdir=lambda p: p + "/" in P().host.files or p == "/home/me",
-    exists=lambda p: p in P().host.files or p + "/" in P().host.files,
+    isdir=lambda path: f"{path}/" in _files() or path == _HOME,
+    exists=_exists,
+    lexists=_exists,
 )
-
-
-def _open_fd(path, flags, mode=0o777, **_):
-    return P().add(File())
-
-
 os = Module(
     real_os,
-    read=_read,
+    read=read,
     write=_write,
     pipe=_pipe,
-    close=lambda fd: P().close(fd),
-    dup=_dup,
-    dup2=_dup2,
+    open=lambda path, flags, mode=0o777, **_: this_process().add(File()),
+    close=lambda fd: this_process().close(fd),
+    dup=lambda fd: this_process().add(this_process().fds[fd]),
+    dup2=lambda a, b: this_process().add(this_process().fds[a], b),
+    set_blocking=lambda fd, on: setattr(this_process().fds[fd], "blocking", on),
+    set_inheritable=lambda *_: None,
     kill=_kill,
-    getpid=lambda: P().pid,
-    getppid=lambda: P().parent.pid if P().parent is not None and P().parent.alive else 1,
+    getpid=lambda: this_process().pid,
+    getppid=_parent,
+    getsid=_no_session,
+    getuid=lambda: 0,
     waitpid=_waitpid,
     waitid=_waitid,
     wait4=_wait4,
+    waitstatus_to_exitcode=lambda status: status,
     environ=_Environ(),
     mkdir=_mkdir,
     makedirs=_makedirs,
     rmdir=_rmdir,
+    unlink=lambda path: _files().pop(path, None),
+    listdir=lambda path: [],
     stat=_stat,
-    path=path,
-    open=_open_fd,
-    set_blocking=lambda fd, on: setattr(P().fds[fd], "blocking", on),
-    getcwd=lambda: "/home/me",
-    unlink=lambda p: P().host.files.pop(p, None),
-    chdir=lambda p: None,
-    listdir=lambda p: [],
-    waitstatus_to_exitcode=lambda s: s,
+    path=_path,
+    getcwd=lambda: _HOME,
+    chdir=lambda path: None,
     getloadavg=lambda: (0.0, 0.0, 0.0),
     cpu_count=lambda: 64,
-    set_inheritable=lambda *a: None,
-    register_at_fork=lambda **k: None,
-    getuid=lambda: 0,
-    devnull="/dev/null",
+    register_at_fork=lambda **_: None,
 )
-shutil = types.SimpleNamespace(rmtree=_rmtree)
-
-
-def fake_open(name, mode="r", **_):
-    files = P().host.files
-    if "w" in mode or "a" in mode:
-
-        class Kept(io.StringIO if "b" not in mode else io.BytesIO):
-            def close(self):
-                if not self.closed:
-                    data = self.getvalue()
-                    files[str(name)] = data.encode() if isinstance(data, str) else data
-                super().close()
-
-            def __exit__(self, *_):
-                self.close()
-
-        return Kept()
-    if str(name) not in files:
-        raise FileNotFoundError(errno.ENOENT, "No such file", name)
-    data = files[str(name)]
-    return io.BytesIO(data) if "b" in mode else io.StringIO(data.decode())
+shutil = SimpleNamespace(rmtree=_rmtree)
 
 
 # subprocess
-PROGRAMS = {}  # a function of argv that returns the main of the simulated program
-
-
-class PipeFile:
-    def __init__(self, proc, end):
-        self.proc, self.end, self.fd = proc, end, proc.add(end)
-        self.buffer = b""
-        self.closed = False
-
-    def fileno(self):
-        return self.fd
-
-    def write(self, data):
-        if self.closed:
-            raise ValueError("write to closed file")
-        data = bytes(data)
-        while data:  # as io.BufferedWriter does
-            data = data[self.end.write(data, P()) :]
-        return 0
-
-    def flush(self):
-        pass
-
-    def read(self):
-        parts = []
-        while part := self.end.read(65536):
-            parts.append(part)
-        return b"".join(parts)
-
-    def readline(self):
-        while b"\n" not in self.buffer:
-            part = self.end.read(65536)
-            if not part:
-                line, self.buffer = self.buffer, b""
-                return line
-            self.buffer += part
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return line + b"\n"
-
-    def __iter__(self):
-        while line := self.readline():
-            yield line
-
-    def close(self):
-        if not self.closed:
-            self.closed = True
-            if self.fd in self.proc.fds and self.proc.fds[self.fd] is self.end:
-                self.proc.close(self.fd)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+Main = Callable[[], object]
+#: Programs by words of their command lines: a function of the words returns the main function.
+PROGRAMS: dict[str, Callable[[list[str]], Main]] = {}
 
 
 class Popen:
-    def __init__(self, argv, stdin=None, stdout=None, stderr=None, env=None, pass_fds=(), **_):
-        p = P()
-        find = next(f for words, f in PROGRAMS.items() if words in " ".join(argv))
-        fds = {}
+    """Starts one of `PROGRAMS` on the host of the process that calls it."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        stdin: Any = None,
+        stdout: Any = None,
+        stderr: Any = None,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        **_: object,
+    ) -> None:
+        me, line = this_process(), " ".join(argv)
+        program = next(made for words, made in PROGRAMS.items() if words in line)
+        files: dict[int, File] = {number: File() for number in range(3)}
         self.stdin = self.stdout = self.stderr = None
         if stdin == real_subprocess.PIPE:
-            fds[0], mine = pipe()
-            self.stdin = PipeFile(p, mine)
-        else:
-            fds[0] = File()
+            files[0], mine = pipe()
+            self.stdin = PipeFile(me, mine)
         if stdout == real_subprocess.PIPE:
-            mine, fds[1] = pipe()
-            self.stdout = PipeFile(p, mine)
-        else:
-            fds[1] = File()
-        fds[2] = File()
-        for fd in pass_fds:
-            fds[fd] = p.fds[fd]
-        main = find(list(argv))
-        name = main.__name__
-        self.proc = World.it.spawn(
-            name, p.host, main, p, fds, env if env is not None else p.environ
-        )
-        self.pid = self.proc.pid
-        self.returncode = None
+            mine, files[1] = pipe()
+            self.stdout = PipeFile(me, mine)
+        files |= {fd: me.fds[fd] for fd in pass_fds}
+        main = program(list(argv))
+        environ = me.environ if env is None else env
+        self._process = World.it.spawn(main.__name__, me.host, main, me, files, environ)
+        self.pid = self._process.pid
+        self.returncode: int | None = None
 
-    def poll(self):
-        if not self.proc.alive and self.returncode is None:
-            self.returncode = self.proc.code
-            P().reap(self.pid)
+    def poll(self) -> int | None:
+        if not self._process.alive and self.returncode is None:
+            self.returncode = self._process.code
+            this_process().reap(self.pid)
         return self.returncode
 
-    def wait(self, timeout=None):
-        w = World.it
-        if not w.block(lambda: not self.proc.alive, [self.proc.ended], timeout):
-            raise real_subprocess.TimeoutExpired("x", timeout)
+    def wait(self, timeout: float | None = None) -> int | None:
+        process = self._process
+        if not World.it.block(lambda: not process.alive, [process.ended], timeout):
+            raise real_subprocess.TimeoutExpired(process.name, timeout or 0.0)
         return self.poll()
 
-    def kill(self):
-        self.proc.signal(real_signal.SIGKILL)
+    def kill(self) -> None:
+        self._process.signal(real_signal.SIGKILL)
 
     terminate = kill
 
@@ -362,121 +289,130 @@ subprocess = Module(real_subprocess, Popen=Popen)
 
 # threading
 class Lock:
-    def __init__(self):
-        self.owner, self.count, self.source = None, 0, Source()
+    """A lock that threads of the world wait for."""
 
-    def acquire(self, blocking=True, timeout=-1):
-        w = World.it
-        th = w.thread
-        w.yield_point()
-        if self.owner is th and self.reentrant:
-            self.count += 1
+    _reentrant = False
+
+    def __init__(self) -> None:
+        self._owner: Thread | None = None
+        self._count, self._free = 0, Source()
+
+    def acquire(self, blocking: bool = True, timeout: float | None = -1) -> bool:
+        world = World.it
+        world.yield_point()
+        if self._owner is world.thread and self._reentrant:
+            self._count += 1
             return True
-        if self.owner is not None:
-            if not blocking:
+        if self._owner is not None:
+            limit = None if timeout is None or timeout < 0 else timeout
+            if not blocking or not world.block(lambda: self._owner is None, [self._free], limit):
                 return False
-            if not w.block(
-                lambda: self.owner is None,
-                [self.source],
-                None if timeout is None or timeout < 0 else timeout,
-            ):
-                return False
-        self.owner, self.count = th, 1
+        self._owner, self._count = world.thread, 1
         return True
 
-    def release(self):
-        self.count -= 1
-        if not self.count:
-            self.owner = None
-            self.source.notify()
+    def release(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._owner = None
+            self._free.notify()
 
-    def __enter__(self):
-        self.acquire()
-        return True
+    def locked(self) -> bool:
+        return self._owner is not None
 
-    def __exit__(self, *_):
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
         self.release()
-
-    def locked(self):
-        return self.owner is not None
-
-    reentrant = False
 
 
 class RLock(Lock):
-    reentrant = True
+    """A lock that its owner may take again."""
+
+    _reentrant = True
 
 
 class Condition(RLock):
-    def __init__(self, lock=None):
-        super().__init__()
-        self.changed, self.generation = Source(), 0
+    """A lock, and a wait for a change of what it guards."""
 
-    def notify_all(self):
-        self.generation += 1
-        self.changed.notify()
+    def __init__(self, lock: object = None) -> None:
+        super().__init__()
+        self._changed, self._generation = Source(), 0
+
+    def notify_all(self) -> None:
+        self._generation += 1
+        self._changed.notify()
 
     notify = notify_all
 
-    def wait_for(self, ready, timeout=None):
-        w = World.it
-        end = None if timeout is None else w.now + timeout
-        while not ready():
-            if end is not None and w.now >= end:
-                return ready()
-            self.wait(None if end is None else end - w.now)
-        return True
+    def wait(self, timeout: float | None = None) -> bool:
+        count, owner = self._count, self._owner
+        self._count, self._owner = 0, None
+        self._free.notify()
+        seen = self._generation
+        found = World.it.block(lambda: self._generation != seen, [self._changed], timeout)
+        World.it.block(lambda: self._owner is None, [self._free])
+        self._count, self._owner = count, owner
+        return bool(found)
 
-    def wait(self, timeout=None):
-        count, th = self.count, self.owner
-        self.count, self.owner = 0, None
-        self.source.notify()
-        seen = self.generation
-        found = World.it.block(lambda: self.generation != seen, [self.changed], timeout)
-        World.it.block(lambda: self.owner is None, [self.source])
-        self.count, self.owner = count, th
+    def wait_for(self, ready: Callable[[], Any], timeout: float | None = None) -> Any:
+        world = World.it
+        end = None if timeout is None else world.now + timeout
+        while not (found := ready()) and (end is None or world.now < end):
+            self.wait(None if end is None else end - world.now)
         return found
 
 
 class Event:
-    def __init__(self):
-        self.flag, self.source = False, Source()
+    """A flag that threads wait for."""
 
-    def set(self):
-        self.flag = True
-        self.source.notify()
+    def __init__(self) -> None:
+        self._is_set, self._source = False, Source()
 
-    def is_set(self):
-        return self.flag
+    def set(self) -> None:
+        self._is_set = True
+        self._source.notify()
 
-    def clear(self):
-        self.flag = False
+    def is_set(self) -> bool:
+        return self._is_set
 
-    def wait(self, timeout=None):
-        return World.it.block(lambda: self.flag, [self.source], timeout)
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return bool(World.it.block(lambda: self._is_set, [self._source], timeout))
 
 
-class FThread:
-    def __init__(self, target=None, args=(), kwargs=None, name="thread", daemon=None):
-        self.target, self.args, self.name = target, args, name
-        self.sim = None
+class SimulatedThread:
+    """Stands for ``threading.Thread``."""
 
-    def start(self):
-        self.sim = Thread(P(), lambda: self.target(*self.args), self.name)
+    def __init__(
+        self,
+        target: Callable[..., object] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str = "thread",
+        daemon: bool | None = None,
+    ) -> None:
+        self._target, self._args, self.name = target, tuple(args), name
+        self._thread: Thread | None = None
 
-    def join(self, timeout=None):
-        World.it.block(lambda: self.sim.done, [self.sim.ended], timeout)
+    def start(self) -> None:
+        assert self._target is not None
+        target = self._target
+        self._thread = Thread(this_process(), lambda: target(*self._args), self.name)
 
-    def is_alive(self):
-        return self.sim is not None and not self.sim.done
+    def join(self, timeout: float | None = None) -> None:
+        thread = self._thread
+        assert thread is not None
+        World.it.block(lambda: thread.done, [thread.ended], timeout)
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and not self._thread.done
 
     @property
-    def ident(self):
-        return id(self.sim)
-
-
-def _current():
-    return World.it.thread
+    def ident(self) -> int | None:
+        return None if self._thread is None else id(self._thread)
 
 
 threading = Module(
@@ -485,64 +421,170 @@ threading = Module(
     RLock=RLock,
     Condition=Condition,
     Event=Event,
-    Thread=FThread,
-    current_thread=_current,
-    main_thread=lambda: P().threads[0],
-    get_ident=lambda: id(_current()),
-    enumerate=lambda: [types.SimpleNamespace(ident=id(t)) for t in P().threads if not t.done],
+    Thread=SimulatedThread,
+    current_thread=lambda: World.it.thread,
+    main_thread=lambda: this_process().threads[0],
+    get_ident=lambda: id(World.it.thread),
+    enumerate=lambda: [
+        SimpleNamespace(ident=id(each)) for each in this_process().threads if not each.done
+    ],
 )
 
 
-class SimpleQueue:
-    def __init__(self):
-        self.items, self.source = collections.deque(), Source()
+# concurrent.futures
+class SimulatedFuture:
+    """Stands for ``concurrent.futures.Future``."""
 
-    def put(self, item):
-        self.items.append(item)
-        self.source.notify()
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self._ended = call, Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._has_begun = self._is_cancelled = False
+
+    def __class_getitem__(cls, item: object) -> type:
+        return cls
+
+    def run(self) -> None:
+        """Makes the call, unless it was cancelled."""
+        if self._is_cancelled:
+            return
+        self._has_begun = True
+        try:
+            self._result = self._call()
+        except Exception as error:
+            self._error = error
+        self._ended.set()
+
+    def cancel(self) -> bool:
+        self._is_cancelled = not self._has_begun
+        if self._is_cancelled:
+            self._error = real_futures.CancelledError()
+            self._ended.set()
+        return self._is_cancelled
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._ended.wait(timeout):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class ThreadPoolExecutor:
+    """An executor with one thread, which starts with the first call."""
+
+    def __init__(self, most: int, name: str) -> None:
+        assert most == 1
+        self._calls: SimpleQueue = SimpleQueue()
+        self._futures: list[SimulatedFuture] = []
+        self._thread = SimulatedThread(self._serve, name=name)
+
+    def submit(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> SimulatedFuture:
+        future = SimulatedFuture(functools.partial(call, *arguments, **options))
+        self._futures.append(future)
+        self._calls.put(future)
+        if not self._thread.ident:
+            self._thread.start()
+        return future
+
+    def _serve(self) -> None:
+        while (future := self._calls.get()) is not None:
+            future.run()
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
+        for future in self._futures if cancel_futures else ():
+            future.cancel()
+        self._calls.put(None)
+        if wait and self._thread.ident:
+            self._thread.join()
+
+
+futures = Module(real_futures, Future=SimulatedFuture, ThreadPoolExecutor=ThreadPoolExecutor)
+
+
+# queue
+class SimpleQueue:
+    """A queue between threads of the world."""
+
+    def __init__(self) -> None:
+        self._items: collections.deque[Any] = collections.deque()
+        self._source = Source()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._source.notify()
         World.it.yield_point()
 
-    def get(self, block=True, timeout=None):
-        if not self.items and not World.it.block(lambda: bool(self.items), [self.source], timeout):
-            raise real_queue.Empty
-        return self.items.popleft()
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        waited = not self._items and block
+        if waited:
+            World.it.block(lambda: bool(self._items), [self._source], timeout)
+        return self.get_nowait()
 
-    def get_nowait(self):
-        if not self.items:
+    def get_nowait(self) -> Any:
+        if not self._items:
             raise real_queue.Empty
-        return self.items.popleft()
+        return self._items.popleft()
 
-    def empty(self):
-        return not self.items
+    def empty(self) -> bool:
+        return not self._items
 
 
 queue = Module(real_queue, SimpleQueue=SimpleQueue)
 
 
+# asyncio: its own loop, whose selector and clock are the world's.
+class EventLoop(asyncio.BaseEventLoop):
+    """An event loop of a thread of the world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._source, self._is_woken = Source(), False
+        self._selector = self
+
+    def time(self) -> float:
+        return World.it.now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        World.it.block(lambda: self._is_woken, [self._source], timeout)
+        self._is_woken = False
+        return []
+
+    def _process_events(self, events: list[Any]) -> None: ...
+
+    def _write_to_self(self) -> None:
+        self._is_woken = True
+        self._source.notify()
+
+
 # signal
-def _signal(number, handler):
-    p = P()
-    before = p.handlers.get(
-        number,
-        real_signal.default_int_handler if number == real_signal.SIGINT else real_signal.SIG_DFL,
-    )
-    if handler in (real_signal.SIG_DFL, real_signal.default_int_handler):
-        p.handlers.pop(number, None)
+_INT = real_signal.SIGINT
+_DEFAULTS = real_signal.SIG_DFL, real_signal.default_int_handler
+
+
+def _signal(number: int, handler: Any) -> Any:
+    handlers = this_process().handlers
+    default = real_signal.default_int_handler if number == _INT else real_signal.SIG_DFL
+    before = handlers.get(number, default)
+    if handler in _DEFAULTS:
+        handlers.pop(number, None)
     else:
-        p.handlers[number] = handler
+        handlers[number] = handler
     return before
 
 
-def _set_wakeup_fd(fd, **_):
-    P().wakeup = fd
+def _set_wakeup_fd(fd: int, **_: object) -> None:
+    this_process().wakeup = fd
 
 
-def _raise_signal(number):
-    p = P()
-    handler = p.handlers.get(number)
+def _raise_signal(number: int) -> None:
+    handler = this_process().handlers.get(number)
     if callable(handler):
         handler(number, None)
-    elif number == real_signal.SIGINT:
+    elif number == _INT:
         raise KeyboardInterrupt
 
 
@@ -550,350 +592,139 @@ signal = Module(
     real_signal, signal=_signal, set_wakeup_fd=_set_wakeup_fd, raise_signal=_raise_signal
 )
 
-
-# socket
-class Sock:
-    """A socket of a process: unix stream, or a listening door."""
-
-    def __init__(self, family=None, kind=None, proto=0, fileno=None):
-        self.proc = P()
-        self.fd = fileno
-        self.end = self.proc.fds[fileno] if fileno is not None else None
-        self.closed = False
-
-    def _set(self, end):
-        self.end, self.fd = end, self.proc.add(end)
-        return self
-
-    def bind(self, path):
-        w = World.it
-        where = (self.proc.host.name, path)
-        self._set(Listener(where))
-        w.listeners[where] = self.end
-
-    def listen(self, n=0):
-        pass
-
-    def accept(self):
-        if not self.end.queue:
-            World.it.block(self.end.readable, [self.end.source])
-        end = self.end.queue.pop(0)
-        return Sock()._set(end), None
-
-    def connect(self, path):
-        w = World.it
-        listener = w.listeners.get((self.proc.host.name, path))
-        if listener is None:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
-        mine, theirs = stream_pair()
-        theirs.peer = self.proc
-        theirs.timeout = mine.timeout = None
-        self._set(mine)
-        if hasattr(self, "_timeout"):
-            mine.timeout = self._timeout
-        listener.queue.append(theirs)
-        listener.source.notify()
-
-    def fileno(self):
-        return self.fd
-
-    def settimeout(self, seconds):
-        self._timeout = seconds
-        if self.end is not None:
-            self.end.timeout = seconds
-
-    def setblocking(self, on):
-        if self.end is not None:
-            self.end.blocking = on
-
-    def sendall(self, data):
-        data = bytes(data)
-        while data:
-            data = data[self.end.write(data, P()) :]
-
-    def send(self, data, flags=0):
-        return self.end.write(bytes(data), P())
-
-    def recv(self, n, flags=0):
-        return self.end.read(n, peek=bool(flags & real_socket.MSG_PEEK))
-
-    def makefile(self, mode="r"):
-        f = PipeFile.__new__(PipeFile)
-        f.proc, f.end, f.fd, f.buffer, f.closed = self.proc, self.end, self.fd, b"", False
-        f.close = lambda: None
-        f.read = lambda n=None: _read_exactly(self.end, n)
-        return f
-
-    def shutdown(self, how):
-        self.end.closed()
-
-    def close(self):
-        if not self.closed and self.fd is not None:
-            self.closed = True
-            if self.fd in self.proc.fds and self.proc.fds[self.fd] is self.end:
-                self.proc.close(self.fd)
-
-    def detach(self):
-        self.closed = True
-        return self.fd
-
-    def getsockname(self):
-        where = self.end.where  # tcp://address:port
-        address, _, port = where.removeprefix("tcp://").rpartition(":")
-        return address, int(port)
-
-    def getsockopt(self, *_):
-        raise OSError
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
-def _read_exactly(end, n):
-    data = b""
-    while len(data) < n:
-        part = end.read(n - len(data))
-        if not part:
-            break
-        data += part
-    return data
-
-
-def recv_fds(sock, nbytes, most, flags=0):
-    data = sock.end.read(nbytes)
-    files, sock.end.reads.fds = sock.end.reads.fds, []
-    return data, [P().add(f) for f in files], 0, None
-
-
-def send_fds(sock, parts, fds):
-    sock.end.writes.fds = [P().fds[fd] for fd in fds]
-    for f in sock.end.writes.fds:
-        f.incref()
-    sock.sendall(b"".join(parts))
-
-
-def create_connection(address, timeout=None):
-    w = World.it
-    host, port = address
-    name = w.host_of_address(host)
-    here = P().host.name
-    if w.cut(here, name):
-        w.block(lambda: False, [], timeout)
-        raise TimeoutError("timed out")
-    w.block(lambda: False, [], 2 * w.delay(here, name))
-    if f"tcp://{host}:{port}" not in w.listeners:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
-    return types.SimpleNamespace(close=lambda: None)
-
-
-def create_server(address, family=None, **_):
-    w = World.it
-    host, port = address
-    host = host or P().host.address
-    port = port or next(P().host.ports)
-    where = f"tcp://{host}:{port}"
-    listener = w.listeners[where] = Listener(where)
-    return Sock()._set(listener)
-
-
-socket = Module(
-    real_socket,
-    socket=Sock,
-    recv_fds=recv_fds,
-    send_fds=send_fds,
-    create_connection=create_connection,
-    create_server=create_server,
-    gethostname=lambda: P().host.name,
+# Random numbers are those of the world.
+secrets = SimpleNamespace(
+    token_hex=lambda nbytes=8: f"{World.it.rng.getrandbits(8 * nbytes):0{2 * nbytes}x}",
+    randbits=lambda count: World.it.rng.getrandbits(count),
 )
+random = Module(real_random, sample=lambda source, count: World.it.rng.sample(source, count))
 
 
-# selectors
-class DefaultSelector:
-    def __init__(self):
-        self.map = {}
-
-    @staticmethod
-    def _fd(f):
-        return f if isinstance(f, int) else f.fileno()
-
-    def register(self, f, events, data=None):
-        fd = self._fd(f)
-        if fd in self.map:
-            raise KeyError(f"{fd} is already registered")
-        self.map[fd] = types.SimpleNamespace(fileobj=f, fd=fd, events=events, data=data)
-
-    def unregister(self, f):
-        fd = self._fd(f)
-        if fd is None or fd not in self.map:
-            raise KeyError(fd)
-        return self.map.pop(fd)
-
-    def modify(self, f, events, data=None):
-        self.map[self._fd(f)].events = events
-
-    def get_key(self, f):
-        return self.map[self._fd(f)]
-
-    def get_map(self):
-        return self.map
-
-    def select(self, timeout=None):
-        w, p = World.it, P()
-        keys = [(key, p.fds[fd]) for fd, key in self.map.items() if fd in p.fds]
-
-        def ready():
-            return [
-                (key, 1)
-                for key, file in keys
-                if file.readable() or key.events & real_selectors.EVENT_WRITE
-            ]
-
-        sources = [
-            f.reads.source if getattr(f, "reads", None) is not None else f.source for _, f in keys
-        ]
-        return w.block(ready, [*sources, p.child_ended], timeout) or []
-
-    def close(self):
-        self.map = {}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
-selectors = Module(real_selectors, DefaultSelector=DefaultSelector)
-
-secrets = types.SimpleNamespace(
-    token_hex=lambda n=8: f"{World.it.rng.getrandbits(8 * n):0{2 * n}x}",
-    randbits=lambda n: World.it.rng.getrandbits(n),
-)
-random = Module(real_random, sample=lambda s, k: World.it.rng.sample(s, k))
-
-
-class _PsProcess:
-    def __init__(self, pid=None):
-        w = World.it
-        self.p = P() if pid is None else w.procs.get(pid)
-        if self.p is None or not self.p.alive:
-            raise NoSuchProcess(pid)
-        self.pid = self.p.pid
-
-    def children(self, recursive=False):
-        found, todo = [], [self.p]
-        while todo:
-            for c in todo.pop().children:
-                if c.alive:
-                    found.append(_PsProcess(c.pid))
-                    todo.append(c)
-        return found
-
-    def cmdline(self):
-        return [self.p.name]
-
-    def environ(self):
-        return self.p.environ
-
-
+# psutil
 class NoSuchProcess(Exception):
-    pass
+    """Stands for ``psutil.NoSuchProcess``."""
 
 
-psutil = types.SimpleNamespace(
-    Process=_PsProcess,
+class _KnownProcess:
+    def __init__(self, pid: int | None = None) -> None:
+        found = this_process() if pid is None else World.it.procs.get(pid)
+        if found is None or not found.alive:
+            raise NoSuchProcess(pid)
+        self._process: Process = found
+        self.pid = found.pid
+
+    def children(self, recursive: bool = False) -> list[_KnownProcess]:
+        return [_KnownProcess(each.pid) for each in _descendants(self._process)]
+
+    def cmdline(self) -> list[str]:
+        return [self._process.name]
+
+    def environ(self) -> dict[str, str]:
+        return self._process.environ
+
+
+def _descendants(process: Process) -> Iterator[Process]:
+    for child in process.children:
+        if child.alive:
+            yield child
+            yield from _descendants(child)
+
+
+def _pid_exists(pid: int) -> bool:
+    return pid in World.it.procs and World.it.procs[pid].alive
+
+
+psutil = SimpleNamespace(
+    Process=_KnownProcess,
     Error=NoSuchProcess,
     NoSuchProcess=NoSuchProcess,
     STATUS_STOPPED="stopped",
-    pids=lambda: [p.pid for p in World.it.procs.values() if p.alive and p.host is P().host],
-    pid_exists=lambda pid: pid in World.it.procs and World.it.procs[pid].alive,
+    pids=lambda: [p.pid for p in World.it.procs.values() if p.alive and p.host is _here()],
+    pid_exists=_pid_exists,
 )
-fcntl = types.SimpleNamespace(flock=lambda *a: None, LOCK_SH=1, LOCK_EX=2, LOCK_NB=4)
-
-zmq = zeromq
 
 
-def _select(readers, writers, errors, timeout=None):
-    p = P()
-    files = [(fd, p.fds[fd]) for fd in readers]
-    found = World.it.block(
-        lambda: [fd for fd, file in files if file.readable()],
-        [*(file.reads.source for _, file in files), p.child_ended],
-        timeout,
-    )
-    return found or [], [], []
+def _here() -> Any:
+    return this_process().host
 
 
-select = Module(real_select, select=_select)
-FAKES = {
-    "select": select,
-    "time": time,
+fcntl = SimpleNamespace(flock=lambda *_: None, LOCK_SH=1, LOCK_EX=2, LOCK_NB=4)
+
+#: What simulated code imports in place of a module.
+IN_PLACE: dict[str, Any] = {
+    "concurrent.futures": futures,
+    "fcntl": fcntl,
     "os": os,
-    "shutil": shutil,
-    "subprocess": subprocess,
-    "threading": threading,
+    "psutil": psutil,
     "queue": queue,
+    "random": random,
+    "secrets": secrets,
+    "select": select,
+    "selectors": selectors,
+    "shutil": shutil,
     "signal": signal,
     "socket": socket,
-    "selectors": selectors,
-    "secrets": secrets,
-    "random": random,
-    "psutil": psutil,
-    "fcntl": fcntl,
+    "subprocess": subprocess,
+    "threading": threading,
+    "time": time,
     "zmq": zeromq,
     "zmq.utils.monitor": zeromq,
 }
-SIMULATED = (
+#: Modules of allranks of which simulated code gets a model; filled by `tests.simulated.production`.
+MODELS: dict[str, Any] = {}
+#: The production code that is simulated.
+_SIMULATED = (
     "allranks.cluster",
+    "allranks.countdown",
     "allranks.engine.host",
     "allranks.engine.processes",
-    "allranks.records",
-    "allranks.countdown",
     "allranks.python_path",
+    "allranks.records",
 )
-STUBS = {}
 
 
-def sim_import(name, globals=None, locals=None, fromlist=(), level=0):
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
     if level == 0:
-        if name in FAKES:
-            return FAKES[name]
-        if name in STUBS and fromlist:
-            return STUBS[name]
-        if fromlist and any(f"{name}.{each}" in STUBS for each in fromlist):
-            found = types.SimpleNamespace()
-            real = builtins.__import__(name, globals, locals, (), 0)
+        if name in IN_PLACE:
+            return IN_PLACE[name]
+        if name in MODELS and fromlist:
+            return MODELS[name]
+        modelled = [each for each in fromlist or () if f"{name}.{each}" in MODELS]
+        if modelled:
+            rest = [each for each in fromlist or () if each not in modelled]
+            builtins.__import__(name, globals, locals, rest, 0)
             real = sys.modules[name]
-            for each in fromlist:
-                stub = STUBS.get(f"{name}.{each}")
-                if stub is None:
-                    builtins.__import__(name, globals, locals, (each,), 0)
-                    stub = getattr(real, each)
-                setattr(found, each, stub)
-            return found
-    found = builtins.__import__(name, globals, locals, fromlist, level)
-    return found
+            found = {each: getattr(real, each) for each in rest}
+            return SimpleNamespace(**found, **{e: MODELS[f"{name}.{e}"] for e in modelled})
+    return builtins.__import__(name, globals, locals, fromlist or (), level)
 
 
-class SimLoader(importlib.machinery.SourceFileLoader):
-    def exec_module(self, module):
-        own = dict(vars(builtins), __import__=sim_import, open=fake_open)
+class _Loader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        own = dict(vars(builtins), __import__=_import, open=open_file)
         module.__dict__["__builtins__"] = own
         super().exec_module(module)
 
 
-class SimFinder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if not name.startswith(SIMULATED):
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if not name.startswith(_SIMULATED):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = SimLoader(spec.loader.name, spec.loader.path)
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
 
-def install():
-    sys.meta_path.insert(0, SimFinder())
+def install() -> None:
+    """Has all modules of `_SIMULATED` that are imported from now on import the world's modules."""
+    early = [name for name in sys.modules if name.startswith(_SIMULATED)]
+    if early:
+        raise RuntimeError(f"expected no simulated module yet, found {', '.join(early)}")
+    sys.meta_path.insert(0, _Finder())

@@ -11,9 +11,10 @@ import itertools
 from tests.simulated.kernel import INF, Listener, Source, World
 
 ROUTER, DEALER, PUSH, PULL, PAIR = range(1, 6)
-POLLIN = 1
+POLLIN = NOBLOCK = 1
 EVENT_HANDSHAKE_SUCCEEDED, EVENT_DISCONNECTED, EVENT_CLOSED = 1, 2, 4
-EVENT_HANDSHAKE_FAILED_NO_DETAIL = EVENT_HANDSHAKE_FAILED_PROTOCOL = EVENT_HANDSHAKE_FAILED_AUTH = 8
+EVENT_HANDSHAKE_FAILED_NO_DETAIL, EVENT_HANDSHAKE_FAILED_PROTOCOL = 8, 16
+EVENT_HANDSHAKE_FAILED_AUTH, EVENT_CONNECTED = 32, 64
 EHOSTUNREACH = 113
 (
     LINGER,
@@ -49,6 +50,11 @@ class ContextTerminated(ZMQError):
     pass
 
 
+class Again(ZMQError):
+    def __init__(self):
+        super().__init__(11, "Resource temporarily unavailable")
+
+
 class Frame(bytes):
     @property
     def bytes(self):
@@ -77,6 +83,7 @@ class Context:
         self.proc.contexts.append(self)
         self.sockets = []
         self.pairs = {}
+        self.fewer = Source()
 
     def socket(self, kind):
         s = Socket(self, kind)
@@ -86,13 +93,25 @@ class Context:
     def destroy(self, linger=0):
         for s in list(self.sockets):
             s.close(linger)
+        self.term()
 
     def term(self):
-        pass
+        """Waits for sockets that still have something to send."""
+        World.it.block(lambda: not any(s.lingers for s in self.sockets), [self.fewer])
 
     def process_died(self):
         for s in list(self.sockets):
             s._shut()
+
+
+def _any_name():
+    return b"\0" + World.it.rng.randbytes(4)
+
+
+class Message(list):
+    """The frames of a message, and the connection on which it came."""
+
+    conn = None
 
 
 class Conn:
@@ -106,7 +125,7 @@ class Conn:
         self.served = True  # for the server
         self.last = [0.0, 0.0]
         self.flight = [[], []]  # to server, to client
-        self.name = client.identity
+        self.name = client.identity or _any_name()
 
     def send(self, to_client, frames):
         w = World.it
@@ -130,6 +149,10 @@ class Conn:
         while line and line[0][0] <= w.now:
             _, frames = line.pop(0)
             if other and end.open:
+                if end.most_nbytes < max(map(len, frames)):
+                    self.drop_server()
+                    self.break_client()
+                    return
                 end.deliver(frames, self)
 
     # ends
@@ -154,13 +177,16 @@ class Conn:
             if self.server.peers.get(self.name) is self:
                 del self.server.peers[self.name]
             self.server.conns.discard(self)
+            if self.server.open:
+                self.server.emit(EVENT_DISCONNECTED)
 
     def server_gone(self):
         """The server's end was closed."""
         self.served = False
         w = World.it
         if not w.cut(*self.hosts):
-            w.after(w.delay(*self.hosts), self.break_client)
+            # After what it has sent.
+            w.at(max(self.last[1], w.now) + w.delay(*self.hosts), self.break_client)
         else:
             w.socks_to_break.append(self)
 
@@ -187,7 +213,9 @@ class Socket:
         self.mandatory = False
         self.other = None
         self.use = None
-        self.trying = False
+        self.trying = self.lingers = False
+        self.linger_ms, self.most_waiting, self.most_nbytes = -1, 1000, INF
+        self.less = Source()
         self.curve_server = False
         self.curve_serverkey = self.curve_publickey = self.curve_secretkey = b""
 
@@ -212,6 +240,12 @@ class Socket:
             self.mandatory = bool(value)
         elif option == USE_FD:
             self.use = value
+        elif option == LINGER:
+            self.linger_ms = value
+        elif option == SNDHWM:
+            self.most_waiting = value or INF
+        elif option == MAXMSGSIZE:
+            self.most_nbytes = value
 
     def get_monitor_socket(self, events):
         self.events = events
@@ -237,7 +271,8 @@ class Socket:
             self.proc.close(self.use)  # ours from now on
         else:
             where = url if url.startswith("tcp") else (self.proc.host.name, url)
-            if where in w.listeners:
+            # A path is taken from the socket that has it.
+            if where in w.listeners and url.startswith("tcp"):
                 raise ZMQError(98, f"Address already in use {where}")
             self.listener = w.listeners[where] = Listener(where).incref()
         self.listener.acceptor = self
@@ -249,7 +284,6 @@ class Socket:
             self.listener.pending = []
 
     def bind_to_random_port(self, address, low, high):
-        w = World.it
         port = next(self.proc.host.ports)
         self.bind(f"{address}:{port}")
         return port
@@ -279,11 +313,26 @@ class Socket:
             w.after(2.0 + self.reconnect, self.try_connect)
             return
         if listener is None:
-            self.emit(EVENT_CLOSED)
-            w.after(self.reconnect, self.try_connect)
+            self.refused()
             return
         self.trying = True
-        w.after(3 * w.delay(here, there), self.handshake, listener, here, there, w.now)
+        w.after(w.delay(here, there), self.connected, listener, here, there)
+
+    def refused(self):
+        self.emit(EVENT_CLOSED)
+        World.it.after(self.reconnect, self.try_connect)
+
+    def connected(self, listener, here, there):
+        w = World.it
+        self.trying = False
+        if not self.open or not self.proc.alive:
+            return
+        if listener.refs <= 0:
+            self.refused()
+            return
+        self.trying = True
+        self.emit(EVENT_CONNECTED)
+        w.after(2 * w.delay(here, there), self.handshake, listener, here, there, w.now)
 
     def handshake(self, listener, here, there, began):
         w = World.it
@@ -292,7 +341,7 @@ class Socket:
             return
         server = listener.acceptor
         if listener.refs <= 0:
-            w.after(self.reconnect, self.try_connect)
+            self.fail_handshake()
             return
         ready = server is not None and server.open and server.proc.alive
         if ready and not w.cut(here, there) and server.proc.frozen_io_until <= w.now:
@@ -304,27 +353,49 @@ class Socket:
                     pass  # handover: the old one is closed
                 if old is not None:
                     old.served = False
-                server.peers[self.identity] = conn
+                server.leave_name(self.identity, old)
+                server.peers[conn.name] = conn
+            server.emit(EVENT_HANDSHAKE_SUCCEEDED)
             self.emit(EVENT_HANDSHAKE_SUCCEEDED)
             w.log("CONNECTED", self, there)
             waiting, self.waiting = self.waiting, []
             for frames in waiting:
                 conn.send(False, frames)
+            self.less.notify()
+            if self.lingers:
+                self._shut()
             # A server that stands still does not answer heartbeats.
             return
         if w.now - began > self.handshake_s:
-            w.after(self.reconnect, self.try_connect)
+            self.fail_handshake()
             return
         self.trying = True
         w.after(0.05, self.handshake, listener, here, there, began)
+
+    def fail_handshake(self):
+        self.emit(EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+        self.emit(EVENT_DISCONNECTED)
+        World.it.after(self.reconnect, self.try_connect)
+
+    def leave_name(self, name, old):
+        """Another client takes a name over: unread messages of the one before are lost if it is
+        connected, else they get another name.
+        """
+        before = [m for m in self.queue if m.conn is not None and m.conn.name == name]
+        another = Frame(_any_name())
+        for message in before:
+            if message.conn is old:
+                self.queue.remove(message)
+            else:
+                message[0] = another
 
     # messages
     def send(self, data, copy=True):
         self.send_multipart([data])
 
-    def send_multipart(self, frames, copy=True):
+    def send_multipart(self, frames, flags=0, copy=True):
         w = World.it
-        if not self.open:
+        if not self.open or self.lingers:
             raise ZMQError(88, "not a socket")
         frames = [Frame(f) for f in frames]
         w.yield_point()
@@ -340,15 +411,23 @@ class Socket:
         elif self.conn is not None and self.conn.up:
             self.conn.send(False, frames)
         else:
+            if not self.has_room() and flags & NOBLOCK:
+                raise Again
+            w.block(self.has_room, [self.less])
             self.waiting.append(frames)
+
+    def has_room(self):
+        return self.url is not None and len(self.waiting) < self.most_waiting
 
     def deliver(self, frames, conn):
         if self.kind == ROUTER:
             frames = [Frame(conn.name), *frames]
-        self._arrive(frames)
+        self._arrive(frames, conn)
 
-    def _arrive(self, frames):
-        self.queue.append([Frame(f) for f in frames])
+    def _arrive(self, frames, conn=None):
+        message = Message(Frame(f) for f in frames)
+        message.conn = conn
+        self.queue.append(message)
         self.source.notify()
 
     def readable(self):
@@ -360,21 +439,33 @@ class Socket:
             return bool(self.queue)
         return World.it.block(self.readable, [self.source], None if ms is None else ms / 1000)
 
-    def recv_multipart(self, copy=True):
+    def recv_multipart(self, flags=0, copy=True):
         if not self.queue:
+            if flags & NOBLOCK:
+                raise Again
             World.it.block(self.readable, [self.source])
         return self.queue.pop(0)
 
     def recv(self):
         return self.recv_multipart()[0]
 
-    def close(self, linger=0):
-        if self.open:
+    def close(self, linger=None):
+        if not self.open or self.lingers:
+            return
+        milliseconds = self.linger_ms if linger is None else linger
+        if milliseconds and self.waiting and self.conn is None:
+            self.lingers = True
+            if milliseconds > 0:
+                World.it.after(milliseconds / 1000, self._shut)
+        else:
             self._shut()
 
     def _shut(self):
+        if not self.open:
+            return
         w = World.it
-        self.open = False
+        self.open = self.lingers = False
+        self.context.fewer.notify()
         if self in self.context.sockets:
             self.context.sockets.remove(self)
         if self.listeners:
