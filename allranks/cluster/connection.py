@@ -36,6 +36,7 @@ from allranks.cluster.sockets import (
     FromRank,
     InterruptRequested,
     RankSockets,
+    closing_if_failed,
 )
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
@@ -108,6 +109,8 @@ class Connection:
         self._cause = ""
         #: What ipyparallel's clients and engines need to connect.
         self.ipyparallel: dict[str, Any] = {}
+        #: How ipyparallel's controller has ended; "" if it has not.
+        self._controller_end = ""
         self._files = ConnectionFiles(size)
         # The ranks may still answer what another notebook has asked: begin with another number.
         self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
@@ -124,14 +127,11 @@ class Connection:
             urls = COMMANDS_AT_HOME.format(home), EVENTS_AT_HOME.format(home)
             place = taken.listening or urls
             self._wire = RankSockets(inbox, self.hooks, place, taken.lease_seconds)
-            self._wire.listen()
         else:
             self._wire, self._config = open_sockets(
                 launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}
             )
         self.send = self._wire.send
-        attached = taken is not None
-        self.hooks.started(ClusterContext(size, self.send, attached, dict(settings or {})))
         #: Sends messages to the notebooks that watch this one.
         self.sharing = self._wire.sharing
         #: Whether another process can take the place of a rank that dies.
@@ -147,6 +147,11 @@ class Connection:
             self.session_dir = name_session_folder()
         #: None or one; a list, because the finalizer must not refer to the connection.
         self._agents: list[AnyAgent] = []
+        with closing_if_failed(self._wire):
+            if taken is not None:
+                self._wire.listen()
+            attached = taken is not None
+            self.hooks.started(ClusterContext(size, self.send, attached, dict(settings or {})))
         # Runs when the connection is garbage, and when the kernel exits.
         held = self._clients, self._agents, self._wire, self._files, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
@@ -277,7 +282,7 @@ class Connection:
         if not agents.relocate():
             return {}
         self.step(0)  # the last news of the ranks that end
-        self.epoch, self.ended_epoch = 0, -1
+        self.epoch, self.ended_epoch, self._controller_end = 0, -1, ""
         self.roster.start_again()
         return agents.hosts()
 
@@ -529,6 +534,12 @@ class Connection:
         # It closes with this connection.
         import ipyparallel
 
+        if self._controller_end:
+            raise UsageError(
+                "expected ipyparallel's controller, which clients need, found that it "
+                f"{self._controller_end}. Its log is {self.log_dir}/controller.log. Type: "
+                "%distributed restart"
+            )
         if "[" in self.ipyparallel["client"]["interface"]:
             zmq.Context.instance().set(zmq.IPV6, 1)  # that of clients
         for agent in self._agents:
@@ -620,6 +631,8 @@ class Connection:
                     self._wire.listen()
             elif event.name == "connection":
                 self.ipyparallel = event.fields
+            elif event.name == "controller_exit":
+                self._controller_end = failures.ending(event.fields["code"])
             elif event.name == "preloading":
                 self._preloading = event.fields["module"]
             elif event.name == "admitted":

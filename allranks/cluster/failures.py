@@ -470,6 +470,7 @@ class RankRegistry:
         """All ranks are started again, with the same numbers."""
         for known in (self.hellos, self.dead, self.died_again, self.lost_hosts, self.lines):
             known.clear()
+        self.ends.clear()
         self.new.clear()
         self._pids.clear()
 

@@ -48,10 +48,11 @@ class Replacement:
         self._ranks = ranks
         self._tell = tell
 
-    def make(self) -> None:
+    def make(self) -> bool:
         """Replaces the ranks. The first interrupt waits for the end; the second one ends all ranks.
 
-        Raises ClusterLost if they cannot be replaced; all are killed then.
+        Returns False if all ranks have to start again instead, because a host is lost or the ranks
+        cannot be replaced. Raises ClusterLost if that is not possible; all are killed then.
         """
         ranks, roster, problem = self._ranks, self._ranks.roster, ""
         with ranks.inbox.hearing_interrupts():
@@ -63,13 +64,18 @@ class Replacement:
                     # The obstacle that earlier tries have met explains more than the time.
                     problem = "; ".join(filter(None, (problem, str(error))))
                     break
+                if roster.lost_hosts:
+                    return False
                 if not roster.dead:
                     ranks.all_up()
-                    return
+                    return True
                 if roster.ends:
                     break
                 if problem:  # the death that caused it may be reported in a moment
                     self._wait(lambda: bool(roster.ends), _SETTLE_SECONDS)
+        if ranks.can_relocate and not roster.ends and self.presses < 2:
+            self._tell(f"{label(sorted(roster.dead))} could not be replaced: {problem}")
+            return False
         roster.ends = roster.ends or list(roster.dead.values())
         why = f"{ranks.loss_text(shown=True)}\nIt could not be replaced: {problem}"
         ranks.close("lost", why)
@@ -96,9 +102,13 @@ class Replacement:
             def over() -> bool:
                 answered = all(rank in got or rank in roster.dead for rank in left)
                 came = all(rank in roster.new or rank in roster.died_again for rank in dead)
-                return bool(roster.ends) or (answered and (came or not agreed()))
+                return bool(roster.ends or roster.lost_hosts) or (
+                    answered and (came or not agreed())
+                )
 
             self._wait(over, seconds)
+        if roster.lost_hosts:
+            return ""
         problems = [answer.problem for answer, _ in got.values() if answer.problem]
         # Ranks that left because of another rank's error add nothing to the report.
         problem = min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
@@ -264,7 +274,10 @@ class HealedCells(Cells):
             return self._relocate(tell)
         self._epoch.follow(self._ranks.epoch)
         healed = Replacement(self._ranks, self._epoch.number + 1, tell)
-        healed.make()
+        with self._ranks.inbox.hearing_interrupts():
+            if not healed.make():
+                said, pressed = self._relocate(tell)
+                return said, pressed or healed.presses > 0
         self._epoch.begin(healed.epoch)
         dead = sorted(healed.ends)
         left = [rank for rank in range(self._ranks.size) if rank not in healed.ends]
@@ -291,13 +304,14 @@ class HealedCells(Cells):
             self.news.append(f"{label(sorted(new))} {_came(new, self._restore(new))}")
 
     def _restore(self, new: Iterable[int]) -> str:
-        """New ranks take back what was kept in their places. Returns what that is, as ``model and
-        step kept 12 s ago``.
+        """New ranks take back what was kept in their places, also those that another death has kept
+        from it. Returns what that is, as ``model and step kept 12 s ago``.
         """
         ask, all_ranks, new = self._ranks.ask, self._ranks.roster.alive, set(new)
         try:
             settled = ask(requests.SETTLE, {}, ranks=all_ranks, seconds=_RESTORE_SECONDS)
             told = {rank: content for rank, (content, _) in settled.items()}
+            new |= {rank for rank, content in told.items() if content["new"]}
             old = (told[rank]["goes_on"] for rank in told.keys() - new)
             self.goes_on = min(old, default=0)
             # Each host has its own files, of which the last may be of a version that not all have.

@@ -35,6 +35,7 @@ from allranks.cluster.sockets import (
     Interceptors,
     ListeningSockets,
     RankSockets,
+    closing_if_failed,
 )
 from allranks.errors import StartFailed, UsageError
 from allranks.records.config import (
@@ -94,7 +95,8 @@ def open_sockets(
     if isinstance(launcher, MultiHostLauncher):
         listening = ListeningSockets.open(launcher.address(), ports())
         wire = RankSockets(inbox, hooks, listening, seconds)
-        wire.listen()
+        with closing_if_failed(wire):
+            wire.listen()
     else:
         # The agent makes the folder, which it removes however this process ends.
         urls = FIRST_COMMANDS.format(session_dir), FIRST_EVENTS.format(session_dir)
@@ -607,8 +609,9 @@ class MultiHostAgents:
         for each in self._hosts:
             self._note_running(each.name, 0)
         self._place(places)
-        self._moving, self._starts_again = set(places), True
+        # First: a host's answer to the last relocation may come in this moment.
         self._relocation = secrets.token_hex(8)
+        self._moving, self._starts_again = set(places), True
         self._dead, self._replaced, self._told = {}, {}, {}
         self._save()
         self._held = HeldEnds(self._deliver, self._config.heals)

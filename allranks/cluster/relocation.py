@@ -1,4 +1,6 @@
-"""Starting all ranks again on the hosts that are left when one is lost, with their variables."""
+"""Starting all ranks again on the hosts that are left, with their variables: when one is lost, or
+dead ranks cannot be replaced.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable, Sequence
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import NEXT_CELL, ProcessExit, death_lines
 from allranks.countdown import Countdown
-from allranks.errors import ClusterLost, UsageError
+from allranks.errors import ClusterLost
 from allranks.records import requests
 from allranks.records.ranks import label
 
@@ -22,7 +24,8 @@ _SHOWN_NAMES = 5
 class Relocation:
     """New processes for all ranks, on the hosts that are left.
 
-    MPI ends a job that has lost a host. So the ranks that live save their variables in the memory
+    MPI ends a job that has lost a host, and there may be too few spare processes for the ranks that
+    have died. So the ranks that live save their variables in the memory
     of their host, and are started again there; the ranks of the lost host start on others.
 
     ``dead`` are the ends of ranks whose variables are lost, ``goes_on`` is the commit from which a
@@ -39,40 +42,70 @@ class Relocation:
         self._not_saved: dict[int, str] = {}
         self._hosts: dict[str, list[int]] = {}
         self._before: dict[int, str] = {}
+        self._lost = set[str]()
+        #: The ranks that have died while they started.
+        self._died_once = set[int]()
 
     def make(self) -> None:
         """Starts the ranks again. Raises ClusterLost if they cannot be; all are killed then."""
         ranks, roster, problem = self._ranks, self._ranks.roster, ""
         self._before = {rank: hello.host for rank, hello in roster.hellos.items()}
         with ranks.inbox.hearing_interrupts():
-            sets = self._save()
-            # A host that is lost meanwhile has taken what was saved there with it.
-            for _ in range(_TRIES):
-                self.dead |= roster.dead
-                for host, why in roster.lost_hosts.items():
-                    for rank in self._hosts.get(host, ()):
-                        self.dead[rank] = ProcessExit(rank, host=host, why=why)
-                if roster.ends:
-                    break
-                self._hosts = ranks.relocate()
-                if not self._hosts:
-                    break
-                self._tell(f"the ranks start again on {', '.join(self._hosts)}")
-                problem = self._wait()
-                if roster.lost_hosts:
-                    continue
-                if not problem and not roster.ends:
-                    problem = self._load(sets)
-                if not problem and not roster.dead and not roster.ends:
+            sets, tries = self._save(), 0
+            self.dead |= roster.dead
+            while not roster.ends and self.presses < 2 and tries < _TRIES:
+                problem = self._try(sets)
+                if not problem:
                     ranks.all_up()
                     return
-                break
+                if not self._hosts:
+                    break
+                # What was saved is still there, but for ranks of hosts that are lost meanwhile.
+                if not self._note_lost_hosts():
+                    tries += 1
+                    self._note_deaths()
+                    self._tell(problem)
+                roster.ends.clear()
         roster.ends = roster.ends or list(self.dead.values())
         why = f"{death_lines(self.dead.values())}. All variables are lost"
         why += f", because the ranks could not be started again: {problem or 'a host was lost'}. "
         why += f"{NEXT_CELL} The logs are in {ranks.log_dir}"
         ranks.close("lost", why)
         raise ClusterLost(why)
+
+    def _try(self, sets: dict[str, list[int]]) -> str:
+        """Starts the ranks once, and makes them load; returns the obstacle, if any."""
+        ranks, roster = self._ranks, self._ranks.roster
+        self._note_lost_hosts()
+        self._hosts = ranks.relocate()
+        if not self._hosts:
+            return "no host is left"
+        self._tell(f"the ranks start again on {', '.join(self._hosts)}")
+        problem = self._wait() or self._load(sets)
+        if not problem and (roster.lost_hosts or roster.dead or roster.ends):
+            problem = "a rank or a host was lost meanwhile"
+        return problem
+
+    def _note_lost_hosts(self) -> bool:
+        """Notes that the ranks of lost hosts have lost what they had saved; returns whether there
+        are any.
+        """
+        roster = self._ranks.roster
+        lost = roster.lost_hosts | {end.host: end.why for end in roster.ends if end.why}
+        self._lost |= lost.keys()
+        for host, why in lost.items():
+            for rank in self._hosts.get(host, ()):
+                self.dead[rank] = ProcessExit(rank, host=host, why=why)
+        return bool(lost)
+
+    def _note_deaths(self) -> None:
+        # What it loads may end it: a rank that dies twice does not load again.
+        roster = self._ranks.roster
+        for end in (*roster.dead.values(), *roster.ends):
+            if end.rank in self._died_once:
+                self.dead.setdefault(end.rank, end)
+            elif end.rank >= 0 and not end.by_launcher:
+                self._died_once.add(end.rank)
 
     def _save(self) -> dict[str, list[int]]:
         """Makes the ranks that live save their variables; returns the process sets."""
@@ -91,6 +124,10 @@ class Relocation:
             if answer.problem:
                 self._not_saved[rank] = answer.problem
                 continue
+            if answer.content["new"]:
+                # It has replaced a rank, and not taken back yet what was kept.
+                self.dead[rank] = ProcessExit(rank, host=self._before.get(rank, ""))
+                continue
             sets |= answer.content["sets"]
             goes_on.append(answer.content["goes_on"])
             self._left_out[rank] = answer.content["left"]
@@ -105,11 +142,7 @@ class Relocation:
             return f"rank {first.rank} {first.how()}" if first.rank >= 0 else "mpiexec has ended"
         if not roster.missing or roster.lost_hosts:
             return ""
-        return (
-            "you have interrupted it twice"
-            if self.presses > 1
-            else f"{label(roster.missing)} did not start within {seconds:g} s"
-        )
+        return f"{label(roster.missing)} did not start: {self._why_over(seconds)}"
 
     def _step(self, done: Callable[[], bool], seconds: float) -> None:
         limit = Countdown(seconds)
@@ -120,17 +153,30 @@ class Relocation:
                 self._tell(str(error))
 
     def _load(self, sets: dict[str, list[int]]) -> str:
-        ranks, everyone = self._ranks, range(self._ranks.size)
+        ranks, roster, everyone = self._ranks, self._ranks.roster, range(self._ranks.size)
+        if roster.ends or roster.lost_hosts:
+            return "a host was lost meanwhile"
         saved = [rank for rank in everyone if rank in self._left_out and rank not in self.dead]
-        asked = {"sets": sets, "saved": saved}
-        try:
-            told = ranks.ask(requests.LOAD, asked, ranks=everyone, seconds=_SAVE_SECONDS)
-        except (UsageError, ClusterLost) as error:
-            return str(error)
-        for rank, (content, _) in told.items():
-            if content["problem"]:
-                self._not_saved[rank] = content["problem"]
+
+        def over() -> bool:
+            lost = roster.dead or roster.ends or roster.lost_hosts
+            return bool(lost) or len(got) == len(everyone)
+
+        with ranks.asking(everyone, requests.LOAD, {"sets": sets, "saved": saved}) as got:
+            self._step(over, _SAVE_SECONDS)
+        for end in (*roster.ends, *roster.dead.values()):
+            return f"rank {end.rank} {end.how()}"
+        for rank, (answer, _) in sorted(got.items()):
+            if answer.problem:
+                return answer.problem
+            if answer.content["problem"]:
+                self._not_saved[rank] = answer.content["problem"]
+        if silent := set(everyone) - got.keys():
+            return f"{label(silent)} did not load the variables: {self._why_over(_SAVE_SECONDS)}"
         return ""
+
+    def _why_over(self, seconds: float) -> str:
+        return "you have interrupted it twice" if self.presses > 1 else f"it took {seconds:g} s"
 
     def text(self, had: str, seconds: float) -> str:
         """Returns what has come back; ``had`` is what the ranks of lost hosts had kept."""
@@ -151,9 +197,9 @@ class Relocation:
             said += ", in new processes. "
         for problem in dict.fromkeys(self._not_saved.values()):
             ranks = [rank for rank, why in self._not_saved.items() if why == problem]
-            said += f"{label(ranks)} lost all variables: {problem}. "
-        again = "To use all hosts again, which deletes variables: %distributed restart"
-        return f"{said}{again} ({seconds:.1f} s)"
+            said += f"{label(ranks)} lost the variables that were not kept: {problem}. "
+        again = "To use all hosts again, which deletes variables: %distributed restart "
+        return f"{said}{again if self._lost else ''}({seconds:.1f} s)"
 
 
 def _listed(left_out: dict[int, dict[str, str]], ranks: Sequence[int]) -> str:

@@ -297,7 +297,9 @@ class WatcherFeed:
                         part = watcher.next(self._state)
                     if not part:
                         break
-                    watcher.sent(visitor.send(part))
+                    nbytes = visitor.send(part)
+                    with self._lock:  # other threads add messages
+                        watcher.sent(nbytes)
             except BlockingIOError:
                 pass
             except OSError:

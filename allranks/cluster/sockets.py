@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
@@ -201,8 +201,9 @@ class ListeningSockets:
     @classmethod
     def open(cls, address: str, ports: tuple[int, int]) -> ListeningSockets:
         public, secret = zmq.curve_keypair()
-        descriptors = [_listening(address, *ports).detach() for _ in range(2)]
-        return cls(descriptors, (public.decode(), secret.decode()))
+        with ExitStack() as opened:
+            sockets = [opened.enter_context(_listening(address, *ports)) for _ in range(2)]
+            return cls([one.detach() for one in sockets], (public.decode(), secret.decode()))
 
     @classmethod
     def taken(cls, descriptors: Sequence[int], keys: tuple[str, str]) -> ListeningSockets:
@@ -265,7 +266,12 @@ class RankSockets:
         self._sender = 0
         #: Sends messages to the notebooks that watch this one.
         self.sharing = WatcherFeed()
-        _expect_threads()
+        try:
+            _expect_threads()
+        except StartFailed:
+            if self.listening is not None:
+                self.listening.close()
+            raise
         self._context = zmq.Context()
         #: Messages of widgets' views come in any thread.
         self._lock = threading.RLock()
@@ -353,10 +359,10 @@ class RankSockets:
             self.command(host, "attach", "")
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:
-        """Whether a host of these ranks is silent, and not lost yet."""
+        """Whether a host of these ranks is silent, or is lost, of which the news may still come."""
         late = self._polls - round(LATE_SECONDS / _POLL_SECONDS)
-        signs = (self._last_signs.get(self.host_of.get(rank, "")) for rank in ranks)
-        return any(last is not None and last <= late for last in signs)
+        signs = (self._last_signs.get(self.host_of.get(rank, ""), self._polls) for rank in ranks)
+        return any(last is None or last <= late for last in signs)
 
     def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:
         groups: dict[str, list[int]] = {}
@@ -513,6 +519,16 @@ class RankSockets:
         self._context.term()
         if self.listening is not None:
             self.listening.close()
+
+
+@contextmanager
+def closing_if_failed(wire: RankSockets) -> Iterator[None]:
+    """Within, an exception closes the sockets, of which nothing else knows yet."""
+    try:
+        yield
+    except BaseException:
+        wire.close()
+        raise
 
 
 def _listening(address: str, lowest: int, highest: int) -> socket.socket:

@@ -321,6 +321,9 @@ class Rank:
                 self._answer(record, payloads)
             elif self.wire.busy:
                 self._refuse(record, f"rank {self.rank} is running a cell")
+            elif record.name == requests.SAVE and world.current().is_healing:
+                # The main thread may wait in MPI for a host that is lost, and no longer return.
+                self._answer(record, payloads)
             else:
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 

@@ -34,6 +34,7 @@ class RankHeal(RankFeature):
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
+        self._has_loaded = False
         self._stub = stubs.command("rank", os.path.join(rank.config.session_dir, "host-agent"))
         folders = tuple(filter(own_files.is_own_folder, rank.config.kept_dirs))
         several = rank.config.several_hosts
@@ -67,10 +68,7 @@ class RankHeal(RankFeature):
             return self._save(), []
         if name == requests.LOAD:
             return self._load(**arguments), []
-        kept: VariableStore | None = world.current().variable_store
-        if kept is None:
-            return {"goes_on": 0, "version": 0}, []
-        return {"goes_on": kept.settled(), "version": kept.of_cells.newest()}, []
+        return self._settle(), []
 
     def _join(self, dead: list[int], epoch: int) -> str:
         """Joins with the processes that replace dead ranks; returns a warning, or "".
@@ -83,6 +81,17 @@ class RankHeal(RankFeature):
         healing.heal(dead, self._stub, epoch)
         # The features restore their state before the next cell.
         return rank.rank_replaced(dead)
+
+    def _settle(self) -> dict[str, Any]:
+        this = world.current()
+        kept: VariableStore | None = this.variable_store
+        if kept is None:
+            return {"goes_on": 0, "version": 0, "new": this.lacks_variables}
+        if self._has_loaded:
+            self._has_loaded = False
+            kept.of_life.drop()
+        newest = kept.of_cells.newest()
+        return {"goes_on": kept.settled(), "version": newest, "new": this.lacks_variables}
 
     def _restore(self, version: int, saved: list[int]) -> dict[str, Any]:
         world.current().lacks_variables = False
@@ -101,6 +110,7 @@ class RankHeal(RankFeature):
             # Newer than what was kept: the rank ended after its cell.
             before = set(names)
             problem = self._load_saved()
+            self._store().of_life.drop()
             if problem:
                 self._rank.notice(f"its variables cannot be read: {problem}")
             else:
@@ -115,20 +125,22 @@ class RankHeal(RankFeature):
         return kept
 
     def _save(self) -> dict[str, Any]:
-        kept, shell = self._store(), self._rank.shell
+        kept, shell, this = self._store(), self._rank.shell, world.current()
         goes_on = kept.settled()
         own = saved_names.own_names(shell, namespace.names(self._rank.device))
         parts, left = saved_names.dump(own, shell.user_global_ns)
         kept.of_life.write(1, {self._rank.rank: pieces_of(parts)})
         if problem := kept.of_life.settle():
             raise UsageError(f"they could not be saved: {problem}")
-        sets = {str(number): list(ranks) for number, ranks in world.current().sets.items()}
-        return {"sets": sets, "goes_on": goes_on, "left": left}
+        sets = {str(number): list(ranks) for number, ranks in this.sets.items()}
+        return {"sets": sets, "goes_on": goes_on, "left": left, "new": this.lacks_variables}
 
     def _load(self, sets: dict[str, list[int]], saved: list[int]) -> dict[str, Any]:
         """Collective over all ranks if there are process sets."""
         world.current().lacks_variables = self._rank.rank not in saved
         process_sets.make_again({int(number): tuple(ranks) for number, ranks in sets.items()})
+        # The file stays until all ranks have loaded theirs: else all start once more.
+        self._has_loaded = True
         return {"problem": self._load_saved() if self._rank.rank in saved else ""}
 
     def _load_saved(self) -> str:
@@ -139,7 +151,6 @@ class RankHeal(RankFeature):
             if data is None:
                 raise FileNotFoundError("the file is gone")
             saved_names.load(wire.parts(data), self._rank.shell.user_global_ns)
-            kept.of_life.drop()
         except Exception as error:  # an object's own way to be unpickled may do anything
             return f"{type(error).__name__}: {text_of(error)}"
         return ""

@@ -380,11 +380,12 @@ class Rank:
         #: The cell for which an interrupt has come before its begin.
         self._early = 0
         self._died: dict[int, str] = {}
+        #: Whether it joins with new ranks, or has been asked to; whether it has taken the place of
+        #: a rank, and has not been asked yet to restore what was kept.
+        self._is_healing, self._is_new = False, spare is not None or bool(dead)
         self._last_cell = {"cell": 0, "label": "", "seconds": 0.0}
         self._is_unseen = self._is_dirty = self._has_failed = self._had_traffic = False
         self._epoch = 0
-        #: Asked to join with new ranks; not asked yet to restore what was kept.
-        self._is_healing, self._is_new = False, spare is not None
         #: The folder in which the next notebook will listen.
         self._home = config.session_dir if stays else ""
         self._is_attached = True
@@ -503,6 +504,8 @@ class Rank:
             elif self._is_busy:
                 problem = f"rank {self.rank} is running a cell"
                 self._send(wire.Answer(record.request, self.rank, {}, problem))
+            elif record.name == "save" and self._is_healing:
+                self._answer(record)
             else:
                 self._is_healing = self._is_healing or record.name == "heal"
                 self._do(lambda: self._answer(record))
@@ -545,8 +548,8 @@ class Rank:
         about = {"member": False, "busy": self._is_busy, "unseen": self._is_unseen}
         epoch = {"epoch": self._epoch, "dirty": self._is_dirty}
         traffic = {"traffic": self._had_traffic, "failed": self._has_failed}
-        healing = {"healing": self._is_healing, "new": self._is_new, "died": sorted(self._died)}
-        return {**self._last_cell, **about, **epoch, **traffic, **healing}
+        others = {"died": sorted(self._died), "healing": self._is_healing, "new": self._is_new}
+        return {**self._last_cell, **about, **epoch, **traffic, **others}
 
     def _on_resume(self) -> None:
         for frames in self._kept:
@@ -570,7 +573,7 @@ class Rank:
         return {"warning": ""}
 
     def _on_settle(self) -> dict[str, Any]:
-        return {"goes_on": 0, "version": 0}
+        return {"goes_on": 0, "version": 0, "new": self._is_new}
 
     def _on_restore(self, version: int, saved: Collection[int] = ()) -> dict[str, Any]:
         self._is_new = False
@@ -579,7 +582,7 @@ class Rank:
     def _on_save(self) -> dict[str, Any]:
         system.sleep(self.world.rng.uniform(0.01, 0.21))
         self.p.host.files[_KEPT.format(self.rank)] = json.dumps(self.vars).encode()
-        return {"sets": {}, "goes_on": 0, "left": {}}
+        return {"sets": {}, "goes_on": 0, "left": {}, "new": self._is_new}
 
     def _on_load(self, sets: object, saved: Collection[int]) -> dict[str, Any]:
         system.sleep(self.world.rng.uniform(0.05, 0.35))

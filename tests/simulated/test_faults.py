@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.simulated.notebook import SimulatedNotebook
 
 
-@simulated(seeds=10, known="a host that is lost while a rank is replaced costs all variables")
+@simulated(seeds=10)
 def test_a_host_that_is_lost_while_a_rank_is_replaced_costs_only_its_own_variables(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -41,7 +41,7 @@ def test_ranks_can_be_attached_to_after_a_kernel_and_a_rank_died_in_a_replacemen
     assert not world.notebook.cell(reduce(sets=2)).error
 
 
-@simulated(seeds=10, known="a host that loses power around an attach is blamed on a call in C")
+@simulated(seeds=10)
 def test_ranks_can_be_attached_to_while_one_of_their_hosts_loses_power(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -103,7 +103,7 @@ def test_the_next_notebook_says_which_ranks_have_no_variables_after_a_replacemen
     )
 
 
-@simulated(seeds=10, hosts=4, known="a second host lost while all ranks start again costs all")
+@simulated(seeds=10, hosts=4)
 def test_a_second_host_that_is_lost_while_ranks_start_again_costs_only_its_own_variables(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_second_host_that_is_lost_while_ranks_start_again_costs_only_its_own_v
     assert notebook.state == "running"
 
 
-@simulated(seeds=10, known="a rank that dies while all ranks start again costs all variables")
+@simulated(seeds=10)
 def test_a_rank_that_dies_while_ranks_start_again_costs_only_its_own_variables(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_host_that_stands_still_during_the_test_of_the_network_is_no_firewall(
     assert notebook.state == "running"
 
 
-@simulated(seeds=10, known="a death costs all variables once the spare processes are used")
+@simulated(seeds=10)
 def test_a_death_without_a_spare_process_costs_only_the_variables_of_its_rank(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:

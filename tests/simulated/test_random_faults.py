@@ -98,11 +98,7 @@ def test_submitted_cells_run_in_their_order_while_ranks_die(
 _AROUND_ATTACH = ("kill_rank", "kill_spare", "cut_short", "reset", "stall_relay", "stall_agent")
 
 
-@simulated(
-    seeds=40,
-    plan=partial(_plan, _AROUND_ATTACH),
-    known="events that a dead kernel did not confirm end the agents of other hosts",
-)
+@simulated(seeds=40, plan=partial(_plan, _AROUND_ATTACH))
 def test_the_ranks_of_a_kernel_that_dies_at_any_moment_are_attached_to(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:

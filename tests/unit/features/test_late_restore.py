@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.collectives import loopback, world
+from allranks.engine.rank import Rank
+from allranks.features import heal
 from allranks.features.attach import RankAttach
 from allranks.features.heal import RankHeal
 from allranks.records import requests
@@ -71,5 +73,46 @@ def test_a_rank_says_which_others_were_not_replaced(rank):
         assert about()["died"] == []
         world.current().died[1] = "was killed"
         assert about()["died"] == [1]
+
+    rank(check)
+
+
+@pytest.mark.parametrize("healing", [True, False])
+def test_a_rank_that_waits_in_mpi_for_a_lost_host_saves_in_another_thread(healing):
+    answered, queued = [], []
+    rank = SimpleNamespace(
+        _features=SimpleNamespace(message_received=lambda *_: None, requests_while_busy=set()),
+        _loop=SimpleNamespace(call_soon_threadsafe=lambda call, ask, payloads: queued.append(ask)),
+        _answer=lambda ask, payloads: answered.append(ask),
+        wire=SimpleNamespace(busy=False),
+    )
+    save = Ask(2, requests.SAVE, {})
+
+    def receive():
+        world.current().is_healing = healing
+        Rank._receive(rank, save, [])
+
+    loopback.run(1, receive)
+    assert (answered, queued) == (([save], []) if healing else ([], [save]))
+
+
+def test_saved_variables_stay_on_disk_until_all_ranks_have_loaded_theirs(rank, monkeypatch):
+    monkeypatch.setattr(heal, "saved_names", SimpleNamespace(load=lambda parts, names: None))
+    monkeypatch.setattr(heal.wire, "parts", lambda data: [data])
+    dropped = []
+    life = SimpleNamespace(read=lambda version: b"saved", drop=lambda: dropped.append("life"))
+    cells = SimpleNamespace(newest=lambda: 1)
+
+    def check(heals, about):
+        heals._rank.shell.user_global_ns = {}
+        kept = SimpleNamespace(of_life=life, of_cells=cells, settled=lambda: 0)
+        world.current().variable_store = kept
+        heals._has_loaded = False
+        loaded = heals.answer(requests.LOAD, {"sets": {}, "saved": [0]}, [])
+        assert loaded == ({"problem": ""}, [])
+        assert dropped == []
+        for _ in range(2):
+            heals.answer(requests.SETTLE, {}, [])
+            assert dropped == ["life"]
 
     rank(check)

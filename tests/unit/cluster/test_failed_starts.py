@@ -1,0 +1,89 @@
+"""A start that fails leaves no socket, and a part that ends is named."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.cluster import connection, sockets
+from allranks.cluster.connection import Connection
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.sharing import WatcherFeed
+from allranks.cluster.sockets import EventQueue, FromHostAgent, ListeningSockets, RankSockets
+from allranks.errors import StartFailed, UsageError
+
+
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def fail(*_, **__):
+    raise StartFailed("no more")
+
+
+def test_the_first_listening_socket_is_closed_if_there_is_no_port_for_the_second(monkeypatch):
+    listen, opened = sockets._listening, []
+
+    def once(*words):
+        if opened:
+            fail()
+        opened.append(listen(*words))
+        return opened[0]
+
+    monkeypatch.setattr(sockets, "_listening", once)
+    with pytest.raises(StartFailed):
+        ListeningSockets.open(LOOPBACK, ANY_PORTS)
+    assert opened[0].fileno() == -1
+
+
+def test_listening_sockets_are_closed_if_no_thread_can_be_started(monkeypatch):
+    listening = ListeningSockets.open(LOOPBACK, ANY_PORTS)
+    descriptors = listening.commands, listening.events
+    monkeypatch.setattr(sockets, "_expect_threads", fail)
+    with pytest.raises(StartFailed):
+        RankSockets(EventQueue(), NotebookHooks(()), listening)
+    assert not any(map(is_open, descriptors))
+
+
+def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
+    closed = []
+    wire = SimpleNamespace(close=lambda: closed.append("wire"), send=None, sharing=None)
+    config = SimpleNamespace(heals=False, log_dir="/l", session_dir="/s")
+    monkeypatch.setattr(connection, "open_sockets", lambda *_: (wire, config))
+    hooks = SimpleNamespace(started=fail)
+    with pytest.raises(StartFailed):
+        Connection(2, (), SimpleNamespace(), (), lambda *_: None, hooks=hooks)
+    assert closed == ["wire"]
+
+
+def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
+    ranks = SimpleNamespace(_controller_end="", log_dir="/logs")
+    Connection._handle(ranks, FromHostAgent("controller_exit", {"code": -9}))
+    with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
+        Connection.client(ranks)
+
+
+class Visitor:
+    def send(self, part):
+        return len(part)
+
+
+def test_what_a_watcher_has_got_is_counted_while_no_thread_adds_to_it():
+    feed, parts = WatcherFeed(), [b"message", b""]
+
+    def sent(nbytes):
+        assert nbytes == 7
+        assert feed._lock.locked()
+
+    watcher = SimpleNamespace(next=lambda state: parts.pop(0), sent=sent, waits=False)
+    feed._watchers = {Visitor(): watcher}
+    feed._selector = SimpleNamespace(
+        get_key=lambda one: SimpleNamespace(data=None), modify=lambda *_: None
+    )
+    feed._send()
+    assert parts == []

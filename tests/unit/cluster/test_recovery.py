@@ -1,0 +1,242 @@
+"""Further deaths and lost hosts while dead ranks are replaced, or all ranks start again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from allranks.cluster import healing, relocation
+from allranks.cluster.failures import ProcessExit, RankRegistry
+from allranks.cluster.healing import HealedCells, Replacement
+from allranks.cluster.relocation import Relocation
+from allranks.cluster.sockets import InterruptRequested
+from allranks.errors import ClusterLost
+from allranks.records import requests
+from allranks.records.wire import Answer, Hello
+
+HOSTS = {"h1": [0, 1], "h2": [2, 3], "h3": [4, 5]}
+SAVED = {"sets": {}, "goes_on": 0, "left": {}, "new": False}
+Event = Callable[["Ranks"], object]
+
+
+class Ranks:
+    """Six ranks on three hosts. Each request, and each start, is a step with a name; ``events``
+    happen at the first, second … step of a name, in place of what ranks do by themselves.
+    """
+
+    size, log_dir, can_relocate, inbox = 6, "/logs", True, SimpleNamespace()
+    inbox.hearing_interrupts = nullcontext
+
+    def __init__(self, events: dict[str, list[Event | None]]) -> None:
+        self.roster, self.events = RankRegistry(6), events
+        self.places = {host: list(ranks) for host, ranks in HOSTS.items()}
+        self.loaded: list[list[int]] = []
+        self.problem, self.is_up, self.state = "", False, "running"
+        self._now: Callable[[], object] = lambda: None
+        self._come()
+
+    def _come(self) -> None:
+        for host, ranks in self.places.items():
+            for rank in ranks:
+                self.roster.register(Hello(rank, 6, 0, 2, host, 1, "cpu", "e", "m", "/none"))
+
+    def _begin(self, name: str, usual: Callable[[], object]) -> None:
+        events = self.events.get(name, [])
+        event = events.pop(0) if events else None
+        self._now = usual if event is None else (lambda: event(self))
+
+    def step(self, seconds: float) -> list[InterruptRequested]:
+        return [InterruptRequested()] if self._now() == "press" else []
+
+    @contextmanager
+    def asking(self, ranks: Any, name: str, arguments: Any) -> Iterator[dict[int, Any]]:
+        self.got: dict[int, Any] = {}
+        if name == requests.LOAD:
+            self.loaded.append(arguments["saved"])
+        content = {requests.SAVE: SAVED, requests.LOAD: {"problem": ""}}.get(name, {})
+        self._begin(name, lambda: self.answer(ranks, content))
+        yield self.got
+
+    def answer(self, ranks: Any, content: Any, problem: str = "") -> None:
+        self.got |= {rank: (Answer(1, rank, content, problem), []) for rank in ranks}
+
+    def relocate(self) -> dict[str, list[int]]:
+        for host in self.roster.lost_hosts:
+            moved = self.places.pop(host)
+            if self.places:
+                next(iter(self.places.values())).extend(moved)
+        self.roster.start_again()
+        self._begin("start", self._come)
+        return self.places
+
+    def seat_spares(self, dead: list[int]) -> str:
+        return self.problem
+
+    def all_up(self) -> None:
+        self.is_up = True
+
+    def loss_text(self, shown: bool = False) -> str:
+        return "lost"
+
+    def close(self, state: str, why: str) -> None:
+        self.state = state
+
+
+def dies(rank: int) -> Event:
+    def event(ranks: Ranks) -> None:
+        end = ProcessExit(rank, code=-9, pid=1)
+        if ranks.roster.missing:  # as Connection does
+            ranks.roster.ends.append(end)
+        else:
+            ranks.roster.record_death(end)
+
+    return event
+
+
+def loses(host: str) -> Event:
+    def event(ranks: Ranks) -> None:
+        ranks.roster.lost_hosts[host] = "is cut off"
+        if not ranks.roster.missing:
+            for rank in ranks.places[host]:
+                ranks.roster.record_death(ProcessExit(rank, host=host, why="is cut off"))
+
+    return event
+
+
+def press(ranks: Ranks) -> str:
+    return "press"
+
+
+@pytest.fixture(autouse=True)
+def _clocks(monkeypatch):
+    class Looks:
+        """A time limit that counts looks."""
+
+        def __init__(self, seconds: float) -> None:
+            self._left = 50
+
+        def left(self) -> int:
+            self._left -= 1
+            return self._left
+
+    monkeypatch.setattr(healing, "Countdown", Looks)
+    monkeypatch.setattr(relocation, "Countdown", Looks)
+
+
+def start_again(first: str = "h3", **events: list[Event | None]) -> tuple[Ranks, Relocation]:
+    ranks = Ranks(events)
+    loses(first)(ranks)
+    moved = Relocation(ranks, lambda text: None)  # type: ignore[arg-type]
+    moved.make()
+    return ranks, moved
+
+
+@pytest.mark.parametrize("step", ["start", "load"])
+def test_a_second_host_that_is_lost_costs_its_own_ranks_alone(step):
+    ranks, moved = start_again(**{step: [loses("h2")]})
+    assert ranks.is_up
+    assert moved.dead.keys() == {2, 3, 4, 5}
+    assert ranks.loaded[-1] == [0, 1]
+    assert "ranks 0–1 have their variables again" in moved.text("", 1.0)
+
+
+@pytest.mark.parametrize("step", ["start", "load"])
+def test_a_rank_that_dies_while_all_start_again_loads_what_it_had_saved(step):
+    ranks, moved = start_again(**{step: [dies(1)]})
+    assert ranks.is_up
+    assert moved.dead.keys() == {4, 5}
+    assert ranks.loaded[-1] == [0, 1, 2, 3]
+
+
+def test_a_rank_that_its_variables_end_starts_without_them():
+    ranks, moved = start_again(load=[dies(1), dies(1)])
+    assert ranks.loaded == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]]
+    assert moved.dead.keys() == {1, 4, 5}
+
+
+def test_ranks_that_do_not_start_are_started_once_more():
+    ranks, _ = start_again(start=[lambda ranks: None])
+    assert ranks.is_up
+
+
+def test_ranks_that_cannot_start_are_lost_after_some_tries():
+    with pytest.raises(ClusterLost, match="could not be started again: ranks 0–5 did not start"):
+        start_again(start=[lambda ranks: None] * 9)
+
+
+def test_two_interrupts_end_all_ranks_also_while_they_load():
+    with pytest.raises(ClusterLost, match="you have interrupted it twice"):
+        start_again(load=[press])
+
+
+def test_a_rank_without_its_variables_does_not_count_as_one_that_has_them():
+    def save(ranks: Ranks) -> None:
+        ranks.answer(range(4), SAVED)
+        ranks.answer([1], SAVED | {"new": True})
+
+    ranks, moved = start_again(save=[save])
+    assert moved.dead.keys() == {1, 4, 5}
+    assert ranks.loaded == [[0, 2, 3]]
+
+
+def replace(ranks: Ranks) -> bool:
+    dies(3)(ranks)
+    return Replacement(ranks, 1, lambda text: None).make()  # type: ignore[arg-type]
+
+
+def test_if_a_host_is_lost_while_a_rank_is_replaced_all_start_again():
+    ranks = Ranks({"heal": [loses("h1")]})
+    assert replace(ranks) is False
+    assert ranks.state == "running"
+
+
+def test_without_a_spare_process_all_start_again():
+    ranks = Ranks({})
+    ranks.problem = "expected a spare process for rank 3, found 0"
+    assert replace(ranks) is False
+    assert ranks.state == "running"
+
+
+def test_ranks_that_mpi_does_not_free_start_again():
+    ranks = Ranks({"heal": [lambda ranks: ranks.answer([0, 1], {}, "another has died")]})
+    assert replace(ranks) is False
+    moved = Relocation(ranks, lambda text: None)  # type: ignore[arg-type]
+    moved.make()
+    assert moved.dead.keys() == {3}
+    assert ranks.loaded == [[0, 1, 2, 4, 5]]
+    assert "To use all hosts again" not in moved.text("", 1.0)
+
+
+def test_where_ranks_cannot_start_again_they_are_lost_with_the_last_spare_process():
+    ranks = Ranks({})
+    ranks.problem, ranks.can_relocate = "expected a spare process for rank 3, found 0", False
+    with pytest.raises(ClusterLost, match="found 0"):
+        replace(ranks)
+    assert ranks.state == "lost"
+
+
+def test_two_interrupts_of_a_replacement_end_all_ranks():
+    ranks = Ranks({"heal": [press]})
+    with pytest.raises(ClusterLost, match="interrupted twice"):
+        replace(ranks)
+
+
+def test_a_new_rank_that_a_death_kept_from_its_variables_has_them_with_the_next_one():
+    asked = []
+
+    def ask(name, arguments, ranks, seconds):
+        asked.append((name, set(ranks)))
+        content = {"goes_on": 0, "version": 1}
+        if name == requests.SETTLE:
+            return {rank: (content | {"new": rank in (2, 3)}, []) for rank in ranks}
+        return {}
+
+    cells = HealedCells.__new__(HealedCells)
+    cells._connection = SimpleNamespace(ask=ask, roster=RankRegistry(4))
+    cells._saved, cells.goes_on, cells.news = set(), 0, []
+    cells._restore([3])
+    assert asked == [(requests.SETTLE, {0, 1, 2, 3}), (requests.RESTORE, {2, 3})]
