@@ -181,11 +181,11 @@ class SimulatedNotebook:
 
     def kill(self) -> None:
         """Kills the kernel."""
-        self.world._note("the kernel is killed")
+        self.world.note("the kernel is killed")
         self.process.signal(signal.SIGKILL)
 
     def interrupt(self) -> None:
-        self.world._note("the user interrupts")
+        self.world.note("the user interrupts")
         self.process.signal(signal.SIGINT)
 
     def stop(self) -> None:
