@@ -172,6 +172,8 @@ class Interceptors(Protocol):
 
 _POLL_SECONDS = BEAT_SECONDS / 2
 _TRIED_PORTS = 100
+#: ZeroMQ's own names of connections begin with it.
+_NO_NAME = b"\0"
 _SILENT = json.dumps({"event": "host_silent"}).encode()
 _KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,
@@ -480,10 +482,8 @@ class RankSockets:
             # A relay announces itself on each new connection.
             while self._commands.poll(0):
                 name, last, owner = self._commands.recv_multipart()
-                if name.startswith(b"\0"):
-                    # Of a connection that ended before this was read. A new one has the host's name
-                    # meanwhile, so ZeroMQ has given the old one a name of its own.
-                    continue
+                if name.startswith(_NO_NAME):
+                    continue  # of a connection whose name a newer one of the same host has taken
                 again = self._messages_of(name.decode())
                 for frames in again.on_connection(int(last), owner):
                     self._send([name, *frames])

@@ -129,3 +129,18 @@ def test_the_time_that_a_host_was_silent_before_a_notebook_attached_counts_for_i
     wire._send = wire.command = lambda *_: None
     RankSockets.attach(wire, {"h1": 0.0, "h2": 10.0})
     assert wire._last_signs["h1"] - wire._last_signs["h2"] == 10.0 / sockets._POLL_SECONDS
+
+
+def test_an_announcement_on_a_connection_that_was_replaced_names_no_host():
+    came = [[b"\0\x01\x02\x03\xe9", b"3", b"a"], [b"h1", b"4", b"a"]]
+    confirmed = []
+    messages = SimpleNamespace(
+        confirm=lambda *words: None,
+        confirmation=None,
+        on_connection=lambda last, owner: confirmed.append(last) or [],
+    )
+    wire = SimpleNamespace(_closed=False, _lock=threading.RLock(), _last_signs={"h1": None})
+    wire._messages_of = {"h1": messages}.__getitem__
+    wire._commands = SimpleNamespace(poll=lambda _: bool(came), recv_multipart=lambda: came.pop(0))
+    RankSockets._confirm(wire, "h1", 1, b"a")
+    assert confirmed == [4]
