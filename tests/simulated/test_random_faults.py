@@ -36,7 +36,7 @@ def _run_cells(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
             return
 
 
-@simulated(seeds=80, plan=partial(_plan, _SHORT))
+@simulated(seeds=70, plan=partial(_plan, _SHORT))
 def test_short_faults_cost_no_line_and_no_cluster(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -47,17 +47,17 @@ def test_short_faults_cost_no_line_and_no_cluster(
 _NETWORK = ("reset", "reset", "cut_short", "cut_middle", "stall_relay")
 
 
-@simulated(seeds=30, plan=partial(_plan, _NETWORK))
+@simulated(seeds=15, plan=partial(_plan, _NETWORK))
 def test_an_unsteady_network_loses_and_repeats_no_line(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
     notebook.start()
     for number in range(1, _CELLS + 1):
-        notebook.cell(work(seconds=1.5, lines=300, sets=number))
+        notebook.cell(work(seconds=1.5, lines=100, sets=number))
     assert notebook.state == "running", notebook.outcome[-1]
 
 
-@simulated(seeds=50, plan=partial(_plan, _HOSTS))
+@simulated(seeds=40, plan=partial(_plan, _HOSTS))
 def test_lost_hosts_are_named_and_every_cell_ends(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -67,7 +67,7 @@ def test_lost_hosts_are_named_and_every_cell_ends(
 _HERE = ("kill_rank", "kill_rank", "stall_rank", "stall_agent", "stall_notebook", "interrupt")
 
 
-@simulated(seeds=30, hosts=0, ranks=4, plan=partial(_plan, _HERE))
+@simulated(seeds=20, hosts=0, ranks=4, plan=partial(_plan, _HERE))
 def test_ranks_of_one_machine_survive_deaths_and_stops(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -98,7 +98,7 @@ def test_submitted_cells_run_in_their_order_while_ranks_die(
 _AROUND_ATTACH = ("kill_rank", "kill_spare", "cut_short", "reset", "stall_relay", "stall_agent")
 
 
-@simulated(seeds=40, plan=partial(_plan, _AROUND_ATTACH))
+@simulated(seeds=25, plan=partial(_plan, _AROUND_ATTACH))
 def test_the_ranks_of_a_kernel_that_dies_at_any_moment_are_attached_to(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
@@ -116,7 +116,7 @@ def test_the_ranks_of_a_kernel_that_dies_at_any_moment_are_attached_to(
 _WHILE_WATCHED = ("kill_rank", "stall_rank", "stall_agent", "stall_notebook", "interrupt")
 
 
-@simulated(seeds=20, hosts=0, ranks=4, plan=partial(_plan, _WHILE_WATCHED))
+@simulated(seeds=15, hosts=0, ranks=4, plan=partial(_plan, _WHILE_WATCHED))
 def test_a_watcher_shows_each_line_of_the_cells_once(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
