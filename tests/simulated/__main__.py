@@ -43,6 +43,8 @@ _LIMIT_SECONDS, _END_SECONDS = 3000.0, 60.0
 #: Seeds of tests lie below.
 _FIRST_NEW = 1_000_000
 _SHOWN_STEPS = 4000
+#: At which share of a thread's calls of the system.
+_PREEMPT = 0.03
 
 
 def scenarios() -> dict[str, Scenario]:
@@ -63,7 +65,9 @@ def run(
     if plan is None and scenario.plan is not None:
         plan = scenario.plan(random.Random(f"plan{seed}"))
     faults = [each if isinstance(each, Fault) else Fault(**each) for each in plan or ()]
-    world = ClusterWorld(seed, scenario.hosts, scenario.ranks, faults)
+    # In every other world, threads also lose the processor within a step.
+    preempt = _PREEMPT if seed % 2 else 0.0
+    world = ClusterWorld(seed, scenario.hosts, scenario.ranks, faults, preempt)
     world.tracing = trace
     notebook = SimulatedNotebook(world)
     ended: list[bool] = []

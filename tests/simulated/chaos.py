@@ -182,7 +182,8 @@ class ClusterWorld(World):
         """Makes a fault of this kind happen (see `FAULTS`)."""
         FAULTS[kind](self, self.chance if rng is None else rng)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Records that a fault has happened."""
         self.faults.append((self.seconds(), text))
         self.log("FAULT", text)
 
@@ -191,26 +192,26 @@ class ClusterWorld(World):
 
     def kill_rank(self, number: int) -> None:
         if model := self.rank(number):
-            self._note(f"rank {number} on {model.p.host.name} is killed")
+            self.note(f"rank {number} on {model.p.host.name} is killed")
             model.p.signal(signal.SIGKILL)
 
     def kill_on(self, host: str, name: str) -> None:
         """Kills the processes of a name on a host."""
-        self._note(f"the {name} of {host} is killed")
+        self.note(f"the {name} of {host} is killed")
         self._troubled.add(host)
         for process in self.find(name, host):
             process.signal(signal.SIGKILL)
 
     def stall(self, host: str, name: str, seconds: float) -> None:
         """Makes processes stand still."""
-        self._note(f"the {name} of {host} stands still for {seconds:g} s")
+        self.note(f"the {name} of {host} stands still for {seconds:g} s")
         self._may_be_late(host, seconds)
         for process in self.find(name, host):
             process.freeze(seconds)
 
     def kill_host(self, host: str) -> None:
         """A host loses power: nothing there runs any more, and nobody is told."""
-        self._note(f"host {host} loses power")
+        self.note(f"host {host} loses power")
         self._troubled.add(host)
         for other in self.hosts:
             if other != host:
@@ -221,7 +222,7 @@ class ClusterWorld(World):
 
     def stall_host(self, host: str, seconds: float) -> None:
         """A whole host stands still, and does not answer the network."""
-        self._note(f"host {host} stands still for {seconds:g} s")
+        self.note(f"host {host} stands still for {seconds:g} s")
         self._may_be_late(host, seconds)
         self.still[host] = self.now + seconds
         for process in list(self.procs.values()):
@@ -233,7 +234,7 @@ class ClusterWorld(World):
 
     def cut_off(self, host: str, seconds: float, others: bool = False) -> None:
         """Interrupts the network between a host and the notebook, or all ``others``."""
-        self._note(f"{host} is cut off for {seconds:g} s")
+        self.note(f"{host} is cut off for {seconds:g} s")
         self._may_be_late(host, seconds)
         for other in self.hosts if others else (NOTEBOOKS_HOST,):
             if other != host:
@@ -241,7 +242,7 @@ class ClusterWorld(World):
 
     def reset(self, host: str) -> None:
         """Resets the connections of a host: what is on the way is lost."""
-        self._note(f"the connections of {host} are reset")
+        self.note(f"the connections of {host} are reset")
         for one in self.all_sockets():
             is_up = one.conn is not None and one.conn.up and one.url.startswith("tcp")
             if is_up and one.proc.host.name == host:
@@ -249,14 +250,14 @@ class ClusterWorld(World):
                 one.conn.break_client()
 
     def stall_notebook(self, seconds: float) -> None:
-        self._note(f"the notebook stands still for {seconds:g} s")
+        self.note(f"the notebook stands still for {seconds:g} s")
         self._troubled.update(self.host_names if seconds > _LATE_SECONDS else ())
         self.notebook.process.freeze(seconds)
         zeromq.on_frozen_server(self, self.notebook.process, seconds)
 
     def flood(self, host: str) -> None:
         """MPI's launcher writes more than a pipe holds, while nobody reads, and a rank dies."""
-        self._note(f"mpiexec writes much on {host}, whose relay stands still for 2 s")
+        self.note(f"mpiexec writes much on {host}, whose relay stands still for 2 s")
         self._may_be_late(host, 2.0)
         for process in self.find("relay", host):
             process.freeze(2.0)
@@ -273,14 +274,14 @@ class ClusterWorld(World):
 def _kill_a_spare(world: ClusterWorld, rng: random.Random) -> None:
     if found := world.find("spare"):
         process = rng.choice(found)
-        world._note(f"a spare process on {process.host.name} is killed")
+        world.note(f"a spare process on {process.host.name} is killed")
         process.signal(signal.SIGKILL)
 
 
 def _stall_a_rank(world: ClusterWorld, rng: random.Random) -> None:
     number, seconds = rng.randrange(world.size), rng.choice([0.5, 2, 5])
     if model := world.rank(number):
-        world._note(f"rank {number} stands still for {seconds:g} s")
+        world.note(f"rank {number} stands still for {seconds:g} s")
         model.p.freeze(seconds)
 
 

@@ -377,6 +377,8 @@ class Rank:
         #: Notified when the main thread has something to look at.
         self._wake = Source()
         self._cell, self._is_busy, self._is_interrupted = 0, False, False
+        #: The cell for which an interrupt has come before its begin.
+        self._early = 0
         self._died: dict[int, str] = {}
         self._last_cell = {"cell": 0, "label": "", "seconds": 0.0}
         self._is_unseen = self._is_dirty = self._has_failed = self._had_traffic = False
@@ -487,6 +489,8 @@ class Rank:
             if self._is_busy and self._cell == record.cell:
                 self._is_interrupted = True
                 self._wake.notify()
+            else:
+                self._early = record.cell
         elif isinstance(record, wire.Died):
             self._died[record.rank] = record.how
             self._wake.notify()
@@ -580,7 +584,8 @@ class Rank:
         world, spec = self.world, ast.literal_eval(cell.source)
         world.runs(self, cell.cell)
         world.trigger("run")
-        self._cell, self._is_busy, self._is_interrupted = cell.cell, True, False
+        self._cell, self._is_busy = cell.cell, True
+        self._is_interrupted = self._early == cell.cell
         self._kept.clear()
         self._last_cell = {"cell": cell.cell, "label": cell.label, "seconds": 0.0}
         self._is_unseen = True

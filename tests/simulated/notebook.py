@@ -181,11 +181,11 @@ class SimulatedNotebook:
 
     def kill(self) -> None:
         """Kills the kernel."""
-        self.world._note("the kernel is killed")
+        self.world.note("the kernel is killed")
         self.process.signal(signal.SIGKILL)
 
     def interrupt(self) -> None:
-        self.world._note("the user interrupts")
+        self.world.note("the user interrupts")
         self.process.signal(signal.SIGINT)
 
     def stop(self) -> None:
@@ -408,7 +408,9 @@ class Watcher:
 
     def _main(self) -> None:
         sessions.visit(self._folder, "watch")
-        stream = sessions.watch(self._folder, 0).makefile("rb")
+        connection: Any = sessions.watch(self._folder, 0)
+        connection.settimeout(None)  # as asyncio does
+        stream = connection.makefile("rb")
         while message := self._next(stream):
             _, frames = message
             if frames:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulated.scenarios import any_cell, simulated
+from tests.simulated.scenarios import any_cell, simulated, work
 
 if TYPE_CHECKING:
     from tests.simulated.chaos import ClusterWorld, Fault
@@ -36,11 +36,24 @@ def _run_cells(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
             return
 
 
-@simulated(seeds=110, plan=partial(_plan, _SHORT))
+@simulated(seeds=80, plan=partial(_plan, _SHORT))
 def test_short_faults_cost_no_line_and_no_cluster(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
     _run_cells(world, notebook)
+    assert notebook.state == "running", notebook.outcome[-1]
+
+
+_NETWORK = ("reset", "reset", "cut_short", "cut_middle", "stall_relay")
+
+
+@simulated(seeds=30, plan=partial(_plan, _NETWORK))
+def test_an_unsteady_network_loses_and_repeats_no_line(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    for number in range(1, _CELLS + 1):
+        notebook.cell(work(seconds=1.5, lines=300, sets=number))
     assert notebook.state == "running", notebook.outcome[-1]
 
 
