@@ -506,9 +506,7 @@ def messages_that_are_held_arrive_in_order_later(stage: Any) -> Any:
 
 
 @script
-def of_many_messages_over_a_connection_that_is_cut_some_are_missing_none_is_twice(
-    stage: Any,
-) -> Any:
+def a_message_over_a_connection_that_is_cut_arrives_whole_and_at_most_once(stage: Any) -> Any:
     pull = stage.process().socket("PULL").bind(url := stage.url())
     push = stage.process().events_socket("PUSH").connect((line := stage.line(url)).url)
     push.event()
@@ -519,7 +517,8 @@ def of_many_messages_over_a_connection_that_is_cut_some_are_missing_none_is_twic
             push.events_until("HANDSHAKE_SUCCEEDED")
     found = pull.messages_until(b"599", b"599")
     numbers = [first for first, _ in found]
-    return numbers == sorted(set(numbers)), all(first == second for first, second in found)
+    # Those of the last connection may be read before the rest of the one before.
+    return len(numbers) == len(set(numbers)), all(first == second for first, second in found)
 
 
 @script
