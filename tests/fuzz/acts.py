@@ -400,6 +400,7 @@ for order in orders: step(order)
 
 @act(only="cluster", soak=True)
 def structures_in_opposite_order(draw: Draw, session: InProcess) -> None:
+    session.import_here("tensorflow")  # as the exception of the ranks does
     with allranks.Cluster(2, preload="tensorflow") as other:
         _must(session.do(lambda: other.run(_OPPOSITE)), "ok")
         ended = session.do(lambda: other.run("for order in [*orders, orders[rank]]: step(order)"))

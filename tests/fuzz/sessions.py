@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import gc
+import importlib
 import os
 import pickle
 import re
@@ -422,6 +423,15 @@ class InProcess(Session):
 
     def _children(self) -> set[psutil.Process]:
         return set(psutil.Process().children(recursive=True)) - self._others
+
+    def import_here(self, module: str) -> None:
+        """Imports a module whose threads never end, and counts them as there without ranks."""
+        process = psutil.Process()
+        before = process.num_fds(), process.num_threads()
+        importlib.import_module(module)
+        descriptors, threads = self._idle
+        descriptors += process.num_fds() - before[0]
+        self._idle = descriptors, threads + process.num_threads() - before[1]
 
     def _held(self) -> tuple[int, int]:
         """How many descriptors and threads this process holds without ranks."""
