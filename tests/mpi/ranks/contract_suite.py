@@ -452,7 +452,7 @@ def way_of(call: Callable[[], object]) -> list[tuple[Path, str]]:
         if event == "call" and file.is_relative_to(ROOMS):
             ways[-1].append((file.relative_to(ROOMS), code.co_name))
 
-    for _ in range(100):
+    for _ in range(1000):
         ways.append([])
         sys.setprofile(note)
         call()
