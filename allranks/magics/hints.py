@@ -87,7 +87,7 @@ class Hints:
             return ""
         found: dict[str, Any] = {}
         with suppress(AllranksError):
-            found = self._session.hooks.command("describe", name, len(name))
+            found = self._session.hooks.command("find", name, len(name))
         if not found.get("found"):
             return ""
         pull = f"%distributed pull {name}"

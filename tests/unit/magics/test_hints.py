@@ -93,14 +93,15 @@ def shell():
 
 @pytest.fixture
 def session():
-    def describe(name, source, cursor):
+    def find(command, source, cursor):
+        assert command == "find"  # a description may be that of a magic
         if source == "busy":
             raise AllranksError("they do not answer")
         if source == "interrupted":
             raise KeyboardInterrupt
         return {"rank": 2, "found": source == "model"}
 
-    return SimpleNamespace(running=None, hooks=SimpleNamespace(command=describe))
+    return SimpleNamespace(running=None, hooks=SimpleNamespace(command=find))
 
 
 @pytest.fixture
