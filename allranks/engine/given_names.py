@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import linecache
+import dis
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from operator import is_
-from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
 
@@ -18,6 +15,8 @@ from allranks.engine.saved_names import is_same
 _OF_ALL = (*PLACE, "comm")
 _WATCHED = (*_OF_ALL, "log", *OPERATIONS)
 _MISSING = object()
+#: What loads a name that is not a function's own.
+_LOADS = ("LOAD_NAME", "LOAD_GLOBAL")
 #: A notice lists at most this many names.
 _NAMED = 5
 
@@ -110,15 +109,25 @@ def _is_ours(name: str, value: Any, given: Any) -> bool:
 
 
 def _names_at(code: CodeType, at: int) -> set[str]:
-    """Returns the names in the expression of an instruction; none if its source is not known."""
-    first, last, begin, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
-    if first is None or last is None or begin is None or end is None:
-        return set()
+    """Returns the global names in the expression of an instruction.
+
+    A local name, and one in a lambda or a comprehension within the expression, is none of them.
+    """
     try:
-        lines = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
-        lines[-1] = lines[-1][:end]
-        lines[0] = lines[0][begin:]
-        tree = ast.parse(dedent(b"".join(lines).decode()))
-    except Exception:  # a cell has replaced functions of linecache, or it is no expression
+        steps = [(step, step.positions) for step in dis.get_instructions(code)]
+        (whole,) = [place for step, place in steps if step.offset == at]
+        return {
+            step.argval
+            for step, place in steps
+            if step.opname in _LOADS and _is_within(place, whole)
+        }
+    except Exception:  # it has no places, or a cell has replaced functions of Python
         return set()
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _is_within(place: Any, whole: Any) -> bool:
+    first, last, begin, end = whole
+    return (first, begin) <= (place.lineno, place.col_offset) and (
+        place.end_lineno,
+        place.end_col_offset,
+    ) <= (last, end)

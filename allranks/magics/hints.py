@@ -55,15 +55,20 @@ class Hints:
             if self._before is not None:
                 own[_SHOW] = self._before
 
-    def _show(self, raised: Any = None, *arguments: Any, **options: Any) -> None:
-        error = raised[1] if raised else sys.exc_info()[1]
+    # The parameter has IPython's name, because a caller may use it.
+    def _show(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
+        # Shown without a hint if an object of the user raises, or an interrupt ends the question.
+        with suppress(Exception, KeyboardInterrupt):
+            self._hint(exc_tuple[1] if exc_tuple else sys.exc_info()[1])
+        self._show_as_before(exc_tuple, *arguments, **options)
+
+    def _hint(self, error: BaseException | None) -> None:
         if type(error) is NameError:
             self._add_to(error)
         elif type(error) is UnknownMagic and (found := _NOT_FOUND.search(str(error))):
             magic = f"{found[1]}{found[2]}"
             if found[2] in self.px:
                 error.args = (f"{error} {magic} runs on the ranks after: %load_ext allranks.px",)
-        self._show_as_before(raised, *arguments, **options)
 
     def _add_to(self, error: NameError) -> None:
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
@@ -82,7 +87,7 @@ class Hints:
             return ""
         found: dict[str, Any] = {}
         with suppress(AllranksError):
-            found = self._session.hooks.command("describe", name, len(name))
+            found = self._session.hooks.command("find", name, len(name))
         if not found.get("found"):
             return ""
         pull = f"%distributed pull {name}"
@@ -93,7 +98,8 @@ class Hints:
         own, hidden = self._shell.user_ns, self._shell.user_ns_hidden
         names = {name: own[name] for name in own if own[name] is not hidden.get(name, hidden)}
         here = "Begin the cell with: %%local" if self._toggle.is_on else _WITHOUT
-        error.text = "\n\n".join([error.text, *in_notebook(error.reports, ran, names, here)])
+        with suppress(Exception):  # a variable's class may have a ``__module__`` of its own
+            error.text = "\n\n".join([error.text, *in_notebook(error.reports, ran, names, here)])
 
 
 def in_notebook(

@@ -143,6 +143,8 @@ def test_a_name_of_the_other_side_is_named_with_the_way_to_it(notebook):
     notebook.on_ranks("ranks.size").says("ranks runs in the notebook. Type it in a cell without")
     notebook.run("allreduce(kept)").says("allreduce exists on the ranks: begin the cell with")
     notebook.run("kept").fails("NameError").says("kept exists on rank 0: begin the cell with")
+    # A magic on the ranks is no variable.
+    notebook.run("print(env)").fails("NameError").lacks("exists on rank")
     notebook.on_ranks("from allranks.widgets import ring\nring()").says(
         "ring() expected the notebook, found a cell of the ranks. Type it in a cell without"
     )

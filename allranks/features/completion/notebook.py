@@ -14,7 +14,7 @@ from allranks.errors import UsageError
 from allranks.records import ranks as rank_lists
 
 #: How long the kernel waits. JupyterLab waits one second for completions, also on a busy machine.
-_SECONDS = {"complete": 0.5, "describe": 2.0}
+_SECONDS = {"complete": 0.5, "describe": 2.0, "find": 0.5}
 #: What the ranks of a cell are named by, in its first line.
 _RANKS = re.compile(
     r"\s*%%(?:rank\s+|(?:distributed|px)\b.*?\s(?:-r|--ranks|-t|--targets)[\s=]*)"
@@ -29,7 +29,7 @@ _HELP = re.compile(
 class NameCompletion(AskingFeature):
     """Chooses the rank, and asks it."""
 
-    commands = frozenset({"complete", "describe"})
+    commands = frozenset({"complete", "describe", "find"})
     line_commands = (
         LineCommand(
             "inspect",
@@ -59,8 +59,9 @@ class NameCompletion(AskingFeature):
         """Runs a command; may run in another thread, as the subshell of a notebook.
 
         ``complete`` and ``describe`` take a cell, the cursor's position, and the detail of the
-        description; they return the ``rank``, and what it has found. ``inspect`` takes the words
-        that the user has typed.
+        description; they return the ``rank``, and what it has found. ``find`` does so for a name
+        of a variable, without code of the user's. ``inspect`` takes the words that the user has
+        typed.
         """
         if name == "inspect":
             (words,) = arguments
@@ -72,11 +73,10 @@ class NameCompletion(AskingFeature):
         content = {"code": code, "cursor": cursor, "detail": detail[0] if detail else 0}
         # A busy rank refuses the first question. It answers the second one at once, from what it
         # can find without code of the user's; so does a rank whose user's code does not return.
-        seconds = _SECONDS[name]
-        full, known = (
-            self.begin_ask((rank,), each, content, seconds) for each in (name, f"{name}_busy")
-        )
-        return {"rank": rank} | (full().get(rank) or known().get(rank, {}))
+        # IPython's description of a name would also be that of a magic, as ``time``.
+        requests = ["describe_busy"] if name == "find" else [name, f"{name}_busy"]
+        waits = [self.begin_ask((rank,), each, content, _SECONDS[name]) for each in requests]
+        return {"rank": rank} | next((found for wait in waits if (found := wait().get(rank))), {})
 
     def _choose(self, words: list[str]) -> int:
         if words:

@@ -48,7 +48,8 @@ class Watched:
         self._logged: dict[tuple[int, str, str], int] = {}
         #: From which step on a value is NaN, and how often it was.
         self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
-        self._was_number: set[tuple[int, str, str]] = set()
+        #: How often in a row it was NaN before it was a number, for each that ever was one.
+        self._gaps: dict[tuple[int, str, str], int] = {}
         self._replies: dict[int, Reply] = {}
 
     def take(self, record: Record, payloads: list[bytes]) -> None:
@@ -69,18 +70,19 @@ class Watched:
                 continue
             self._logged[key] = self._logged.get(key, 0) + count
             if not math.isnan(sum(values)):
-                self._not_numbers.pop(key, None)
-                self._was_number.add(key)
+                self._take_number(key)
                 continue
             # The sum of opposite infinities is NaN as well.
-            last = next((i for i in range(count - 1, -1, -1) if not math.isnan(values[i])), None)
-            if last is not None:
-                self._not_numbers.pop(key, None)
-                self._was_number.add(key)
-            first = 0 if last is None else last + 1
-            if first < count:
-                step, times = self._not_numbers.get(key, (steps[first], 0))
-                self._not_numbers[key] = step, times + count - first
+            for step, value in zip(steps, values, strict=True):
+                if math.isnan(value):
+                    first, times = self._not_numbers.get(key, (step, 0))
+                    self._not_numbers[key] = first, times + 1
+                else:
+                    self._take_number(key)
+
+    def _take_number(self, key: tuple[int, str, str]) -> None:
+        _, times = self._not_numbers.pop(key, (0.0, 0))
+        self._gaps[key] = max(times, self._gaps.get(key, 0))
 
     @property
     def logged(self) -> int:
@@ -92,8 +94,9 @@ class Watched:
         return [
             NotANumber(key[1], key[0], step)
             for key, (step, times) in self._not_numbers.items()
-            # A value that was never a number may be one that is not measured.
-            if times >= NOT_NUMBERS and key in self._was_number
+            # A value that was never a number, or was NaN for as long before, may be one that is not
+            # measured in each step.
+            if times >= NOT_NUMBERS and times > self._gaps.get(key, times)
         ]
 
     def left(self) -> tuple[tuple[int, ...], int | None]:

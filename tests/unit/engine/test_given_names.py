@@ -75,6 +75,8 @@ def test_two_cells_that_have_replaced_names_are_both_named(cells):
         "log and 1 / 0",
         "(lambda log: log.missing)(0)",
         "print('log'.missing)",
+        "sorted([3, 'a'], key=lambda value: log if 0 else value)",
+        "[log.missing for log in [1]]",
         "import missing_log",
         "def own(log):\n    log.missing\nown(1)",
     ],

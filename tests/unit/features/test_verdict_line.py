@@ -139,6 +139,13 @@ def test_one_rank_and_a_cluster_without_verdicts_are_not_watched(feature):
     assert feature.in_cells
 
 
+def test_a_value_that_is_measured_in_few_steps_only_is_no_mistake(feature):
+    measured = [(step, 1.0 if step % 20 == 0 else float("nan")) for step in range(50)]
+    shown = Shown(each_rank(SLOW, calls=[]))
+    assert run(feature, shown, points(0, measured[:30]), points(0, measured[30:])) == []
+    assert shown.asked == []
+
+
 def test_a_value_that_is_nan_to_the_end_is_named_with_its_first_step(feature):
     nan = float("nan")
     lost = [(step, nan if step in (5, 30) or step > 40 else 1.0) for step in range(50)]

@@ -74,8 +74,9 @@ class Shell:
     def __init__(self):
         self.user_ns, self.user_ns_hidden, self.shown = {}, {"In": []}, []
 
-    def showtraceback(self, raised=None, *_, **__):
-        self.shown.append("\n".join([str(raised[1]), *getattr(raised[1], "__notes__", [])]))
+    def showtraceback(self, exc_tuple=None, *_, **__):
+        error = exc_tuple[1]
+        self.shown.append("\n".join([str(error), *getattr(error, "__notes__", [])]))
 
     def fails(self, source, names=None):
         try:
@@ -92,12 +93,15 @@ def shell():
 
 @pytest.fixture
 def session():
-    def describe(name, source, cursor):
+    def find(command, source, cursor):
+        assert command == "find"  # a description may be that of a magic
         if source == "busy":
             raise AllranksError("they do not answer")
+        if source == "interrupted":
+            raise KeyboardInterrupt
         return {"rank": 2, "found": source == "model"}
 
-    return SimpleNamespace(running=None, hooks=SimpleNamespace(command=describe))
+    return SimpleNamespace(running=None, hooks=SimpleNamespace(command=find))
 
 
 @pytest.fixture
@@ -123,7 +127,8 @@ def test_a_variable_of_a_rank_is_named_once_the_rank_has_answered(shell, session
         "or type: %distributed pull model"
     )
     assert shell.fails("other") == "name 'other' is not defined"
-    assert shell.fails("busy") == "name 'busy' is not defined"
+    for name in ("busy", "interrupted"):
+        assert shell.fails(name) == f"name '{name}' is not defined"
 
 
 @pytest.mark.usefixtures("loaded")
@@ -153,3 +158,26 @@ def test_a_failed_cell_has_the_hints_below_its_report(shell, loaded):
     error = CellFailed("short", "the report", [undefined(0, "x"), undefined(1, "In")])
     loaded.explain(error, (0, 1))
     assert error.text == f"the report\n\nx {COPY} x -r 0"
+
+
+@pytest.mark.usefixtures("loaded")
+def test_an_error_is_shown_also_where_its_hint_fails_or_its_caller_names_it(shell, session):
+    session.running = object()
+    error = NameError("own", name=["no text"])
+    assert shell.fails("raise error", shell.user_ns | {"error": error}) == "own"
+    shell.user_ns["error"] = error
+    assert shell.fails("raise error") == "own"
+    shell.showtraceback(exc_tuple=(NameError, error, None))
+    assert shell.shown[-1] == "own"
+
+
+def test_a_failed_cell_is_reported_whatever_a_variable_of_its_name_is(shell, loaded):
+    class Meta(type):
+        @property
+        def __module__(cls):
+            raise RuntimeError
+
+    shell.user_ns["x"] = Meta("Odd", (), {})()
+    error = CellFailed("short", "the report", [undefined(0, "x")])
+    loaded.explain(error, (0, 1))
+    assert error.text == "the report"
