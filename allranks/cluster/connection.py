@@ -283,8 +283,9 @@ class Connection:
             return {}
         self.step(0)  # the last news of the ranks that end
         self.epoch, self.ended_epoch, self._controller_end = 0, -1, ""
-        self.roster.start_again()
-        return agents.hosts()
+        hosts = agents.hosts()
+        self.roster.start_again(hosts)
+        return hosts
 
     def close(self, state: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""

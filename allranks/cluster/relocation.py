@@ -94,8 +94,7 @@ class Relocation:
         """Notes that the ranks of lost hosts have lost what they had saved; returns whether there
         are any.
         """
-        roster = self._ranks.roster
-        lost = roster.lost_hosts | {end.host: end.why for end in roster.ends if end.why}
+        lost = self._ranks.roster.known_losses
         self._lost |= lost.keys()
         for host, why in lost.items():
             for rank in self._hosts.get(host, ()):

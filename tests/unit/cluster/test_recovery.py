@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from allranks.cluster import healing, relocation
+from allranks.cluster.connection import Connection
 from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit, RankRegistry
 from allranks.cluster.healing import HealedCells, Replacement
+from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.relocation import Relocation
 from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import ClusterLost
@@ -151,6 +153,26 @@ def test_a_rank_that_dies_while_all_start_again_loads_what_it_had_saved(step):
     assert ranks.is_up
     assert moved.dead.keys() == {4, 5}
     assert ranks.loaded[-1] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
+    agents = MultiHostAgents.__new__(MultiHostAgents)
+    agents.relocate, agents.hosts = lambda: True, lambda: {"h1": [0, 1], "h2": [2, 3]}
+    roster = RankRegistry(4)
+    roster.lost_hosts["h3"] = "is cut off"
+
+    def step(seconds: float) -> None:
+        if is_over:
+            roster.ends.append(ProcessExit(-2, host="h2", why="is cut off"))
+        else:
+            roster.lost_hosts["h2"] = "is cut off"
+
+    files = SimpleNamespace(close=lambda: None)
+    ranks = SimpleNamespace(_clients=[], _files=files, _agents=[agents], roster=roster, step=step)
+    assert Connection.relocate(ranks) == {"h1": [0, 1], "h2": [2, 3]}
+    assert roster.lost_hosts == {"h2": "is cut off"}
+    assert not roster.ends
 
 
 def test_a_rank_that_its_variables_end_starts_without_them():
