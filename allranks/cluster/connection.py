@@ -283,8 +283,9 @@ class Connection:
             return {}
         self.step(0)  # the last news of the ranks that end
         self.epoch, self.ended_epoch, self._controller_end = 0, -1, ""
-        self.roster.start_again()
-        return agents.hosts()
+        hosts = agents.hosts()
+        self.roster.start_again(hosts)
+        return hosts
 
     def close(self, state: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
@@ -350,24 +351,30 @@ class Connection:
     def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         limit = Countdown(_ATTACH_SECONDS)
-        reached: set[int] = set()
+        reached, told = set[int](), set[int]()
         next_try = time.monotonic() + _REPEAT_SECONDS
-        while silent := set(range(self.size)) - set(got) - {end.rank for end in self._early_ends()}:
+
+        def silent_ranks() -> set[int]:
+            return set(range(self.size)) - told - {end.rank for end in self._early_ends()}
+
+        while silent := silent_ranks():
             # Ranks look for this notebook twice a second, also at the relays of several hosts.
             if time.monotonic() > next_try:
                 reached.clear()
                 next_try = time.monotonic() + _REPEAT_SECONDS
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
-            for rank, (answer, _) in list(got.items()):
-                if answer.content["healing"]:  # soon it knows whether that has succeeded
-                    del got[rank]
-                else:
+            is_over = limit.left() <= 0
+            for rank, (answer, _) in got.items():
+                # Soon a rank that joins with others knows whether that has succeeded. But MPI may
+                # wait for one that has died without an end: then all start again.
+                if is_over or not answer.content["healing"]:
+                    told.add(rank)
                     self.roster.note_not_joined(answer.content["died"])
             if any(end.rank < 0 for end in self._early_ends()):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.
-            if limit.left() <= 0 and not self._wire.is_in_doubt(silent):
+            if is_over and (silent := silent_ranks()) and not self._wire.is_in_doubt(silent):
                 raise UsageError(
                     f"expected an answer of every rank, found that {label(silent)} did not answer "
                     f"within {_ATTACH_SECONDS:g} s: a call in C may be blocking Python there. "

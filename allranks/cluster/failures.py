@@ -11,7 +11,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -466,10 +466,19 @@ class RankRegistry:
             self.ends += self.dead.values()
         return again
 
-    def start_again(self) -> None:
-        """All ranks are started again, with the same numbers."""
+    @property
+    def known_losses(self) -> dict[str, str]:
+        """The hosts that are lost, and why, also where this has ended all ranks."""
+        return self.lost_hosts | {end.host: end.why for end in self.ends if end.why}
+
+    def start_again(self, hosts: Collection[str] = ()) -> None:
+        """All ranks are started again on these hosts, with the same numbers. A host of these may
+        have been lost meanwhile.
+        """
+        lost = {host: why for host, why in self.known_losses.items() if host in hosts}
         for known in (self.hellos, self.dead, self.died_again, self.lost_hosts, self.lines):
             known.clear()
+        self.lost_hosts |= lost
         self.ends.clear()
         self.new.clear()
         self._pids.clear()

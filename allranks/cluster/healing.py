@@ -276,8 +276,7 @@ class HealedCells(Cells):
         healed = Replacement(self._ranks, self._epoch.number + 1, tell)
         with self._ranks.inbox.hearing_interrupts():
             if not healed.make():
-                said, pressed = self._relocate(tell)
-                return said, pressed or healed.presses > 0
+                return self._relocate(tell, healed.presses)
         self._epoch.begin(healed.epoch)
         dead = sorted(healed.ends)
         left = [rank for rank in range(self._ranks.size) if rank not in healed.ends]
@@ -289,9 +288,9 @@ class HealedCells(Cells):
         kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
         return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
 
-    def _relocate(self, tell: Callable[[str], None]) -> tuple[str, bool]:
+    def _relocate(self, tell: Callable[[str], None], presses: int = 0) -> tuple[str, bool]:
         """Starts all ranks again without the lost hosts; returns as `_replace`."""
-        began, moved = time.monotonic(), Relocation(self._ranks, tell)
+        began, moved = time.monotonic(), Relocation(self._ranks, tell, presses)
         moved.make()
         self._epoch.begin(0)
         had = self._restore(moved.dead)

@@ -19,6 +19,7 @@ _START_SECONDS = 30.0
 _STEP_SECONDS = 0.1
 _TRIES = 3
 _SHOWN_NAMES = 5
+_TWICE = "you have interrupted it twice"
 
 
 class Relocation:
@@ -29,13 +30,14 @@ class Relocation:
     of their host, and are started again there; the ranks of the lost host start on others.
 
     ``dead`` are the ends of ranks whose variables are lost, ``goes_on`` is the commit from which a
-    training continues, ``presses`` the number of the notebook's interrupts meanwhile.
+    training continues, ``presses`` the number of the notebook's interrupts meanwhile, also during
+    the replacement before it.
     """
 
-    def __init__(self, ranks: Connection, tell: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Connection, tell: Callable[[str], None], presses: int = 0) -> None:
         self.dead: dict[int, ProcessExit] = {}
         self.goes_on = 0
-        self.presses = 0
+        self.presses = presses
         self._ranks = ranks
         self._tell = tell
         self._left_out: dict[int, dict[str, str]] = {}
@@ -66,9 +68,11 @@ class Relocation:
                     self._note_deaths()
                     self._tell(problem)
                 roster.ends.clear()
+        if not problem:  # they were only to save their variables
+            problem = _TWICE if self.presses > 1 else _first_end(roster.ends)
         roster.ends = roster.ends or list(self.dead.values())
         why = f"{death_lines(self.dead.values())}. All variables are lost"
-        why += f", because the ranks could not be started again: {problem or 'a host was lost'}. "
+        why += f", because the ranks could not be started again: {problem}. "
         why += f"{NEXT_CELL} The logs are in {ranks.log_dir}"
         ranks.close("lost", why)
         raise ClusterLost(why)
@@ -90,8 +94,7 @@ class Relocation:
         """Notes that the ranks of lost hosts have lost what they had saved; returns whether there
         are any.
         """
-        roster = self._ranks.roster
-        lost = roster.lost_hosts | {end.host: end.why for end in roster.ends if end.why}
+        lost = self._ranks.roster.known_losses
         self._lost |= lost.keys()
         for host, why in lost.items():
             for rank in self._hosts.get(host, ()):
@@ -138,8 +141,7 @@ class Relocation:
         roster, seconds = self._ranks.roster, _START_SECONDS + self._ranks.size
         self._step(lambda: bool(not roster.missing or roster.ends or roster.lost_hosts), seconds)
         if roster.ends:
-            (first, *_) = roster.ends
-            return f"rank {first.rank} {first.how()}" if first.rank >= 0 else "mpiexec has ended"
+            return _first_end(roster.ends)
         if not roster.missing or roster.lost_hosts:
             return ""
         return f"{label(roster.missing)} did not start: {self._why_over(seconds)}"
@@ -176,7 +178,7 @@ class Relocation:
         return ""
 
     def _why_over(self, seconds: float) -> str:
-        return "you have interrupted it twice" if self.presses > 1 else f"it took {seconds:g} s"
+        return _TWICE if self.presses > 1 else f"it took {seconds:g} s"
 
     def text(self, had: str, seconds: float) -> str:
         """Returns what has come back; ``had`` is what the ranks of lost hosts had kept."""
@@ -200,6 +202,11 @@ class Relocation:
             said += f"{label(ranks)} lost the variables that were not kept: {problem}. "
         again = "To use all hosts again, which deletes variables: %distributed restart "
         return f"{said}{again if self._lost else ''}({seconds:.1f} s)"
+
+
+def _first_end(ends: Sequence[ProcessExit]) -> str:
+    first = ends[0]
+    return f"rank {first.rank} {first.how()}" if first.rank >= 0 else "mpiexec has ended"
 
 
 def _listed(left_out: dict[int, dict[str, str]], ranks: Sequence[int]) -> str:

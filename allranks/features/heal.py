@@ -137,11 +137,16 @@ class RankHeal(RankFeature):
 
     def _load(self, sets: dict[str, list[int]], saved: list[int]) -> dict[str, Any]:
         """Collective over all ranks if there are process sets."""
-        world.current().lacks_variables = self._rank.rank not in saved
+        world.current().lacks_variables = True
         process_sets.make_again({int(number): tuple(ranks) for number, ranks in sets.items()})
         # The file stays until all ranks have loaded theirs: else all start once more.
         self._has_loaded = True
-        return {"problem": self._load_saved() if self._rank.rank in saved else ""}
+        if self._rank.rank not in saved:
+            return {"problem": ""}
+        problem = self._load_saved()
+        # If it cannot load them, it takes back what was kept.
+        world.current().lacks_variables = bool(problem)
+        return {"problem": problem}
 
     def _load_saved(self) -> str:
         """Reads the variables that this rank's former process has saved; returns the problem."""

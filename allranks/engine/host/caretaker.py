@@ -152,7 +152,11 @@ class Caretaker:
                 self._attachment.stay(**json.loads(rest))
             elif word == "state":
                 self._state, self._news, self._news_nbytes = json.loads(rest), [], 0
-                self._dead = {end["rank"] for end in self._state["dead"]}
+                ends, new = self._state["dead"], dict(self._state["replaced"])
+                # The notebook keeps the end of a process whose replacement has just begun.
+                self._dead = {
+                    end["rank"] for end in ends if new.get(end["rank"]) in (None, end["pid"])
+                }
                 if self._state["starts_again"]:
                     self._over_seconds = math.inf
             elif word == "running":

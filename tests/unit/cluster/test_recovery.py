@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from allranks.cluster import healing, relocation
+from allranks.cluster.connection import Connection
+from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit, RankRegistry
 from allranks.cluster.healing import HealedCells, Replacement
+from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.relocation import Relocation
 from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import ClusterLost
@@ -28,7 +31,7 @@ class Ranks:
     happen at the first, second … step of a name, in place of what ranks do by themselves.
     """
 
-    size, log_dir, can_relocate, inbox = 6, "/logs", True, SimpleNamespace()
+    size, epoch, log_dir, can_relocate, inbox = 6, 0, "/logs", True, SimpleNamespace()
     inbox.hearing_interrupts = nullcontext
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
@@ -152,6 +155,26 @@ def test_a_rank_that_dies_while_all_start_again_loads_what_it_had_saved(step):
     assert ranks.loaded[-1] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
+    agents = MultiHostAgents.__new__(MultiHostAgents)
+    agents.relocate, agents.hosts = lambda: True, lambda: {"h1": [0, 1], "h2": [2, 3]}
+    roster = RankRegistry(4)
+    roster.lost_hosts["h3"] = "is cut off"
+
+    def step(seconds: float) -> None:
+        if is_over:
+            roster.ends.append(ProcessExit(-2, host="h2", why="is cut off"))
+        else:
+            roster.lost_hosts["h2"] = "is cut off"
+
+    files = SimpleNamespace(close=lambda: None)
+    ranks = SimpleNamespace(_clients=[], _files=files, _agents=[agents], roster=roster, step=step)
+    assert Connection.relocate(ranks) == {"h1": [0, 1], "h2": [2, 3]}
+    assert roster.lost_hosts == {"h2": "is cut off"}
+    assert not roster.ends
+
+
 def test_a_rank_that_its_variables_end_starts_without_them():
     ranks, moved = start_again(load=[dies(1), dies(1)])
     assert ranks.loaded == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]]
@@ -171,6 +194,19 @@ def test_ranks_that_cannot_start_are_lost_after_some_tries():
 def test_two_interrupts_end_all_ranks_also_while_they_load():
     with pytest.raises(ClusterLost, match="you have interrupted it twice"):
         start_again(load=[press])
+
+
+@pytest.mark.parametrize("presses", [0, 2])
+def test_an_end_while_ranks_save_is_said(presses):
+    def save(ranks: Ranks) -> str:
+        if not presses:
+            ranks.answer(range(4), SAVED)
+            ranks.roster.ends.append(ProcessExit(-1, code=1))
+        return "press"
+
+    why = "you have interrupted it twice" if presses else "mpiexec has ended"
+    with pytest.raises(ClusterLost, match=f"could not be started again: {why}"):
+        start_again(save=[save])
 
 
 def test_a_rank_without_its_variables_does_not_count_as_one_that_has_them():
@@ -223,6 +259,23 @@ def test_two_interrupts_of_a_replacement_end_all_ranks():
     ranks = Ranks({"heal": [press]})
     with pytest.raises(ClusterLost, match="interrupted twice"):
         replace(ranks)
+
+
+def test_two_interrupts_end_all_ranks_also_if_a_host_is_lost_just_then():
+    pressed = []
+
+    def press_and_lose(ranks: Ranks) -> str:
+        pressed.append(1)
+        if len(pressed) == 2:
+            loses("h3")(ranks)
+        return "press"
+
+    ranks = Ranks({"heal": [press_and_lose]})
+    dies(3)(ranks)
+    cells = HealedCells.__new__(HealedCells)
+    cells._connection, cells._epoch, cells._await_abandoned = ranks, Epoch(), lambda: None
+    with pytest.raises(ClusterLost, match="you have interrupted it twice"):
+        cells._replace(lambda text: None)
 
 
 def test_a_new_rank_that_a_death_kept_from_its_variables_has_them_with_the_next_one():

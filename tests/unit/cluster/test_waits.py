@@ -115,6 +115,12 @@ def test_a_rank_that_was_replaced_without_a_notebook_is_waited_for(monkeypatch):
     assert attaching.got.keys() == {0, 1, 2, 3}
 
 
+def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monkeypatch):
+    attaching = Attaching(monkeypatch, {1: begin_to_replace})
+    assert [end.pid for end in attaching._early_ends()] == [7]
+    assert attaching.got.keys() == {0, 1, 2}
+
+
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():
     wire = SimpleNamespace(host_of={0: "h1", 1: "h2", 2: "h3"})
     missed = round(sockets.LATE_SECONDS / sockets._POLL_SECONDS)

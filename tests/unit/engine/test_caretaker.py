@@ -41,6 +41,18 @@ def test_the_end_of_a_process_that_was_replaced_leaves_its_rank_alive(care):
     assert care._is_over
 
 
+def test_a_replacement_that_the_notebook_had_begun_leaves_its_rank_alive(care, monkeypatch):
+    state = care._state | {"dead": [{"rank": 0, "pid": 7}], "replaced": [[0, 8]]}
+    said = f"state {json.dumps(state)}\n".encode()
+    monkeypatch.setattr(caretaker.os, "read", lambda descriptor, most: said)
+    care._hear()
+    monkeypatch.undo()
+    say(care, "h2", event="exit", rank=1, pid=9)
+    assert not care._is_over
+    say(care, "h2", event="exit", rank=0, pid=8)
+    assert care._is_over
+
+
 def test_time_in_which_the_caretaker_stood_still_costs_no_host(care, clock):
     clock.now += 1000
     care._find_silent_hosts()

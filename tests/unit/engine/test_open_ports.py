@@ -45,7 +45,7 @@ def caretaker(listening, tmp_path):
         60.0,
         descriptors,
     )
-    state = {"hosts": [["h1"]], "ended": [], "dead": [], "starts_again": False}
+    state = {"hosts": [["h1"]], "ended": [], "dead": [], "replaced": [], "starts_again": False}
     with subprocess.Popen(
         [sys.executable, "-m", "allranks.engine.host.caretaker"],
         stdin=subprocess.PIPE,

@@ -116,3 +116,15 @@ def test_saved_variables_stay_on_disk_until_all_ranks_have_loaded_theirs(rank, m
             assert dropped == ["life"]
 
     rank(check)
+
+
+def test_a_rank_that_cannot_load_what_it_saved_takes_back_what_was_kept(rank):
+    def check(heals, about):
+        heals._rank.shell.user_global_ns = {}
+        life = SimpleNamespace(read=lambda version: None)
+        world.current().variable_store = SimpleNamespace(of_life=life)
+        loaded, _ = heals.answer(requests.LOAD, {"sets": {}, "saved": [0]}, [])
+        assert loaded == {"problem": "FileNotFoundError: the file is gone"}
+        assert about()["new"]
+
+    rank(check)
