@@ -360,8 +360,10 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self.call_each(one.cell_started for one in self.features if one.in_cells)
 
     def cell_finished(self) -> None:
-        self.call_each(one.cell_finished for one in self.features if one.in_cells)
-        self.set_cell(None)
+        try:
+            self.call_each(one.cell_finished for one in self.features if one.in_cells)
+        finally:  # the user may interrupt one
+            self.set_cell(None)
 
     def set_cell(self, cell: CellContext | None) -> None:
         """Sets the cell whose output is shown, if any."""

@@ -789,9 +789,10 @@ class MultiHostAgents:
             self._wire.command(host.name, "say", text)
         if text == "up":
             self._starts_again = False
-            for rank, pid in list(self._replaced.items()):
-                if rank in self._dead and self._dead[rank]["pid"] != pid:
-                    del self._dead[rank]
+            with self._lock:  # the wire's thread notes deaths
+                for rank, pid in self._replaced.items():
+                    if rank in self._dead and self._dead[rank]["pid"] != pid:
+                        del self._dead[rank]
             self._save()
 
     def seat_spares(self, dead: Sequence[int]) -> str:

@@ -360,7 +360,7 @@ class RelayState:
             Begin(config),
         ]
 
-    def _obey(self, word: bytes, first: bytes, *rest: bytes) -> None:
+    def _obey(self, word: bytes = b"", first: bytes = b"", *rest: bytes) -> None:
         match word:
             case b"config":
                 self._commands.append(Begin(HostAgentConfig.from_json(first.decode())))
@@ -391,5 +391,6 @@ class RelayState:
                     self._commands += [Listen(), ToNotebook([b"attached"])]
             case b"stop":
                 self._end("was told to stop")
-            case _:
-                raise ValueError(f"expected a command of the notebook, found {word!r:.100}")
+            case _:  # the ranks here live on
+                text = f"expected a command for the ranks of a host, found {word!r:.100}"
+                self._commands.append(news("notice", text=text))

@@ -104,4 +104,5 @@ def _error(loop: Loop) -> float:
     if size < 2:
         return _LEAST_DIFFERENCE
     means = [fmean(gaps[at : at + size]) for at in range(0, size * _PARTS, size)]
-    return pstdev(means) / fmean(means) / sqrt(_PARTS)
+    mean = fmean(means)
+    return pstdev(means) / mean / sqrt(_PARTS) if mean else _LEAST_DIFFERENCE

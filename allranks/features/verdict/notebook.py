@@ -158,13 +158,26 @@ class NotebookVerdict(NotebookFeature):
             return
         if not watched.loops and not watched.not_numbers():
             return
+        try:
+            line = self._line_of(watched)
+        except KeyboardInterrupt:
+            return  # while the ranks are asked: the cell itself has ended
+        except Exception as error:  # which would fail a cell that is right
+            line = (
+                f"why this cell is slow cannot be said: {type(error).__name__}: {error}. To leave "
+                "the line out: %distributed start --verdict off"
+            )
+        if line:
+            watched.cell.notice(line)
+            watched.cell.show_output()
+
+    def _line_of(self, watched: Watched) -> str:
         parts = self._parts_of(watched)
         if parts is None:
-            return
+            return ""
         self._keep(parts)
-        if found := verdicts(parts):
-            watched.cell.notice(str(found[0]))
-            watched.cell.show_output()
+        found = verdicts(parts)
+        return str(found[0]) if found else ""
 
     def _parts_of(self, watched: Watched) -> CellParts | None:
         cell = watched.cell

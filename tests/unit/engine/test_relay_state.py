@@ -177,8 +177,13 @@ def test_commands_reach_ranks_and_agent(begun):
     assert begun.say("say", "seat 1") == [ToAgent(b"seat 1")]
     assert begun.say("listen", "n") == [TryNetwork("listen", "n")]
     assert begun.say("connect", "[]") == [TryNetwork("connect", "[]")]
-    with pytest.raises(ValueError, match="expected a command of the notebook, found b'what'"):
-        begun.say("what")
+
+
+@pytest.mark.parametrize("frames", [[b"what", b""], [b"what"], []])
+def test_what_is_no_command_is_told_and_ends_no_rank(begun, frames):
+    [told] = begun.apply(NotebookSaid(frames))
+    assert news(told)["text"].startswith("expected a command for the ranks of a host, found b'")
+    assert not begun.state.why
 
 
 def test_before_the_agent_is_there_nothing_is_said_to_it(host):

@@ -98,6 +98,18 @@ def test_the_line_of_a_slow_rank_is_shown(feature):
     assert feature.command("why", []).startswith("rank 2 is the slow one: ")
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("of a mean")])
+def test_advice_fails_no_cell(feature, monkeypatch, error):
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr(notebook, "verdicts", fails)
+    lines = run(feature, Shown(SLOW), timings(300))
+    said = ["why this cell is slow cannot be said: ZeroDivisionError: of a mean. To leave"]
+    found = [line.partition(" the line out")[0] for line in lines]
+    assert found == (said if isinstance(error, Exception) else [])
+
+
 def test_nothing_is_asked_after_a_cell_without_a_loop(feature):
     shown = Shown(SLOW)
     assert run(feature, shown, timings(19)) == []
