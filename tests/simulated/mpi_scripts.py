@@ -250,8 +250,8 @@ def the_death_of_a_new_rank_before_it_joins(stage: Stage) -> Any:
     stage.lose(1)
     with stage.hold("join", stage.kill_held):
         found = stage.cell()
-    # Without the events: Open MPI may crash in another process, which is replaced as well, and a new
-    # process may have to be replaced before or after it has joined.
+    # Without the events: Open MPI may crash in another process, which is replaced as well, and a
+    # new process may be replaced before or after it has joined.
     return found, stage.end()[1:]
 
 
