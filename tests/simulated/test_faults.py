@@ -190,6 +190,18 @@ def test_ranks_end_if_their_kernel_dies_while_it_starts_them_again(
     assert not world.new_notebook().attach(notebook)
 
 
+@simulated(seeds=4, known="a caretaker that ends does not serve a visitor, and spins")
+def test_a_notebook_that_looks_for_ranks_while_these_are_ended_disturbs_nothing(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("load", notebook.kill, after=world.chance.uniform(0, 0.04))
+    world.after(world.chance.uniform(0, 1), world.kill_on, "h3", "agent")
+    notebook.dies_in(reduce(seconds=2.0, sets=1))
+    assert not world.new_notebook().attach(notebook)
+
+
 @simulated(seeds=5, hosts=0, ranks=4)
 def test_only_one_notebook_at_a_time_has_the_ranks_of_a_machine(
     world: ClusterWorld, notebook: SimulatedNotebook
@@ -336,3 +348,63 @@ def test_nothing_but_relays_is_left_once_the_ranks_are_stopped(
     notebook.cell(reduce(sets=1))
     notebook.stop()
     assert {process.name for process in world.left()} <= {"relay"}
+
+
+@simulated(seeds=5)
+def test_a_connection_that_breaks_after_another_notebook_has_attached_costs_nothing(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.kill()
+    assert world.new_notebook().attach(notebook)
+    world.notebook.cell(reduce(sets=1))
+    world.after(world.chance.uniform(0, 1), world.reset, "h2")
+    for sets in range(2, 5):
+        assert not world.notebook.cell(reduce(seconds=0.5, sets=sets)).error
+
+
+@simulated(seeds=3)
+def test_what_a_rank_writes_after_its_cell_is_shown_with_the_next_one(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.cell({**work(lines=5), "later": 2})
+    world.pass_time(2)
+    shown = notebook.cell(work()).view.lines
+    for rank in range(world.size):
+        assert shown[rank][:2] == [f"1.{rank}.5", f"1.{rank}.6"]
+
+
+@simulated(seeds=5)
+def test_a_notebook_that_attaches_during_a_replacement_waits_for_its_end(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    def die() -> None:
+        world.find("spare", "h3")[-1].freeze(6.0)
+        world.kill_rank(0)
+
+    notebook.start()
+    notebook.stay()
+    world.when("heal", notebook.kill, after=0.1)
+    world.after(0.2, die)
+    notebook.dies_in(reduce(seconds=1.0, sets=1))
+    assert world.new_notebook().attach(notebook)
+    assert not world.notebook.cell(reduce(sets=2)).error
+    assert world.processes_of(0) == 2
+
+
+@simulated(seeds=3, known="ranks wait for ever for those that were not asked to replace one")
+def test_ranks_are_attached_to_of_which_some_were_not_asked_to_replace_one(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("heal", notebook.kill, after=0.1)
+    world.cut_off("h3", 3.0)
+    world.kill_rank(0)
+    world.pass_time(0.5)
+    notebook.dies_in(work())
+    assert world.new_notebook().attach(notebook)
+    world.notebook.cell(reduce(sets=2))
+    assert not world.notebook.cell(reduce(sets=3)).error
