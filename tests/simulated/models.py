@@ -618,6 +618,9 @@ class Rank:
         self._is_busy = False
         self._running[self.rank] = 0
         self._send(*last_line, self._reply(cell.cell, status, world.now - began))
+        for number in range(spec["lines"], spec["lines"] + spec.get("later", 0)):
+            world.block(lambda: False, [], 0.5)
+            self._send(self._line(cell.cell, number))
 
     def _print_lines(self, cell: int, spec: dict[str, Any]) -> list[Any]:
         """Sends the lines of a cell; returns the last one, which comes with the reply."""
@@ -629,13 +632,16 @@ class Rank:
                 break
             seconds = spec["seconds"] / count * self.world.rng.uniform(0.5, 1.5)
             self.world.block(lambda: self._is_interrupted, [self._wake], seconds)
-            text = ["out", f"{cell}.{self.rank}.{number}\n"]
-            line = self._wire.Output(self.rank, cell, (text,), 0, 0, 0)
+            line = self._line(cell, number)
             if number == count - 1:
                 last.append(line)
             else:
                 self._send(line)
         return last
+
+    def _line(self, cell: int, number: int) -> Any:
+        text = ["out", f"{cell}.{self.rank}.{number}\n"]
+        return self._wire.Output(self.rank, cell, (text,), 0, 0, 0)
 
     def _meet(self, cell: int, everyone: set[int]) -> bool:
         """Waits for the other ranks, as a collective does; false if one of them has died."""

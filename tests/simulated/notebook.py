@@ -44,9 +44,13 @@ class ShownCell:
         self.lines: defaultdict[int, list[str]] = defaultdict(list)
         self.notices: list[str] = []
         self.lefts: list[tuple[int, str]] = []
+        #: The ranks of which it has shown lines after their ends.
+        self.after_end: set[int] = set()
 
     def output(self, batch: Any) -> None:
         self.cell = batch.cell or self.cell  # 0: of an earlier one
+        if batch.cell and batch.rank in dict(self.lefts):
+            self.after_end.add(batch.rank)
         for kind, *rest in batch.entries:
             if kind == "out":
                 self.lines[batch.rank].extend(rest[0].splitlines())
@@ -95,6 +99,7 @@ class SimulatedNotebook:
         #: What a reader of this notebook and the ones before could read, a line each.
         self.outcome: list[str] = before.outcome if before else []
         self._said: list[str] = []
+        self._shown: set[str] = set()
         self._cells = before._cells if before else 0
         self._orders: list[Callable[[], object]] = []
         self._ordered, self._finished = Source(), Source()
@@ -274,8 +279,14 @@ class SimulatedNotebook:
         return result
 
     def _check_lines(self, result: CellResult, lines: int | None = None) -> None:
-        """The lines of a rank are complete, if it is known how many there are, and in order."""
+        """The lines of a rank are complete, if it is known how many there are, in order, and not
+        those of an earlier cell again.
+        """
         wrong = self.world.wrong
+        shown = [line for of_rank in result.view.lines.values() for line in of_rank]
+        if again := sorted(self._shown.intersection(shown)):
+            wrong.append(f"{result.name} shows lines of earlier cells again: {again[:8]}")
+        self._shown.update(shown)
         for rank in range(self.world.size):
             begin = f"{result.view.cell}.{rank}."
             own = [line for line in result.view.lines[rank] if line.startswith(begin)]
@@ -364,6 +375,16 @@ class SimulatedNotebook:
         except BaseException:
             taken.let_go()
             raise
+
+    def is_refused(self) -> bool:
+        """Whether another notebook cannot take the ranks, which this one has."""
+        found = sessions.visit(self.folder)
+        assert found is not None
+        try:
+            sessions.AttachedHostAgent(found).let_go()
+        except UsageError:
+            return True
+        return False
 
     def _follow(self, left: Any) -> None:
         def follow(view: ShownCell) -> None:

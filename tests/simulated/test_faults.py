@@ -174,3 +174,237 @@ def test_a_death_without_a_spare_process_costs_only_the_variables_of_its_rank(
         world.after(0.1, world.kill_rank, world.chance.randrange(6))
         notebook.cell(reduce(seconds=0.5, sets=2 * number + 2))
     assert notebook.state == "running"
+
+
+@simulated(seeds=5)
+def test_ranks_end_if_their_kernel_dies_while_it_starts_them_again(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    step = world.chance.choice(["relay of h1 begins", "load"])
+    world.when(step, notebook.kill, after=world.chance.uniform(0, 0.04))
+    world.after(world.chance.uniform(0, 1), world.kill_on, "h3", "agent")
+    notebook.dies_in(reduce(seconds=2.0, sets=1))
+    world.pass_time(15)  # until the caretaker has ended, too
+    assert not world.new_notebook().attach(notebook)
+
+
+@simulated(seeds=4, known="a caretaker that ends does not serve a visitor, and spins")
+def test_a_notebook_that_looks_for_ranks_while_these_are_ended_disturbs_nothing(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("load", notebook.kill, after=world.chance.uniform(0, 0.04))
+    world.after(world.chance.uniform(0, 1), world.kill_on, "h3", "agent")
+    notebook.dies_in(reduce(seconds=2.0, sets=1))
+    assert not world.new_notebook().attach(notebook)
+
+
+@simulated(seeds=5, hosts=0, ranks=4)
+def test_only_one_notebook_at_a_time_has_the_ranks_of_a_machine(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.after(world.chance.uniform(0, 1), notebook.kill)
+    world.after(world.chance.uniform(0, 1), world.fault, "kill_rank")
+    notebook.dies_in(reduce(seconds=0.5, sets=1))
+    assert world.new_notebook().attach(notebook)
+    second = world.notebook
+    assert second.is_refused()
+    second.cell(reduce(sets=2))
+    assert not second.cell(reduce(sets=3)).error
+
+
+@simulated(seeds=5, hosts=4)
+def test_a_late_answer_to_an_earlier_new_start_does_not_count(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    def lose_another() -> None:
+        world.cut_off("h1", 2.5)
+        world.kill_on("h3", "agent")
+
+    notebook.start()
+    world.when("relay of h1 begins", lose_another, after=0.0)
+    world.after(world.chance.uniform(0, 1), world.kill_on, "h4", "agent")
+    notebook.cell(reduce(seconds=2.0, sets=1))
+    assert not notebook.cell(reduce(sets=2)).error
+    assert not notebook.told("did not start")
+
+
+@simulated(seeds=5)
+def test_a_new_rank_that_a_loss_has_kept_from_its_variables_is_named_again(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.cell(work(sets=1))
+    world.when("settle", lambda: world.kill_on("h3", "relay"), after=0.0)
+    world.after(world.chance.uniform(0, 1), world.kill_rank, 0)
+    notebook.cell(reduce(seconds=2.0, sets=2))
+    notebook.cell(reduce(sets=3))
+    assert notebook.told("ranks 0, 4–5 started again without variables")
+
+
+@simulated(seeds=3)
+def test_ranks_stay_without_a_notebook_for_longer_than_a_host_may_be_silent(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.cell(work(sets=1))
+    notebook.kill()
+    world.pass_time(60)
+    assert world.new_notebook().attach(notebook)
+    assert not world.notebook.cell(reduce(sets=2)).error
+
+
+@simulated(seeds=5, hosts=2, ranks=1)
+def test_ranks_that_died_one_after_the_other_without_a_notebook_are_not_all_dead(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("agent replaces", notebook.kill, after=0.0)
+    world.after(0.2, world.kill_rank, 0)
+    notebook.dies_in(work(seconds=0.5, sets=1))
+    world.pass_time(3)
+    world.kill_rank(1)
+    world.pass_time(1)
+    assert world.new_notebook().attach(notebook)
+
+
+@simulated(seeds=5)
+def test_a_spare_process_that_a_dead_kernel_has_used_is_not_used_again(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("agent replaces", notebook.kill, after=0.0)
+    world.after(0.2, world.kill_rank, 0)
+    notebook.dies_in(reduce(seconds=1.0, sets=1))
+    assert world.new_notebook().attach(notebook)
+    world.after(0.2, world.kill_rank, 1)
+    world.notebook.cell(reduce(seconds=1.0, sets=2))
+    assert not world.notebook.cell(reduce(sets=3)).error
+    assert not world.notebook.told("could not be replaced")
+
+
+@simulated(seeds=5)
+def test_the_late_news_of_a_lost_host_is_none_of_the_new_ranks(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    def lose_h3() -> None:
+        world.cut_off("h3", 9.0)
+        world.kill_on("h3", "prted")
+        world.after(0.05, world.kill_rank, 4)
+
+    notebook.start()
+    notebook.stay()
+    notebook.cell(work(sets=1))
+    world.after(world.chance.uniform(0, 1), lose_h3)
+    notebook.cell(reduce(seconds=2.0, sets=2))
+    assert not notebook.cell(reduce(seconds=10.0, sets=3)).error
+
+
+@simulated(seeds=5)
+def test_the_death_of_a_process_whose_rank_is_started_again_does_not_count(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    def die() -> None:
+        world.stall("h2", "agent", 2.0)
+        world.after(1.0, world.kill_rank, 2)
+
+    notebook.start()
+    world.when("save", die, after=0.0)
+    world.after(world.chance.uniform(0, 1), world.kill_on, "h3", "agent")
+    notebook.cell(reduce(seconds=2.0, sets=1))
+    assert not notebook.cell(reduce(seconds=5.0, sets=2)).error
+
+
+@simulated(seeds=10)
+def test_the_last_lines_of_a_rank_come_before_the_news_of_its_death(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    world.after(world.chance.uniform(0.2, 1), world.fault, "kill_rank")
+    assert not notebook.cell(work(seconds=1.5, lines=100)).view.after_end
+
+
+@simulated(seeds=2)
+def test_a_cell_that_prints_nothing_for_longer_than_a_host_may_be_silent_ends_well(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    assert not notebook.cell(work(seconds=80.0, lines=1)).error
+
+
+@simulated(seeds=3)
+def test_nothing_but_relays_is_left_once_the_ranks_are_stopped(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.cell(reduce(sets=1))
+    notebook.stop()
+    assert {process.name for process in world.left()} <= {"relay"}
+
+
+@simulated(seeds=5)
+def test_a_connection_that_breaks_after_another_notebook_has_attached_costs_nothing(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.kill()
+    assert world.new_notebook().attach(notebook)
+    world.notebook.cell(reduce(sets=1))
+    world.after(world.chance.uniform(0, 1), world.reset, "h2")
+    for sets in range(2, 5):
+        assert not world.notebook.cell(reduce(seconds=0.5, sets=sets)).error
+
+
+@simulated(seeds=3)
+def test_what_a_rank_writes_after_its_cell_is_shown_with_the_next_one(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.cell({**work(lines=5), "later": 2})
+    world.pass_time(2)
+    shown = notebook.cell(work()).view.lines
+    for rank in range(world.size):
+        assert shown[rank][:2] == [f"1.{rank}.5", f"1.{rank}.6"]
+
+
+@simulated(seeds=5)
+def test_a_notebook_that_attaches_during_a_replacement_waits_for_its_end(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    def die() -> None:
+        world.find("spare", "h3")[-1].freeze(6.0)
+        world.kill_rank(0)
+
+    notebook.start()
+    notebook.stay()
+    world.when("heal", notebook.kill, after=0.1)
+    world.after(0.2, die)
+    notebook.dies_in(reduce(seconds=1.0, sets=1))
+    assert world.new_notebook().attach(notebook)
+    assert not world.notebook.cell(reduce(sets=2)).error
+    assert world.processes_of(0) == 2
+
+
+@simulated(seeds=3, known="ranks wait for ever for those that were not asked to replace one")
+def test_ranks_are_attached_to_of_which_some_were_not_asked_to_replace_one(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("heal", notebook.kill, after=0.1)
+    world.cut_off("h3", 3.0)
+    world.kill_rank(0)
+    world.pass_time(0.5)
+    notebook.dies_in(work())
+    assert world.new_notebook().attach(notebook)
+    world.notebook.cell(reduce(sets=2))
+    assert not world.notebook.cell(reduce(sets=3)).error
