@@ -394,7 +394,7 @@ def test_a_notebook_that_attaches_during_a_replacement_waits_for_its_end(
     assert world.processes_of(0) == 2
 
 
-@simulated(seeds=3, known="ranks wait for ever for those that were not asked to replace one")
+@simulated(seeds=3)
 def test_ranks_are_attached_to_of_which_some_were_not_asked_to_replace_one(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
