@@ -124,8 +124,8 @@ def test_commands_of_a_shell_exist(path):
 def test_commands_of_the_notebook_exist(path):
     # A page shows what a wrong command prints: a list of the others.
     failures = (DOCS / "failures.md").read_text()
-    (listed,) = re.findall(r"found 'stpo'. Type: %distributed (.*)", failures)
-    known = {*listed.split(" | "), "stpo", "all"}  # the last is an answer to a prompt
+    (listed,) = re.findall(r"found 'begin'. Type: %distributed (.*)", failures)
+    known = {*listed.split(" | "), "stpo", "begin", "all"}  # the last is an answer to a prompt
     for command in re.findall(r"(?<!%)%distributed (\w[\w-]*)", path.read_text()):
         assert command in known, command
 

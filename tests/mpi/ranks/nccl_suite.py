@@ -221,7 +221,7 @@ def test_an_interrupt_ends_a_call_while_the_gpu_still_works(transport, monkeypat
     gpu = c.world.current().gpu
     gpu.aborts.wait(PATIENCE_SECONDS)
     enter()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, RankLeft)):  # another rank may be interrupted first
         cell()
     gpu.mark()  # as the next calls of CUDA
     assert gpu._held
