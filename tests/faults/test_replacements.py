@@ -16,6 +16,7 @@ from allranks.errors import CellFailed, ClusterLost, RankDied
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.view import text_view
 from tests.faults.notebook import stopped
+from tests.held import held
 from tests.kernel import wait_until
 
 pytestmark = pytest.mark.replaces
@@ -29,31 +30,8 @@ class Holds:
     def __init__(self, folder):
         self.folder = folder
 
-    @contextmanager
     def hold(self, where, act):
-        """Within, the first new rank that comes there goes on once ``act`` has been called."""
-        pipe = self.folder / where
-        os.mkfifo(pipe)
-        came = []
-
-        def attend():
-            with pipe.open("wb"):  # once a rank reads it
-                if pipe.exists():
-                    pipe.unlink()
-                    act()
-                    came.append(where)
-
-        thread = threading.Thread(target=attend)
-        thread.start()
-        try:
-            yield
-        finally:
-            with suppress(FileNotFoundError):
-                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-                pipe.unlink()
-                os.close(reader)
-            thread.join()
-        assert came == [where]
+        return held(self.folder, where, act)
 
     def held_pid(self):
         """The process that is held: the pipe is among its files a moment after it is opened."""

@@ -14,12 +14,13 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+
+from tests.held import held
 
 SIZE = 3
 SPARES = 6
@@ -449,30 +450,8 @@ class RealStage(Stage):
     def kill_program(self, name: str) -> None:
         self._end(self._processes(name)[:1])
 
-    @contextmanager
-    def hold(self, where: str, act: Callable[[], object]) -> Iterator[None]:
-        pipe = self._holds / where
-        os.mkfifo(pipe)
-        came = []
-
-        def attend() -> None:
-            with pipe.open("wb"):  # once a new rank reads it
-                if pipe.exists():
-                    pipe.unlink()
-                    act()
-                    came.append(where)
-
-        thread = threading.Thread(target=attend)
-        thread.start()
-        try:
-            yield
-        finally:
-            with suppress(FileNotFoundError):
-                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-                pipe.unlink()
-                os.close(reader)
-            thread.join()
-        assert came, f"expected a new rank at {where}, found none"
+    def hold(self, where: str, act: Callable[[], object]) -> AbstractContextManager[None]:
+        return held(self._holds, where, act)
 
     def kill_held(self) -> None:
         while True:  # the pipe is among its files a moment after it is opened
