@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from allranks.features.verdict import LEAST_STEPS
-from allranks.features.verdict.records import CellParts, EndedCall, Kind, Line, RankPart, Sample
+from allranks.features.verdict.records import CellParts, CodeLine, EndedCall, Kind, RankPart, Sample
 
 #: Up to a tenth of the steps belong to the start, if they are this much slower than the median.
 _SLOW_START, _START_SHARE, _LEAST_START = 10, 10, 3
@@ -83,7 +83,7 @@ class RankLoop:
         )
 
     @cached_property
-    def lines(self) -> dict[tuple[Line, ...], float] | None:
+    def lines(self) -> dict[tuple[CodeLine, ...], float] | None:
         """The shares of the time at the user's lines, each with all lines that it was called from.
 
         None if there are few looks, or if these have found the rank in collectives for another
@@ -93,7 +93,7 @@ class RankLoop:
         looks = [look for look in self.part.looks if self.edges[0] <= look.at <= self.edges[-1]]
         if len(looks) <= _LEAST_LOOKS:
             return None
-        found: dict[tuple[Line, ...], float] = defaultdict(float)
+        found: dict[tuple[CodeLine, ...], float] = defaultdict(float)
         whole = looks[-1].at - looks[0].at
         for before, look in pairwise(looks):
             # A late look, as after C code that held the interpreter, stands for all that time.

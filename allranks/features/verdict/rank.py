@@ -20,7 +20,7 @@ from allranks.collectives import world
 from allranks.collectives.calls.guard import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import MEASURED, VARIABLE
-from allranks.features.verdict.records import EndedCall, Kind, Line, Look, RankPart, Sample
+from allranks.features.verdict.records import CodeLine, EndedCall, Kind, Look, RankPart, Sample
 from allranks.features.verdict.stack import Path, users_lines
 from allranks.records.wire import Record, RunCell
 
@@ -159,10 +159,10 @@ def _source(name: str) -> str:
     return source_line(*site)[:_SOURCE_CHARACTERS] if site is not None else ""
 
 
-def _line(file: str, number: int, function: str) -> Line:
+def _line(file: str, number: int, function: str) -> CodeLine:
     name = shown_name(file)
     place = f"{name.rpartition('/')[2]}:{number}"
-    return Line(place, function, source_line(file, number)[:_SOURCE_CHARACTERS])
+    return CodeLine(place, function, source_line(file, number)[:_SOURCE_CHARACTERS])
 
 
 def _thinned(samples: list[Sample]) -> list[Sample]:

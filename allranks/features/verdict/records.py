@@ -37,7 +37,7 @@ class EndedCall(NamedTuple):
     last: int
 
 
-class Line(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of the user: its place, as ``In[3]:9``, its function, and its source."""
 
     place: str
@@ -89,7 +89,7 @@ class RankPart:
     grown: dict[str, tuple[int, int]] = field(default_factory=dict)
     left_out: int = 0
     looks: Sequence[Look] = ()
-    paths: Sequence[tuple[Line, ...]] = ()
+    paths: Sequence[tuple[CodeLine, ...]] = ()
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
@@ -126,7 +126,7 @@ class RankPart:
             grown={name: (first, last) for name, (first, last) in content["grown"].items()},
             left_out=content["left_out"],
             looks=[Look(at, int(path)) for at, path in looks],
-            paths=[tuple(Line(*line) for line in path) for path in content["paths"]],
+            paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
         )
 
 

@@ -13,7 +13,7 @@ from statistics import fmean, median, quantiles
 
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.loop import Loop
-from allranks.features.verdict.records import CellParts, Line, RankPart
+from allranks.features.verdict.records import CellParts, CodeLine, RankPart
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
 
@@ -200,7 +200,7 @@ def longer_at(loop: Loop, rank: int) -> str:
         path: share - fmean(one.get(path, 0.0) for one in others if one is not None)
         for path, share in own.items()
     }
-    late, path = loop.late[rank], tuple[Line, ...]()
+    late, path = loop.late[rank], tuple[CodeLine, ...]()
     least = EXPLAINS * late
     while True:
         below = [one for one in more if len(one) == len(path) + 1 and one[:-1] == path]

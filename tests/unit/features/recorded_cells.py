@@ -11,9 +11,9 @@ from typing import Any
 
 from allranks.features.verdict.records import (
     CellParts,
+    CodeLine,
     EndedCall,
     Kind,
-    Line,
     Look,
     RankPart,
     Sample,
@@ -21,7 +21,7 @@ from allranks.features.verdict.records import (
 
 GRADIENTS = Kind("allreduce", "In[3]:9", 100_000, 0, "allreduce(gradients)")
 #: The lines of a rank's work, with the share of each.
-Spent = Sequence[tuple[tuple[Line, ...], float]]
+Spent = Sequence[tuple[tuple[CodeLine, ...], float]]
 #: The seconds for which a rank computes in a step.
 Work = float | Callable[[int, random.Random], float]
 

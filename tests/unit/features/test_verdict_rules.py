@@ -10,9 +10,9 @@ import pytest
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import (
     CellParts,
+    CodeLine,
     EndedCall,
     Kind,
-    Line,
     Look,
     NotANumber,
     RankPart,
@@ -26,9 +26,9 @@ SMALL = Kind("allreduce", "In[3]:9", 256, 0, "")
 
 
 READ, AUGMENT, TRAIN = (
-    (Line("In[3]:4", "", "x = read(step)"),),
-    (Line("In[3]:5", "", "x = augment(x)"), Line("In[3]:2", "augment", "return sorted(x)")),
-    (Line("In[3]:6", "", "train(x)"),),
+    (CodeLine("In[3]:4", "", "x = read(step)"),),
+    (CodeLine("In[3]:5", "", "x = augment(x)"), CodeLine("In[3]:2", "augment", "return sorted(x)")),
+    (CodeLine("In[3]:6", "", "train(x)"),),
 )
 
 
