@@ -73,6 +73,8 @@ def run(command: Sequence[str], timeout: float, **more: str) -> subprocess.Compl
                 process.kill()
             if isinstance(error, subprocess.TimeoutExpired):
                 error.output = said
+                # pytest shows an error's notes, and not its output.
+                error.add_note(f"Its output until then:\n{said}")
             raise
     # Open MPI's launcher may warn that a process which it has started was faster than itself.
     lines = said.splitlines(keepends=True)

@@ -19,7 +19,8 @@ counted: Counter[str] = Counter()
 driver = threading.RLock()
 """Held by a call that waits for the whole GPU: other calls of the process wait for it."""
 _lock = threading.RLock()
-"""Work is done by whoever asks for an event: the main thread, or one that makes or ends NCCL's."""
+"""Protects the streams' queues: whoever asks for an event works on them, the main thread or one
+that makes or ends NCCL's."""
 _thread = threading.local()
 
 
@@ -75,7 +76,7 @@ class Event:
             self.mark = _Mark()
         self.recorded = True
         with driver:
-            (stream or null)._work.append(self.mark.happen)
+            (stream or null).add(self.mark.happen)
 
 
 class Stream:
@@ -86,7 +87,12 @@ class Stream:
 
     def wait_event(self, event):
         mark = event.mark
-        self._work.append(lambda: mark.done_at is not None or _AGAIN)
+        self.add(lambda: mark.done_at is not None or _AGAIN)
+
+    def add(self, work):
+        # With the lock: `drop`, in a thread that aborts, puts another queue in the place of this.
+        with _lock:
+            self._work.append(work)
 
     def __enter__(self):
         _stack.append(self)
@@ -121,7 +127,7 @@ def current():
 
 def push(work, stream=None):
     """Queues work on a stream, by default the current one."""
-    (stream or current())._work.append(work)
+    (stream or current()).add(work)
 
 
 def stream_of(pointer):
@@ -152,7 +158,7 @@ def marks():
     found = []
     for stream in list(_streams.values()):
         found.append(_Mark())
-        stream._work.append(found[-1].happen)
+        stream.add(found[-1].happen)
     return found
 
 
