@@ -204,31 +204,36 @@ def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap(
     """On rank 0 the main thread waits first, on rank 1 the other thread."""
 
     def call_all() -> tuple[object, object]:
-        this, some, waits = worlds.current(), c.add_process_set([0, 1]), threading.Event()
-        attend, found = this.watch.attend, list[object]()
+        this, some, waits = worlds.current(), c.add_process_set([0, 1]), all_wait[c.rank()]
+        attend, poll, found = this.watch.attend, this.poll, list[object]()
 
         def noted(call: Any, waited: float) -> None:
             waits.set()
             attend(call, waited)
 
-        this.watch.attend = noted  # type: ignore[method-assign]
+        def noted_poll(call: Any) -> None:
+            if all_wait[0].is_set():
+                waits.set()
+            poll(call)
+
+        this.watch.attend, this.poll = noted, noted_poll  # type: ignore[method-assign]
 
         def in_thread() -> None:
             worlds.set_thread(this)
             if c.rank() == 0:
-                waits.wait(20)
+                assert waits.wait(20)
             if some.included():
                 found.extend(call(step, some) for step in range(3))
 
         thread = threading.Thread(target=in_thread)
         thread.start()
         if c.rank() == 1:
-            waits.wait(20)
+            assert waits.wait(20)
         every = [c.allreduce(10 * step, c.Sum) for step in range(3)]
         thread.join()
         return every, found
 
-    every, some = [0, 30, 60], [0, 2, 4]
+    every, some, all_wait = [0, 30, 60], [0, 2, 4], [threading.Event() for _ in range(3)]
     assert loopback.run(3, call_all) == [(every, some), (every, some), (every, [])]
 
 
