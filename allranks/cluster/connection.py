@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import secrets
 import shutil
@@ -41,6 +40,7 @@ from allranks.cluster.sockets import (
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
+from allranks.records.agent import Clients, End, Up, to_line
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
@@ -550,7 +550,7 @@ class Connection:
         if "[" in self.ipyparallel["client"]["interface"]:
             zmq.Context.instance().set(zmq.IPV6, 1)  # that of clients
         for agent in self._agents:
-            agent.say("clients")
+            agent.say(Clients())
         # A caller may have closed the last one, for instance by ``with``.
         self._clients[:] = [client for client in self._clients if not client._closed]
         deadline = time.monotonic() + _CLIENT_SECONDS
@@ -682,9 +682,9 @@ class Connection:
 
     def _say_end(self, why: str, host: str = "", **known: int) -> None:
         """Sends to the agent of ``host``, or to all, which process is to end."""
-        end = f"end {json.dumps({'why': why, **known})}"
+        end = End(why, **known)
         if host:
-            self._wire.command(host, "say", end)
+            self._wire.command(host, "say", to_line(end).decode())
             return
         for agent in self._agents:
             agent.say(end)
@@ -747,9 +747,9 @@ class Connection:
     def all_up(self) -> None:
         # The agents then note the processes that the ranks share.
         for agent in self._agents:
-            agent.say("up")
+            agent.say(Up())
             if self.size <= CLIENTS_RANKS:
-                agent.say("clients")
+                agent.say(Clients())
 
     def lose(self, shown: bool = False) -> str:
         """Ends the ranks after a death; returns the text of :meth:`loss_text`."""

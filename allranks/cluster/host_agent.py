@@ -38,6 +38,20 @@ from allranks.cluster.sockets import (
     closing_if_failed,
 )
 from allranks.errors import StartFailed, UsageError
+from allranks.records.agent import (
+    Clients,
+    Command,
+    Join,
+    Keep,
+    RankDied,
+    Runs,
+    Seat,
+    Serve,
+    Stay,
+    Stop,
+    Up,
+    to_line,
+)
 from allranks.records.config import (
     FIRST_COMMANDS,
     FIRST_EVENTS,
@@ -142,7 +156,7 @@ class HostAgentProcess:
     def __init__(self, config: HostAgentConfig, deliver: DeliverEvent) -> None:
         self.config = config
         self._start("allranks.agent", "host-agent.log", config.environment)
-        self.say(config.to_json())
+        self._write(config.to_json().encode())
         self.listen(deliver)
 
     def _start(
@@ -203,15 +217,17 @@ class HostAgentProcess:
         )
         self._thread.start()
 
-    def say(self, text: str) -> None:
-        """Sends a command; see `allranks.engine.host.host_agent`."""
+    def say(self, command: Command) -> None:
+        self._write(to_line(command))
+
+    def _write(self, line: bytes) -> None:
         with suppress(OSError, ValueError):  # the listening thread reports its end
-            self._input.write(text.encode() + b"\n")
+            self._input.write(line + b"\n")
             self._input.flush()
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
-        self.say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
+        self.say(Stay(seconds, memo))
 
     def let_go(self) -> None:
         """Leaves the ranks, which stay, to another notebook."""
@@ -220,7 +236,7 @@ class HostAgentProcess:
 
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they have ended."""
-        self.say("stop")
+        self.say(Stop())
         self._thread.join(_STOP_SECONDS)  # it ends after the agent
         if self._thread.is_alive():
             _kill([self.pid])  # its children die with it
@@ -257,7 +273,7 @@ class CaretakerProcess(HostAgentProcess):
     def __init__(self, config: HostAgentConfig, care: CaretakerConfig, deliver: DeliverEvent):
         self.config = config
         self._start("allranks.engine.host.caretaker", "caretaker.log", {}, care.listening)
-        self.say(care.to_json())
+        self._write(care.to_json().encode())
         self.listen(deliver)
 
     def _exit_code(self, stopped: bool) -> int | None:
@@ -381,7 +397,7 @@ _TEST_AFTER_SECONDS = 8.0
 _SHOWN_PAIRS = 4
 _READY_SECONDS = 60.0
 #: For the host agents; the caretaker decides how long the ranks stay.
-_STAY = json.dumps({"seconds": 1, "memo": {}})
+_STAY = to_line(Stay(1, {})).decode()
 
 
 class NetworkTest:
@@ -461,13 +477,13 @@ _STATE = (
 
 @dataclasses.dataclass(frozen=True)
 class TakenHosts:
-    """Hosts of another notebook: what it knew of them, the events since it has ended, each with
-    its host, and for how many seconds each host has been ``silent``.
+    """Hosts of another notebook: what it knew of them, the lines of the events since it has ended,
+    each with its host, and for how many seconds each host has been ``silent``.
     """
 
     caretaker: HostAgentProcess
     state: dict[str, Any]
-    news: Sequence[tuple[str, dict[str, Any]]]
+    news: Sequence[tuple[str, str]]
     silent: Mapping[str, float]
 
 
@@ -691,11 +707,11 @@ class MultiHostAgents:
                 "told": self._told,
                 "job": self.job.outlives(),
             }
-            self._caretaker.say(f"state {json.dumps(state)}")
+            self._caretaker.say(Keep(state))
 
     def _note_running(self, host: str, cell: int) -> None:
         if self._caretaker is not None:
-            self._caretaker.say(f"running {json.dumps({'host': host, 'cell': cell})}")
+            self._caretaker.say(Runs(host, cell))
 
     def _take_over(self, taken: TakenHosts) -> None:
         """Continues with what the last notebook knew, and the events since then."""
@@ -720,8 +736,8 @@ class MultiHostAgents:
         self._replaced = dict(state["replaced"])
         for rank, pid in self._replaced.items():
             self._deliver("replaces", {"rank": rank, "pid": pid})
-        for host, told in taken.news:
-            self._handle(host, json.dumps(told).encode())
+        for host, line in taken.news:
+            self._handle(host, line.encode())
         self._caretaker = taken.caretaker
         self._wire.attach({host: taken.silent.get(host, 0.0) for host in self.addresses})
         for host in self._ended_hosts:
@@ -783,11 +799,11 @@ class MultiHostAgents:
             )
         return said
 
-    def say(self, text: str) -> None:
-        """Sends a command to the agents of all hosts, or the first one's for ``clients``."""
-        for host in self._hosts[:1] if text == "clients" else self._hosts:
-            self._wire.command(host.name, "say", text)
-        if text == "up":
+    def say(self, command: Command) -> None:
+        """Sends a command to the agents of all hosts, or the first one's for `Clients`."""
+        for host in self._hosts[:1] if isinstance(command, Clients) else self._hosts:
+            self._say(host.name, command)
+        if isinstance(command, Up):
             self._starts_again = False
             with self._lock:  # the wire's thread notes deaths
                 for rank, pid in self._replaced.items():
@@ -819,9 +835,11 @@ class MultiHostAgents:
             host, number = self._seated[rank]
             taken[host].append((number, rank))
         for host, seats in taken.items():
-            asked = json.dumps({"dead": list(dead), "seats": seats})
-            self._wire.command(host, "say", f"seat {asked}")
+            self._say(host, Seat(list(dead), seats))
         return ""
+
+    def _say(self, host: str, command: Command) -> None:
+        self._wire.command(host, "say", to_line(command).decode())
 
     def stop(self) -> None:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
@@ -889,7 +907,7 @@ class MultiHostAgents:
             why = "has another host name, so mpiexec would look for it elsewhere"
             self._report(host, f"{why}: use the name that its command hostname prints")
         elif name == "reach":
-            self._wire.command(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
+            self._say(fields["host"], Serve(fields["command"]))
         elif name in ("admitted", "replaces"):
             self._host_of[fields["rank"]] = host
             if name == "replaces":
@@ -900,9 +918,8 @@ class MultiHostAgents:
                 self._spares_on[host].remove(fields["place"])
         else:
             if name == "connection":
-                join = f"join {json.dumps(fields['engine'])}"
                 for other in self._hosts[1:]:
-                    self._wire.command(other.name, "say", join)
+                    self._say(other.name, Join(fields["engine"]))
             fields["host"] = host
             if name == "exit":
                 rank, pid = fields["rank"], fields["pid"]
@@ -922,7 +939,7 @@ class MultiHostAgents:
         # It runs on the first host, whose own agent tells it.
         first = self._hosts[0].name
         if host != first:
-            self._wire.command(first, "say", f"died {json.dumps({'rank': rank, 'pid': pid})}")
+            self._say(first, RankDied(rank, pid))
 
     def _lose(self, host: str, seconds: float) -> None:
         self._host_ended(host, f"is cut off or has crashed: no heartbeat for {seconds:g} s")

@@ -190,7 +190,7 @@ def test_ranks_end_if_their_kernel_dies_while_it_starts_them_again(
     assert not world.new_notebook().attach(notebook)
 
 
-@simulated(seeds=4, known="a caretaker that ends does not serve a visitor, and spins")
+@simulated(seeds=4)
 def test_a_notebook_that_looks_for_ranks_while_these_are_ended_disturbs_nothing(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:

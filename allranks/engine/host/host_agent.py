@@ -8,8 +8,8 @@ input closes (the kernel stopped, was restarted, or was killed with -9), it ends
 On request, it keeps the ranks for a while for another notebook (see
 ``allranks.engine.host.attachment``).
 
-Standard output carries one JSON event a line (see ``HostAgent._tell``), standard input one command
-a line (see ``HostAgent._obey``).
+Standard output carries one event a line, standard input one command a line
+(`allranks.records.agent`).
 
 If ranks are on several hosts, each host has an agent. The first host's agent runs the launcher;
 the others run the command that the launcher would run there through ssh (see
@@ -42,6 +42,20 @@ from allranks.engine import libraries, processes
 from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Attachment
 from allranks.hooks import Hooks
+from allranks.records.agent import (
+    BeginAgain,
+    Clients,
+    Command,
+    End,
+    Join,
+    RankDied,
+    Seat,
+    Serve,
+    Stay,
+    Stop,
+    Up,
+    read_command,
+)
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, HostAgentConfig
 
 if TYPE_CHECKING:
@@ -339,45 +353,43 @@ class HostAgent:
     def _take(self, said: bytes) -> None:
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
-            word, _, rest = line.decode().partition(" ")
-            self._obey(word, rest)
+            self._obey(read_command(line))
 
-    def _obey(self, word: str, rest: str) -> None:
-        """Runs a command of the kernel: ``up``, ``clients``, ``stay``, ``end`` or ``stop``.
-
-        ``end`` is for a rank that has sent what cannot be read.
-        On several hosts: ``seat``; on the first host: ``died``; on the others: ``join``, ``serve``.
-        ``again`` also ends all ranks; the next configuration follows.
-        """
-        if word == "up":
-            # The list of a rank's mappings ends with the rank: read it while all are alive.
-            for pid in (*self.ranks, *self.spares):
-                # Not older ones: a cell may map a file of the user's.
-                self.segments |= processes.shared_segments(pid, self.began)
-            self._sweep()
-        elif word == "clients" and not self.controller:  # a client of ipyparallel will connect
-            self._fork_controller()
-        elif word in ("stop", "again"):
-            self.stopping, self.begins_again = True, word == "again"
-        elif word == "stay":
-            self.attachment.stay(**json.loads(rest))
-        elif word == "end":
-            self._end_rank(**json.loads(rest))
-        elif word == "seat":
-            self._seat_spares(**json.loads(rest))
-        elif word == "died":
-            self._tell_controller(**json.loads(rest))
-        # A notebook that attaches sends these two again if the last one has ended before it
-        # confirmed the events from which they follow.
-        elif word == "join":  # where ipyparallel's controller will be
-            if not self.connection:
-                self.connection = json.loads(rest)
-                if self.launcher is not None:
-                    self._open_door()
-        elif word == "serve" and self.launcher is None:  # the command of the first host's launcher
-            self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
-            if self.connection:
-                self._open_door()
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Up():
+                # The list of a rank's mappings ends with the rank: read it while all are alive.
+                for pid in (*self.ranks, *self.spares):
+                    # Not older ones: a cell may map a file of the user's.
+                    self.segments |= processes.shared_segments(pid, self.began)
+                self._sweep()
+            case Clients():
+                if not self.controller:
+                    self._fork_controller()
+            case Stop() | BeginAgain():
+                self.stopping, self.begins_again = True, isinstance(command, BeginAgain)
+            case Stay(seconds, memo):
+                self.attachment.stay(seconds, memo)
+            case End(why, pid, rank):
+                self._end_rank(why, pid, rank)
+            case Seat(dead, seats):
+                self._seat_spares(dead, seats)
+            case RankDied(rank, pid):
+                self._tell_controller(rank, pid)
+            # A notebook that attaches sends these two again if the last one has ended before it
+            # confirmed the events from which they follow.
+            case Join(engine):
+                if not self.connection:
+                    self.connection = engine
+                    if self.launcher is not None:
+                        self._open_door()
+            case Serve(line):
+                if self.launcher is None:
+                    self._start_launcher(["/bin/sh", "-c", line])
+                    if self.connection:
+                        self._open_door()
+            case _:
+                raise ValueError(f"expected a command for a host agent, found {command!r:.200}")
 
     def _end_rank(self, why: str, pid: int = 0, rank: int = -1) -> None:
         for own, number in self.ranks.items():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from allranks.errors import WireError
+from allranks.records.agent import BeginAgain, End, to_line
 from allranks.records.config import HostAgentConfig
 from allranks.records.numbered import Frames
 from allranks.records.wire import check_text, join_messages, split_messages, with_senders
@@ -334,8 +335,7 @@ class RelayState:
 
     def _refuse(self, pid: int, why: str) -> None:
         if self._has_agent and self.next is None:
-            line = f"end {json.dumps({'pid': pid, 'why': why})}"
-            self._commands.append(ToAgent(line.encode()))
+            self._commands.append(ToAgent(to_line(End(why, pid))))
 
     def _read(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
@@ -368,7 +368,7 @@ class RelayState:
                 begins, self._for_next = self.next is None, []
                 self.next = HostAgentConfig.from_json(first.decode())
                 if begins:
-                    self._commands.append(ToAgent(b"again"))
+                    self._commands.append(ToAgent(to_line(BeginAgain())))
             case b"say" if self.next is not None:
                 self._for_next.append(first)
             case b"say":
@@ -379,7 +379,7 @@ class RelayState:
             case b"listen" | b"connect":
                 self._commands.append(TryNetwork(word.decode(), first.decode()))
             case b"stay":
-                self._stay = b"stay " + first
+                self._stay = first
                 self._commands.append(Stay())
                 if self._has_agent and self.next is None:
                     self._commands.append(ToAgent(self._stay))

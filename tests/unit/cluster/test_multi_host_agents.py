@@ -11,6 +11,7 @@ import pytest
 from allranks.cluster.failures import ProcessExit, describe_exits
 from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
 from allranks.cluster.launchers.launcher import Host, SshLauncher
+from allranks.records.agent import Command, Keep, RankDied, Seat, Up, read_command
 from allranks.records.config import HostAgentConfig, version
 
 HOSTS = Host("h1", 2), Host("h2", 2), Host("h3", 2)
@@ -42,9 +43,9 @@ class Notebook:
 
     def __init__(self, heals: bool = False) -> None:
         self.ends: list[ProcessExit] = []
-        self.asked: dict[str, dict[str, Any]] = {}
+        self.asked: dict[str, Seat] = {}
         self.again: list[tuple[str, str]] = []
-        self.died: list[tuple[str, dict[str, int]]] = []
+        self.died: list[tuple[str, RankDied]] = []
         #: What the caretaker was sent, and how much of it before each choice of a spare process.
         self.states: list[dict[str, Any]] = []
         self.saved_before: list[int] = []
@@ -59,13 +60,15 @@ class Notebook:
         self.agents = MultiHostAgents(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
 
     def _command(self, host: str, word: str, line: str) -> None:
-        if line.startswith("seat "):
-            self.asked[host] = json.loads(line.removeprefix("seat "))
-            self.saved_before.append(len(self.states))
-        elif line.startswith("died "):
-            self.died.append((host, json.loads(line.removeprefix("died "))))
-        elif word == "again":
+        if word == "again":
             self.again.append((host, json.loads(line)["relocation"]))
+        elif word == "say":
+            match read_command(line.encode()):
+                case Seat() as asked:
+                    self.asked[host] = asked
+                    self.saved_before.append(len(self.states))
+                case RankDied() as died:
+                    self.died.append((host, died))
 
     def _deliver(self, name: str, fields: dict[str, Any]) -> None:
         if name in ("exit", "launcher_exit", "host_left"):
@@ -80,10 +83,9 @@ class Notebook:
         self.agents.begin()
 
     def take_care(self) -> None:
-        def say(text: str) -> None:
-            word, _, line = text.partition(" ")
-            if word == "state":
-                self.states.append(json.loads(line))
+        def say(command: Command) -> None:
+            if isinstance(command, Keep):
+                self.states.append(json.loads(json.dumps(command.state)))
 
         self.agents._caretaker = SimpleNamespace(say=say)  # type: ignore[assignment]
 
@@ -159,15 +161,15 @@ def healing(monkeypatch):
     return made
 
 
-def seats(notebook: Notebook) -> dict[str, list[list[int]]]:
-    return {host: asked["seats"] for host, asked in notebook.asked.items()}
+def seats(notebook: Notebook) -> dict[str, list[tuple[int, int]]]:
+    return {host: asked.seats for host, asked in notebook.asked.items()}
 
 
 def test_a_spare_process_of_the_same_host_takes_the_place_of_a_dead_rank(healing):
     # Of each host's three processes the last is spare: 2, 5 and 8.
     assert healing.agents.seat_spares([3]) == ""
     assert seats(healing) == {"h1": [], "h2": [[5, 3]], "h3": []}
-    assert all(asked["dead"] == [3] for asked in healing.asked.values())
+    assert all(asked.dead == [3] for asked in healing.asked.values())
 
 
 def test_a_process_that_waits_since_a_try_that_failed_is_asked_again(healing):
@@ -236,10 +238,10 @@ def test_a_rank_stays_dead_for_the_next_notebook_until_its_replacement_has_joine
     assert healing.states[-1]["replaced"] == [[3, 8]]
     healing.say("h2", killed)  # an event that another notebook could not confirm
     assert healing.states[-1]["seated"] == [[3, ["h2", 5]]]
-    healing.agents.say("up")
+    healing.agents.say(Up())
     assert healing.states[-1]["dead"] == []
     healing.say("h2", killed | {"pid": 8})
-    healing.agents.say("up")
+    healing.agents.say(Up())
     assert [end["pid"] for end in healing.states[-1]["dead"]] == [8]
 
 
@@ -315,4 +317,4 @@ def test_late_answers_to_an_earlier_test_of_the_network_do_not_count(notebook):
 def test_ipyparallels_controller_on_the_first_host_is_told_of_deaths_elsewhere(healing):
     healing.say("h1", ABORT)
     healing.say("h2", KILLED)
-    assert healing.died == [("h1", {"rank": 3, "pid": 1})]
+    assert healing.died == [("h1", RankDied(3, 1))]

@@ -18,6 +18,7 @@ from allranks.engine import processes
 from allranks.engine.host.caretaker import Caretaker
 from allranks.engine.host.host_agent import HostAgent
 from allranks.engine.processes import first_line
+from allranks.records.agent import Join, Launcher, Serve, to_line
 from allranks.records.config import HostAgentConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
@@ -138,14 +139,20 @@ def test_a_host_that_hears_twice_where_clients_connect_and_what_to_launch_does_i
 
     agent._start_launcher = start
     for _ in range(2):
-        HostAgent._obey(agent, "join", json.dumps({"interface": "tcp://h1"}))
-        HostAgent._obey(agent, "serve", json.dumps("prted"))
+        HostAgent._obey(agent, Join({"interface": "tcp://h1"}))
+        HostAgent._obey(agent, Serve("prted"))
     assert done == ["prted", "door"]
     assert agent.connection == {"interface": "tcp://h1"}
 
 
-@pytest.mark.parametrize("process", [HostAgent, Caretaker])
-def test_an_event_is_whole_though_a_signal_ends_its_write_early(process, monkeypatch):
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda text: HostAgent._tell(SimpleNamespace(), "launcher", text=text),
+        lambda text: Caretaker._write(SimpleNamespace(), to_line(Launcher(text))),
+    ],
+)
+def test_an_event_is_whole_though_a_signal_ends_its_write_early(tell, monkeypatch):
     written = []
 
     def write_a_part(descriptor, data):
@@ -154,5 +161,5 @@ def test_an_event_is_whole_though_a_signal_ends_its_write_early(process, monkeyp
         return len(written[-1])
 
     monkeypatch.setattr(os, "write", write_a_part)
-    process._tell(SimpleNamespace(), "launcher", text="x" * 5000)
+    tell("x" * 5000)
     assert json.loads(b"".join(written)) == {"event": "launcher", "text": "x" * 5000}
