@@ -542,7 +542,7 @@ class Cluster(Calls):
     def connection_information(self) -> dict[str, Any]:
         """Returns what ``ipyparallel.Client`` takes to connect to these ranks."""
         self.client()  # all engines are there then
-        found: dict[str, Any] = self._ranks.ipyparallel["client"]
+        found: dict[str, Any] = self._ranks.ipyparallel
         return found
 
     def ask_soon(

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ import zmq
 
 from allranks.cluster.sharing import WatcherFeed
 from allranks.errors import StartFailed, WireError
+from allranks.records import agent
+from allranks.records.agent import HostBeat, HostLate, HostSilent, to_line
 from allranks.records.config import BEAT_SECONDS, LEASE_SECONDS, family_of, tcp_url
 from allranks.records.deferred import deferred
 from allranks.records.numbered import (
@@ -61,10 +63,10 @@ class FromRank:
 
 @dataclass(frozen=True)
 class FromHostAgent:
-    """An event of a host agent."""
+    """An event of a host agent; ``host`` is empty on this machine alone."""
 
-    name: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    event: agent.Event
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,15 +176,14 @@ _POLL_SECONDS = BEAT_SECONDS / 2
 _TRIED_PORTS = 100
 #: ZeroMQ's own names of connections begin with it.
 _NO_NAME = b"\0"
-_SILENT = json.dumps({"event": "host_silent"}).encode()
+_SILENT = to_line(HostSilent())
 _KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 60,
     zmq.TCP_KEEPALIVE_INTVL: 10,
     zmq.TCP_KEEPALIVE_CNT: 6,
 }
-_LATE = json.dumps({"event": "host_late"}).encode()
-_BEAT = json.dumps({"event": "host_beat"}).encode()
+_LATE, _BEAT = to_line(HostLate()), to_line(HostBeat())
 #: A host that misses heartbeats for this time is probably cut off. If nothing else happens, it has
 #: the rest of the lease to come back.
 LATE_SECONDS = 4.0

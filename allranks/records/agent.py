@@ -10,42 +10,50 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from allranks.records.wire import check_types, read_object
 
 
-def _named(kind: type[Any]) -> str:
-    return re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower()
+def _name(cls: type[Any]) -> str:
+    return re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
 
 
 class Event:
     """What a host agent, a relay or a caretaker tells the notebook."""
 
     word = "event"
+    name: ClassVar[str]
+    known: ClassVar[dict[str, type[Event]]] = {}
 
     def __init_subclass__(cls) -> None:
-        _EVENTS[_named(cls)] = cls
+        cls.name = _name(cls)
+        cls.known[cls.name] = cls
+
+
+class HostEvent(Event):
+    """What concerns a host and not its ranks."""
 
 
 class Command:
     """What the notebook tells a host agent or a caretaker."""
 
     word = "command"
+    name: ClassVar[str]
+    known: ClassVar[dict[str, type[Command]]] = {}
 
     def __init_subclass__(cls) -> None:
-        _COMMANDS[_named(cls)] = cls
+        cls.name = _name(cls)
+        cls.known[cls.name] = cls
 
 
-_EVENTS: dict[str, type[Event]] = {}
-_COMMANDS: dict[str, type[Command]] = {}
-_Line = TypeVar("_Line", Event, Command)
+_Said = TypeVar("_Said", Event, Command)
 
 
 def to_line(said: Event | Command) -> bytes:
     """Returns the line, without its end, that `read_event` or `read_command` reads."""
     fields = {each.name: getattr(said, each.name) for each in dataclasses.fields(said)}  # type: ignore[arg-type]
-    return json.dumps({said.word: _named(type(said)), **fields}).encode()
+    return json.dumps({said.word: said.name, **fields}).encode()
 
 
 def read_event(line: bytes) -> Event:
@@ -56,21 +64,23 @@ def read_event(line: bytes) -> Event:
     found = read_object(line)
     if Event.word not in found:
         return Launcher(line.decode("utf-8", "replace"))
-    return _read(found, Event.word, _EVENTS)
+    return _read(found, Event)
 
 
 def read_command(line: bytes) -> Command:
     """Returns the command of a line. Raises ValueError if it is unknown, or does not fit."""
-    return _read(read_object(line), Command.word, _COMMANDS)
+    return _read(read_object(line), Command)
 
 
-def _read(found: dict[str, Any], word: str, known: dict[str, type[_Line]]) -> _Line:
-    name = found.pop(word, None)
+def _read(found: dict[str, Any], kind: type[_Said]) -> _Said:
+    name = found.pop(kind.word, None)
     try:
-        made = known[name](**found)
+        made: _Said = kind.known[name](**found)
         check_types(made)
     except (LookupError, TypeError) as error:
-        raise ValueError(f"expected {' or '.join(known)}, found {name!r:.60}: {error}") from error
+        raise ValueError(
+            f"expected a known {kind.word} and its fields, found {name!r:.60}: {error!r:.200}"
+        ) from error
     return made
 
 
@@ -83,7 +93,7 @@ class FolderMade(Event):
 
 
 @dataclass(frozen=True)
-class Connection(Event):
+class Controller(Event):
     """Where ipyparallel's controller will be, for clients and for engines."""
 
     client: dict[str, Any]
@@ -204,7 +214,7 @@ class Stopped(Event):
 
 
 @dataclass(frozen=True)
-class HostUp(Event):
+class HostUp(HostEvent):
     """The relay has come; ``address`` is the host's."""
 
     address: str
@@ -212,7 +222,7 @@ class HostUp(Event):
 
 
 @dataclass(frozen=True)
-class HostListens(Event):
+class HostListens(HostEvent):
     """The host listens on a port for a test of the network."""
 
     test: str
@@ -220,7 +230,7 @@ class HostListens(Event):
 
 
 @dataclass(frozen=True)
-class HostConnected(Event):
+class HostConnected(HostEvent):
     """Why it could not connect to others in this test, by host."""
 
     test: str
@@ -228,28 +238,28 @@ class HostConnected(Event):
 
 
 @dataclass(frozen=True)
-class HostRefused(Event):
+class HostRefused(HostEvent):
     """The host cannot begin."""
 
     problem: str
 
 
 @dataclass(frozen=True)
-class HostAgain(Event):
+class HostAgain(HostEvent):
     """What follows is of the ranks of this relocation."""
 
     relocation: str
 
 
 @dataclass(frozen=True)
-class HostEnds(Event):
+class HostEnds(HostEvent):
     """The relay ends the ranks of its host."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class HostDown(Event):
+class HostDown(HostEvent):
     """Nothing is left on the host."""
 
     why: str
@@ -266,22 +276,22 @@ class Notice(Event):
 
 
 @dataclass(frozen=True)
-class HostBeat(Event):
+class HostBeat(HostEvent):
     """The host has sent a heartbeat."""
 
 
 @dataclass(frozen=True)
-class HostLate(Event):
+class HostLate(HostEvent):
     """The host has missed heartbeats."""
 
 
 @dataclass(frozen=True)
-class HostSilent(Event):
+class HostSilent(HostEvent):
     """The host has been silent for its lease."""
 
 
 @dataclass(frozen=True)
-class HostLeft(Event):
+class HostLeft(HostEvent):
     """The host is lost."""
 
     why: str

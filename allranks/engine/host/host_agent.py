@@ -43,18 +43,35 @@ from allranks.engine.host import stubs
 from allranks.engine.host.attachment import Attachment
 from allranks.hooks import Hooks
 from allranks.records.agent import (
+    Admitted,
+    Again,
     BeginAgain,
     Clients,
     Command,
+    Controller,
+    ControllerExit,
     End,
+    Event,
+    Exit,
+    FolderMade,
     Join,
+    Launcher,
+    LauncherExit,
     RankDied,
+    Reach,
+    Registered,
+    Replaces,
+    Running,
     Seat,
     Serve,
+    SpareExit,
     Stay,
     Stop,
+    Stopped,
     Up,
+    Watched,
     read_command,
+    to_line,
 )
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, HostAgentConfig
 
@@ -127,9 +144,9 @@ class HostAgent:
         #: The cell that ranks here run, as the notebook knows it.
         self.cell = 0
         #: Events to send again to a notebook that attaches.
-        self.told: dict[str, dict[str, Any]] = {}
+        self.told: list[Event] = []
         #: The events of ranks that have died and were not replaced.
-        self.dead: dict[int, dict[str, Any]] = {}
+        self.dead: dict[int, Exit] = {}
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: stubs.RemoteShells | None = None
         self._heard = heard
@@ -147,7 +164,7 @@ class HostAgent:
         self._make_shared_dir()
         if not self.config.several_hosts:  # else this host's relay has made it
             os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
-            self._tell("folder_made")
+            self._tell(FolderMade())
         for folder in self.config.kept_dirs:
             # An earlier agent may have made it. If it cannot be made, or is another user's, the
             # ranks do not use it.
@@ -231,7 +248,7 @@ class HostAgent:
         assert self.shells is not None
         asked = self.shells.asked()
         if asked is not None:
-            self._tell("reach", **asked)
+            self._tell(Reach(**asked))
 
     def _plan_controller(self) -> None:
         from allranks.engine import ipp
@@ -239,8 +256,8 @@ class HostAgent:
         # The ranks connect to the ports by themselves, whenever the controller starts.
         self.connection, client, secret, held = ipp.connection_info(self.config.interface)
         self.planned = client, secret, held
-        self.told["connection"] = {"client": client, "engine": self.connection}
-        self._tell("connection", **self.told["connection"])
+        self.told.append(Controller(client, self.connection))
+        self._tell(self.told[-1])
 
     def _fork_controller(self) -> None:
         from allranks.engine import ipp
@@ -262,8 +279,8 @@ class HostAgent:
 
         def tell() -> None:
             if os.read(complete, 8):
-                self.told["registered"] = self.told["connection"]
-                self._tell("registered", **self.told["registered"])
+                self.told.append(Registered(client, engine))
+                self._tell(self.told[-1])
             while held:
                 held.pop().close()
             self.selector.unregister(complete)
@@ -304,7 +321,7 @@ class HostAgent:
         # For the list of clusters on the notebook's machine.
         if max(self.attachment.running) != self.cell:
             self.cell = max(self.attachment.running)
-            self._tell("running", cell=self.cell)
+            self._tell(Running(self.cell))
 
     def _lose_notebook(self) -> None:
         if self.stopping:
@@ -324,17 +341,16 @@ class HostAgent:
             )
 
     def _visited(self) -> None:
-        about = self.attachment.visited(lambda: self._tell("watched"))
+        about = self.attachment.visited(lambda: self._tell(Watched()))
         if about is None:
             return
         self.selector.register(0, selectors.EVENT_READ, self._hear)
-        self._tell("attached", config=dataclasses.asdict(self.config), **about)
-        for name, fields in self.told.items():
-            self._tell(name, **fields)
-        for fields in self.dead.values():
-            self._tell("exit", **fields)
+        attached = {"event": "attached", "config": dataclasses.asdict(self.config), **about}
+        self._write(json.dumps(attached).encode())
+        for event in (*self.told, *self.dead.values()):
+            self._tell(event)
         if about["watchers"]:
-            self._tell("watched")
+            self._tell(Watched())
 
     def _open_door(self) -> None:
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
@@ -414,7 +430,7 @@ class HostAgent:
         assert self.launcher.stdout is not None
         text = os.read(self.launcher.stdout.fileno(), 65536)
         if text:
-            self._tell("launcher", text=text.decode("utf-8", "replace"))
+            self._tell(Launcher(text.decode("utf-8", "replace")))
         else:
             self.selector.unregister(self.launcher.stdout)
 
@@ -453,7 +469,7 @@ class HostAgent:
             self.admitted += 1
             environment |= self._seat_variables(seat)
             self.environments.setdefault(seat, environment)
-            self._tell("admitted", rank=seat)
+            self._tell(Admitted(seat))
 
         def live() -> None:
             # The agent's sockets and files are closed here, and their numbers may be used again.
@@ -516,7 +532,7 @@ class HostAgent:
                 processes.kill(former)  # from an attempt to replace it that failed
         self.ranks[pid] = rank
         self.dead.pop(rank, None)
-        self._tell("replaces", rank=rank, pid=pid)
+        self._tell(Replaces(rank, pid))
 
     def _seat_spares(self, dead: list[int], seats: list[tuple[int, int]]) -> None:
         """Wakes all spare processes: those of ``seats`` become ranks; the others let them join."""
@@ -585,10 +601,9 @@ class HostAgent:
                 place = self._take_place(pid)
                 self.first.discard(pid)
                 why = self._reasons.pop(pid, ended.memory)
-                about = {"code": code, "by_launcher": place is None, "memory": why}
-                self.dead[rank] = {"rank": rank, "pid": pid, **about}
+                self.dead[rank] = Exit(rank, pid, code, place is None, why)
                 self.attachment.running[rank] = 0
-                self._tell("exit", **self.dead[rank])
+                self._tell(self.dead[rank])
                 self._tell_controller(rank, pid)
                 if self._features is not None:
                     from allranks.engine.features import HostFeature
@@ -603,19 +618,22 @@ class HostAgent:
             elif spare is not None:
                 if (place := self._take_place(pid)) is not None:
                     self._free_place(place)
-                self._tell("spare_exit", place=spare.number, code=code)
+                self._tell(SpareExit(spare.number, code))
             elif self.launcher is not None and pid == self.launcher.pid:
                 self.launcher.returncode = code
                 with suppress(BlockingIOError, KeyError, ValueError):  # nothing is left to read
                     self._relay()
-                self._tell("launcher_exit", code=code)
+                self._tell(LauncherExit(code))
             elif pid == self.controller:
-                self._tell("controller_exit", code=code)
+                self._tell(ControllerExit(code))
 
-    def _tell(self, event: str, **fields: Any) -> None:
-        """Sends an event to the kernel, which may be gone, as a line of JSON."""
+    def _tell(self, event: Event) -> None:
+        self._write(to_line(event))
+
+    def _write(self, line: bytes) -> None:
+        """Sends a line to the kernel, which may be gone."""
         try:
-            processes.write_all(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+            processes.write_all(1, line + b"\n")
         except OSError:
             self._lose_notebook()
 
@@ -673,7 +691,7 @@ class HostAgent:
             self._deaths = -1
         self.door.close()
         self.selector.close()
-        self._tell("again" if self.begins_again else "stopped")
+        self._tell(Again() if self.begins_again else Stopped())
 
     def _wait_for_idle_ranks(self) -> None:
         """Ends when the ranks that run no cell have ended by themselves, with exit functions."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from allranks.errors import WireError
-from allranks.records.agent import BeginAgain, End, to_line
+from allranks.records import agent
 from allranks.records.config import HostAgentConfig
 from allranks.records.numbered import Frames
 from allranks.records.wire import check_text, join_messages, split_messages, with_senders
@@ -27,7 +27,7 @@ _MOST_NBYTES = 64 << 10
 #: In place of a message that cannot be read, of a process that the system does not name.
 _UNREADABLE = b"what a rank has sent"
 #: The host agent has ended all ranks, and awaits its next configuration.
-_AGAIN = {"event": "again"}
+_AGAIN = agent.to_line(agent.Again())
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ Command = (
 )
 
 
-def news(event: str, **fields: Any) -> ToNotebook:
-    return ToNotebook([b"agent", json.dumps({"event": event, **fields}).encode()])
+def news(event: agent.Event) -> ToNotebook:
+    return ToNotebook([b"agent", agent.to_line(event)])
 
 
 class Batching:
@@ -305,7 +305,7 @@ class RelayState:
                 self._commands += map(ToAgent, lines)
                 self._for_next = []
             case NotBegun(problem):
-                self._commands.append(news("host_refused", problem=problem))
+                self._commands.append(news(agent.HostRefused(problem)))
                 self._end("could not begin again" if self._begins_again else "could not begin")
             case _:
                 assert_never(event)
@@ -335,7 +335,7 @@ class RelayState:
 
     def _refuse(self, pid: int, why: str) -> None:
         if self._has_agent and self.next is None:
-            self._commands.append(ToAgent(to_line(End(why, pid))))
+            self._commands.append(ToAgent(agent.to_line(agent.End(why, pid))))
 
     def _read(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
@@ -343,7 +343,7 @@ class RelayState:
             self._flush()  # messages of a rank come before the news of its death
         for line in lines:
             self._commands.append(ToNotebook([b"agent", line]))
-            if self.next is not None and not self.why and json.loads(line) == _AGAIN:
+            if self.next is not None and not self.why and line == _AGAIN:
                 self._ready_for_next()
 
     def _ready_for_next(self) -> None:
@@ -356,7 +356,7 @@ class RelayState:
         self._commands += [
             Disconnect(),
             RemoveFolder(config.session_dir),
-            news("host_again", relocation=config.relocation),
+            news(agent.HostAgain(config.relocation)),
             Begin(config),
         ]
 
@@ -368,7 +368,7 @@ class RelayState:
                 begins, self._for_next = self.next is None, []
                 self.next = HostAgentConfig.from_json(first.decode())
                 if begins:
-                    self._commands.append(ToAgent(to_line(BeginAgain())))
+                    self._commands.append(ToAgent(agent.to_line(agent.BeginAgain())))
             case b"say" if self.next is not None:
                 self._for_next.append(first)
             case b"say":
@@ -393,4 +393,4 @@ class RelayState:
                 self._end("was told to stop")
             case _:  # the ranks here live on
                 text = f"expected a command for the ranks of a host, found {word!r:.100}"
-                self._commands.append(news("notice", text=text))
+                self._commands.append(news(agent.Notice(text)))

@@ -11,7 +11,22 @@ import pytest
 from allranks.cluster.failures import ProcessExit, describe_exits
 from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
 from allranks.cluster.launchers.launcher import Host, SshLauncher
-from allranks.records.agent import Command, Keep, RankDied, Seat, Up, read_command
+from allranks.records.agent import (
+    Command,
+    Event,
+    Exit,
+    HostConnected,
+    HostLeft,
+    HostListens,
+    Keep,
+    LauncherExit,
+    Notice,
+    RankDied,
+    Replaces,
+    Seat,
+    Up,
+    read_command,
+)
 from allranks.records.config import HostAgentConfig, version
 
 HOSTS = Host("h1", 2), Host("h2", 2), Host("h3", 2)
@@ -43,6 +58,7 @@ class Notebook:
 
     def __init__(self, heals: bool = False) -> None:
         self.ends: list[ProcessExit] = []
+        self.notices: list[str] = []
         self.asked: dict[str, Seat] = {}
         self.again: list[tuple[str, str]] = []
         self.died: list[tuple[str, RankDied]] = []
@@ -70,9 +86,11 @@ class Notebook:
                 case RankDied() as died:
                     self.died.append((host, died))
 
-    def _deliver(self, name: str, fields: dict[str, Any]) -> None:
-        if name in ("exit", "launcher_exit", "host_left"):
-            self.ends.append(ProcessExit.of(name, fields))
+    def _deliver(self, event: Event, host: str) -> None:
+        if isinstance(event, Exit | LauncherExit | HostLeft):
+            self.ends.append(ProcessExit.of(event, host))
+        elif isinstance(event, Notice):
+            self.notices.append(event.text)
 
     def say(self, host: str, event: dict[str, Any]) -> None:
         self.wire.deliver_host(host, json.dumps(event).encode())
@@ -250,16 +268,16 @@ def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):
     healing.say("h2", KILLED | {"pid": 7})
     healing.agents.seat_spares([3])
     healing.say("h2", {"event": "replaces", "rank": 3, "pid": 8})
-    found: list[tuple[str, int, int]] = []
+    found: list[Event] = []
     healing.wire.attach = lambda hosts: None
     MultiHostAgents(
         healing.agents._launcher,
         healing.agents._config,
         healing.wire,
-        lambda name, fields: found.append((name, fields["rank"], fields["pid"])),
+        lambda event, host: found.append(event),
         TakenHosts(healing.agents._caretaker, healing.states[-1], [], {}),
     )
-    assert found == [("exit", 3, 7), ("replaces", 3, 8)]
+    assert found == [Exit(3, 7, -9, False), Replaces(3, 8)]
 
 
 class Network:
@@ -280,13 +298,13 @@ class Network:
 
     def _answer(self, host: str, word: str, line: str) -> None:
         if word == "listen":
-            self.test.take("host_listens", host, {"test": line, "port": 7})
+            self.test.take(HostListens(line, 7), host)
             return
         name, _ = json.loads(line)
         found = {"h3": "no answer within 2.5 s"} if host in self._blocked[0] else {}
         if host == "h3":
             self._blocked.pop(0)
-        self.test.take("host_connected", host, {"test": name, "problems": found})
+        self.test.take(HostConnected(name, found), host)
 
 
 def test_hosts_that_cannot_connect_twice_are_named():
@@ -312,6 +330,13 @@ def test_late_answers_to_an_earlier_test_of_the_network_do_not_count(notebook):
     other.come("h1", "h2", "h3")
     other.say("h2", early)  # it has no test
     assert not other.ends
+
+
+def test_an_event_that_is_unknown_is_shown_and_ends_nothing(notebook):
+    notebook.say("h1", {"event": "reboots"})
+    [text] = notebook.notices
+    assert "expected a known event and its fields, found 'reboots'" in text
+    assert not notebook.ends
 
 
 def test_ipyparallels_controller_on_the_first_host_is_told_of_deaths_elsewhere(healing):

@@ -148,7 +148,7 @@ def test_a_host_that_hears_twice_where_clients_connect_and_what_to_launch_does_i
 @pytest.mark.parametrize(
     "tell",
     [
-        lambda text: HostAgent._tell(SimpleNamespace(), "launcher", text=text),
+        lambda text: HostAgent._write(SimpleNamespace(), to_line(Launcher(text))),
         lambda text: Caretaker._write(SimpleNamespace(), to_line(Launcher(text))),
     ],
 )
