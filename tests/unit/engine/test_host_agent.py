@@ -18,7 +18,7 @@ from allranks.engine import processes
 from allranks.engine.host.caretaker import Caretaker
 from allranks.engine.host.host_agent import HostAgent
 from allranks.engine.processes import first_line
-from allranks.records.agent import Join, Launcher, Serve, to_line
+from allranks.records.agent import Launcher, to_line
 from allranks.records.config import HostAgentConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
@@ -127,22 +127,6 @@ def test_a_file_in_shared_memory_that_was_there_before_is_not_one_of_the_ranks()
             assert file.name not in processes.shared_segments(os.getpid(), began + 10)
             assert file.name in processes.segments_since(began)
             assert file.name not in processes.segments_since(began + 10)
-
-
-def test_a_host_that_hears_twice_where_clients_connect_and_what_to_launch_does_it_once():
-    done = []
-    agent = SimpleNamespace(connection={}, launcher=None, _open_door=lambda: done.append("door"))
-
-    def start(command):
-        agent.launcher = command
-        done.append(command[-1])
-
-    agent._start_launcher = start
-    for _ in range(2):
-        HostAgent._obey(agent, Join({"interface": "tcp://h1"}))
-        HostAgent._obey(agent, Serve("prted"))
-    assert done == ["prted", "door"]
-    assert agent.connection == {"interface": "tcp://h1"}
 
 
 @pytest.mark.parametrize(
