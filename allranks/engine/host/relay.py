@@ -139,8 +139,8 @@ class Relay:
         self._tell(HostUp(_own_address(self._url), version()))
         while not self._state.why:
             self._notebook.tick()
-            if self._notebook.over:
-                self._feed(NotebookLost(self._notebook.over))
+            if over := self._notebook.state.over:
+                self._feed(NotebookLost(over))
             left = max(0.0, min(1.0, self._state.wake_at - time.monotonic()))
             for source, _ in self._poller.poll(min(_POLL_MS, math.ceil(left * 1000))):
                 self._serve(source)
@@ -156,7 +156,7 @@ class Relay:
                 self._serve(source)
             if self._state.why:
                 return False
-            if self._notebook.is_up:
+            if self._notebook.state.is_up:
                 return True
         print(
             f"expected the notebook at {self._url}, found no answer with its key within "
@@ -231,7 +231,7 @@ class Relay:
                 self._listen(COMMANDS_AT_HOME.format(folder), EVENTS_AT_HOME.format(folder))
                 self._bind(*self._urls)
             case Stay():
-                self._notebook.stays = True
+                self._notebook.state.stays = True
             case TryNetwork("listen", name):
                 self._tested = port_test.listen(_own_address(self._url))
                 self._tell(HostListens(name, self._tested.getsockname()[1]))
@@ -376,7 +376,7 @@ class Relay:
             shutil.rmtree(folder, ignore_errors=True)
         self._tell(HostDown(self._state.why))
         # Without a connection, nothing that is left can be sent.
-        self._context.destroy(linger=0 if self._notebook.over else _LINGER_MS)
+        self._context.destroy(linger=0 if self._notebook.state.over else _LINGER_MS)
 
     def _tidy_up(self) -> None:
         # Descendants of a host agent that was killed: this process has adopted them.
