@@ -264,13 +264,21 @@ class Cluster(Calls):
         return left
 
     def follow(self, left: DetachedCell, view: View) -> CellRun:
-        """Returns the ranks' unfinished cell, in flight and shown from its beginning."""
+        """Returns the ranks' unfinished cell, in flight and shown from its beginning.
+
+        If some ranks have not received it, the others may wait for them, and are interrupted.
+        """
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         if self._ranks.roster.lost_hosts:
             view.notice(self._ranks.roster.deaths_text())
         self._ranks.sharing.follow(left)
         self._running, self._caller = run, threading.get_ident()
         self._ranks.resume()
+        if left.missed and left.running:
+            view.notice(
+                f"interrupted: its notebook ended before {label(left.missed)} received this cell"
+            )
+            run.interrupt()
         return run
 
     @property
@@ -542,7 +550,7 @@ class Cluster(Calls):
     def connection_information(self) -> dict[str, Any]:
         """Returns what ``ipyparallel.Client`` takes to connect to these ranks."""
         self.client()  # all engines are there then
-        found: dict[str, Any] = self._ranks.ipyparallel["client"]
+        found: dict[str, Any] = self._ranks.ipyparallel
         return found
 
     def ask_soon(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import secrets
 import shutil
@@ -41,6 +40,28 @@ from allranks.cluster.sockets import (
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import requests
+from allranks.records.agent import (
+    Admitted,
+    AgentExit,
+    Clients,
+    Controller,
+    ControllerExit,
+    End,
+    Exit,
+    FolderMade,
+    HostLeft,
+    Launcher,
+    LauncherExit,
+    Notice,
+    OpenedCuda,
+    Preloading,
+    Registered,
+    Replaces,
+    Up,
+    Watched,
+    to_line,
+)
+from allranks.records.agent import Event as AgentEvent
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
@@ -108,6 +129,7 @@ class Connection:
         self._started: set[int] = set()
         self._cause = ""
         #: What ipyparallel's clients and engines need to connect.
+        #: Where clients of ipyparallel connect.
         self.ipyparallel: dict[str, Any] = {}
         #: How ipyparallel's controller has ended; "" if it has not.
         self._controller_end = ""
@@ -196,22 +218,22 @@ class Connection:
         unreached -= {rank for rank in unreached if self.send((rank,), ask)}
         return not unreached
 
-    def _agent_listener(self) -> Callable[[str, dict[str, Any]], None]:
+    def _agent_listener(self) -> Callable[[AgentEvent, str], None]:
         inbox, files, agents = self.inbox, self._files, self._agents
         sharing, session_dir = self.sharing, self.session_dir
 
-        def deliver(name: str, told: dict[str, Any]) -> None:
-            if name == "watched":
+        def deliver(event: AgentEvent, host: str) -> None:
+            if isinstance(event, Watched):
                 sharing.open(session_dir)
                 return
-            if name == "registered":
+            if isinstance(event, Registered):
                 pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
                 with suppress(OSError):  # a home may be read-only; client() needs no files
-                    files.write(told["client"], told["engine"], next(pids, None))
+                    files.write(event.client, event.engine, next(pids, None))
                 return
             # All other events are handled in the main thread.
-            inbox.put(FromHostAgent(name, told))
-            if name == "agent_exit":  # before the slow removal of files
+            inbox.put(FromHostAgent(event, host))
+            if isinstance(event, AgentExit):  # before the slow removal of files
                 files.close()
 
         return deliver
@@ -547,15 +569,15 @@ class Connection:
                 f"{self._controller_end}. Its log is {self.log_dir}/controller.log. Type: "
                 "%distributed restart"
             )
-        if "[" in self.ipyparallel["client"]["interface"]:
+        if "[" in self.ipyparallel["interface"]:
             zmq.Context.instance().set(zmq.IPV6, 1)  # that of clients
         for agent in self._agents:
-            agent.say("clients")
+            agent.say(Clients())
         # A caller may have closed the last one, for instance by ``with``.
         self._clients[:] = [client for client in self._clients if not client._closed]
         deadline = time.monotonic() + _CLIENT_SECONDS
         while not self._clients:
-            made = ipyparallel.Client(self.ipyparallel["client"], timeout=_CLIENT_SECONDS)
+            made = ipyparallel.Client(self.ipyparallel, timeout=_CLIENT_SECONDS)
             client_requests.follow(made)
             try:
                 made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
@@ -633,33 +655,37 @@ class Connection:
             else:
                 self.hooks.message_received(record, event.payloads)
         elif isinstance(event, FromHostAgent):
-            if event.name == "folder_made":
+            self._handle_agent(event.event, event.host)
+
+    def _handle_agent(self, event: AgentEvent, host: str) -> None:
+        match event:
+            case FolderMade():
                 if not self.closed:  # a start may be interrupted before the agent has begun
                     self._wire.listen()
-            elif event.name == "connection":
-                self.ipyparallel = event.fields
-            elif event.name == "controller_exit":
-                self._controller_end = failures.ending(event.fields["code"])
-            elif event.name == "preloading":
-                self._preloading = event.fields["module"]
-            elif event.name == "admitted":
-                self._started.add(event.fields["rank"])
-            elif event.name == "launcher":
-                self.launcher_text = (self.launcher_text + event.fields["text"])[-20_000:]
-            elif event.name == "notice":
-                self.notices.append(event.fields["text"])
-            elif event.name == "opened_cuda":
+            case Controller(client):
+                self.ipyparallel = client
+            case ControllerExit(code):
+                self._controller_end = failures.ending(code)
+            case Preloading(module):
+                self._preloading = module
+            case Admitted(rank):
+                self._started.add(rank)
+            case Launcher(text):
+                self.launcher_text = (self.launcher_text + text)[-20_000:]
+            case Notice(text):
+                self.notices.append(text)
+            case OpenedCuda(module):
                 raise StartFailed(
-                    f"--preload {event.fields['module']}: importing this module initializes CUDA, "
+                    f"--preload {module}: importing this module initializes CUDA, "
                     "and ranks that are forked after that cannot use a GPU. Leave it out and "
                     "import it in a cell, or use the GPU inside its functions only."
                 )
-            elif event.name == "replaces":
-                self.roster.expect(event.fields["rank"], event.fields["pid"])
-            elif event.name == "host_left":
-                self._handle_lost_host(failures.ProcessExit.of(event.name, event.fields))
-            elif event.name in ("exit", "launcher_exit", "agent_exit"):
-                self._handle_exit(failures.ProcessExit.of(event.name, event.fields))
+            case Replaces(rank, pid):
+                self.roster.expect(rank, pid)
+            case HostLeft():
+                self._handle_lost_host(failures.ProcessExit.of(event, host))
+            case Exit() | LauncherExit() | AgentExit():
+                self._handle_exit(failures.ProcessExit.of(event, host))
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""
@@ -682,9 +708,9 @@ class Connection:
 
     def _say_end(self, why: str, host: str = "", **known: int) -> None:
         """Sends to the agent of ``host``, or to all, which process is to end."""
-        end = f"end {json.dumps({'why': why, **known})}"
+        end = End(why, **known)
         if host:
-            self._wire.command(host, "say", end)
+            self._wire.command(host, "say", to_line(end).decode())
             return
         for agent in self._agents:
             agent.say(end)
@@ -747,9 +773,9 @@ class Connection:
     def all_up(self) -> None:
         # The agents then note the processes that the ranks share.
         for agent in self._agents:
-            agent.say("up")
+            agent.say(Up())
             if self.size <= CLIENTS_RANKS:
-                agent.say("clients")
+                agent.say(Clients())
 
     def lose(self, shown: bool = False) -> str:
         """Ends the ranks after a death; returns the text of :meth:`loss_text`."""

@@ -37,6 +37,7 @@ from allranks.cluster.options import choose_size
 from allranks.cluster.sockets import EventQueue
 from allranks.errors import AllranksError, UsageError
 from allranks.launched import SHARED_FILES
+from allranks.records.agent import Event, HostLeft
 
 OK, ABSENT, WRONG = "ok", "absent", "wrong"
 _MARKS = {OK: "ok   ", ABSENT: "–    ", WRONG: "wrong"}
@@ -409,9 +410,9 @@ def examine_hosts(on: str, tell: Callable[[str], None]) -> list[Finding]:
         raise UsageError(f"expected other hosts, found {on}. Type: allranks doctor")
     size, lost = launcher.size(None), dict[str, str]()
 
-    def deliver(name: str, fields: dict[str, str]) -> None:
-        if name == "host_left":
-            lost[fields["host"]] = fields["why"]
+    def deliver(event: Event, host: str) -> None:
+        if isinstance(event, HostLeft):
+            lost[host] = event.why
 
     wire, config = open_sockets(
         launcher, size, (), (), (), EventQueue(), NotebookHooks(()), settings={}

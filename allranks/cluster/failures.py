@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from allranks.errors import WAITING, CellTimeout, Report, UsageError
+from allranks.records.agent import AgentExit, Exit, HostLeft, LauncherExit
 from allranks.records.code_names import FILE_OF_CELL, code_name, with_numbers
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
@@ -208,6 +209,10 @@ _LAST_LINES, _LAST_CHARACTERS = 3, 300
 _SHOWN_NBYTES = 16 * 1024
 
 
+#: The events of ends that concern a cluster's ranks.
+Ended = Exit | LauncherExit | AgentExit | HostLeft
+
+
 @dataclass(frozen=True)
 class ProcessExit:
     """The end of a rank, of the launcher (rank -1) or of the host agent (rank -2).
@@ -226,10 +231,9 @@ class ProcessExit:
     pid: int = 0
 
     @classmethod
-    def of(cls, name: str, fields: Mapping[str, Any]) -> ProcessExit:
-        rank = {"exit": fields.get("rank", -3), "launcher_exit": -1}.get(name, -2)
-        named = ("code", "by_launcher", "host", "why", "memory", "pid")
-        return cls(rank, **{name: fields[name] for name in named if name in fields})
+    def of(cls, event: Ended, host: str = "") -> ProcessExit:
+        rank = -1 if isinstance(event, LauncherExit) else -2
+        return cls(**{"rank": rank, **vars(event)}, host=host)
 
     def how(self, explain: bool = True) -> str:
         """Returns how it ended, as :func:`ending`, or with which host it was lost."""

@@ -21,7 +21,7 @@ import psutil
 
 from allranks import python_path
 from allranks.cluster import folders
-from allranks.cluster.failures import ending
+from allranks.cluster.failures import Ended, ending
 from allranks.cluster.launchers.launcher import Host, MultiHostLauncher, ports
 from allranks.cluster.launchers.mpiexec import (
     LASTING,
@@ -38,6 +38,47 @@ from allranks.cluster.sockets import (
     closing_if_failed,
 )
 from allranks.errors import StartFailed, UsageError
+from allranks.records.agent import (
+    Admitted,
+    AgentExit,
+    Clients,
+    Command,
+    Controller,
+    Event,
+    Exit,
+    HostAgain,
+    HostBeat,
+    HostConnected,
+    HostDown,
+    HostEnds,
+    HostEvent,
+    HostLate,
+    HostLeft,
+    HostListens,
+    HostRefused,
+    HostSilent,
+    HostUp,
+    Join,
+    Keep,
+    LauncherExit,
+    Notice,
+    RankDied,
+    Reach,
+    Ready,
+    Registered,
+    Replaces,
+    Running,
+    Runs,
+    Seat,
+    Serve,
+    SpareExit,
+    Stay,
+    Stop,
+    Stopped,
+    Up,
+    read_event,
+    to_line,
+)
 from allranks.records.config import (
     FIRST_COMMANDS,
     FIRST_EVENTS,
@@ -125,14 +166,14 @@ _TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _TRACKER = "multiprocessing.resource_tracker"
 
-#: Takes the name and the fields of a host agent's event, in any thread.
-DeliverEvent = Callable[[str, dict[str, Any]], None]
+#: Takes a host agent's event and its host, in any thread. On this machine the host is empty.
+DeliverEvent = Callable[[Event, str], None]
 
 
 class HostAgentProcess:
     """A host agent on this machine: a child process whose standard input is its lifeline.
 
-    A thread calls ``deliver`` with each event's name and fields.
+    A thread calls ``deliver`` with each event.
     """
 
     #: For commands to the agent, and for its events.
@@ -142,7 +183,7 @@ class HostAgentProcess:
     def __init__(self, config: HostAgentConfig, deliver: DeliverEvent) -> None:
         self.config = config
         self._start("allranks.agent", "host-agent.log", config.environment)
-        self.say(config.to_json())
+        self._write(config.to_json().encode())
         self.listen(deliver)
 
     def _start(
@@ -203,15 +244,17 @@ class HostAgentProcess:
         )
         self._thread.start()
 
-    def say(self, text: str) -> None:
-        """Sends a command; see `allranks.engine.host.host_agent`."""
+    def say(self, command: Command) -> None:
+        self._write(to_line(command))
+
+    def _write(self, line: bytes) -> None:
         with suppress(OSError, ValueError):  # the listening thread reports its end
-            self._input.write(text.encode() + b"\n")
+            self._input.write(line + b"\n")
             self._input.flush()
 
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
-        self.say(f"stay {json.dumps({'seconds': seconds, 'memo': memo})}")
+        self.say(Stay(seconds, memo))
 
     def let_go(self) -> None:
         """Leaves the ranks, which stay, to another notebook."""
@@ -220,7 +263,7 @@ class HostAgentProcess:
 
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they have ended."""
-        self.say("stop")
+        self.say(Stop())
         self._thread.join(_STOP_SECONDS)  # it ends after the agent
         if self._thread.is_alive():
             _kill([self.pid])  # its children die with it
@@ -233,13 +276,13 @@ class HostAgentProcess:
         stopped = False
         with suppress(OSError, ValueError):
             for line in self._lines:
-                name, fields = event_of(line)
-                stopped = stopped or name == "stopped"
-                deliver(name, fields)
+                event = event_of(line)
+                stopped = stopped or isinstance(event, Stopped)
+                deliver(event, "")
         code = self._exit_code(stopped)
         if code is None:
             return
-        deliver("agent_exit", {"code": code})
+        deliver(AgentExit(code), "")
         if code < 0:  # it was killed, and could end nothing
             end_session(self.pid, self.config.session_dir)
             shutil.rmtree(self.config.shared_dir, ignore_errors=True)
@@ -257,7 +300,7 @@ class CaretakerProcess(HostAgentProcess):
     def __init__(self, config: HostAgentConfig, care: CaretakerConfig, deliver: DeliverEvent):
         self.config = config
         self._start("allranks.engine.host.caretaker", "caretaker.log", {}, care.listening)
-        self.say(care.to_json())
+        self._write(care.to_json().encode())
         self.listen(deliver)
 
     def _exit_code(self, stopped: bool) -> int | None:
@@ -310,13 +353,12 @@ def _session_of(pid: int) -> int:
         return -1  # the process has ended
 
 
-def event_of(line: bytes) -> tuple[str, dict[str, Any]]:
-    """Returns the event of a line; any other line was printed by a preloaded module."""
+def event_of(line: bytes) -> Event:
+    """Returns the event of a line; one that is unknown becomes a notice to the user."""
     try:
-        fields = json.loads(line)
-        return fields.pop("event"), fields
-    except Exception:  # a printed line may be any JSON, of any depth
-        return "launcher", {"text": line.decode("utf-8", "replace")}
+        return read_event(line)
+    except ValueError as error:
+        return Notice(str(error))
 
 
 #: A shell's exit code for a command that a signal has ended: this number, and the signal's.
@@ -339,22 +381,23 @@ class HeldEnds:
         self._heals = heals
         #: Hosts are reported lost in other threads.
         self._lock = threading.RLock()
-        self._ends: list[tuple[str, dict[str, Any]]] = []
+        self._ends: list[tuple[Ended, str]] = []
         #: How many beats of each host are still to come.
         self._beats: dict[str, int] = {}
         self._known = False
 
-    def take(self, name: str, fields: dict[str, Any], others: Iterable[str]) -> None:
+    def take(self, end: Exit | LauncherExit, host: str, others: Iterable[str]) -> None:
         """Takes an end, which comes from none of the ``others``."""
+        by_itself = isinstance(end, Exit) and not end.by_launcher
         with self._lock:
-            if self._known or (self._heals and name == "exit" and not fields["by_launcher"]):
-                self._deliver(name, fields)
-            elif name == "exit" and not fields["by_launcher"] and fields["code"] < 0:
-                self.release((name, fields))
+            if self._known or (self._heals and by_itself):
+                self._deliver(end, host)
+            elif by_itself and end.code < 0:
+                self.release((end, host))
             else:
                 if not self._ends:
                     self._beats = dict.fromkeys(others, _BEATS)
-                self._ends.append((name, fields))
+                self._ends.append((end, host))
                 if not self._beats:
                     self.release()
 
@@ -368,12 +411,12 @@ class HeldEnds:
     def wait_for(self, host: str) -> bool:
         return self._beats.get(host, 0) > 0
 
-    def release(self, *causes: tuple[str, dict[str, Any]]) -> None:
+    def release(self, *causes: tuple[Ended, str]) -> None:
         """Delivers the causes first, then the ends."""
         with self._lock:
             ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._heals
-            for name, fields in (*causes, *ends):
-                self._deliver(name, fields)
+            for end, host in (*causes, *ends):
+                self._deliver(end, host)
 
 
 #: Ranks come sooner. The test disturbs nothing if they are only slow.
@@ -381,7 +424,7 @@ _TEST_AFTER_SECONDS = 8.0
 _SHOWN_PAIRS = 4
 _READY_SECONDS = 60.0
 #: For the host agents; the caretaker decides how long the ranks stay.
-_STAY = json.dumps({"seconds": 1, "memo": {}})
+_STAY = to_line(Stay(1, {})).decode()
 
 
 class NetworkTest:
@@ -408,16 +451,16 @@ class NetworkTest:
         for host in self._addresses:
             self._command(host, "listen", self._name)
 
-    def take(self, name: str, host: str, fields: Mapping[str, Any]) -> None:
-        """Takes an event of a host: ``host_listens``, and then ``host_connected``."""
-        if fields["test"] != self._name:
+    def take(self, event: HostListens | HostConnected, host: str) -> None:
+        """Takes an event of a host: that it listens, and then to which others it has connected."""
+        if event.test != self._name:
             return
-        if name == "host_connected":
-            self._found[host] = fields["problems"]
+        if isinstance(event, HostConnected):
+            self._found[host] = event.problems
             if len(self._found) == len(self._addresses):
                 self._end_round()
             return
-        self._ports[host] = fields["port"]
+        self._ports[host] = event.port
         if len(self._ports) == len(self._addresses):
             for source in self._addresses:
                 targets = [
@@ -447,27 +490,27 @@ class NetworkTest:
 
 #: Events that change what the next notebook has to know.
 _STATE = (
-    "admitted",
-    "connection",
-    "exit",
-    "host_down",
-    "host_refused",
-    "host_silent",
-    "registered",
-    "replaces",
-    "spare_exit",
+    Admitted,
+    Controller,
+    Exit,
+    HostDown,
+    HostRefused,
+    HostSilent,
+    Registered,
+    Replaces,
+    SpareExit,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class TakenHosts:
-    """Hosts of another notebook: what it knew of them, the events since it has ended, each with
-    its host, and for how many seconds each host has been ``silent``.
+    """Hosts of another notebook: what it knew of them, the lines of the events since it has ended,
+    each with its host, and for how many seconds each host has been ``silent``.
     """
 
     caretaker: HostAgentProcess
     state: dict[str, Any]
-    news: Sequence[tuple[str, dict[str, Any]]]
+    news: Sequence[tuple[str, str]]
     silent: Mapping[str, float]
 
 
@@ -522,7 +565,7 @@ class MultiHostAgents:
         #: The processes that take the places of dead ranks. Until these have joined, the ends of
         #: the former ones stay in `_dead`.
         self._replaced: dict[int, int] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._told: dict[str, Event] = {}
         self._caretaker: HostAgentProcess | None = None
         wire.deliver_host = self._handle
         if taken is not None:
@@ -644,10 +687,10 @@ class MultiHostAgents:
             listening=(listening.commands, listening.events),
         )
 
-        def deliver(name: str, fields: dict[str, Any]) -> None:
+        def deliver(event: Event, host: str) -> None:
             ready.put(None)
-            if name != "ready":
-                self._deliver(name, fields)
+            if not isinstance(event, Ready):
+                self._deliver(event, host)
 
         self._caretaker = CaretakerProcess(self._config, care, deliver)
         self._save()
@@ -688,14 +731,14 @@ class MultiHostAgents:
                 "seated": list(self._seated.items()),
                 "dead": list(self._dead.values()),
                 "replaced": list(self._replaced.items()),
-                "told": self._told,
+                "told": [to_line(event).decode() for event in self._told.values()],
                 "job": self.job.outlives(),
             }
-            self._caretaker.say(f"state {json.dumps(state)}")
+            self._caretaker.say(Keep(state))
 
     def _note_running(self, host: str, cell: int) -> None:
         if self._caretaker is not None:
-            self._caretaker.say(f"running {json.dumps({'host': host, 'cell': cell})}")
+            self._caretaker.say(Runs(host, cell))
 
     def _take_over(self, taken: TakenHosts) -> None:
         """Continues with what the last notebook knew, and the events since then."""
@@ -704,24 +747,27 @@ class MultiHostAgents:
         self._host_of = dict(state["host_of"])
         self.addresses, self._ended_hosts = state["addresses"], set(state["ended"])
         self._spares, self._seats = state["spares"], state["seats"]
-        self._spares_on, self._told = state["spares_on"], state["told"]
+        self._spares_on = state["spares_on"]
         self._seated = {rank: (host, place) for rank, (host, place) in state["seated"]}
         self.job = self._launcher.take_over(self._hosts, state["job"])
         self._wire.host_of = self._host_of
         self._reported = state["lost"]
         for host, why in self._reported.items():
             if self.ranks_of(host):  # they have not been started on other hosts yet
-                self._deliver("host_left", {"host": host, "why": why})
-        for name, fields in self._told.items():
-            self._deliver(name, fields)
-        for fields in state["dead"]:
-            self._dead[fields["rank"]] = fields
-            self._deliver("exit", fields)
+                self._deliver(HostLeft(why), host)
+        self._told = {event.name: event for event in map(event_of, map(str.encode, state["told"]))}
+        for event in self._told.values():
+            self._deliver(event, "")
+        for end in state["dead"]:
+            self._dead[end["rank"]] = end
+            fields = dict(end)
+            host = fields.pop("host")
+            self._deliver(Exit(**fields), host)
         self._replaced = dict(state["replaced"])
         for rank, pid in self._replaced.items():
-            self._deliver("replaces", {"rank": rank, "pid": pid})
-        for host, told in taken.news:
-            self._handle(host, json.dumps(told).encode())
+            self._deliver(Replaces(rank, pid), "")
+        for host, line in taken.news:
+            self._handle(host, line.encode())
         self._caretaker = taken.caretaker
         self._wire.attach({host: taken.silent.get(host, 0.0) for host in self.addresses})
         for host in self._ended_hosts:
@@ -783,11 +829,11 @@ class MultiHostAgents:
             )
         return said
 
-    def say(self, text: str) -> None:
-        """Sends a command to the agents of all hosts, or the first one's for ``clients``."""
-        for host in self._hosts[:1] if text == "clients" else self._hosts:
-            self._wire.command(host.name, "say", text)
-        if text == "up":
+    def say(self, command: Command) -> None:
+        """Sends a command to the agents of all hosts, or the first one's for `Clients`."""
+        for host in self._hosts[:1] if isinstance(command, Clients) else self._hosts:
+            self._say(host.name, command)
+        if isinstance(command, Up):
             self._starts_again = False
             with self._lock:  # the wire's thread notes deaths
                 for rank, pid in self._replaced.items():
@@ -819,9 +865,11 @@ class MultiHostAgents:
             host, number = self._seated[rank]
             taken[host].append((number, rank))
         for host, seats in taken.items():
-            asked = json.dumps({"dead": list(dead), "seats": seats})
-            self._wire.command(host, "say", f"seat {asked}")
+            self._say(host, Seat(list(dead), seats))
         return ""
+
+    def _say(self, host: str, command: Command) -> None:
+        self._wire.command(host, "say", to_line(command).decode())
 
     def stop(self) -> None:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
@@ -841,88 +889,90 @@ class MultiHostAgents:
 
     def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
-        name, fields = event_of(line)
-        if host in self._moving and not name.startswith("host_"):
+        event = event_of(line)
+        if host in self._moving and not isinstance(event, HostEvent):
             return  # of the ranks that end there
-        if name == "running":
-            self._note_running(host, fields["cell"])
+        if isinstance(event, Running):
+            self._note_running(host, event.cell)
             return
-        self._handle_event(host, name, fields)
-        if name in _STATE:
+        self._handle_event(host, event)
+        if isinstance(event, _STATE):
             self._save()
 
-    def _handle_event(self, host: str, name: str, fields: dict[str, Any]) -> None:
-        if name == "host_again":
-            if fields["relocation"] == self._relocation:
-                self._moving.discard(host)
-        elif name == "host_up":
-            with self._lock:
-                self.addresses[host] = fields["address"]
-                late = self._stopping  # stop() has not seen this host
-            if late:
-                self._wire.command(host, "stop", "")
-            if fields["version"] != version():
-                why = f"has allranks {fields['version']}, and the notebook {version()}"
+    def _handle_event(self, host: str, event: Event) -> None:
+        match event:
+            case HostAgain(relocation):
+                if relocation == self._relocation:
+                    self._moving.discard(host)
+            case HostUp(address, its_version):
+                with self._lock:
+                    self.addresses[host] = address
+                    late = self._stopping  # stop() has not seen this host
+                if late:
+                    self._wire.command(host, "stop", "")
+                if its_version != version():
+                    why = f"has allranks {its_version}, and the notebook {version()}"
+                    self._report(host, why)
+            case HostSilent():
+                self._lose(host, self._wire.lease_seconds)
+            case HostLate():
+                if self._held.wait_for(host):  # so the cause of these ends is found
+                    self._lose(host, LATE_SECONDS)
+            case HostBeat():
+                self._held.beat(host)
+            case HostRefused(problem):
+                self._host_ended(host, f"could not start: {problem}")
+            case HostListens() | HostConnected():
+                if self._test is not None:
+                    self._test.take(event, host)
+            case HostEnds(why):
                 self._report(host, why)
-        elif name == "host_silent":
-            self._lose(host, self._wire.lease_seconds)
-        elif name == "host_late":
-            if self._held.wait_for(host):  # so the cause of these ends is found
-                self._lose(host, LATE_SECONDS)
-        elif name == "host_beat":
-            self._held.beat(host)
-        elif name == "host_refused":
-            self._host_ended(host, f"could not start: {fields['problem']}")
-        elif name in ("host_listens", "host_connected"):
-            if self._test is not None:
-                self._test.take(name, host, fields)
-        elif name == "host_ends":
-            self._report(host, fields["why"])
-        elif name == "launcher_exit" and host != self._hosts[0].name:
-            code = fields["code"]
-            if code < 0 or code > _SIGNALLED:
-                died = ending(min(code, _SIGNALLED - code), explain=False)
-                self._report(host, f"has lost Open MPI's daemon prted, which {died}")
-        elif name == "host_down":
-            self._host_ended(host, fields["why"])
-        elif name == "reach" and fields["host"] == host:
-            why = "has another host name, so mpiexec would look for it elsewhere"
-            self._report(host, f"{why}: use the name that its command hostname prints")
-        elif name == "reach":
-            self._wire.command(fields["host"], "say", f"serve {json.dumps(fields['command'])}")
-        elif name in ("admitted", "replaces"):
-            self._host_of[fields["rank"]] = host
-            if name == "replaces":
-                self._replaced[fields["rank"]] = fields["pid"]
-            self._deliver(name, fields)
-        elif name == "spare_exit":
-            with suppress(ValueError):  # it was about to become a rank
-                self._spares_on[host].remove(fields["place"])
-        else:
-            if name == "connection":
-                join = f"join {json.dumps(fields['engine'])}"
-                for other in self._hosts[1:]:
-                    self._wire.command(other.name, "say", join)
-            fields["host"] = host
-            if name == "exit":
-                rank, pid = fields["rank"], fields["pid"]
+            case LauncherExit(code) if host != self._hosts[0].name:
+                if code < 0 or code > _SIGNALLED:
+                    died = ending(min(code, _SIGNALLED - code), explain=False)
+                    self._report(host, f"has lost Open MPI's daemon prted, which {died}")
+            case HostDown(why):
+                self._host_ended(host, why)
+            case Reach(other) if other == host:
+                why = "has another host name, so mpiexec would look for it elsewhere"
+                self._report(host, f"{why}: use the name that its command hostname prints")
+            case Reach(other, command):
+                self._say(other, Serve(command))
+            case Admitted(rank):
+                self._host_of[rank] = host
+                self._deliver(event, host)
+            case Replaces(rank, pid):
+                self._host_of[rank] = host
+                self._replaced[rank] = pid
+                self._deliver(event, host)
+            case SpareExit(place):
+                with suppress(ValueError):  # it was about to become a rank
+                    self._spares_on[host].remove(place)
+            case Exit(rank, pid):
                 if self._replaced.get(rank, pid) == pid:  # else it comes again
                     self._seated.pop(rank, None)
-                    self._dead[rank] = dict(fields)
-                self._tell_controller(host, fields["rank"], fields["pid"])
-            elif name in ("connection", "registered"):
-                self._told[name] = dict(fields)
-            if name in ("exit", "launcher_exit"):
-                others = {other.name for other in self._hosts} - self._ended_hosts - {host}
-                self._held.take(name, fields, others)
-            else:
-                self._deliver(name, fields)
+                    self._dead[rank] = {"host": host, **vars(event)}
+                self._tell_controller(host, rank, pid)
+                self._hold(event, host)
+            case LauncherExit():
+                self._hold(event, host)
+            case Controller() | Registered():
+                self._told[event.name] = event
+                if isinstance(event, Controller):
+                    for each in self._hosts[1:]:
+                        self._say(each.name, Join(event.engine))
+                self._deliver(event, host)
+            case _:
+                self._deliver(event, host)
+
+    def _hold(self, end: Exit | LauncherExit, host: str) -> None:
+        self._held.take(end, host, {each.name for each in self._hosts} - self._ended_hosts - {host})
 
     def _tell_controller(self, host: str, rank: int, pid: int) -> None:
         # It runs on the first host, whose own agent tells it.
         first = self._hosts[0].name
         if host != first:
-            self._wire.command(first, "say", f"died {json.dumps({'rank': rank, 'pid': pid})}")
+            self._say(first, RankDied(rank, pid))
 
     def _lose(self, host: str, seconds: float) -> None:
         self._host_ended(host, f"is cut off or has crashed: no heartbeat for {seconds:g} s")
@@ -941,4 +991,4 @@ class MultiHostAgents:
         if not self._stopping and host not in self._reported:
             self._reported[host] = why
             self._save()
-            self._held.release(("host_left", {"host": host, "why": why}))
+            self._held.release((HostLeft(why), host))

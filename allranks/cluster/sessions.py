@@ -18,7 +18,7 @@ from typing import Any
 
 from allranks import own_files
 from allranks.cluster import folders
-from allranks.cluster.host_agent import HostAgentProcess, TakenHosts, event_of
+from allranks.cluster.host_agent import HostAgentProcess, TakenHosts
 from allranks.cluster.sharing import unpack
 from allranks.cluster.sockets import ListeningSockets
 from allranks.errors import UsageError
@@ -31,6 +31,7 @@ from allranks.records.config import (
     version,
 )
 from allranks.records.ranks import label
+from allranks.records.wire import read_object
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _MOST_DAYS = 365
@@ -316,11 +317,11 @@ class AttachedHostAgent(HostAgentProcess):
             self._input, self._lines = (self._socket.makefile(mode) for mode in ("wb", "rb"))
             # A caretaker's sockets come with the first byte.
             first, descriptors, *_ = socket.recv_fds(self._socket, 1, 2)
-            name, told = event_of(first + self._lines.readline())
-        except (OSError, ValueError) as error:
+            told = read_object(first + self._lines.readline())
+        except OSError as error:
             self._socket.close()
             raise UsageError(gone) from error
-        if name != "attached":
+        if told.get("event") != "attached":
             self._socket.close()
             holder = told.get("holder", 0)
             raise UsageError(held(replace(session, holder=holder)) if holder else gone)

@@ -48,7 +48,8 @@ from allranks.records.wire import (
 class DetachedCell:
     """The last cell of ranks that another notebook has started.
 
-    ``name`` is its name in reports; ``ranks`` received it, ``running`` have not ended it.
+    ``name`` is its name in reports; ``ranks`` received it, ``running`` have not ended it, and
+    ``missed`` were to run it when its notebook ended before it had sent them the cell.
     ``unseen`` is true if its end may not have been shown; ``seconds`` is its time so far.
     ``members`` has the cells of an ensemble's members, by rank.
     """
@@ -57,6 +58,7 @@ class DetachedCell:
     name: str
     ranks: tuple[int, ...]
     running: tuple[int, ...]
+    missed: tuple[int, ...]
     unseen: bool
     seconds: float
     epoch: Epoch
@@ -68,6 +70,8 @@ class DetachedCell:
         cell = max(each["cell"] for each in told.values())
         last = {rank: each for rank, each in told.items() if each["cell"] == cell and cell}
         running = tuple(rank for rank, each in last.items() if each["busy"])
+        # Without ranks, a cell is for all.
+        wanted = {rank for each in last.values() for rank in each["ranks"]} or told.keys()
         names = [each["label"] for each in last.values()]
         members = {rank: each["cell"] for rank, each in told.items() if each["member"]}
         epoch = Epoch(
@@ -82,6 +86,7 @@ class DetachedCell:
             name=names[0] if names else "",
             ranks=tuple(sorted(last)),
             running=tuple(sorted(running)),
+            missed=tuple(sorted(wanted & told.keys() - last.keys())),
             unseen=not members and any(each["busy"] or each["unseen"] for each in last.values()),
             seconds=max((each["seconds"] for each in last.values()), default=0.0),
             epoch=epoch,

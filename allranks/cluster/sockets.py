@@ -19,17 +19,19 @@ import secrets
 import signal
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
 import zmq
 
 from allranks.cluster.sharing import WatcherFeed
+from allranks.countdown import AwakeClock
 from allranks.errors import StartFailed, WireError
+from allranks.records import agent
+from allranks.records.agent import HostBeat, HostLate, HostSilent, to_line
 from allranks.records.config import BEAT_SECONDS, LEASE_SECONDS, family_of, tcp_url
 from allranks.records.deferred import deferred
 from allranks.records.numbered import (
@@ -61,10 +63,10 @@ class FromRank:
 
 @dataclass(frozen=True)
 class FromHostAgent:
-    """An event of a host agent."""
+    """An event of a host agent; ``host`` is empty on this machine alone."""
 
-    name: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    event: agent.Event
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,19 +172,18 @@ class Interceptors(Protocol):
     def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None: ...
 
 
-_POLL_SECONDS = BEAT_SECONDS / 2
+_LOOK_SECONDS = BEAT_SECONDS / 2
 _TRIED_PORTS = 100
 #: ZeroMQ's own names of connections begin with it.
 _NO_NAME = b"\0"
-_SILENT = json.dumps({"event": "host_silent"}).encode()
+_SILENT = to_line(HostSilent())
 _KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 60,
     zmq.TCP_KEEPALIVE_INTVL: 10,
     zmq.TCP_KEEPALIVE_CNT: 6,
 }
-_LATE = json.dumps({"event": "host_late"}).encode()
-_BEAT = json.dumps({"event": "host_beat"}).encode()
+_LATE, _BEAT = to_line(HostLate()), to_line(HostBeat())
 #: A host that misses heartbeats for this time is probably cut off. If nothing else happens, it has
 #: the rest of the lease to come back.
 LATE_SECONDS = 4.0
@@ -259,11 +260,14 @@ class RankSockets:
         self.lease_seconds = lease_seconds
         self.listening = place if isinstance(place, ListeningSockets) else None
         self._hosts: dict[str, HostMessages] = {}
-        #: The number of the poll at which each host last sent something; None once it has ended.
-        self._last_signs: dict[str, int | None] = {}
+        #: When each host last sent something; None once it has ended.
+        self._last_signs: dict[str, float | None] = {}
         #: Hosts whose records are for the last notebook.
         self._unattached: set[str] = set()
-        self._polls, self._next_poll = 0, 0.0
+        #: A heartbeat that came while this process stood still is read late: that time must not
+        #: count. ``_now`` is the clock's time at the last message or look.
+        self._clock = AwakeClock()
+        self._now = self._next_look = 0.0
         #: The process of the last message, if it is known.
         self._sender = 0
         #: Sends messages to the notebooks that watch this one.
@@ -352,7 +356,7 @@ class RankSockets:
         with self._lock:
             for host, seconds in hosts.items():
                 self._hosts[host] = HostMessages(self.listening.owner)
-                self._last_signs[host] = self._polls - round(seconds / _POLL_SECONDS)
+                self._last_signs[host] = self._now - seconds
                 self._unattached.add(host)
         for host in hosts:
             with deferred(), self._lock:
@@ -362,8 +366,8 @@ class RankSockets:
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:
         """Whether a host of these ranks is silent, or is lost, of which the news may still come."""
-        late = self._polls - round(LATE_SECONDS / _POLL_SECONDS)
-        signs = (self._last_signs.get(self.host_of.get(rank, ""), self._polls) for rank in ranks)
+        late = self._now - LATE_SECONDS
+        signs = (self._last_signs.get(self.host_of.get(rank, ""), self._now) for rank in ranks)
         return any(last is None or last <= late for last in signs)
 
     def _send_by_relays(self, ranks: Iterable[int], frames: Frames) -> None:
@@ -395,15 +399,24 @@ class RankSockets:
         poller = zmq.Poller()
         poller.register(self._events, zmq.POLLIN)
         poller.register(self._stop_reader, zmq.POLLIN)
+        unread = 0
         while True:
-            left_ms = math.ceil(1000 * max(0.0, self._next_poll - time.monotonic()))
+            if self._now < self._next_look:
+                # ZeroMQ reads from hosts in turns. So each host from which something has come has
+                # given a sign before the next look, also if another one sends without end.
+                unread = len(self._hosts)
+            left_ms = math.ceil(1000 * max(0.0, self._next_look - self._now))
             ready = dict(poller.poll(left_ms if self._hosts else None))
+            self._now = self._clock.now()
             try:
                 if self._events in ready:
                     self._take(self._receive())
+                    unread -= 1
                 elif self._stop_reader in ready:
                     return
-                if self._hosts and time.monotonic() >= self._next_poll:
+                else:
+                    unread = 0
+                if self._now >= self._next_look and unread <= 0:
                     self._find_silent_hosts()
             except Exception as error:
                 # The thread must go on: without it no cell would ever end.
@@ -465,7 +478,7 @@ class RankSockets:
     def _messages_of(self, host: str) -> HostMessages:
         messages = self._hosts.setdefault(host, HostMessages())
         if self._last_signs.get(host, 0) is not None:
-            self._last_signs[host] = self._polls
+            self._last_signs[host] = self._now
         return messages
 
     def _confirm(self, host: str, number: int, owner: bytes) -> None:
@@ -491,19 +504,14 @@ class RankSockets:
             self.deliver_host(host, _BEAT)
 
     def _find_silent_hosts(self) -> None:
-        self._next_poll = time.monotonic() + _POLL_SECONDS
-        self._polls += 1
-        # Polls, not seconds, because this process may have been suspended: heartbeats sent
-        # meanwhile are read before the next poll.
-        most = self.lease_seconds / _POLL_SECONDS
-        late = round(LATE_SECONDS / _POLL_SECONDS)
+        self._next_look = self._now + _LOOK_SECONDS
         for host, last in list(self._last_signs.items()):  # another thread may forget one meanwhile
             if last is None:
                 continue
-            missed = self._polls - last
-            if missed >= late:
+            missed = self._now - last
+            if missed >= LATE_SECONDS:
                 self.deliver_host(host, _LATE)
-            if missed > most:
+            if missed > self.lease_seconds:
                 self.forget(host)
                 self.deliver_host(host, _SILENT)
 

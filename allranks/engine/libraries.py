@@ -22,6 +22,7 @@ from typing import Any
 
 from allranks import python_path
 from allranks.post_import import PostImportHook
+from allranks.records.agent import Event, OpenedCuda, Preloading
 from allranks.records.config import HostAgentConfig
 
 HIDDEN = "-1"
@@ -49,7 +50,7 @@ _WRITES_SOURCE = "tensorflow.python.autograph.pyct.loader"
 _TQDM_CHOICE = "tqdm.autonotebook"
 
 
-def preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
+def preload(config: HostAgentConfig, tell: Callable[[Event], object]) -> None:
     """Imports modules once for all ranks: those that each rank needs, and those of ``--preload``.
 
     An import that fails here fails again, with its error, in the cell that needs the module.
@@ -62,7 +63,7 @@ def preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
         _preload(config, tell)
 
 
-def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
+def _preload(config: HostAgentConfig, tell: Callable[[Event], object]) -> None:
     set_quiet(config.devices)
     _torch.install()
     # The notebook finds modules beside it, too.
@@ -71,7 +72,7 @@ def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
     more = [folder for folder in more if folder not in sys.path]
     sys.path[:0] = more
     for name in config.preload:
-        tell("preloading", module=name)
+        tell(Preloading(name))
         try:
             importlib.import_module(name)
         except Exception:
@@ -79,9 +80,9 @@ def _preload(config: HostAgentConfig, tell: Callable[..., None]) -> None:
         if set(config.devices) != {HIDDEN} and is_cuda_open():
             # Ranks are forked from this process, and CUDA would fail in them. That does not matter
             # where no rank is shown a GPU.
-            tell("opened_cuda", module=name)
+            tell(OpenedCuda(name))
             break
-    tell("preloading", module="")
+    tell(Preloading(""))
     _torch.uninstall()
     sys.path[:] = [folder for folder in sys.path if folder not in more]
 

@@ -96,6 +96,7 @@ class RankAttach(RankFeature):
         return {
             "cell": last.cell if last is not None else 0,
             "label": last.label if last is not None else "",
+            "ranks": last.ranks if isinstance(last, RunCell) else (),
             "member": self._in_ensemble,
             "busy": busy,
             "unseen": kept is not None and kept.has_reply,

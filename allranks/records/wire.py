@@ -35,6 +35,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str,
     "bool": bool,
     "tuple": tuple,
+    "list": list,
     "dict": dict,
 }
 _OUTERMOST = re.compile(r"\w+(?=\[|$)")
@@ -67,16 +68,21 @@ class Record:
 
     def check(self, payloads: Sequence[bytes] = ()) -> None:
         """Raises TypeError if a field is of another type, or a payload is missing."""
-        for name, types in _types_of(type(self)):  # type: ignore[arg-type]
-            value = getattr(self, name)
-            # What is shown is computed with floats, which an integer of 400 digits does not fit.
-            is_large = isinstance(value, int) and not -_LARGEST <= value < _LARGEST
-            if is_large or not isinstance(value, types):
-                raise TypeError(f"{name} is of another type: {value!r:.60}")
+        check_types(self)
+
+
+def check_types(record: Any) -> None:
+    """Raises TypeError if a field of a dataclass is of another type than its annotation says."""
+    for name, types in _types_of(type(record)):  # type: ignore[arg-type]
+        value = getattr(record, name)
+        # What is shown is computed with floats, which an integer of 400 digits does not fit.
+        is_large = isinstance(value, int) and not -_LARGEST <= value < _LARGEST
+        if is_large or not isinstance(value, types):
+            raise TypeError(f"{name} is of another type: {value!r:.60}")
 
 
 @cache
-def _types_of(kind: type[Record]) -> tuple[tuple[str, type | tuple[type, ...]], ...]:
+def _types_of(kind: type[Any]) -> tuple[tuple[str, type | tuple[type, ...]], ...]:
     outermost = {one.name: _OUTERMOST.match(str(one.type)) for one in dataclasses.fields(kind)}
     known = {name: found[0] for name, found in outermost.items() if found is not None}
     return tuple((name, _TYPES[word]) for name, word in known.items() if word in _TYPES)

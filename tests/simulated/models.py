@@ -383,7 +383,7 @@ class Rank:
         #: Whether it joins with new ranks, or has been asked to; whether it has taken the place of
         #: a rank, and has not been asked yet to restore what was kept.
         self._is_healing, self._is_new = False, spare is not None or bool(dead)
-        self._last_cell = {"cell": 0, "label": "", "seconds": 0.0}
+        self._last_cell = {"cell": 0, "label": "", "ranks": (), "seconds": 0.0}
         self._is_unseen = self._is_dirty = self._has_failed = self._had_traffic = False
         self._epoch = 0
         #: The folder in which the next notebook will listen.
@@ -600,7 +600,8 @@ class Rank:
         self._cell, self._is_busy = cell.cell, True
         self._is_interrupted = self._early == cell.cell
         self._kept.clear()
-        self._last_cell = {"cell": cell.cell, "label": cell.label, "seconds": 0.0}
+        last = {"cell": cell.cell, "label": cell.label, "ranks": cell.ranks}
+        self._last_cell = {**last, "seconds": 0.0}
         self._is_unseen = True
         self._running[self.rank] = cell.number
         began = world.now

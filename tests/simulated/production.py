@@ -257,15 +257,10 @@ def _listen(address: str, listen: Callable[[str], Any] = port_test.listen) -> An
     return listen(address)
 
 
-def _tell(
-    self: Any,
-    event: str,
-    tell: Callable[..., None] = host_agent.HostAgent._tell,
-    **fields: Any,
-) -> None:
+def _tell(self: Any, event: Any, tell: Callable[..., None] = host_agent.HostAgent._tell) -> None:
     world: Any = World.it
-    tell(self, event, **fields)
-    world.trigger(f"agent {event}")
+    tell(self, event)
+    world.trigger(f"agent {event.name}")
 
 
 def _begin(self: Any, config: Any, begin: Callable[..., None] = relay.Relay._begin) -> None:

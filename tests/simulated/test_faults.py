@@ -82,6 +82,21 @@ def test_a_cell_that_a_dying_kernel_has_sent_to_some_ranks_ends(
     assert world.new_notebook().attach(notebook)
 
 
+@simulated(seeds=5)
+def test_a_cell_that_a_dying_kernel_has_not_sent_to_a_host_is_interrupted_on_the_others(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.cell(work(sets=1))
+    world.cut_off("h1", 2.5)
+    world.when("run", notebook.kill, after=0.0)
+    notebook.dies_in(reduce(sets=2))
+    assert world.new_notebook().attach(notebook)
+    assert world.notebook.told("its notebook ended before ranks 0–1 received this cell")
+    assert not world.notebook.cell(reduce(sets=3)).error
+
+
 @simulated(seeds=10)
 def test_the_next_notebook_says_which_ranks_have_no_variables_after_a_replacement(
     world: ClusterWorld, notebook: SimulatedNotebook
@@ -190,7 +205,7 @@ def test_ranks_end_if_their_kernel_dies_while_it_starts_them_again(
     assert not world.new_notebook().attach(notebook)
 
 
-@simulated(seeds=4, known="a caretaker that ends does not serve a visitor, and spins")
+@simulated(seeds=4)
 def test_a_notebook_that_looks_for_ranks_while_these_are_ended_disturbs_nothing(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:

@@ -36,7 +36,15 @@ from allranks.cluster.sharing import WatcherFeed, unpack
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.command import agents
 from allranks.engine.host.attachment import Attachment
-from allranks.engine.host.caretaker import Caretaker, KeptHost
+from allranks.engine.host.caretaker_state import (
+    CaretakerState,
+    HostGreeted,
+    HostSent,
+    KeptHost,
+    NotebookLeft,
+    NotebookSaid,
+    ShowRunning,
+)
 from allranks.engine.host.relay import received
 from allranks.engine.host.relay_state import (
     Begun,
@@ -49,6 +57,7 @@ from allranks.engine.host.relay_state import (
 from allranks.errors import UsageError, WireError
 from allranks.features.classroom import board, door, hub_service, states
 from allranks.features.toolbar import notebook as toolbar
+from allranks.records.agent import End, Keep, Running, read_command, to_line
 from allranks.records.config import (
     NOTEBOOKS_DOOR,
     WATCHERS_DOOR,
@@ -409,7 +418,9 @@ def test_the_relay(tmp_path):
         nonlocal good
         for command in relay.apply(event, 0):
             if isinstance(command, ToAgent):
-                refused.append(json.loads(command.line.removeprefix(b"end "))["pid"])
+                end = read_command(command.line)
+                assert isinstance(end, End)
+                refused.append(end.pid)
             elif isinstance(command, ToNotebook):
                 # As the notebook reads it.
                 frames = [bytes(frame) for frame in command.frames]
@@ -490,14 +501,18 @@ def test_the_notebooks_sockets_for_other_hosts():
 
 def test_the_caretaker():
     ranks = json.loads(HostAgentConfig(2, (), {}, "", "", "", (), "", "", "", heals=True).to_json())
-    made = Caretaker(CaretakerConfig("", ranks, "", "", 30.0, (0, 0)))
-    sent: list[list[bytes]] = []
-    made._commands = SimpleNamespace(send_multipart=sent.append)  # type: ignore[assignment]
-    made._state = {"hosts": [["h1", 2]], "starts_again": False, "ended": [], "dead": []}
-    good = KeptHost(b"")
-    made._hosts = {"h1": KeptHost(b""), "h2": good}
-    exit_event = {"event": "exit", "rank": 0, "code": 1, "pid": 7}
-    malformed = Malformed(exit_event, {"event": "running", "cell": 3}, {"event": "launcher_exit"})
+    state = CaretakerState(CaretakerConfig("", ranks, "", "", 30.0, (0, 0)))
+    known = {"hosts": [["h2", 2]], "starts_again": False, "ended": ["h1"], "dead": []}
+
+    def apply(event: Any) -> list[Any]:
+        return state.apply(event, 0.0)
+
+    apply(NotebookSaid(Keep({**known, "replaced": []})))
+    apply(NotebookLeft(stays=True, owner=b""))
+    state._hosts["h1"] = KeptHost(b"", 0.0)
+    exit_event = {"event": "exit", "rank": 0, "code": 1, "pid": 7, "by_launcher": False}
+    ended = {"event": "launcher_exit", "code": 1}
+    malformed = Malformed(exit_event, {"event": "running", "cell": 3}, ended)
     with little_memory() as look:
         for number in each(COUNT, look):
             frames = malformed.frames()
@@ -507,17 +522,13 @@ def test_the_caretaker():
                 [b"host", b"h1", b"%d" % (number + 1), b"agent", malformed.line()],
                 [b"host", b"h1", malformed.line(), b"agent", malformed.line()],
             )
-            made._take_from_host(made._take, frames)
-            made._take_from_host(made._greet, malformed.choose(frames, [b"h1", *frames]))
-            good_host = made._hosts["h1"]
-            if not good_host.is_up:
-                made._hosts["h1"] = KeptHost(b"")
-            sent.clear()
-    assert good.is_up
-    event = json.dumps({"event": "running", "cell": 4711}).encode()
-    made._take_from_host(made._take, [b"host", b"h2", b"1", b"agent", event])
-    assert made._attachment.running[0] == 4711
-    made._context.destroy(0)
+            apply(HostSent(frames))
+            apply(HostGreeted(malformed.choose(frames, [b"h1", *frames])))
+            if not state._hosts["h1"].is_up:
+                state._hosts["h1"] = KeptHost(b"", 0.0)
+    assert not state.has_ended
+    event = [b"host", b"h2", b"1", b"agent", to_line(Running(4711))]
+    assert apply(HostSent(event)) == [ShowRunning(4711)]
 
 
 class FakeCluster:

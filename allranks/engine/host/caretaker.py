@@ -11,7 +11,8 @@ them disconnect the ranks, and stores their events. A notebook that attaches get
 the last one knew (``state``), and these events. If none comes in time, the caretaker ends all; also
 if the notebook has ended while it started ranks again, because only it knew their variables.
 
-Standard output carries one JSON event a line, standard input one command a line.
+Standard output carries one event a line, standard input one command a line
+(`allranks.records.agent`). What it decides is in `allranks.engine.host.caretaker_state`.
 """
 
 from __future__ import annotations
@@ -24,59 +25,38 @@ import secrets
 import shutil
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import zmq
 
+from allranks.countdown import AwakeClock
 from allranks.engine import processes
 from allranks.engine.host.attachment import Attachment
-from allranks.records.config import BEAT_SECONDS, CaretakerConfig, HostAgentConfig
-from allranks.records.numbered import (
-    BEGIN,
-    ENCRYPTED_PIECE_NBYTES,
-    HANDSHAKE_MS,
-    Frames,
-    HostMessages,
-    whole,
+from allranks.engine.host.caretaker_state import (
+    Attached,
+    CaretakerState,
+    CloseDoor,
+    Command,
+    Event,
+    HandOver,
+    HostGreeted,
+    HostSent,
+    Listen,
+    NobodyCame,
+    NotebookLeft,
+    NotebookSaid,
+    SetStay,
+    ShowRunning,
+    Terminated,
+    TimeCame,
+    ToHost,
 )
-from allranks.records.wire import read_object
+from allranks.records.agent import Ready, Watched, read_command, to_line
+from allranks.records.config import CaretakerConfig, HostAgentConfig
+from allranks.records.numbered import ENCRYPTED_PIECE_NBYTES, HANDSHAKE_MS, whole
 
-_TICK_MS = 500
-_STOP_SECONDS = 10.0
-_SILENT = {"event": "host_silent"}
-#: Events that the next notebook need not know.
-_NO_NEWS = ("running", "launcher", "host_beat")
-#: A rank's new process, also one that replaces a process whose end comes again.
-_ALIVE_AGAIN = ("admitted", "replaces")
-
-
-#: A host that sends more events has lost its way.
-_MOST_NEWS_NBYTES = 4 << 20
-_MOST_CELLS = 1 << 31
-
-
-def _number(found: object, limit: int) -> int:
-    if not isinstance(found, int) or not 0 <= found < limit:
-        raise ValueError(f"expected a number below {limit}")
-    return found
-
-
-class KeptHost:
-    """A host while no notebook has its ranks; ``is_up`` until its relay ends, or is silent. Then it
-    is stopped once it can be reached again.
-    """
-
-    def __init__(self, owner: bytes) -> None:
-        self.messages = HostMessages(owner)
-        self.silent_seconds = 0.0
-        self.is_up = True
-
-    def lose(self) -> None:
-        self.is_up = False
-        self.messages.add([b"stop", b""])
+_TICK_SECONDS = 0.5
 
 
 class Caretaker:
@@ -86,117 +66,106 @@ class Caretaker:
         self._config = config
         ranks = HostAgentConfig.from_fields(dict(config.ranks))
         self._attachment = Attachment(dataclasses.replace(ranks, session_dir=config.folder))
-        self._size = ranks.size
-        #: What the notebook knew, and the events since then, with their hosts.
-        self._state: dict[str, Any] = {}
-        self._news: list[tuple[str, dict[str, Any]]] = []
-        self._news_nbytes = 0
-        self._dead: set[int] = set()
-        self._running: dict[str, int] = {}
-        self._hosts: dict[str, KeptHost] = {}
+        self._state = CaretakerState(config)
+        self._clock = AwakeClock()
         self._heard = heard
-        self._is_over = False
-        #: After this time all end because MPI's job has ended, if no host is found to be lost.
-        self._over_seconds = math.inf
-        self._looked = time.monotonic()
+        self._terminated = False
+        #: What the notebook that has just attached was answered.
+        self._about: dict[str, Any] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._commands: zmq.Socket[bytes] | None = None
         self._events: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
 
     def run(self) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_is_over", True))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_terminated", True))
         os.mkdir(self._config.folder, 0o700)
         try:
             self._attachment.listen()
             assert self._attachment.door is not None
             self._poller.register(self._attachment.door.fileno(), zmq.POLLIN)
             self._poller.register(0, zmq.POLLIN)
-            self._tell("ready")
-            while not self._is_over:
-                for source, _ in self._poller.poll(_TICK_MS):
-                    self._serve(source)
-                if self._attachment.open:
-                    self._find_silent_hosts()
-                    if self._attachment.over:
-                        self._is_over = True
-                elif self._attachment.left:
-                    self._take_over()
-            if self._attachment.open:
-                self._stop()
+            self._write(to_line(Ready()))
+            while not self._state.has_ended:
+                self._wait()
         finally:
             shutil.rmtree(self._config.folder, ignore_errors=True)
+
+    def _wait(self) -> None:
+        left = max(0.0, min(_TICK_SECONDS, self._state.wake_at - self._clock.now()))
+        for source, _ in self._poller.poll(math.ceil(left * 1000)):
+            self._serve(source)
+        if self._terminated:
+            self._feed(Terminated())
+        elif self._attachment.open and self._attachment.over:
+            self._feed(NobodyCame())
+        elif self._attachment.left:
+            self._leave()
+        if self._clock.now() >= self._state.wake_at:
+            self._feed(TimeCame())
 
     def _serve(self, source: Any) -> None:
         if source == 0:
             self._hear()
         elif source is self._events:
-            self._take_from_host(self._take, whole(self._events.recv_multipart(copy=False)))
+            self._feed(HostSent(whole(self._events.recv_multipart(copy=False))))
         elif source is self._commands:
-            self._take_from_host(self._greet, self._commands.recv_multipart())
+            self._feed(HostGreeted(self._commands.recv_multipart()))
         elif not isinstance(source, zmq.Socket):  # else it has just been closed
             self._visited()
 
+    def _feed(self, event: Event) -> None:
+        for command in self._state.apply(event, self._clock.now()):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case SetStay(stay):
+                self._attachment.stay(stay.seconds, stay.memo)
+            case ShowRunning(cell):
+                self._attachment.running[0] = cell
+            case Listen():
+                self._poller.unregister(0)
+                self._heard = b""
+                self._attachment.begin()
+                # The other end of a connection that breaks connects again: no port can be lost.
+                self._commands = self._open(zmq.ROUTER, self._config.listening[0])
+                self._events = self._open(zmq.PULL, self._config.listening[1])
+            case ToHost(name, frames):
+                assert self._commands is not None
+                self._commands.send_multipart([name, *frames])
+            case HandOver():
+                self._hand_over(command)
+            case CloseDoor():
+                assert self._attachment.door is not None
+                self._poller.unregister(self._attachment.door.fileno())
+                self._attachment.door.close()
+                shutil.rmtree(self._config.folder, ignore_errors=True)
+            case _:
+                raise ValueError(f"expected a command of the state, found {command!r:.200}")
+
     def _hear(self) -> None:
-        """Runs commands of the notebook: ``stay``, ``state``, ``running`` and ``stop``."""
         try:
             said = os.read(0, 65536)
         except ConnectionError:
             said = b""
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
-            word, _, rest = line.decode().partition(" ")
-            if word == "stop":
-                self._is_over = True
-            elif word == "stay":
-                self._attachment.stay(**json.loads(rest))
-            elif word == "state":
-                self._state, self._news, self._news_nbytes = json.loads(rest), [], 0
-                ends, new = self._state["dead"], dict(self._state["replaced"])
-                # The notebook keeps the end of a process whose replacement has just begun.
-                self._dead = {
-                    end["rank"] for end in ends if new.get(end["rank"]) in (None, end["pid"])
-                }
-                if self._state["starts_again"]:
-                    self._over_seconds = math.inf
-            elif word == "running":
-                self._note_running(**json.loads(rest))
-        if not said and not self._is_over:
-            self._take_over()
+            self._feed(NotebookSaid(read_command(line)))
+        if not said:
+            self._leave()
 
-    def _note_running(self, host: str, cell: int) -> None:
-        self._running[host] = cell
-        self._attachment.running[0] = max(self._running.values())
+    def _leave(self) -> None:
+        self._feed(NotebookLeft(self._attachment.stays, secrets.token_hex(8).encode()))
 
-    def _tell(self, event: str, *sockets: int, **fields: Any) -> None:
-        line = json.dumps({"event": event, **fields}).encode() + b"\n"
+    def _write(self, line: bytes, *sockets: int) -> None:
         with suppress(OSError):  # the end of the notebook is noticed elsewhere
             if sockets:
                 with socket.socket(fileno=os.dup(1)) as notebook:
                     socket.send_fds(notebook, [line[:1]], sockets)
-                    notebook.sendall(line[1:])
+                    notebook.sendall(line[1:] + b"\n")
             else:
-                processes.write_all(1, line)
-
-    def _take_over(self) -> None:
-        """Takes the place of the notebook, which has ended or detached."""
-        self._poller.unregister(0)
-        self._heard = b""
-        # A notebook that is to take its ranks with it leaves that to its caretaker as well.
-        self._is_over = not self._attachment.stays or self._state["starts_again"]
-        self._attachment.begin()
-        self._looked = time.monotonic()
-        owner, ended = secrets.token_hex(8).encode(), set(self._state["ended"])
-        self._hosts = {name: KeptHost(owner) for name in ended.union(self._used())}
-        for name in ended:
-            self._hosts[name].lose()
-        # The other end of a connection that breaks connects again: no port can be lost.
-        self._commands = self._open(zmq.ROUTER, self._config.listening[0])
-        self._events = self._open(zmq.PULL, self._config.listening[1])
-        self._send_to(self._hosts.keys() - ended, b"detach")
-
-    def _used(self) -> list[str]:
-        return [name for name, *_ in self._state["hosts"]]
+                processes.write_all(1, line + b"\n")
 
     def _open(self, kind: int, listening: int) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
@@ -224,121 +193,25 @@ class Caretaker:
         self._commands = self._events = None
 
     def _visited(self) -> None:
-        about = self._attachment.visited(lambda: self._tell("watched"))
-        if about is None:
-            return
+        about = self._attachment.visited(lambda: self._write(to_line(Watched())))
+        if about is not None:
+            self._about = about
+            self._feed(Attached())
+
+    def _hand_over(self, command: HandOver) -> None:
         # The notebook listens from now on; connections that come first wait.
         self._close()
-        silent = {name: host.silent_seconds for name, host in self._hosts.items()}
-        self._hosts.clear()
         self._poller.register(0, zmq.POLLIN)
-        more = {
-            "state": self._state,
-            "news": self._news,
-            "silent": silent,
+        told = {
+            "event": "attached",
+            "config": self._config.ranks,
+            **self._about,
+            **dataclasses.asdict(command),
             "caretaker": dataclasses.asdict(self._config),
         }
-        self._tell("attached", *self._config.listening, config=self._config.ranks, **about, **more)
-        if about["watchers"]:
-            self._tell("watched")
-
-    def _take_from_host(self, take: Callable[[list[bytes]], None], frames: list[bytes]) -> None:
-        # Every host has the key: what one sends must not end the ranks of the others.
-        with suppress(ValueError, LookupError, TypeError, RecursionError):
-            take(frames)
-
-    def _greet(self, frames: list[bytes]) -> None:
-        # A relay announces itself on each new connection.
-        name, last, owner = frames
-        if host := self._hosts.get(name.decode()):
-            for sent in host.messages.on_connection(int(last), owner):
-                self._send(name, sent)
-
-    def _send(self, name: bytes, frames: Frames) -> None:
-        assert self._commands is not None
-        self._commands.send_multipart([name, *frames])
-
-    def _send_to(self, names: Iterable[str], word: bytes) -> None:
-        for name in names:
-            self._send(name.encode(), self._hosts[name].messages.add([word, b""]))
-
-    def _take(self, frames: list[bytes]) -> None:
-        kind, name, *rest = frames
-        host = self._hosts.get(name.decode())
-        if host is None:
-            return
-        host.silent_seconds = 0.0
-        if kind == BEGIN:
-            host.messages.begin(rest[0], int(rest[1]))
-        elif kind == b"beat":
-            host.messages.confirm(int(rest[0]), rest[1])
-            if confirmation := host.messages.confirmation:
-                self._send(name, confirmation)
-        elif kind == b"host" and host.messages.accept(int(rest[0])) and rest[1] == b"agent":
-            # Records of ranks were for the last notebook: the ranks keep them.
-            self._take_event(name.decode(), rest[2])
-
-    def _take_event(self, name: str, line: bytes) -> None:
-        told = read_object(line)
-        event = told["event"]
-        if not self._hosts[name].is_up:
-            return
-        if event == "running":
-            self._note_running(name, _number(told["cell"], _MOST_CELLS))
-        if event in ("exit", *_ALIVE_AGAIN):
-            _number(told["rank"], self._size)
-        if event not in _NO_NEWS:
-            self._news.append((name, told))
-            self._news_nbytes += len(line)
-            if self._news_nbytes > _MOST_NEWS_NBYTES:
-                self._news.append((name, _SILENT))
-                self._lose(name)
-                return
-        if event == "exit":
-            self._dead.add(told["rank"])
-            if len(self._dead) == self._size:
-                self._is_over = True
-        elif event in _ALIVE_AGAIN:
-            self._dead.discard(told["rank"])
-        elif event == "launcher_exit" and name == self._used()[0]:
-            # It ends without one of its hosts; then ranks can be started on the others.
-            patience = self._lease_seconds + BEAT_SECONDS if self._config.ranks["heals"] else 0.0
-            self._over_seconds = patience
-        elif event == "host_down":
-            self._lose(name)
-
-    def _lose(self, name: str) -> None:
-        self._hosts[name].lose()
-        self._note_running(name, 0)
-        if not any(host.is_up for host in self._hosts.values()):
-            self._is_over = True
-
-    @property
-    def _lease_seconds(self) -> float:
-        return self._config.lease_seconds + BEAT_SECONDS
-
-    def _find_silent_hosts(self) -> None:
-        # A process that stood still has not read what came meanwhile: that time does not count.
-        now = time.monotonic()
-        passed, self._looked = min(now - self._looked, BEAT_SECONDS), now
-        for name, host in self._hosts.items():
-            host.silent_seconds += passed
-            if host.is_up and host.silent_seconds > self._lease_seconds:
-                self._news.append((name, _SILENT))
-                self._lose(name)
-        self._over_seconds -= passed
-        if self._over_seconds < 0 and all(self._hosts[name].is_up for name in self._used()):
-            self._is_over = True
-
-    def _stop(self) -> None:
-        """Ends the ranks on all hosts that can be reached; the others end by themselves."""
-        self._send_to([name for name, host in self._hosts.items() if host.is_up], b"stop")
-        deadline = time.monotonic() + _STOP_SECONDS
-        while any(host.is_up for host in self._hosts.values()) and time.monotonic() < deadline:
-            for source, _ in self._poller.poll(_TICK_MS):
-                if source in (self._events, self._commands):
-                    self._serve(source)
-        self._close()
+        self._write(json.dumps(told).encode(), *self._config.listening)
+        if self._about["watchers"]:
+            self._write(to_line(Watched()))
 
 
 def main() -> None:

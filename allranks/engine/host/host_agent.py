@@ -8,8 +8,8 @@ input closes (the kernel stopped, was restarted, or was killed with -9), it ends
 On request, it keeps the ranks for a while for another notebook (see
 ``allranks.engine.host.attachment``).
 
-Standard output carries one JSON event a line (see ``HostAgent._tell``), standard input one command
-a line (see ``HostAgent._obey``).
+Standard output carries one event a line, standard input one command a line
+(`allranks.records.agent`).
 
 If ranks are on several hosts, each host has an agent. The first host's agent runs the launcher;
 the others run the command that the launcher would run there through ssh (see
@@ -40,8 +40,55 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from allranks import launched, own_files, port_filter
 from allranks.engine import libraries, processes
 from allranks.engine.host import stubs
+from allranks.engine.host.agent_state import (
+    WHO,
+    AgentState,
+    Attached,
+    CellSeen,
+    ControllerComplete,
+    ControllerEnded,
+    ControllerPlanned,
+    EndStub,
+    Fork,
+    ForkController,
+    Forked,
+    KeepRanks,
+    KeepStub,
+    Kill,
+    LauncherEnded,
+    LeaveStub,
+    NobodyCame,
+    NotebookLeft,
+    NotebookSaid,
+    NoteDeath,
+    NoteFiles,
+    OpenDoor,
+    OpenGate,
+    ProcessEnded,
+    SetStay,
+    StartLauncher,
+    StubCame,
+    StubLeft,
+    Tell,
+    TellController,
+    Terminated,
+    Wake,
+)
+from allranks.engine.host.agent_state import Command as AnyCommand
+from allranks.engine.host.agent_state import Event as AnyEvent
 from allranks.engine.host.attachment import Attachment
 from allranks.hooks import Hooks
+from allranks.records.agent import (
+    Again,
+    Event,
+    FolderMade,
+    Launcher,
+    Reach,
+    Stopped,
+    Watched,
+    read_command,
+    to_line,
+)
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, HostAgentConfig
 
 if TYPE_CHECKING:
@@ -57,17 +104,20 @@ _EXIT_SECONDS = processes.EXIT_SECONDS + 0.5
 _REPLY_SECONDS = 0.1
 #: For clusters that ranks have started; the notebook waits 10 s for all.
 _NESTED_SECONDS = 5.0
-_WHO = "OMPI_COMM_WORLD_"
 _NO_MORE: Mapping[str, str] = MappingProxyType({})
 
 Load = Callable[[str], list[Any]]
 
 
-class SpareProcess(NamedTuple):
-    """A process without a rank: its number among the launcher's processes, and its pipe."""
+class Stub(NamedTuple):
+    """A process of the launcher that gives its place away: its connection, the descriptors that it
+    has sent and the numbers that these have there, and its environment.
+    """
 
-    number: int
-    waker: int
+    place: socket.socket
+    received: Sequence[int]
+    wanted: Sequence[int]
+    environment: dict[str, str]
 
 
 class HostAgent:
@@ -83,22 +133,18 @@ class HostAgent:
         self._features: Hooks[HostFeature] | None = None
         self._rank_features: list[type[RankFeature]] = []
         self.selector = selectors.DefaultSelector()
-        self.ranks: dict[int, int] = {}
+        self.state = AgentState(config)
+        self._terminated = False
+        #: The connections to the launcher's processes, by the processes in their places.
         self.places: dict[int, socket.socket] = {}
-        #: The spare processes by their ids, also those that have become ranks.
-        self.spares: dict[int, SpareProcess] = {}
-        self.environments: dict[int, dict[str, str]] = {}
-        #: The ranks that the launcher has started, and that are alive.
-        self.first: set[int] = set()
-        self.anchor: socket.socket | None = None
+        #: The one that has just come.
+        self._stub: Stub | None = None
+        #: Those that are kept to the end.
+        self._kept: list[socket.socket] = []
+        #: The pipes that wake spare processes, also those that have become ranks.
+        self._wakers: dict[int, int] = {}
         self.exits = processes.ExitReports()
-        #: Why ranks were ended, by their processes.
-        self._reasons: dict[int, str] = {}
         self.segments: set[str] = set()
-        self.stopping = self.begins_again = False
-        #: Whether the notebook's kernel is gone: then the agent removes kept variables.
-        self.abandoned = False
-        self.admitted = self.forked = 0
         self.began = time.time()
         self.gate, self._open_gate = os.pipe()
         #: The end of this file asks idle ranks to end.
@@ -106,16 +152,9 @@ class HostAgent:
         self.controller = 0
         #: The controller reads there which engines have ended.
         self._deaths = -1
-        self.connection: dict[str, Any] = {}
         #: The client's connection information, the secret key, and sockets that reserve the ports.
         self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
         self.attachment = Attachment(config)
-        #: The cell that ranks here run, as the notebook knows it.
-        self.cell = 0
-        #: Events to send again to a notebook that attaches.
-        self.told: dict[str, dict[str, Any]] = {}
-        #: The events of ranks that have died and were not replaced.
-        self.dead: dict[int, dict[str, Any]] = {}
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: stubs.RemoteShells | None = None
         self._heard = heard
@@ -128,12 +167,12 @@ class HostAgent:
     def run(self) -> None:
         """Starts the ranks and watches them, until the kernel is gone or sends stop."""
         # Before the first file is made, which a process that SIGTERM ends would leave.
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_terminated", True))
         # First: its name follows from those of the others, which all accounts see.
         self._make_shared_dir()
         if not self.config.several_hosts:  # else this host's relay has made it
             os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
-            self._tell("folder_made")
+            self._tell(FolderMade())
         for folder in self.config.kept_dirs:
             # An earlier agent may have made it. If it cannot be made, or is another user's, the
             # ranks do not use it.
@@ -217,21 +256,20 @@ class HostAgent:
         assert self.shells is not None
         asked = self.shells.asked()
         if asked is not None:
-            self._tell("reach", **asked)
+            self._tell(Reach(**asked))
 
     def _plan_controller(self) -> None:
         from allranks.engine import ipp
 
         # The ranks connect to the ports by themselves, whenever the controller starts.
-        self.connection, client, secret, held = ipp.connection_info(self.config.interface)
+        engine, client, secret, held = ipp.connection_info(self.config.interface)
         self.planned = client, secret, held
-        self.told["connection"] = {"client": client, "engine": self.connection}
-        self._tell("connection", **self.told["connection"])
+        self._feed(ControllerPlanned(client, engine))
 
     def _fork_controller(self) -> None:
         from allranks.engine import ipp
 
-        engine, (client, secret, held) = self.connection, self.planned
+        engine, (client, secret, held) = self.state.engine, self.planned
         complete, told = os.pipe()
         deaths, self._deaths = os.pipe()
         folder, size = self.config.session_dir, self.config.size
@@ -248,8 +286,7 @@ class HostAgent:
 
         def tell() -> None:
             if os.read(complete, 8):
-                self.told["registered"] = self.told["connection"]
-                self._tell("registered", **self.told["registered"])
+                self._feed(ControllerComplete())
             while held:
                 held.pop().close()
             self.selector.unregister(complete)
@@ -272,55 +309,92 @@ class HostAgent:
             self.selector.register(self.attachment.door, selectors.EVENT_READ, self._visited)
         # Commands may have come with the configuration.
         self._take(b"")
-        while not self.stopping:
+        while not self.state.stopping:
             for key, _ in self.selector.select(_TICK_SECONDS):
                 key.data()
             self._reap()
             self.exits.look()
+            if self._terminated:
+                self._feed(Terminated())
             if self.attachment.left:
                 self._lose_notebook()
             if self.config.several_hosts and self.attachment.stays:
-                self._tell_running()
-            if self.attachment.open:
-                running = self.launcher is not None and self.launcher.returncode is None
-                if self.attachment.over or not self.ranks or not running:
-                    self.stopping = self.abandoned = True
+                self._feed(CellSeen(max(self.attachment.running)))
+            if self.attachment.open and self.attachment.over:
+                self._feed(NobodyCame())
 
-    def _tell_running(self) -> None:
-        # For the list of clusters on the notebook's machine.
-        if max(self.attachment.running) != self.cell:
-            self.cell = max(self.attachment.running)
-            self._tell("running", cell=self.cell)
+    def _feed(self, event: AnyEvent) -> None:
+        for command in self.state.apply(event):
+            self._carry_out(command)
+
+    def _carry_out(self, command: AnyCommand) -> None:
+        match command:
+            case Tell(event):
+                self._tell(event)
+            case SetStay(stay):
+                self.attachment.stay(stay.seconds, stay.memo)
+            case KeepRanks():
+                self._keep_ranks()
+            case StartLauncher(line):
+                self._start_launcher(["/bin/sh", "-c", line])
+            case OpenDoor():
+                self._open_door()
+            case ForkController():
+                self._fork_controller()
+            case TellController(rank, pid):
+                with suppress(OSError):  # it has ended, or not begun
+                    os.write(self._deaths, f"{rank} {pid}\n".encode())
+            case Fork():
+                self._fork(command)
+            case OpenGate():
+                # The end of file opens the gate for all ranks at once.
+                os.close(self._open_gate)
+            case Wake(pid, rank, dead, variables):
+                asked = json.dumps({"rank": rank, "dead": dead, "variables": variables})
+                with suppress(BrokenPipeError):  # it has died, which is reported in a moment
+                    os.write(self._wakers[pid], asked.encode() + b"\n")
+            case NoteFiles(sweeps):
+                self._note_files(sweeps)
+            case Kill(pid):
+                processes.kill(pid)
+            case NoteDeath(rank, code):
+                self.attachment.running[rank] = 0
+                if self._features is not None:
+                    from allranks.engine.features import HostFeature
+
+                    self._features.call(HostFeature.rank_died, rank, code)
+            case LeaveStub(pid):
+                self._take_place(pid).close()
+            case EndStub(pid, code):
+                with self._take_place(pid) as place, suppress(OSError):
+                    place.sendall(code.to_bytes(8, "little", signed=True))
+            case KeepStub(pid):
+                self._kept.append(self._take_place(pid))
+            case _:
+                raise ValueError(f"expected a command of the state, found {command!r:.200}")
 
     def _lose_notebook(self) -> None:
-        if self.stopping:
-            return
-        # On several hosts it is the relay that is gone, and no other one comes.
-        if self.config.several_hosts or not self.attachment.stays:
-            self.stopping = self.abandoned = True
-        elif not self.attachment.open:
-            self.selector.unregister(0)
-            self.attachment.begin()
-            self._heard = b""
-            folder = self.config.session_dir
-            self.config = dataclasses.replace(
-                self.config,
-                commands_url=COMMANDS_AT_HOME.format(folder),
-                events_url=EVENTS_AT_HOME.format(folder),
-            )
+        self._feed(NotebookLeft(self.attachment.stays))
+
+    def _keep_ranks(self) -> None:
+        self.selector.unregister(0)
+        self.attachment.begin()
+        self._heard = b""
+        folder = self.config.session_dir
+        self.config = dataclasses.replace(
+            self.config,
+            commands_url=COMMANDS_AT_HOME.format(folder),
+            events_url=EVENTS_AT_HOME.format(folder),
+        )
 
     def _visited(self) -> None:
-        about = self.attachment.visited(lambda: self._tell("watched"))
+        about = self.attachment.visited(lambda: self._tell(Watched()))
         if about is None:
             return
         self.selector.register(0, selectors.EVENT_READ, self._hear)
-        self._tell("attached", config=dataclasses.asdict(self.config), **about)
-        for name, fields in self.told.items():
-            self._tell(name, **fields)
-        for fields in self.dead.values():
-            self._tell("exit", **fields)
-        if about["watchers"]:
-            self._tell("watched")
+        attached = {"event": "attached", "config": dataclasses.asdict(self.config), **about}
+        self._write(json.dumps(attached).encode())
+        self._feed(Attached(bool(about["watchers"])))
 
     def _open_door(self) -> None:
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
@@ -339,60 +413,19 @@ class HostAgent:
     def _take(self, said: bytes) -> None:
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
-            word, _, rest = line.decode().partition(" ")
-            self._obey(word, rest)
+            self._feed(NotebookSaid(read_command(line)))
 
-    def _obey(self, word: str, rest: str) -> None:
-        """Runs a command of the kernel: ``up``, ``clients``, ``stay``, ``end`` or ``stop``.
+    def _note_files(self, sweeps: bool) -> None:
+        """Notes the files of all processes in shared memory.
 
-        ``end`` is for a rank that has sent what cannot be read.
-        On several hosts: ``seat``; on the first host: ``died``; on the others: ``join``, ``serve``.
-        ``again`` also ends all ranks; the next configuration follows.
+        Then it removes those of dead ranks that no rank maps any longer.
         """
-        if word == "up":
-            # The list of a rank's mappings ends with the rank: read it while all are alive.
-            for pid in (*self.ranks, *self.spares):
-                # Not older ones: a cell may map a file of the user's.
-                self.segments |= processes.shared_segments(pid, self.began)
-            self._sweep()
-        elif word == "clients" and not self.controller:  # a client of ipyparallel will connect
-            self._fork_controller()
-        elif word in ("stop", "again"):
-            self.stopping, self.begins_again = True, word == "again"
-        elif word == "stay":
-            self.attachment.stay(**json.loads(rest))
-        elif word == "end":
-            self._end_rank(**json.loads(rest))
-        elif word == "seat":
-            self._seat_spares(**json.loads(rest))
-        elif word == "died":
-            self._tell_controller(**json.loads(rest))
-        # A notebook that attaches sends these two again if the last one has ended before it
-        # confirmed the events from which they follow.
-        elif word == "join":  # where ipyparallel's controller will be
-            if not self.connection:
-                self.connection = json.loads(rest)
-                if self.launcher is not None:
-                    self._open_door()
-        elif word == "serve" and self.launcher is None:  # the command of the first host's launcher
-            self._start_launcher(["/bin/sh", "-c", json.loads(rest)])
-            if self.connection:
-                self._open_door()
-
-    def _end_rank(self, why: str, pid: int = 0, rank: int = -1) -> None:
-        for own, number in self.ranks.items():
-            if pid == own or rank == number:
-                self._reasons[own] = f"ended by allranks, because {why}"
-                processes.kill(own)
-
-    def _tell_controller(self, rank: int, pid: int) -> None:
-        with suppress(OSError):  # it has ended, or not begun
-            os.write(self._deaths, f"{rank} {pid}\n".encode())
-
-    def _sweep(self) -> None:
-        """Removes files of dead ranks in shared memory that no rank maps any longer."""
-        if len(self.environments) < self.admitted:
-            used = set[str]().union(*map(processes.shared_segments, self.ranks))
+        # The list of a rank's mappings ends with the rank: read it while all are alive.
+        for pid in (*self.state.ranks, *self.state.spares):
+            # Not older ones: a cell may map a file of the user's.
+            self.segments |= processes.shared_segments(pid, self.began)
+        if sweeps:
+            used = set[str]().union(*map(processes.shared_segments, self.state.ranks))
             for path in self.segments - used:
                 processes.unlink(path)
             self.segments &= used
@@ -402,14 +435,11 @@ class HostAgent:
         assert self.launcher.stdout is not None
         text = os.read(self.launcher.stdout.fileno(), 65536)
         if text:
-            self._tell("launcher", text=text.decode("utf-8", "replace"))
+            self._tell(Launcher(text.decode("utf-8", "replace")))
         else:
             self.selector.unregister(self.launcher.stdout)
 
     def _admit(self) -> None:
-        from allranks.collectives.start.healing import Spare
-        from allranks.engine.rank import Rank, log_path
-
         place, _ = self.door.accept()
         head, received, _, _ = socket.recv_fds(place, 8, 8)
         text = _rest(place, head)
@@ -419,7 +449,7 @@ class HostAgent:
             for descriptor in received:
                 os.close(descriptor)
             return
-        if not self.admitted and self.launcher and not self.config.several_hosts:
+        if not self.state.admitted and self.launcher and not self.config.several_hosts:
             # The launcher needs the network no longer: its ranks are on this host.
             port_filter.restrict_ports_of(self.launcher.pid)
         told = json.loads(text)
@@ -428,20 +458,24 @@ class HostAgent:
         environment["TMPDIR"] = os.environ.get("TMPDIR", "")
         if not environment["TMPDIR"]:
             del environment["TMPDIR"]
+        self._stub = Stub(place, received, told["descriptors"], environment)
         number = launched.rank(environment, self.config.rank_variables)
-        seat = self.config.seats[number] if self.config.seats else number
-        dead = told["replaced"]
-        if dead:
-            seat = dead[0]
-        wake, waker = os.pipe() if seat < 0 else (-1, -1)
-        if seat < 0:
-            log = os.path.join(self.config.log_dir, f"spare-{number}.log")
+        who = {name: value for name, value in environment.items() if name.startswith(WHO)}
+        self._feed(StubCame(number, told["replaced"], who))
+
+    def _fork(self, fork: Fork) -> None:
+        from allranks.collectives.start.healing import Spare
+        from allranks.engine.rank import Rank, log_path
+
+        assert self._stub is not None
+        place, received, wanted, environment = self._stub
+        is_spare = fork.rank < 0
+        wake, waker = os.pipe() if is_spare else (-1, -1)
+        if is_spare:
+            log = os.path.join(self.config.log_dir, f"spare-{fork.number}.log")
         else:
-            log = log_path(self.config, seat)
-            self.admitted += 1
-            environment |= self._seat_variables(seat)
-            self.environments.setdefault(seat, environment)
-            self._tell("admitted", rank=seat)
+            log = log_path(self.config, fork.rank)
+        environment |= fork.variables
 
         def live() -> None:
             # The agent's sockets and files are closed here, and their numbers may be used again.
@@ -451,18 +485,18 @@ class HostAgent:
             # time to fork the rest, so all wait here until the last one is forked.
             os.read(self.gate, 1)
             os.close(self.gate)
-            for have, wanted in zip(received, told["descriptors"], strict=False):
-                os.dup2(have, wanted)
-                os.set_inheritable(wanted, True)
-            rank, replaced, spare = seat, dead, None
-            if seat < 0:
+            for have, number in zip(received, wanted, strict=False):
+                os.dup2(have, number)
+                os.set_inheritable(number, True)
+            rank, replaced, spare = fork.rank, list(fork.replaced), None
+            if is_spare:
                 spare = Spare(wake, self.config.size, len(self.config.seats))
                 rank, replaced, variables = spare.wait()
                 os.environ.update(variables)
                 processes.write_to(log_path(self.config, rank))
             Rank(
                 self.config,
-                self.connection,
+                self.state.engine,
                 rank,
                 self._rank_features,
                 replaced,
@@ -472,155 +506,61 @@ class HostAgent:
                 spare,
             ).run()
 
-        keep = [
-            self.gate,
-            self.last,
-            *received,
-            *told["descriptors"],
-            *([wake] if seat < 0 else []),
-        ]
+        keep = [self.gate, self.last, *received, *wanted, *([wake] if is_spare else [])]
         pid = processes.fork(live, environment, log, self.config.work_dir, keep)
-        if seat < 0:
+        if is_spare:
             os.close(wake)
-            self.spares[pid] = SpareProcess(number, waker)
-        self.forked += 1
-        if self.forked == self.config.ranks_here + self.config.spares:
-            # The end of file opens the gate for all ranks at once.
-            os.close(self._open_gate)
+            self._wakers[pid] = waker
         for descriptor in received:
             os.close(descriptor)
         self.places[pid] = place
-        self.selector.register(place, selectors.EVENT_READ, lambda: self._leave(pid))
-        if dead:
-            self._seat(pid, seat)
-        elif seat >= 0:
-            self.first.add(pid)
-            self.ranks[pid] = seat
+        self.selector.register(place, selectors.EVENT_READ, lambda: self._feed(StubLeft(pid)))
+        self._feed(Forked(pid, fork))
 
-    def _seat(self, pid: int, rank: int) -> None:
-        """Notes that a process takes the place of a dead rank."""
-        for former, other in self.ranks.items():
-            if other == rank and former != pid:
-                processes.kill(former)  # from an attempt to replace it that failed
-        self.ranks[pid] = rank
-        self.dead.pop(rank, None)
-        self._tell("replaces", rank=rank, pid=pid)
-
-    def _seat_spares(self, dead: list[int], seats: list[tuple[int, int]]) -> None:
-        """Wakes all spare processes: those of ``seats`` become ranks; the others let them join."""
-        taken = dict(seats)
-        for pid, spare in self.spares.items():
-            rank = taken.get(spare.number, -1)
-            if rank < 0 and pid in self.ranks:
-                continue  # it is a rank, and has been asked as one
-            variables: dict[str, str] = {}
-            if rank >= 0:
-                self.admitted += 1
-                variables = self._seat_variables(rank)
-                self.environments.setdefault(rank, variables)
-                self._seat(pid, rank)
-            asked = json.dumps({"rank": rank, "dead": dead, "variables": variables})
-            with suppress(BrokenPipeError):  # it has died, which is reported in a moment
-                os.write(spare.waker, asked.encode() + b"\n")
-
-    def _seat_variables(self, rank: int) -> dict[str, str]:
-        """Returns the variables in which programs read their rank; MPI gets it from its launcher,
-        which counts spare processes too, and does not know which rank one of them has become.
-        """
-        known = self.environments.get(rank, {}).items()
-        own = {name: value for name, value in known if name.startswith(_WHO)}
-        if own or not self.config.seats:
-            return own
-        local = len(self.environments)
-        numbers = rank, self.config.size, local, self.config.ranks_here
-        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-        return {f"{_WHO}{name}": str(each) for name, each in zip(names, numbers, strict=True)}
-
-    def _leave(self, pid: int) -> None:
-        if (place := self._take_place(pid)) is not None:
-            place.close()
-        # MPI's launcher has ended this process. On several hosts it does so where it has lost
-        # another host: then the rank is asked for its variables first.
-        if not (self.config.several_hosts and self.config.heals and pid in self.ranks):
-            processes.kill(pid)
-
-    def _take_place(self, pid: int) -> socket.socket | None:
-        place = self.places.pop(pid, None)
-        if place is not None:
-            self.selector.unregister(place)
+    def _take_place(self, pid: int) -> socket.socket:
+        place = self.places.pop(pid)
+        self.selector.unregister(place)
         return place
-
-    def _free_place(self, place: socket.socket) -> None:
-        if self.anchor is None and not self.first and not self.config.several_hosts:
-            # The last stub of the launcher's own job stays: without a process, the launcher forgets
-            # the job and spawns no replacements. It must see the end of all others, to inform the
-            # ranks; of this one, MPI sees the end itself.
-            self.anchor = place
-            return
-        with suppress(OSError):
-            # Exit code 0: else the launcher would end the other ranks.
-            place.sendall(bytes(8))
-        place.close()
 
     def _reap(self) -> None:
         while (ended := self.exits.next()) is not None:
             pid, code = ended.pid, ended.code
-            spare = self.spares.pop(pid, None)
-            if spare is not None:
-                os.close(spare.waker)
-            if pid in self.ranks:
-                rank = self.ranks.pop(pid)
-                place = self._take_place(pid)
-                self.first.discard(pid)
-                why = self._reasons.pop(pid, ended.memory)
-                about = {"code": code, "by_launcher": place is None, "memory": why}
-                self.dead[rank] = {"rank": rank, "pid": pid, **about}
-                self.attachment.running[rank] = 0
-                self._tell("exit", **self.dead[rank])
-                self._tell_controller(rank, pid)
-                if self._features is not None:
-                    from allranks.engine.features import HostFeature
-
-                    self._features.call(HostFeature.rank_died, rank, code)
-                if place is not None and self.config.heals:
-                    self._free_place(place)
-                elif place is not None:
-                    # A rank that ends by itself has failed, also with exit code 0.
-                    place.sendall((code or 1).to_bytes(8, "little", signed=True))
-                    place.close()
-            elif spare is not None:
-                if (place := self._take_place(pid)) is not None:
-                    self._free_place(place)
-                self._tell("spare_exit", place=spare.number, code=code)
-            elif self.launcher is not None and pid == self.launcher.pid:
+            if (waker := self._wakers.pop(pid, None)) is not None:
+                os.close(waker)
+            if self.launcher is not None and pid == self.launcher.pid:
                 self.launcher.returncode = code
                 with suppress(BlockingIOError, KeyError, ValueError):  # nothing is left to read
                     self._relay()
-                self._tell("launcher_exit", code=code)
+                self._feed(LauncherEnded(code))
             elif pid == self.controller:
-                self._tell("controller_exit", code=code)
+                self._feed(ControllerEnded(code))
+            else:
+                self._feed(ProcessEnded(pid, code, ended.memory))
 
-    def _tell(self, event: str, **fields: Any) -> None:
-        """Sends an event to the kernel, which may be gone, as a line of JSON."""
+    def _tell(self, event: Event) -> None:
+        self._write(to_line(event))
+
+    def _write(self, line: bytes) -> None:
+        """Sends a line to the kernel, which may be gone."""
         try:
-            processes.write_all(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+            processes.write_all(1, line + b"\n")
         except OSError:
             self._lose_notebook()
 
     def _end(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self.abandoned = self.abandoned or self.attachment.open
+        abandoned = self.state.abandoned or self.attachment.open
+        begins_again, ranks = self.state.begins_again, self.state.ranks
         if new := processes.segments_since(self.began) - self.segments:
             # Made after the ranks came up. Finding the owners takes long, so only if there are any.
             for pid in processes.descendants():
                 self.segments |= new & processes.shared_segments(pid)
         os.close(self._ask_to_end)
-        if not self.begins_again:  # then they have saved their variables, and their hosts wait
+        if not begins_again:  # then they have saved their variables, and their hosts wait
             self._wait_for_idle_ranks()
-        for pid in [*self.ranks, *self.spares, self.controller]:
+        for pid in [*ranks, *self.state.spares, self.controller]:
             processes.kill(pid)
-        anchors = [self.anchor] if self.anchor is not None else []
-        for place in (*self.places.values(), *anchors):
+        for place in (*self.places.values(), *self._kept):
             place.close()
         if self.shells is not None:
             self.shells.close()
@@ -645,13 +585,13 @@ class HostAgent:
             processes.unlink(path)
         for folder in self.config.kept_dirs:
             # On several hosts the relay removes it, and may start ranks again before that.
-            if self.abandoned:
+            if abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
-            elif not self.begins_again:  # else another user could take its name meanwhile
+            elif not begins_again:  # else another user could take its name meanwhile
                 with suppress(OSError):  # not if it has variables for the next ranks
                     os.rmdir(folder)
         shutil.rmtree(self.config.session_dir, ignore_errors=True)
-        if not self.begins_again:  # as above
+        if not begins_again:  # as above
             shutil.rmtree(self.config.shared_dir, ignore_errors=True)
         if self._shared >= 0:
             os.close(self._shared)
@@ -661,12 +601,14 @@ class HostAgent:
             self._deaths = -1
         self.door.close()
         self.selector.close()
-        self._tell("again" if self.begins_again else "stopped")
+        self._tell(Again() if begins_again else Stopped())
 
     def _wait_for_idle_ranks(self) -> None:
         """Ends when the ranks that run no cell have ended by themselves, with exit functions."""
         running, began = self.attachment.running, time.monotonic()
-        while alive := [rank for pid, rank in self.ranks.items() if not processes.has_ended(pid)]:
+        while alive := [
+            rank for pid, rank in self.state.ranks.items() if not processes.has_ended(pid)
+        ]:
             # The others run a cell, or have just sent its reply.
             limit = _REPLY_SECONDS if all(running[rank] for rank in alive) else _EXIT_SECONDS
             left = began + limit - time.monotonic()
@@ -693,4 +635,4 @@ def main(load: Load) -> None:
         agent = HostAgent(HostAgentConfig.from_json(line.decode()), load, rest)
         agent.run()
         # In the same process, because imports take longer than all else.
-        begins = agent.begins_again
+        begins = agent.state.begins_again

@@ -2,33 +2,37 @@
 
 TCP repeats what was lost after 0.2 s, 0.4 s, 0.8 s …: after an outage of 15 s it may stay silent
 for another 15 s. So a connection on which nothing is acknowledged is closed, and made again; the
-messages that were on the way are sent again.
+messages that were on the way are sent again. `allranks.engine.host.link_state` decides that.
 """
 
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from allranks.countdown import Countdown
-from allranks.records.config import BEAT_SECONDS, Invitation
-from allranks.records.numbered import (
-    BEGIN,
-    Frames,
-    ReceivedMessages,
-    SentMessages,
-    in_pieces,
+from allranks.countdown import AwakeClock
+from allranks.engine.host.link_state import (
+    Connected,
+    Event,
+    Greet,
+    Interrupted,
+    LinkState,
+    NotebookSent,
+    Obey,
+    Post,
+    Probe,
+    Refused,
+    RelaySends,
+    TimeCame,
 )
+from allranks.records.config import BEAT_SECONDS, Invitation
+from allranks.records.numbered import Frames
 
 _LINGER_MS = 1000
-#: A connection is made again if nothing is acknowledged for this long.
-_INTERRUPTED_SECONDS = 4.0
 #: An attempt to connect that gets no answer is repeated after this time.
 _CONNECT_MS = 2000
 _RECONNECT_MS = 200
@@ -38,27 +42,20 @@ _PROBE_SECONDS = 0.5
 class NotebookConnection:
     """Sends numbered messages to the notebook, and receives its commands.
 
-    ``is_up`` is whether the notebook can be reached. ``over`` is empty until the connection has
-    been interrupted for the lease, or the notebook has ended; then it is the reason, as text. If
-    the ranks stay when the notebook ends, ``stays``, its caretaker connects in its place.
+    ``state.is_up`` is whether the notebook can be reached. ``state.over`` is empty until the
+    connection has been interrupted for the lease, or the notebook has ended; then it is the reason,
+    as text. If the ranks stay when the notebook ends, ``state.stays``, its caretaker connects in
+    its place.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], invitation: Invitation, host: str
     ) -> None:
-        self.is_up = self.stays = False
-        self.over = ""
+        self._clock = AwakeClock()
+        self.state = LinkState(host, invitation.lease_seconds, self._clock.now())
         self._url = invitation.commands_url
-        self._host = host.encode()
-        self._sent, self._received = SentMessages(), ReceivedMessages()
-        #: The name of the notebook whose numbers these are; see `allranks.records.numbered`.
-        self._owner = b""
-        self._interrupted = min(_INTERRUPTED_SECONDS, invitation.lease_seconds / 3)
-        self._lease_seconds = invitation.lease_seconds
-        self._lease = Countdown(self._lease_seconds)
-        self._next_beat = self._next_probe = 0.0
         self._commands = context.socket(zmq.DEALER)
-        self._commands.setsockopt(zmq.IDENTITY, self._host)
+        self._commands.setsockopt(zmq.IDENTITY, host.encode())
         self._events = context.socket(zmq.PUSH)
         public, secret = zmq.curve_keypair()
         # Only here: the other connection carries the beats, and TCP notices if they do not arrive.
@@ -66,6 +63,7 @@ class NotebookConnection:
         # Counted from a ping; the first one comes up to a beat later.
         patience_ms = int((invitation.lease_seconds - BEAT_SECONDS) * 1000)
         self._commands.setsockopt(zmq.HEARTBEAT_TIMEOUT, patience_ms)
+        interrupted_ms = int(self.state.interrupted_seconds * 1000)
         self._monitors = []
         for one, url in (
             (self._commands, invitation.commands_url),
@@ -76,10 +74,10 @@ class NotebookConnection:
             one.setsockopt(zmq.LINGER, _LINGER_MS)
             one.setsockopt(zmq.IPV6, "[" in url)
             # Bytes, not messages: a large message may take long.
-            one.setsockopt(zmq.TCP_MAXRT, int(self._interrupted * 1000))
+            one.setsockopt(zmq.TCP_MAXRT, interrupted_ms)
             one.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
             # By default 30 s: a connection that nobody serves would outlast the lease.
-            one.setsockopt(zmq.HANDSHAKE_IVL, int(self._interrupted * 1000))
+            one.setsockopt(zmq.HANDSHAKE_IVL, interrupted_ms)
             one.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             one.curve_serverkey = invitation.wire_key.encode()
             one.curve_publickey = public
@@ -94,64 +92,42 @@ class NotebookConnection:
         return (self._commands, *self._monitors)
 
     def send(self, frames: Frames) -> None:
-        self._post(self._sent.add(frames))
+        self._feed(RelaySends(frames))
 
-    def serve(self, source: Any) -> Iterator[list[bytes]]:
-        """Handles a source that has something; yields a command of the notebook."""
+    def serve(self, source: Any) -> list[list[bytes]]:
+        """Handles a source that has something; returns the commands of the notebook."""
         if source is self._commands:
-            number, *frames = self._commands.recv_multipart()
-            if number == BEGIN:
-                self._begin(frames[0])
-            elif not number:
-                self._sent.confirm(int(frames[0]))
-            elif self._received.accept(int(number)):
-                yield frames
-        elif recv_monitor_message(source)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._resume(source)
-        elif source is self._monitors[0] and self.is_up:
-            self.is_up = False
-            self._lease = Countdown(self._lease_seconds - self._interrupted)
-
-    def _begin(self, owner: bytes) -> None:
-        if owner != self._owner:
-            self._owner, self._received = owner, ReceivedMessages()
-        first = b"%d" % self._sent.first_unconfirmed
-        self._events.send_multipart([BEGIN, self._host, owner, first])
-        self._post_again()
-
-    def _resume(self, source: Any) -> None:
-        if source is self._monitors[0]:
-            self.is_up = True
-            self._commands.send_multipart([b"%d" % self._received.last, self._owner])
-        else:
-            # The answer to the notebook's greeting may have been lost with the old connection.
-            self._begin(self._owner)
-
-    def _post_again(self) -> None:
-        for frames in self._sent.unconfirmed():
-            self._post(frames)
-
-    def _post(self, frames: Frames) -> None:
-        self._events.send_multipart([b"host", self._host, *in_pieces(frames)], copy=False)
+            return self._feed(NotebookSent(self._commands.recv_multipart()))
+        of_commands = source is self._monitors[0]
+        if recv_monitor_message(source)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return self._feed(Connected(of_commands))
+        return self._feed(Interrupted()) if of_commands else []
 
     def tick(self) -> None:
         """Sends a heartbeat when it is due, and finds out whether the connection is over."""
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT_SECONDS
-            last = b"%d" % self._received.last
-            self._events.send_multipart([b"beat", self._host, last, self._owner])
-        if not self.is_up and not self.over:
-            # A handshake that has succeeded may not be read yet.
-            if self._lease.left() <= 0 and not self._monitors[0].poll(0):
-                self.over = f"it was interrupted for {self._lease_seconds:g} s"
-            elif now >= self._next_probe:
-                self._next_probe = now + BEAT_SECONDS
-                if not self.stays and self._is_refused():
-                    self.over = "the notebook's port was closed"
+        # First, a connection that was made while this process stood still.
+        while self._monitors[0].poll(0):
+            self.serve(self._monitors[0])
+        self._feed(TimeCame())
+
+    def _feed(self, event: Event) -> list[list[bytes]]:
+        obeyed: list[list[bytes]] = []
+        for command in self.state.apply(event, self._clock.now()):
+            match command:
+                case Post(frames):
+                    self._events.send_multipart(frames, copy=False)
+                case Greet(frames):
+                    self._commands.send_multipart(frames)
+                case Obey(frames):
+                    obeyed.append(frames)
+                case Probe():
+                    if self._is_refused():
+                        self._feed(Refused())
+                case _:
+                    raise ValueError(f"expected a command of the state, found {command!r:.200}")
+        return obeyed
 
     def _is_refused(self) -> bool:
-        # The notebook has ended, or its kernel was killed.
         found = urlsplit(self._url)
         try:
             socket.create_connection((found.hostname, found.port), _PROBE_SECONDS).close()

@@ -65,6 +65,8 @@ from allranks.engine.host.relay_state import (
     TryNetwork,
     news,
 )
+from allranks.records import agent
+from allranks.records.agent import HostConnected, HostDown, HostEnds, HostListens, HostUp, Notice
 from allranks.records.config import (
     BEAT_SECONDS,
     COMMANDS_AT_HOME,
@@ -134,11 +136,11 @@ class Relay:
             self._poller.register(self._lifeline, zmq.POLLIN)
         if not self._meet():
             return 1
-        self._tell("host_up", address=_own_address(self._url), version=version())
+        self._tell(HostUp(_own_address(self._url), version()))
         while not self._state.why:
             self._notebook.tick()
-            if self._notebook.over:
-                self._feed(NotebookLost(self._notebook.over))
+            if over := self._notebook.state.over:
+                self._feed(NotebookLost(over))
             left = max(0.0, min(1.0, self._state.wake_at - time.monotonic()))
             for source, _ in self._poller.poll(min(_POLL_MS, math.ceil(left * 1000))):
                 self._serve(source)
@@ -154,7 +156,7 @@ class Relay:
                 self._serve(source)
             if self._state.why:
                 return False
-            if self._notebook.is_up:
+            if self._notebook.state.is_up:
                 return True
         print(
             f"expected the notebook at {self._url}, found no answer with its key within "
@@ -229,14 +231,14 @@ class Relay:
                 self._listen(COMMANDS_AT_HOME.format(folder), EVENTS_AT_HOME.format(folder))
                 self._bind(*self._urls)
             case Stay():
-                self._notebook.stays = True
+                self._notebook.state.stays = True
             case TryNetwork("listen", name):
                 self._tested = port_test.listen(_own_address(self._url))
-                self._tell("host_listens", test=name, port=self._tested.getsockname()[1])
+                self._tell(HostListens(name, self._tested.getsockname()[1]))
             case TryNetwork("connect", argument):
                 name, targets = json.loads(argument)
                 problems = port_test.unreachable(port_test.Target(*target) for target in targets)
-                self._tell("host_connected", test=name, problems=problems)
+                self._tell(HostConnected(name, dict(problems)))
             case _:
                 raise ValueError(f"expected a command of the relay's state, found {command!r:.200}")
 
@@ -319,11 +321,11 @@ class Relay:
         log_dir = os.path.join(place, os.path.basename(config.log_dir))
         own_files.remove_old_logs(place)
         own_files.make_folder(log_dir)
-        self._tell(
-            "notice",
-            text=f"The logs of host {self.host} are not in {config.log_dir}, because other users "
-            f"can write to {exposed} there. They are in {log_dir}",
+        text = (
+            f"The logs of host {self.host} are not in {config.log_dir}, because other users "
+            f"can write to {exposed} there. They are in {log_dir}"
         )
+        self._tell(Notice(text))
         return dataclasses.replace(config, log_dir=log_dir)
 
     def _start_agent(self, config: HostAgentConfig) -> None:
@@ -340,13 +342,13 @@ class Relay:
         assert self._agent.stdout is not None
         self._poller.register(self._agent.stdout.fileno(), zmq.POLLIN)
 
-    def _tell(self, event: str, **fields: Any) -> None:
-        self._carry_out(news(event, **fields))
+    def _tell(self, event: agent.Event) -> None:
+        self._carry_out(news(event))
 
     def _stop(self) -> None:
         """Ends the host agent, and reports to the notebook that nothing is left here."""
         # First, because events of the ranks' ends follow.
-        self._tell("host_ends", why=self._state.why)
+        self._tell(HostEnds(self._state.why))
         code = 0
         if self._agent is not None:
             agent = self._agent
@@ -372,9 +374,9 @@ class Relay:
         self._read_all_of_ranks()
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        self._tell("host_down", why=self._state.why)
+        self._tell(HostDown(self._state.why))
         # Without a connection, nothing that is left can be sent.
-        self._context.destroy(linger=0 if self._notebook.over else _LINGER_MS)
+        self._context.destroy(linger=0 if self._notebook.state.over else _LINGER_MS)
 
     def _tidy_up(self) -> None:
         # Descendants of a host agent that was killed: this process has adopted them.

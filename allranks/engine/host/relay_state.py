@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from allranks.errors import WireError
+from allranks.records import agent
 from allranks.records.config import HostAgentConfig
 from allranks.records.numbered import Frames
 from allranks.records.wire import check_text, join_messages, split_messages, with_senders
@@ -26,7 +27,7 @@ _MOST_NBYTES = 64 << 10
 #: In place of a message that cannot be read, of a process that the system does not name.
 _UNREADABLE = b"what a rank has sent"
 #: The host agent has ended all ranks, and awaits its next configuration.
-_AGAIN = {"event": "again"}
+_AGAIN = agent.to_line(agent.Again())
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,8 @@ Command = (
 )
 
 
-def news(event: str, **fields: Any) -> ToNotebook:
-    return ToNotebook([b"agent", json.dumps({"event": event, **fields}).encode()])
+def news(event: agent.Event) -> ToNotebook:
+    return ToNotebook([b"agent", agent.to_line(event)])
 
 
 class Batching:
@@ -246,18 +247,25 @@ class Batching:
         self._nbytes, self._sent_at, self._urgent = 0, now, False
 
 
+@dataclass
+class NextStart:
+    """How the host agent begins again, once its ranks have ended; ``lines`` are for it then."""
+
+    config: HostAgentConfig
+    lines: list[bytes] = field(default_factory=list)
+    is_ready: bool = False
+
+
 class RelayState:
     """The state of a relay, from its first message to the reason for its end, ``why``."""
 
     def __init__(self) -> None:
         self.why = ""
-        #: The host agent's next configuration, while the agent ends for it, and lines for then.
-        self.next: HostAgentConfig | None = None
-        self._for_next: list[bytes] = []
+        #: While the host agent ends its ranks to begin again, and until it has begun.
+        self.next: NextStart | None = None
         #: The line to each host agent if the ranks are to stay.
         self._stay = b""
         self._has_agent = False
-        self._begins_again = False
         self._line = b""
         self._batching = Batching()
         self._now = 0.0
@@ -274,8 +282,8 @@ class RelayState:
             case RankSent(pid, frames):
                 self._add(pid, frames)
             case RanksRead():
-                if self.next is not None and self._begins_again:
-                    self._begin_again(self.next)
+                if self.next is not None and self.next.is_ready and not self.why:
+                    self._begin_again(self.next.config)
                 elif self.why or self._batching.is_due(now):
                     self._flush()
             case TimeCame():
@@ -297,15 +305,14 @@ class RelayState:
                 if self.next is None:
                     self._end("was lost: its host agent has ended")
                 elif not self.why:
-                    self._ready_for_next()
+                    self._get_ready(self.next)
             case Begun():
-                self._has_agent, self._begins_again = True, False
-                lines = [self._stay, *self._for_next] if self._stay else self._for_next
+                lines = [*filter(None, [self._stay]), *(self.next.lines if self.next else ())]
                 self._commands += map(ToAgent, lines)
-                self._for_next = []
+                self._has_agent, self.next = True, None
             case NotBegun(problem):
-                self._commands.append(news("host_refused", problem=problem))
-                self._end("could not begin again" if self._begins_again else "could not begin")
+                self._commands.append(news(agent.HostRefused(problem)))
+                self._end("could not begin again" if self.next else "could not begin")
             case _:
                 assert_never(event)
         return self._commands
@@ -334,8 +341,7 @@ class RelayState:
 
     def _refuse(self, pid: int, why: str) -> None:
         if self._has_agent and self.next is None:
-            line = f"end {json.dumps({'pid': pid, 'why': why})}"
-            self._commands.append(ToAgent(line.encode()))
+            self._commands.append(ToAgent(agent.to_line(agent.End(why, pid))))
 
     def _read(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
@@ -343,20 +349,20 @@ class RelayState:
             self._flush()  # messages of a rank come before the news of its death
         for line in lines:
             self._commands.append(ToNotebook([b"agent", line]))
-            if self.next is not None and not self.why and json.loads(line) == _AGAIN:
-                self._ready_for_next()
+            if self.next is not None and not self.why and line == _AGAIN:
+                self._get_ready(self.next)
 
-    def _ready_for_next(self) -> None:
-        self._begins_again = True
+    def _get_ready(self, start: NextStart) -> None:
+        start.is_ready = True
         self._commands.append(ReadRanks())
 
     def _begin_again(self, config: HostAgentConfig) -> None:
-        self.next, self._line = None, b""
+        self._line = b""
         self._flush()
         self._commands += [
             Disconnect(),
             RemoveFolder(config.session_dir),
-            news("host_again", relocation=config.relocation),
+            news(agent.HostAgain(config.relocation)),
             Begin(config),
         ]
 
@@ -365,12 +371,12 @@ class RelayState:
             case b"config":
                 self._commands.append(Begin(HostAgentConfig.from_json(first.decode())))
             case b"again":
-                begins, self._for_next = self.next is None, []
-                self.next = HostAgentConfig.from_json(first.decode())
+                begins = self.next is None
+                self.next = NextStart(HostAgentConfig.from_json(first.decode()))
                 if begins:
-                    self._commands.append(ToAgent(b"again"))
+                    self._commands.append(ToAgent(agent.to_line(agent.BeginAgain())))
             case b"say" if self.next is not None:
-                self._for_next.append(first)
+                self.next.lines.append(first)
             case b"say":
                 if self._has_agent:
                     self._commands.append(ToAgent(first))
@@ -379,7 +385,7 @@ class RelayState:
             case b"listen" | b"connect":
                 self._commands.append(TryNetwork(word.decode(), first.decode()))
             case b"stay":
-                self._stay = b"stay " + first
+                self._stay = first
                 self._commands.append(Stay())
                 if self._has_agent and self.next is None:
                     self._commands.append(ToAgent(self._stay))
@@ -393,4 +399,4 @@ class RelayState:
                 self._end("was told to stop")
             case _:  # the ranks here live on
                 text = f"expected a command for the ranks of a host, found {word!r:.100}"
-                self._commands.append(news("notice", text=text))
+                self._commands.append(news(agent.Notice(text)))

@@ -10,8 +10,9 @@ from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.sharing import WatcherFeed
-from allranks.cluster.sockets import EventQueue, FromHostAgent, ListeningSockets, RankSockets
+from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.errors import StartFailed, UsageError
+from allranks.records.agent import ControllerExit
 
 
 def is_open(descriptor):
@@ -63,7 +64,7 @@ def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
 
 def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
     ranks = SimpleNamespace(_controller_end="", log_dir="/logs")
-    Connection._handle(ranks, FromHostAgent("controller_exit", {"code": -9}))
+    Connection._handle_agent(ranks, ControllerExit(-9), "")
     with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
         Connection.client(ranks)
 

@@ -11,6 +11,22 @@ import pytest
 from allranks.cluster.failures import ProcessExit, describe_exits
 from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
 from allranks.cluster.launchers.launcher import Host, SshLauncher
+from allranks.records.agent import (
+    Command,
+    Event,
+    Exit,
+    HostConnected,
+    HostLeft,
+    HostListens,
+    Keep,
+    LauncherExit,
+    Notice,
+    RankDied,
+    Replaces,
+    Seat,
+    Up,
+    read_command,
+)
 from allranks.records.config import HostAgentConfig, version
 
 HOSTS = Host("h1", 2), Host("h2", 2), Host("h3", 2)
@@ -42,9 +58,10 @@ class Notebook:
 
     def __init__(self, heals: bool = False) -> None:
         self.ends: list[ProcessExit] = []
-        self.asked: dict[str, dict[str, Any]] = {}
+        self.notices: list[str] = []
+        self.asked: dict[str, Seat] = {}
         self.again: list[tuple[str, str]] = []
-        self.died: list[tuple[str, dict[str, int]]] = []
+        self.died: list[tuple[str, RankDied]] = []
         #: What the caretaker was sent, and how much of it before each choice of a spare process.
         self.states: list[dict[str, Any]] = []
         self.saved_before: list[int] = []
@@ -59,17 +76,21 @@ class Notebook:
         self.agents = MultiHostAgents(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
 
     def _command(self, host: str, word: str, line: str) -> None:
-        if line.startswith("seat "):
-            self.asked[host] = json.loads(line.removeprefix("seat "))
-            self.saved_before.append(len(self.states))
-        elif line.startswith("died "):
-            self.died.append((host, json.loads(line.removeprefix("died "))))
-        elif word == "again":
+        if word == "again":
             self.again.append((host, json.loads(line)["relocation"]))
+        elif word == "say":
+            match read_command(line.encode()):
+                case Seat() as asked:
+                    self.asked[host] = asked
+                    self.saved_before.append(len(self.states))
+                case RankDied() as died:
+                    self.died.append((host, died))
 
-    def _deliver(self, name: str, fields: dict[str, Any]) -> None:
-        if name in ("exit", "launcher_exit", "host_left"):
-            self.ends.append(ProcessExit.of(name, fields))
+    def _deliver(self, event: Event, host: str) -> None:
+        if isinstance(event, Exit | LauncherExit | HostLeft):
+            self.ends.append(ProcessExit.of(event, host))
+        elif isinstance(event, Notice):
+            self.notices.append(event.text)
 
     def say(self, host: str, event: dict[str, Any]) -> None:
         self.wire.deliver_host(host, json.dumps(event).encode())
@@ -80,10 +101,9 @@ class Notebook:
         self.agents.begin()
 
     def take_care(self) -> None:
-        def say(text: str) -> None:
-            word, _, line = text.partition(" ")
-            if word == "state":
-                self.states.append(json.loads(line))
+        def say(command: Command) -> None:
+            if isinstance(command, Keep):
+                self.states.append(json.loads(json.dumps(command.state)))
 
         self.agents._caretaker = SimpleNamespace(say=say)  # type: ignore[assignment]
 
@@ -159,15 +179,15 @@ def healing(monkeypatch):
     return made
 
 
-def seats(notebook: Notebook) -> dict[str, list[list[int]]]:
-    return {host: asked["seats"] for host, asked in notebook.asked.items()}
+def seats(notebook: Notebook) -> dict[str, list[tuple[int, int]]]:
+    return {host: asked.seats for host, asked in notebook.asked.items()}
 
 
 def test_a_spare_process_of_the_same_host_takes_the_place_of_a_dead_rank(healing):
     # Of each host's three processes the last is spare: 2, 5 and 8.
     assert healing.agents.seat_spares([3]) == ""
     assert seats(healing) == {"h1": [], "h2": [[5, 3]], "h3": []}
-    assert all(asked["dead"] == [3] for asked in healing.asked.values())
+    assert all(asked.dead == [3] for asked in healing.asked.values())
 
 
 def test_a_process_that_waits_since_a_try_that_failed_is_asked_again(healing):
@@ -236,10 +256,10 @@ def test_a_rank_stays_dead_for_the_next_notebook_until_its_replacement_has_joine
     assert healing.states[-1]["replaced"] == [[3, 8]]
     healing.say("h2", killed)  # an event that another notebook could not confirm
     assert healing.states[-1]["seated"] == [[3, ["h2", 5]]]
-    healing.agents.say("up")
+    healing.agents.say(Up())
     assert healing.states[-1]["dead"] == []
     healing.say("h2", killed | {"pid": 8})
-    healing.agents.say("up")
+    healing.agents.say(Up())
     assert [end["pid"] for end in healing.states[-1]["dead"]] == [8]
 
 
@@ -248,16 +268,16 @@ def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):
     healing.say("h2", KILLED | {"pid": 7})
     healing.agents.seat_spares([3])
     healing.say("h2", {"event": "replaces", "rank": 3, "pid": 8})
-    found: list[tuple[str, int, int]] = []
+    found: list[Event] = []
     healing.wire.attach = lambda hosts: None
     MultiHostAgents(
         healing.agents._launcher,
         healing.agents._config,
         healing.wire,
-        lambda name, fields: found.append((name, fields["rank"], fields["pid"])),
+        lambda event, host: found.append(event),
         TakenHosts(healing.agents._caretaker, healing.states[-1], [], {}),
     )
-    assert found == [("exit", 3, 7), ("replaces", 3, 8)]
+    assert found == [Exit(3, 7, -9, False), Replaces(3, 8)]
 
 
 class Network:
@@ -278,13 +298,13 @@ class Network:
 
     def _answer(self, host: str, word: str, line: str) -> None:
         if word == "listen":
-            self.test.take("host_listens", host, {"test": line, "port": 7})
+            self.test.take(HostListens(line, 7), host)
             return
         name, _ = json.loads(line)
         found = {"h3": "no answer within 2.5 s"} if host in self._blocked[0] else {}
         if host == "h3":
             self._blocked.pop(0)
-        self.test.take("host_connected", host, {"test": name, "problems": found})
+        self.test.take(HostConnected(name, found), host)
 
 
 def test_hosts_that_cannot_connect_twice_are_named():
@@ -312,7 +332,14 @@ def test_late_answers_to_an_earlier_test_of_the_network_do_not_count(notebook):
     assert not other.ends
 
 
+def test_an_event_that_is_unknown_is_shown_and_ends_nothing(notebook):
+    notebook.say("h1", {"event": "reboots"})
+    [text] = notebook.notices
+    assert "expected a known event and its fields, found 'reboots'" in text
+    assert not notebook.ends
+
+
 def test_ipyparallels_controller_on_the_first_host_is_told_of_deaths_elsewhere(healing):
     healing.say("h1", ABORT)
     healing.say("h2", KILLED)
-    assert healing.died == [("h1", {"rank": 3, "pid": 1})]
+    assert healing.died == [("h1", RankDied(3, 1))]

@@ -39,7 +39,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch):
-    monkeypatch.setattr(sockets, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(sockets, "_LOOK_SECONDS", 0.1)
     heard = Told()
     yield heard
     heard.wire.close()
@@ -96,6 +96,6 @@ def test_no_host_is_taken_for_silent_because_the_notebook_has_stood_still(told, 
 
     told.wire.deliver_host = stand_still
     assert stood.wait(SECONDS)
-    looks = told.wire._polls
-    wait_until(lambda: told.wire._polls >= looks + LEASE / sockets._POLL_SECONDS + 2)
+    stood_until = told.wire._now
+    wait_until(lambda: told.wire._now >= stood_until + LEASE + 0.2)
     assert {event for _, event in told.lines} == {"talks"}

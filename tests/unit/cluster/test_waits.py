@@ -123,18 +123,56 @@ def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monk
 
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():
     wire = SimpleNamespace(host_of={0: "h1", 1: "h2", 2: "h3"})
-    missed = round(sockets.LATE_SECONDS / sockets._POLL_SECONDS)
-    wire._polls, wire._last_signs = 100, {"h1": 100 - missed, "h2": 101 - missed, "h3": None}
+    late = 100 - sockets.LATE_SECONDS
+    wire._now, wire._last_signs = 100, {"h1": late, "h2": late + 1, "h3": None}
     assert [RankSockets.is_in_doubt(wire, [rank]) for rank in range(3)] == [True, False, True]
     assert not RankSockets.is_in_doubt(wire, [3])  # on this machine alone
 
 
+@pytest.mark.parametrize(
+    ("unread", "done"),
+    [
+        (["h1", "h2", "h1", "h1"], ["h1", "h2", "look", "h1", "h1"]),
+        (["h1"], ["h1", "look"]),
+        ([], ["look"]),
+    ],
+)
+def test_hosts_are_looked_at_after_what_came_of_each_while_the_notebook_stood_still(
+    monkeypatch, unread, done
+):
+    found = []
+
+    class Poller:
+        def register(self, source, kind):
+            pass
+
+        def poll(self, left_ms):
+            now[0] += 1.0  # as much as counts
+            if unread:
+                return [("events", 1)]
+            return [("stop", 1)] if "look" in found else []
+
+    monkeypatch.setattr(sockets.zmq, "Poller", Poller)
+    now = [0.0]
+    wire = SimpleNamespace(_events="events", _stop_reader="stop", _hosts={"h1": 0, "h2": 0})
+    wire._now, wire._next_look, wire._clock = 0.0, 0.5, SimpleNamespace(now=lambda: now[0])
+    wire._receive, wire._take = lambda: unread.pop(0), found.append
+
+    def look():
+        found.append("look")
+        wire._next_look = 99.0
+
+    wire._find_silent_hosts = look
+    RankSockets._read(wire)
+    assert found == done
+
+
 def test_the_time_that_a_host_was_silent_before_a_notebook_attached_counts_for_its_lease():
-    wire = SimpleNamespace(_hosts={}, _last_signs={}, _unattached=set(), _polls=3)
+    wire = SimpleNamespace(_hosts={}, _last_signs={}, _unattached=set(), _now=3.0)
     wire.listening, wire._lock = SimpleNamespace(owner=b"b"), threading.RLock()
     wire._send = wire.command = lambda *_: None
     RankSockets.attach(wire, {"h1": 0.0, "h2": 10.0})
-    assert wire._last_signs["h1"] - wire._last_signs["h2"] == 10.0 / sockets._POLL_SECONDS
+    assert wire._last_signs == {"h1": 3.0, "h2": -7.0}
 
 
 def test_an_announcement_on_a_connection_that_was_replaced_names_no_host():

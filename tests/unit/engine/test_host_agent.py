@@ -18,6 +18,7 @@ from allranks.engine import processes
 from allranks.engine.host.caretaker import Caretaker
 from allranks.engine.host.host_agent import HostAgent
 from allranks.engine.processes import first_line
+from allranks.records.agent import Launcher, to_line
 from allranks.records.config import HostAgentConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
@@ -128,24 +129,14 @@ def test_a_file_in_shared_memory_that_was_there_before_is_not_one_of_the_ranks()
             assert file.name not in processes.segments_since(began + 10)
 
 
-def test_a_host_that_hears_twice_where_clients_connect_and_what_to_launch_does_it_once():
-    done = []
-    agent = SimpleNamespace(connection={}, launcher=None, _open_door=lambda: done.append("door"))
-
-    def start(command):
-        agent.launcher = command
-        done.append(command[-1])
-
-    agent._start_launcher = start
-    for _ in range(2):
-        HostAgent._obey(agent, "join", json.dumps({"interface": "tcp://h1"}))
-        HostAgent._obey(agent, "serve", json.dumps("prted"))
-    assert done == ["prted", "door"]
-    assert agent.connection == {"interface": "tcp://h1"}
-
-
-@pytest.mark.parametrize("process", [HostAgent, Caretaker])
-def test_an_event_is_whole_though_a_signal_ends_its_write_early(process, monkeypatch):
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda text: HostAgent._write(SimpleNamespace(), to_line(Launcher(text))),
+        lambda text: Caretaker._write(SimpleNamespace(), to_line(Launcher(text))),
+    ],
+)
+def test_an_event_is_whole_though_a_signal_ends_its_write_early(tell, monkeypatch):
     written = []
 
     def write_a_part(descriptor, data):
@@ -154,5 +145,5 @@ def test_an_event_is_whole_though_a_signal_ends_its_write_early(process, monkeyp
         return len(written[-1])
 
     monkeypatch.setattr(os, "write", write_a_part)
-    process._tell(SimpleNamespace(), "launcher", text="x" * 5000)
+    tell("x" * 5000)
     assert json.loads(b"".join(written)) == {"event": "launcher", "text": "x" * 5000}

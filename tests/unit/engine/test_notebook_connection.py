@@ -95,11 +95,11 @@ class Host:
         for source in made.sources():
             poller.register(source, zmq.POLLIN)
         sent, was_up = 0, False
-        while not made.over:
+        while not made.state.over:
             for source, _ in poller.poll(1):
                 self.commands += [int(line) for _, line in made.serve(source)]
-            self.resumed += made.is_up and not was_up
-            was_up = made.is_up
+            self.resumed += made.state.is_up and not was_up
+            was_up = made.state.is_up
             made.tick()
             if sent < COUNT:
                 sent += 1
@@ -242,8 +242,8 @@ def test_a_connection_that_nobody_serves_is_made_again_within_the_lease(notebook
     wait_until(lambda: host.resumed)
     networks[0].silent = 1
     networks[0].interrupt()
-    wait_until(lambda: host.resumed > 1 or host.connection.over)
-    assert not host.connection.over
+    wait_until(lambda: host.resumed > 1 or host.connection.state.over)
+    assert not host.connection.state.over
     notebook.command("h1", "count", "1")
     wait_until(lambda: host.commands == [1])
 
@@ -262,14 +262,14 @@ def test_a_relay_that_stood_still_finds_the_connection_that_was_made_meanwhile(n
 
         wait_until(served)
 
-    serve_until(lambda: made.is_up)
+    serve_until(lambda: made.state.is_up)
     networks[0].interrupt()
-    serve_until(lambda: not made.is_up)
+    serve_until(lambda: not made.state.is_up)
     wait_until(lambda: made.sources()[1].poll(0))
     time.sleep(2)
     made.tick()
-    assert not made.over
-    serve_until(lambda: made.is_up)
+    assert not made.state.over
+    serve_until(lambda: made.state.is_up)
     context.destroy(linger=0)
 
 
@@ -280,5 +280,5 @@ def test_an_interruption_for_the_lease_ends_the_connection():
         invitation = Invitation(url, url, zmq.curve_keypair()[0].decode(), "h1")
         host = Host(dataclasses.replace(invitation, lease_seconds=1.5))
         host.wait()
-    assert host.connection.over == "it was interrupted for 1.5 s"
+    assert host.connection.state.over == "it was interrupted for 1.5 s"
     assert not host.commands

@@ -12,6 +12,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.errors import StartFailed
+from allranks.records.agent import Keep, Stay, to_line
 from allranks.records.config import CaretakerConfig, HostAgentConfig
 from tests.attacks import send_large_messages, stay_idle
 
@@ -55,8 +56,8 @@ def caretaker(listening, tmp_path):
     ) as process:
         said = [
             config.to_json(),
-            f"state {json.dumps(state)}",
-            f"stay {json.dumps({'seconds': 600.0, 'memo': {}})}",
+            to_line(Keep(state)).decode(),
+            to_line(Stay(600.0, {})).decode(),
         ]
         process.stdin.write("\n".join(said) + "\n")
         process.stdin.flush()

@@ -33,6 +33,7 @@ from allranks.engine.host.relay_state import (
     TryNetwork,
 )
 from allranks.errors import WireError
+from allranks.records.agent import BeginAgain, End, read_command, to_line
 from allranks.records.config import HostAgentConfig
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
@@ -50,6 +51,7 @@ CONFIG = HostAgentConfig(
 )
 LATER = dataclasses.replace(CONFIG, relocation=1)
 FOREVER = float("inf")
+BEGIN_AGAIN = ToAgent(to_line(BeginAgain()))
 
 
 def output(rank: int, text: str) -> list[bytes]:
@@ -148,8 +150,7 @@ def test_what_cannot_be_read_ends_its_rank_and_takes_nothing_along(begun, frames
         RankSent(7, output(0, "a")), RankSent(8, frames), RankSent(9, answer(1)), RanksRead()
     )
     end, batch = commands
-    word, _, fields = end.line.partition(b" ")
-    assert (word, json.loads(fields)["pid"]) == (b"end", 8)
+    assert (ended := read_command(end.line)) == End(ended.why, 8)  # type: ignore[attr-defined]
     senders, pids, *rest = batch.frames
     assert (senders, read_senders(pids)) == (SENDERS, [7, 9])
     assert split_messages(rest) == [output(0, "a"), answer(1)]
@@ -192,8 +193,8 @@ def test_before_the_agent_is_there_nothing_is_said_to_it(host):
 
 
 def test_a_host_begins_again_when_its_agent_has_ended_the_ranks(begun):
-    assert begun.say("stay", "60") == [Stay(), ToAgent(b"stay 60")]
-    assert begun.say("again", LATER.to_json()) == [ToAgent(b"again")]
+    assert begun.say("stay", "for 60 s") == [Stay(), ToAgent(b"for 60 s")]
+    assert begun.say("again", LATER.to_json()) == [BEGIN_AGAIN]
     begun.send(output(0, "late"))
     assert begun.say("say", "seat 1") == []  # that is for then
     assert begun.apply(RankSent(8, [b"what"])) == []  # ends with the others
@@ -206,13 +207,13 @@ def test_a_host_begins_again_when_its_agent_has_ended_the_ranks(begun):
     assert rest == [Disconnect(), RemoveFolder("/tmp/session")]
     assert news(told) == {"event": "host_again", "relocation": 1}
     assert begin == Begin(LATER)
-    assert begun.apply(Begun()) == [ToAgent(b"stay 60"), ToAgent(b"seat 1")]
+    assert begun.apply(Begun()) == [ToAgent(b"for 60 s"), ToAgent(b"seat 1")]
     assert begun.say("say", "seat 2") == [ToAgent(b"seat 2")]
 
 
 def test_of_two_requests_to_begin_again_the_last_counts(begun):
     last = dataclasses.replace(LATER, relocation=2)
-    assert begun.say("again", LATER.to_json()) == [ToAgent(b"again")]
+    assert begun.say("again", LATER.to_json()) == [BEGIN_AGAIN]
     begun.say("say", "seat 1")
     assert begun.say("again", last.to_json()) == []
     begun.apply(AgentWrote(b'{"event": "again"}\n'))

@@ -1,0 +1,506 @@
+"""What a host agent has and decides: takes events, and returns commands.
+
+It calls no clock, socket, process or file: `allranks.engine.host.host_agent` waits for the events,
+and carries the commands out. Only that forks, and has descriptors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from allranks.records import agent
+from allranks.records.config import HostAgentConfig
+
+#: In these variables programs read their rank.
+WHO = "OMPI_COMM_WORLD_"
+
+
+@dataclass(frozen=True)
+class NotebookSaid:
+    """A command of the notebook."""
+
+    command: agent.Command
+
+
+@dataclass(frozen=True)
+class NotebookLeft:
+    """The notebook has ended, or its relay; ``stays`` is whether the ranks are to outlive it."""
+
+    stays: bool
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Another notebook has the ranks from now on; ``is_watched`` if others watch them."""
+
+    is_watched: bool
+
+
+@dataclass(frozen=True)
+class NobodyCame:
+    """No notebook has attached in time."""
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """The agent got SIGTERM."""
+
+
+@dataclass(frozen=True)
+class ControllerPlanned:
+    """Here is where ipyparallel's controller will be, for clients and for engines."""
+
+    client: dict[str, Any]
+    engine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ControllerComplete:
+    """All engines have registered with the controller."""
+
+
+@dataclass(frozen=True)
+class ControllerEnded:
+    """The controller has ended."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class LauncherEnded:
+    """The launcher has ended, or the daemon that it has started here."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class StubCame:
+    """A process of the launcher gives its place away; ``number`` is its own among all of them.
+
+    ``replaced`` are ranks that have died, if it replaces the first of them. ``who`` are its
+    variables in which programs read their rank.
+    """
+
+    number: int
+    replaced: Sequence[int]
+    who: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Forked:
+    """The process of a `Fork` runs."""
+
+    pid: int
+    fork: Fork
+
+
+@dataclass(frozen=True)
+class StubLeft:
+    """The launcher has ended the process in whose place a rank or a spare process runs."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """A rank or a spare process has ended; ``memory`` is a text about a lack of memory."""
+
+    pid: int
+    code: int
+    memory: str = ""
+
+
+@dataclass(frozen=True)
+class CellSeen:
+    """The ranks run this cell; 0 for none."""
+
+    cell: int
+
+
+Event = (
+    NotebookSaid
+    | NotebookLeft
+    | Attached
+    | NobodyCame
+    | Terminated
+    | ControllerPlanned
+    | ControllerComplete
+    | ControllerEnded
+    | LauncherEnded
+    | StubCame
+    | Forked
+    | StubLeft
+    | ProcessEnded
+    | CellSeen
+)
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Sends the notebook an event."""
+
+    event: agent.Event
+
+
+@dataclass(frozen=True)
+class SetStay:
+    """Sets how long the ranks stay without a notebook, and what the next one gets."""
+
+    stay: agent.Stay
+
+
+@dataclass(frozen=True)
+class KeepRanks:
+    """Leaves the notebook, and waits for another one."""
+
+
+@dataclass(frozen=True)
+class StartLauncher:
+    """Starts what the first host's launcher would run here by ssh."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class OpenDoor:
+    """Takes the launcher's processes, and its text."""
+
+
+@dataclass(frozen=True)
+class ForkController:
+    """Starts ipyparallel's controller."""
+
+
+@dataclass(frozen=True)
+class TellController:
+    """Tells the controller that a rank has died."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Forks the process of the launcher's process that has just come, then `Forked`.
+
+    ``rank`` is below 0 for a spare process. ``replaced`` are the ranks that have died, if it
+    replaces one. ``variables`` are for programs that read their rank there.
+    """
+
+    rank: int
+    number: int
+    replaced: Sequence[int]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class OpenGate:
+    """Lets the forked processes begin: the last one is there."""
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Wakes a spare process, which becomes a rank, or with -1 only lets others become one."""
+
+    pid: int
+    rank: int
+    dead: Sequence[int]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class NoteFiles:
+    """Notes the files in shared memory of all processes; ``sweeps`` if ranks were replaced."""
+
+    sweeps: bool
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kills a process."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class NoteDeath:
+    """Notes that a rank runs no cell any longer, for features as well."""
+
+    rank: int
+    code: int
+
+
+@dataclass(frozen=True)
+class LeaveStub:
+    """Closes the connection to a process of the launcher."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class EndStub:
+    """Ends a process of the launcher, with this exit code."""
+
+    pid: int
+    code: int
+
+
+@dataclass(frozen=True)
+class KeepStub:
+    """Keeps a process of the launcher, whose own one has ended, to the end."""
+
+    pid: int
+
+
+Command = (
+    Tell
+    | SetStay
+    | KeepRanks
+    | StartLauncher
+    | OpenDoor
+    | ForkController
+    | TellController
+    | Fork
+    | OpenGate
+    | Wake
+    | NoteFiles
+    | Kill
+    | NoteDeath
+    | LeaveStub
+    | EndStub
+    | KeepStub
+)
+
+
+class AgentState:
+    """The state of a host agent, from its configuration to `stopping`."""
+
+    def __init__(self, config: HostAgentConfig) -> None:
+        self.stopping = self.begins_again = False
+        #: Whether the notebook's kernel is gone: then the agent removes kept variables.
+        self.abandoned = False
+        #: The processes of ranks, and those that began as spare ones, with their numbers.
+        self.ranks: dict[int, int] = {}
+        self.spares: dict[int, int] = {}
+        #: Where engines connect to the controller.
+        self.engine: dict[str, Any] = {}
+        self._config = config
+        self._waits = False
+        self._has_launcher = self._launcher_runs = config.head
+        self._has_controller = self._keeps_stub = False
+        #: The processes in whose places the launcher has others.
+        self._placed: set[int] = set()
+        #: The processes of ranks that the launcher has started.
+        self._first: set[int] = set()
+        #: The variables in which programs read their rank, of each rank that was here.
+        self._who: dict[int, Mapping[str, str]] = {}
+        #: How many processes of ranks have begun.
+        self.admitted = 0
+        self._forked = 0
+        #: Why ranks were ended, by their processes.
+        self._reasons: dict[int, str] = {}
+        self._cell = 0
+        #: For a notebook that attaches: what was planned, and the ranks without a process.
+        self._told: list[agent.Event] = []
+        self._dead: dict[int, agent.Exit] = {}
+        self._commands: list[Command] = []
+
+    def apply(self, event: Event) -> list[Command]:
+        self._commands = []
+        match event:
+            case NotebookSaid(command):
+                self._obey(command)
+            case NotebookLeft(stays):
+                self._lose_notebook(stays)
+            case Attached(is_watched):
+                self._waits = False
+                for each in (*self._told, *self._dead.values()):
+                    self._tell(each)
+                if is_watched:
+                    self._tell(agent.Watched())
+            case NobodyCame():
+                self._abandon()
+            case Terminated():
+                self.stopping = True
+            case ControllerPlanned(client, engine):
+                self.engine = engine
+                self._tell_later_too(agent.Controller(client, engine))
+            case ControllerComplete():
+                self._tell_later_too(agent.Registered(**vars(self._told[0])))
+            case ControllerEnded(code):
+                self._tell(agent.ControllerExit(code))
+            case LauncherEnded(code):
+                self._launcher_runs = False
+                self._tell(agent.LauncherExit(code))
+            case StubCame():
+                self._admit(event)
+            case Forked(pid, fork):
+                self._note_forked(pid, fork)
+            case StubLeft(pid):
+                self._leave(pid)
+            case ProcessEnded(pid, code, memory):
+                self._note_end(pid, code, memory)
+            case CellSeen(cell):
+                if cell != self._cell:  # for the list of clusters on the notebook's machine
+                    self._cell = cell
+                    self._tell(agent.Running(cell))
+            case _:
+                assert_never(event)
+        if self._waits and not (self.ranks and self._launcher_runs):
+            self._abandon()
+        return self._commands
+
+    def _tell(self, event: agent.Event) -> None:
+        self._commands.append(Tell(event))
+
+    def _tell_later_too(self, event: agent.Event) -> None:
+        self._told.append(event)
+        self._tell(event)
+
+    def _abandon(self) -> None:
+        self.stopping = self.abandoned = True
+
+    def _lose_notebook(self, stays: bool) -> None:
+        if self.stopping:
+            return
+        # On several hosts it is the relay that is gone, and no other one comes.
+        if self._config.several_hosts or not stays:
+            self._abandon()
+        elif not self._waits:
+            self._waits = True
+            self._commands.append(KeepRanks())
+
+    def _obey(self, command: agent.Command) -> None:
+        match command:
+            case agent.Up():
+                self._commands.append(NoteFiles(sweeps=len(self._who) < self.admitted))
+            case agent.Clients():
+                if not self._has_controller:  # a client of ipyparallel will connect
+                    self._has_controller = True
+                    self._commands.append(ForkController())
+            case agent.Stop() | agent.BeginAgain():
+                self.stopping, self.begins_again = True, isinstance(command, agent.BeginAgain)
+            case agent.Stay():
+                self._commands.append(SetStay(command))
+            case agent.End(why, pid, rank):
+                for own, number in self.ranks.items():
+                    if pid == own or rank == number:
+                        self._reasons[own] = f"ended by allranks, because {why}"
+                        self._commands.append(Kill(own))
+            case agent.Seat(dead, seats):
+                self._seat_spares(dead, dict(seats))
+            case agent.RankDied(rank, pid):
+                self._commands.append(TellController(rank, pid))
+            # A notebook that attaches sends these two again if the last one has ended before it
+            # confirmed the events from which they follow.
+            case agent.Join(engine):
+                if not self.engine:
+                    self.engine = engine
+                    self._open_door()
+            case agent.Serve(line):
+                if not self._has_launcher:
+                    self._has_launcher = self._launcher_runs = True
+                    self._commands.append(StartLauncher(line))
+                    self._open_door()
+            case _:
+                raise ValueError(f"expected a command for a host agent, found {command!r:.200}")
+
+    def _open_door(self) -> None:
+        if self.engine and self._has_launcher:
+            self._commands.append(OpenDoor())
+
+    def _admit(self, stub: StubCame) -> None:
+        seats = self._config.seats
+        rank = seats[stub.number] if seats else stub.number
+        if stub.replaced:
+            rank = stub.replaced[0]
+        variables: Mapping[str, str] = {}
+        if rank >= 0:
+            variables = self._take_seat(rank, stub.who)
+            self._tell(agent.Admitted(rank))
+        self._commands.append(Fork(rank, stub.number, stub.replaced, variables))
+
+    def _take_seat(self, rank: int, who: Mapping[str, str] | None = None) -> Mapping[str, str]:
+        """Returns the variables in which programs read their rank; MPI gets it from its launcher,
+        which counts spare processes too, and does not know which rank one of them has become.
+        """
+        self.admitted += 1
+        own = dict(self._who.get(rank, {}))
+        if not own and self._config.seats:
+            numbers = rank, self._config.size, len(self._who), self._config.ranks_here
+            names = "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"
+            own = {f"{WHO}{name}": str(each) for name, each in zip(names, numbers, strict=True)}
+        self._who.setdefault(rank, {**(who or {}), **own})
+        return own
+
+    def _note_forked(self, pid: int, fork: Fork) -> None:
+        self._placed.add(pid)
+        if fork.rank < 0:
+            self.spares[pid] = fork.number
+        self._forked += 1
+        if self._forked == self._config.ranks_here + self._config.spares:
+            self._commands.append(OpenGate())
+        if fork.replaced:
+            self._seat(pid, fork.rank)
+        elif fork.rank >= 0:
+            self._first.add(pid)
+            self.ranks[pid] = fork.rank
+
+    def _seat(self, pid: int, rank: int) -> None:
+        """Notes that a process takes the place of a dead rank."""
+        for former, other in self.ranks.items():
+            if other == rank and former != pid:
+                self._commands.append(Kill(former))  # from an attempt to replace it that failed
+        self.ranks[pid] = rank
+        self._dead.pop(rank, None)
+        self._tell(agent.Replaces(rank, pid))
+
+    def _seat_spares(self, dead: Sequence[int], taken: Mapping[int, int]) -> None:
+        """Wakes all spare processes: those taken become ranks, and the others let them join."""
+        for pid, number in self.spares.items():
+            rank = taken.get(number, -1)
+            if rank < 0 and pid in self.ranks:
+                continue  # it is a rank, and has been asked as one
+            variables: Mapping[str, str] = {}
+            if rank >= 0:
+                variables = self._take_seat(rank)
+                self._seat(pid, rank)
+            self._commands.append(Wake(pid, rank, dead, variables))
+
+    def _leave(self, pid: int) -> None:
+        if pid in self._placed:
+            self._placed.discard(pid)
+            self._commands.append(LeaveStub(pid))
+        # MPI's launcher has ended this process. On several hosts it does so where it has lost
+        # another host: then the rank is asked for its variables first.
+        if not (self._config.several_hosts and self._config.heals and pid in self.ranks):
+            self._commands.append(Kill(pid))
+
+    def _note_end(self, pid: int, code: int, memory: str) -> None:
+        number, rank = self.spares.pop(pid, None), self.ranks.pop(pid, None)
+        is_placed = pid in self._placed
+        self._placed.discard(pid)
+        self._first.discard(pid)
+        if rank is not None:
+            memory = self._reasons.pop(pid, memory)
+            self._dead[rank] = agent.Exit(rank, pid, code, not is_placed, memory)
+            self._tell(self._dead[rank])
+            self._commands += [TellController(rank, pid), NoteDeath(rank, code)]
+        if is_placed:
+            # A rank that ends by itself has failed, also with exit code 0.
+            alone = rank is None or self._config.heals
+            self._commands.append(self._free_stub(pid) if alone else EndStub(pid, code or 1))
+        if number is not None and rank is None:
+            self._tell(agent.SpareExit(number, code))
+
+    def _free_stub(self, pid: int) -> Command:
+        if not (self._keeps_stub or self._first or self._config.several_hosts):
+            # The last stub of the launcher's own job stays: without a process, the launcher forgets
+            # the job and spawns no replacements. It must see the end of all others, to inform the
+            # ranks; of this one, MPI sees the end itself.
+            self._keeps_stub = True
+            return KeepStub(pid)
+        # Exit code 0: else the launcher would end the other ranks.
+        return EndStub(pid, 0)

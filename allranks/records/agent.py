@@ -1,0 +1,397 @@
+"""The events of host agents, relays and caretakers, and their commands: each is a line of JSON.
+
+A line has the name of an event or a command, and its fields. `to_line` writes it; `read_event` and
+`read_command` read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from allranks.records.wire import check_types, read_object
+
+
+def _name(cls: type[Any]) -> str:
+    return re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class Event:
+    """What a host agent, a relay or a caretaker tells the notebook."""
+
+    word = "event"
+    name: ClassVar[str]
+    known: ClassVar[dict[str, type[Event]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.name = _name(cls)
+        cls.known[cls.name] = cls
+
+
+class HostEvent(Event):
+    """What concerns a host and not its ranks."""
+
+
+class Command:
+    """What the notebook tells a host agent or a caretaker."""
+
+    word = "command"
+    name: ClassVar[str]
+    known: ClassVar[dict[str, type[Command]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.name = _name(cls)
+        cls.known[cls.name] = cls
+
+
+_Said = TypeVar("_Said", Event, Command)
+
+
+def to_line(said: Event | Command) -> bytes:
+    """Returns the line, without its end, that `read_event` or `read_command` reads."""
+    fields = {each.name: getattr(said, each.name) for each in dataclasses.fields(said)}  # type: ignore[arg-type]
+    return json.dumps({said.word: said.name, **fields}).encode()
+
+
+def read_event(line: bytes) -> Event:
+    """Returns the event of a line. Text that a preloaded module has printed becomes `Launcher`.
+
+    Raises ValueError if the event is unknown, or a field is of another type.
+    """
+    found = read_object(line)
+    if Event.word not in found:
+        return Launcher(line.decode("utf-8", "replace"))
+    return _read(found, Event)
+
+
+def read_command(line: bytes) -> Command:
+    """Returns the command of a line. Raises ValueError if it is unknown, or does not fit."""
+    return _read(read_object(line), Command)
+
+
+def _read(found: dict[str, Any], kind: type[_Said]) -> _Said:
+    name = found.pop(kind.word, None)
+    try:
+        made: _Said = kind.known[name](**found)
+        check_types(made)
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"expected a known {kind.word} and its fields, found {name!r:.60}: {error!r:.200}"
+        ) from error
+    return made
+
+
+# Of a host agent.
+
+
+@dataclass(frozen=True)
+class FolderMade(Event):
+    """The session's folder is there."""
+
+
+@dataclass(frozen=True)
+class Controller(Event):
+    """Where ipyparallel's controller will be, for clients and for engines."""
+
+    client: dict[str, Any]
+    engine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Registered(Event):
+    """All engines have registered there."""
+
+    client: dict[str, Any]
+    engine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ControllerExit(Event):
+    """ipyparallel's controller has ended."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Preloading(Event):
+    """It imports a module that all ranks share; without a name, it has imported the last one."""
+
+    module: str
+
+
+@dataclass(frozen=True)
+class OpenedCuda(Event):
+    """A preloaded module has initialized CUDA, so no rank could use a GPU."""
+
+    module: str
+
+
+@dataclass(frozen=True)
+class Reach(Event):
+    """The launcher wants to run a command on another host."""
+
+    host: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Admitted(Event):
+    """The process of a rank has begun."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Replaces(Event):
+    """A process takes the place of a dead rank."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exit(Event):
+    """The process of a rank has ended, ``by_launcher`` if MPI had let it go before.
+
+    ``memory`` is a text about a lack of memory, or why allranks has ended it.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    by_launcher: bool
+    memory: str = ""
+
+
+@dataclass(frozen=True)
+class SpareExit(Event):
+    """A spare process has ended; ``place`` is its number among the launcher's processes."""
+
+    place: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Launcher(Event):
+    """Text of the launcher, or of a preloaded module."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LauncherExit(Event):
+    """The launcher has ended."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Running(Event):
+    """The ranks of the host run this cell; 0 for none."""
+
+    cell: int
+
+
+@dataclass(frozen=True)
+class Watched(Event):
+    """A notebook watches the ranks from now on."""
+
+
+@dataclass(frozen=True)
+class Again(Event):
+    """All ranks have ended, and the agent awaits its next configuration."""
+
+
+@dataclass(frozen=True)
+class Stopped(Event):
+    """Nothing of the cluster is left here."""
+
+
+# Of a relay.
+
+
+@dataclass(frozen=True)
+class HostUp(HostEvent):
+    """The relay has come; ``address`` is the host's."""
+
+    address: str
+    version: str
+
+
+@dataclass(frozen=True)
+class HostListens(HostEvent):
+    """The host listens on a port for a test of the network."""
+
+    test: str
+    port: int
+
+
+@dataclass(frozen=True)
+class HostConnected(HostEvent):
+    """Why it could not connect to others in this test, by host."""
+
+    test: str
+    problems: dict[str, str]
+
+
+@dataclass(frozen=True)
+class HostRefused(HostEvent):
+    """The host cannot begin."""
+
+    problem: str
+
+
+@dataclass(frozen=True)
+class HostAgain(HostEvent):
+    """What follows is of the ranks of this relocation."""
+
+    relocation: str
+
+
+@dataclass(frozen=True)
+class HostEnds(HostEvent):
+    """The relay ends the ranks of its host."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class HostDown(HostEvent):
+    """Nothing is left on the host."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Notice(Event):
+    """A text for the user."""
+
+    text: str
+
+
+# Of the notebook's connection to a host, or of its caretaker.
+
+
+@dataclass(frozen=True)
+class HostBeat(HostEvent):
+    """The host has sent a heartbeat."""
+
+
+@dataclass(frozen=True)
+class HostLate(HostEvent):
+    """The host has missed heartbeats."""
+
+
+@dataclass(frozen=True)
+class HostSilent(HostEvent):
+    """The host has been silent for its lease."""
+
+
+@dataclass(frozen=True)
+class HostLeft(HostEvent):
+    """The host is lost."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class AgentExit(Event):
+    """The host agent of this machine has ended."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Ready(Event):
+    """The caretaker can be visited."""
+
+
+# For a host agent.
+
+
+@dataclass(frozen=True)
+class Up(Command):
+    """All ranks are up."""
+
+
+@dataclass(frozen=True)
+class Clients(Command):
+    """Start ipyparallel's controller: a client will connect."""
+
+
+@dataclass(frozen=True)
+class Stop(Command):
+    """End all ranks."""
+
+
+@dataclass(frozen=True)
+class BeginAgain(Command):
+    """End all ranks; the next configuration follows."""
+
+
+@dataclass(frozen=True)
+class Stay(Command):
+    """After the notebook's end the ranks stay for a time; ``memo`` is for the next notebook."""
+
+    seconds: float
+    memo: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class End(Command):
+    """End a process, that of a rank if ``pid`` is 0."""
+
+    why: str
+    pid: int = 0
+    rank: int = -1
+
+
+@dataclass(frozen=True)
+class Seat(Command):
+    """Wake all spare processes. Those of ``seats``, by their numbers, become these ranks."""
+
+    dead: list[int]
+    seats: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class RankDied(Command):
+    """A rank of another host has died; ipyparallel's controller is here."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Join(Command):
+    """Connect the ranks to the controller, which is on the first host."""
+
+    engine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Serve(Command):
+    """Run the command that the first host's launcher would run here by ssh."""
+
+    line: str
+
+
+# For a caretaker, beside `Stay` and `Stop`.
+
+
+@dataclass(frozen=True)
+class Keep(Command):
+    """What the next notebook has to know."""
+
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runs(Command):
+    """The cell that the ranks of a host run."""
+
+    host: str
+    cell: int
