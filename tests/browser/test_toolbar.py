@@ -166,12 +166,44 @@ def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
         kernel.resume()
 
 
-def test_a_card_in_the_launcher_opens_a_notebook_on_four_ranks(opened):
-    page = opened.page
-    opened.command("launcher:create")
+def test_the_notebook_of_the_launchers_card_runs_again_in_a_new_kernel(opened):
+    lab, page = opened, opened.page
+    lab.command("launcher:create")
     page.locator(".jp-LauncherCard", has_text="4 ranks").click()
     field = page.locator(f"{FIELD}:visible")
-    expect(field).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+    expect(field).to_have_text(re.compile("^4 ranks "), timeout=90_000)
+    cells = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
+    expect(cells).to_have_count(2)
+    expect(cells.nth(0)).to_contain_text("allranks started ranks 0–3")
+    page.wait_for_function("() => jupyterapp.shell.currentWidget.content.activeCellIndex === 1")
+    lab.command("notebook:run-cell")
+    lines = "".join(f"rank {rank} │ hello from rank {rank} of 4\n" for rank in range(4))
+    said = cells.nth(1).locator(".jp-OutputArea")
+    expect(said).to_contain_text(lines.strip())
+    page.evaluate(
+        """async () => {
+            const { content, sessionContext } = jupyterapp.shell.currentWidget;
+            await jupyterapp.commands.execute("notebook:clear-all-cell-outputs");
+            await sessionContext.restartKernel();
+            await jupyterapp.commands.execute("notebook:run-all-cells");
+        }"""
+    )
+    expect(said).to_contain_text(lines.strip(), timeout=90_000)
+
+
+def test_start_changes_no_notebook_and_offers_to_write_its_first_cell(opened):
+    lab, page = opened, opened.page
+    cells = page.locator(".jp-Notebook .jp-Cell")
+    choose(lab, "Start 2 ranks")
+    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks "), timeout=90_000)
+    expect(cells).to_have_count(len(SOURCES))
+    page.locator(".Toastify__toast button", has_text="Write this as the first cell").click()
+    expect(cells).to_have_count(len(SOURCES) + 1)
+    expect(cells.first).to_contain_text("%distributed start -n 2")
+    # It is offered once.
+    page.locator(FIELD).click()
+    item = page.get_by_role("menuitem", name="Write the start of the ranks as the first cell")
+    expect(item).to_have_attribute("aria-disabled", "true")
 
 
 def test_notebook_7_has_the_field_and_the_sidebar_too(opened):

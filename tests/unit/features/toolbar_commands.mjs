@@ -9,6 +9,7 @@ const load = async (name) => {
 };
 const { plugins } = await load("ranks.js");
 const { ranksOf } = await load("chooser.js");
+const cells = await load("cells.js");
 
 const signal = () => ({ connect: () => {} });
 const style = { toggle: () => {}, add: () => {} };
@@ -27,6 +28,7 @@ class Widget {
 
 const sent = [];
 const kernel = {
+  name: "python3",
   spec: Promise.resolve({ language: "python" }),
   status: "idle",
   requestCommInfo: async () => ({ content: { comms: {} } }),
@@ -51,6 +53,7 @@ const packages = {
   NotebookActions: { executed: signal() },
   Notification: { error: () => "", dismiss: () => {} },
   KernelMessage: {},
+  ...cells,
   makeChooser: () => () => {},
   InputDialog: { getText: async () => ({ button: { accept: true }, value: JSON.parse(given).typed }) },
 };
@@ -77,5 +80,6 @@ for (const args of JSON.parse(given).arguments) {
   const refused = await execute(args).then(() => "", (error) => error.message);
   results.push({ enabled, refused, sent: [...sent] });
 }
+const starts = JSON.parse(given).sources.map((source) => cells.startsRanks(source));
 const labels = JSON.parse(given).labels.map((label) => ranksOf(label));
-process.stdout.write(JSON.stringify({ results, labels }));
+process.stdout.write(JSON.stringify({ results, labels, starts, first: cells.firstCells("-n 4") }));

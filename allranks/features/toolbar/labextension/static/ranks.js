@@ -8,6 +8,8 @@ const LOOK_MS = 1000;
 const MOST_QUIET_MS = 20_000;
 const MOST_ENDING_MS = 5_000;
 const NO_PAUSES = { pauses: [], shown: null, only: false };
+const MISSING = "No module named 'allranks'";
+const INSTALL = "allranks is not installed for this kernel. Type in a cell: %pip install allranks";
 const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" width="16" height="16">
   <g class="jp-icon3" fill="#616161"><circle cx="3.5" cy="3.5" r="2"/><circle cx="12.5" cy="3.5" r="2"/>
   <circle cx="3.5" cy="12.5" r="2"/><circle cx="12.5" cy="12.5" r="2"/><path d="M5 3h6v1H5zM5 12h6v1H5zM3
@@ -32,9 +34,8 @@ const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
 
 /** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
 class Ranks {
-  constructor(context, createMessage) {
-    this.context = context;
-    this.createMessage = createMessage;
+  constructor(context, { KernelMessage, startCell, startsRanks }) {
+    Object.assign(this, { context, createMessage: KernelMessage.createMessage, startCell, startsRanks });
     this.python = false;
     this.known = true;
     this.state = null;
@@ -42,6 +43,8 @@ class Ranks {
     this.text = "";
     this.ran = false;
     this.notification = "";
+    this.options = "";
+    this.offers = false;
     this.variables = [];
     this.missing = "";
     this.compares = false;
@@ -92,6 +95,23 @@ class Ranks {
     const ranks = this.size === 1 ? "1 rank" : `${this.size} ranks`;
     const hosts = [...new Set(this.state.ranks.map((one) => one.host))];
     return `${ranks} on ${hosts.length > 2 ? `${hosts.length} hosts` : hosts.join(", ")}`;
+  }
+
+  /** Whether no cell starts the ranks, so that a new kernel cannot run the notebook. */
+  get isUnwritten() {
+    if (!this.size || this.kernel?.name.startsWith("allranks")) return false;
+    return ![...this.context.model.cells].some(({ type, sharedModel }) => type === "code" && this.startsRanks(sharedModel.source));
+  }
+
+  get startLines() {
+    return this.startCell(this.options || `-n ${this.size}`);
+  }
+
+  writeStart() {
+    if (this.isUnwritten) {
+      this.context.model.sharedModel.insertCell(0, { cell_type: "code", metadata: {}, source: this.startLines });
+    }
+    this.changed();
   }
 
   changed() {
@@ -236,10 +256,13 @@ class Ranks {
     return ok === true;
   }
 
-  start(options) {
+  async start(options) {
     const load = this.comm === null ? ["%load_ext allranks"] : [];
     // In one cell: the page may be loaded again in between.
-    return this.type("starting …", [...load, `%distributed start ${options}\n%distributed on`]);
+    const started = await this.type("starting …", [...load, `%distributed start ${options}\n%distributed on`]);
+    if (started) Object.assign(this, { options, offers: true });
+    this.changed();
+    return started;
   }
 
   restart(options) {
@@ -253,7 +276,7 @@ class Ranks {
 
 export const plugins = (packages) => {
   const { ICommandPalette, ILauncher, INotebookTracker, InputDialog, LabIcon, MenuSvg, NotebookActions } = packages;
-  const { Dialog, KernelMessage, Notification, Widget, makeChooser, showDialog } = packages;
+  const { Dialog, Notification, Widget, firstCells, makeChooser, showDialog } = packages;
   const choose = makeChooser(packages);
   const icon = new LabIcon({ name: "allranks:ranks", svgstr: ICON });
 
@@ -262,9 +285,16 @@ export const plugins = (packages) => {
     if (ranks.notification) Notification.dismiss(ranks.notification);
     ranks.notification = "";
     if (ok) return;
-    const missing = ranks.text.includes("No module named 'allranks'");
-    const advice = missing ? "allranks is not installed for this kernel. Type in a cell: %pip install allranks" : "";
+    const advice = ranks.text.includes(MISSING) ? INSTALL : "";
     ranks.notification = Notification.error(advice || ranks.text.trim() || "The command has not run.", { autoClose: false });
+  };
+
+  /** Offers the cell that starts these ranks: without it, the notebook cannot be run again. */
+  const offerStart = (ranks) => {
+    const lines = ranks.startLines.replaceAll("\n", ", ");
+    const actions = [{ label: "Write this as the first cell", displayType: "accent", callback: () => ranks.writeStart() }];
+    const text = `No cell of this notebook starts ranks. To run it again, it needs: ${lines}`;
+    ranks.notification = Notification.info(text, { actions, autoClose: false });
   };
 
   /** What the toolbar's menu, the sidebar and the palette have in common. */
@@ -306,6 +336,11 @@ export const plugins = (packages) => {
       } else if (runs && !(await confirm(ranks, `Restart with ${n} ranks?`, "Restart"))) return;
       await report(ranks, runs ? ranks.restart(options) : ranks.start(options));
     }, startable);
+    add("write-start", "Write the start of the ranks as the first cell", () => {
+      const ranks = current();
+      ranks.writeStart();
+      if (ranks.notification) Notification.dismiss(ranks.notification);
+    }, { isEnabled: () => Boolean(current()?.isUnwritten) });
     add("every-cell", "Every cell runs on the ranks", async () => {
       const ranks = current();
       await report(ranks, ranks.type("…", [`%distributed ${ranks.state.every_cell ? "off" : "on"}`]));
@@ -328,7 +363,7 @@ export const plugins = (packages) => {
   const ITEMS = [
     [...SIZES.map((n) => ({ command: "allranks:start", args: { n } })), { command: "allranks:start" }],
     ["every-cell", "interrupt", "restart", "stop"].map((name) => ({ command: `allranks:${name}` })),
-    [{ command: "allranks:show" }],
+    [{ command: "allranks:write-start" }, { command: "allranks:show" }],
   ];
 
   const makeMenu = (app) => {
@@ -426,6 +461,7 @@ export const plugins = (packages) => {
       add(ranks.state?.every_cell ? "Run cells in the notebook" : "Run every cell on the ranks", "every-cell");
       add("Restart", "restart");
       add("Stop", "stop");
+      add("Write the start as the first cell", "write-start");
       return row;
     }
 
@@ -526,7 +562,7 @@ export const plugins = (packages) => {
 
       const changed = (ranks) => {
         if (ranks !== current()) return sidebar.draw();
-        for (const name of ["start", "every-cell", "interrupt", "restart", "stop"]) {
+        for (const name of ["start", "every-cell", "interrupt", "restart", "stop", "write-start"]) {
           app.commands.notifyCommandChanged(`allranks:${name}`);
         }
         sidebar.draw();
@@ -535,10 +571,14 @@ export const plugins = (packages) => {
       tracker.widgetAdded.connect((_, panel) => {
         // Two views of a notebook have one kernel.
         const other = [...known.values()].find((ranks) => ranks.context === panel.context);
-        const ranks = other ?? new Ranks(panel.context, KernelMessage.createMessage);
+        const ranks = other ?? new Ranks(panel.context, packages);
         known.set(panel, ranks);
         ranks.listeners.add(() => {
           panel.toggleClass("jp-allranks-notebook", ranks.size > 0);
+          if (ranks.offers && ranks.size) {
+            ranks.offers = false;
+            if (ranks.isUnwritten) offerStart(ranks);
+          }
           changed(ranks);
         });
         panel.disposed.connect(() => known.delete(panel));
@@ -575,15 +615,22 @@ export const plugins = (packages) => {
       if (launcher) {
         app.commands.addCommand("allranks:new-notebook", {
           label: "4 ranks",
-          caption: "A notebook whose cells run on four ranks",
+          caption: "A notebook whose first cell starts four ranks",
           icon,
           execute: async ({ cwd }) => {
             const { path } = await app.serviceManager.contents.newUntitled({ path: cwd, type: "notebook" });
             const kernel = { name: app.serviceManager.kernelspecs.specs?.default ?? "python3" };
             const panel = await app.commands.execute("docmanager:open", { path, factory: "Notebook", kernel });
-            await panel.sessionContext.ready;
-            const ranks = known.get(panel);
-            await report(ranks, ranks.start("-n 4"));
+            await Promise.all([panel.sessionContext.ready, panel.revealed]);
+            const { sharedModel } = panel.content.model;
+            const made = firstCells("-n 4").map((source) => ({ cell_type: "code", metadata: {}, source }));
+            sharedModel.transact(() => {
+              sharedModel.deleteCellRange(0, sharedModel.cells.length);
+              sharedModel.insertCells(0, made);
+            });
+            panel.content.activeCellIndex = 0;
+            const started = await NotebookActions.runAndAdvance(panel.content, panel.sessionContext);
+            if (!started && JSON.stringify(sharedModel.cells[0].outputs).includes(MISSING)) Notification.error(INSTALL, { autoClose: false });
             return panel;
           },
         });

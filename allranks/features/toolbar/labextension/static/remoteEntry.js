@@ -24,16 +24,15 @@
   };
 
   const get = async () => {
-    const [{ plugins }, { makeChooser }, ...loaded] = await Promise.all([
-      import(file("ranks.js")),
-      import(file("chooser.js")),
+    const [{ plugins }, ...loaded] = await Promise.all([
+      ...["ranks.js", "cells.js", "chooser.js"].map((name) => import(file(name))),
       ...packages.map(load),
     ]);
     const style = document.createElement("link");
     style.rel = "stylesheet";
     style.href = file("ranks.css");
     document.head.append(style);
-    return () => ({ __esModule: true, default: plugins(Object.assign({ makeChooser }, ...loaded)) });
+    return () => ({ __esModule: true, default: plugins(Object.assign({}, ...loaded)) });
   };
 
   (window._JUPYTERLAB ??= {}).allranks = { init: (given) => { scope = given; }, get };
