@@ -158,7 +158,7 @@ def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
     try:
         page.clock.install()
         choose(opened, "Start 2 ranks")
-        expect(page.locator(FIELD)).to_have_text("starting …")
+        expect(page.locator(FIELD)).to_have_text("starting 2 ranks …")
         page.clock.run_for(25_000)
         expect(page.locator(FIELD)).to_have_text("no ranks")
         expect(page.locator(".Toastify__toast")).to_contain_text("has not answered for 20 s")
@@ -171,6 +171,7 @@ def test_the_notebook_of_the_launchers_card_runs_again_in_a_new_kernel(opened):
     lab.command("launcher:create")
     page.locator(".jp-LauncherCard", has_text="4 ranks").click()
     field = page.locator(f"{FIELD}:visible")
+    expect(field).to_have_text("starting 4 ranks …")
     expect(field).to_have_text(re.compile("^4 ranks "), timeout=90_000)
     cells = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
     expect(cells).to_have_count(2)

@@ -36,11 +36,17 @@ class Toolbar(AskingFeature):
         super().__init__()
         #: The questions that wait for answers, which all pages get.
         self._pending: set[str] = set()
+        #: How many ranks are being started, as long as none runs.
+        self.starting = 0
 
     def started(self, cluster: ClusterContext) -> None:
         super().started(cluster)
+        self.starting = cluster.size
         if getattr(get_ipython(), "kernel", None) is not None:
             _open_comm()
+            # Not asked for: the page may learn only by this message that the kernel has the comm.
+            if _of_notebook() is self and not cluster.attached:
+                _send(_without_ranks(self))
 
     def ask_all(
         self,
@@ -71,20 +77,31 @@ class Toolbar(AskingFeature):
     def stopped(self) -> None:
         super().stopped()
         self._pending.clear()
+        self.starting = 0
 
 
 def _asked(message: dict[str, Any]) -> None:
     # Runs in another thread than the cell, where the front end sends comm messages to a subshell of
-    # the kernel. A Cluster that the user makes has a toolbar too, which nothing asks.
-    running = cluster.running()
-    found = () if running is None else running.hooks.features
-    toolbar = next((one for one in found if isinstance(one, Toolbar)), None)
+    # the kernel.
+    running, toolbar = cluster.running(), _of_notebook()
     if running is None or toolbar is None:
-        _send({"ranks": [], "logs": "", "every_cell": _every_cell()})
+        _send(_without_ranks(toolbar))
     elif wants_variables(message):
         toolbar.ask_all(running, "variables", _send_variables, _VARIABLES_SECONDS)
     else:
         toolbar.ask_all(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
+
+
+def _of_notebook() -> Toolbar | None:
+    # A Cluster that the user makes has a toolbar too, which nothing asks.
+    session = cluster.session
+    found = () if session is None else session.hooks.features
+    return next((one for one in found if isinstance(one, Toolbar)), None)
+
+
+def _without_ranks(toolbar: Toolbar | None) -> dict[str, Any]:
+    starting = 0 if toolbar is None else toolbar.starting
+    return {"ranks": [], "starting": starting, "logs": "", "every_cell": _every_cell()}
 
 
 def wants_variables(message: dict[str, Any]) -> bool:

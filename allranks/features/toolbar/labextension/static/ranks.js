@@ -30,6 +30,8 @@ const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 // line that the kernel runs, so no other value may.
 const isSize = (n) => n === undefined || SIZES.includes(n);
 
+const count = (n) => (n === 1 ? "1 rank" : `${n} ranks`);
+
 const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
 
 /** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
@@ -56,8 +58,14 @@ class Ranks {
       if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) this.forget();
     });
     sessionContext.kernelChanged.connect(() => void this.look());
-    sessionContext.iopubMessage.connect((_, { header }) => {
+    sessionContext.iopubMessage.connect((_, { header, content }) => {
       if (header.msg_type === "debug_event" && this.comm !== null) void this.askDebugger();
+      // Ranks are being started by a cell that has loaded allranks, for which no question was asked.
+      const isFirst = header.msg_type === "comm_msg" && content.comm_id === TARGET && this.comm === null;
+      if (isFirst && this.kernel) {
+        this.connect(this.kernel);
+        this.take(content.data);
+      }
     });
     void sessionContext.ready.then(() => this.look());
   }
@@ -89,10 +97,11 @@ class Ranks {
   }
 
   get title() {
+    if (this.state?.starting) return `starting ${count(this.state.starting)} …`;
     if (this.doing) return this.doing;
     if (!this.known) return "…";
     if (!this.size) return "no ranks";
-    const ranks = this.size === 1 ? "1 rank" : `${this.size} ranks`;
+    const ranks = count(this.size);
     const hosts = [...new Set(this.state.ranks.map((one) => one.host))];
     return `${ranks} on ${hosts.length > 2 ? `${hosts.length} hosts` : hosts.join(", ")}`;
   }
@@ -147,22 +156,28 @@ class Ranks {
         this.changed();
         return;
       }
-      // Without open(): the kernel has made the other end.
-      this.comm = kernel.createComm(TARGET, TARGET);
-      this.comm.onMsg = (message) => {
-        this.known = true;
-        const { variables, missing, ...state } = message.content.data;
-        if (variables) Object.assign(this, { variables, missing });
-        else this.state = state;
-        this.changed();
-        // Of a page that is loaded while ranks are paused.
-        const paused = state.ranks?.some((one) => one.state === "paused in the debugger");
-        if (paused && !this.debugger.pauses.length) void this.askDebugger();
-      };
+      this.connect(kernel);
     }
     this.comm.send({});
     // Only idle ranks answer.
     if (this.compares && !this.runs) this.comm.send({ variables: true });
+  }
+
+  connect(kernel) {
+    // Without open(): the kernel has made the other end.
+    this.comm = kernel.createComm(TARGET, TARGET);
+    this.comm.onMsg = (message) => this.take(message.content.data);
+  }
+
+  /** Takes what the kernel sends about its ranks. */
+  take({ variables, missing, ...state }) {
+    this.known = true;
+    if (variables) Object.assign(this, { variables, missing });
+    else this.state = state;
+    this.changed();
+    // Of a page that is loaded while ranks are paused.
+    const paused = state.ranks?.some((one) => one.state === "paused in the debugger");
+    if (paused && !this.debugger.pauses.length) void this.askDebugger();
   }
 
   /** Asks for the comm in a subshell: a kernel whose cell runs does not answer otherwise. */
@@ -259,7 +274,9 @@ class Ranks {
   async start(options) {
     const load = this.comm === null ? ["%load_ext allranks"] : [];
     // In one cell: the page may be loaded again in between.
-    const started = await this.type("starting …", [...load, `%distributed start ${options}\n%distributed on`]);
+    const [, n] = /^-n (\d+)$/.exec(options) ?? [];
+    const doing = n ? `starting ${count(Number(n))} …` : "starting ranks …";
+    const started = await this.type(doing, [...load, `%distributed start ${options}\n%distributed on`]);
     if (started) Object.assign(this, { options, offers: true });
     this.changed();
     return started;
@@ -609,7 +626,7 @@ export const plugins = (packages) => {
         if (!ranks?.comm) return;
         const { ran, runs } = ranks;
         ranks.ran = runs;
-        if (runs ? sidebar.isVisible && !document.hidden : ran) void ranks.ask();
+        if (ranks.state?.starting || (runs ? sidebar.isVisible && !document.hidden : ran)) void ranks.ask();
       }, LOOK_MS);
 
       if (launcher) {
