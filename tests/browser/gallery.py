@@ -76,7 +76,7 @@ class Gallery:
         self.shoot(lambda: self.page.locator(FIELD).click())
         self.page.locator(FIELD).click()
         self.page.get_by_role("menuitem", name="Start 4 ranks").click()
-        expect(self.page.locator(FIELD)).to_contain_text("4 ranks on", timeout=90_000)
+        expect(self.page.locator(FIELD)).to_contain_text("4 ranks ·", timeout=90_000)
 
     def sidebar(self) -> None:
         self.lab.command("allranks:show")

@@ -51,7 +51,7 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     (lab.server.root / "go").touch()
     expect(page.locator(FIELD)).to_have_text("no ranks")
     choose(lab, "Start 4 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("4 ranks · every cell", timeout=90_000)
     lab.run_cell(0)
     lab.wait_for(0, "hello from 3")
 
@@ -109,8 +109,17 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.screenshot(PICTURES / "toolbar_variables.png")
     assert axe.look(lab, "variables", SIDEBAR) == []
 
-    sidebar.get_by_role("button", name="Run cells in the notebook").click()
-    expect(sidebar.get_by_role("button", name="Run every cell on the ranks")).to_be_visible()
+    # The same words as in the menu.
+    every = sidebar.get_by_label("Every cell runs on the ranks")
+    expect(every).to_be_checked()
+    marked = page.locator(".jp-Notebook .jp-allranks-cell")
+    expect(marked).to_have_count(len(SOURCES))
+    every.click()
+    expect(every).not_to_be_checked()
+    expect(page.locator(FIELD)).to_have_text("4 ranks · %%distributed")
+    expect(marked).to_have_count(0)
+    lab.write(2, "%%rank 1\n1")
+    expect(marked).to_have_count(1)
     # Other ranks of the kernel do not take the place of the notebook's.
     other = "from allranks import Cluster\nwith Cluster(n=1): pass\n"
     lab.write(3, f"{other}'rank' in globals()")
@@ -131,22 +140,22 @@ def test_what_cannot_start_is_said_and_a_restarted_kernel_has_no_ranks(opened):
     page.locator(".jp-Dialog .jp-mod-accept").click()
     expect(page.locator(".Toastify__toast")).to_contain_text("nowhere", timeout=60_000)
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     # In place of ranks whose cell would not end.
     (lab.server.root / "go").touch()
     lab.run_cell(1)
     choose(lab, "Restart with 4 ranks")
     page.locator(".jp-Dialog .jp-mod-accept").click()
-    expect(page.locator(FIELD)).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("4 ranks · every cell", timeout=90_000)
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
     expect(page.locator(FIELD)).to_have_text("no ranks")
     # A page that is loaded again finds the ranks of its kernel, also while a cell runs.
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     lab.run_cell(1)
     lab.save()
     page.reload()
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
 
 
 def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
@@ -172,7 +181,7 @@ def test_the_notebook_of_the_launchers_card_runs_again_in_a_new_kernel(opened):
     page.locator(".jp-LauncherCard", has_text="4 ranks").click()
     field = page.locator(f"{FIELD}:visible")
     expect(field).to_have_text("starting 4 ranks …")
-    expect(field).to_have_text(re.compile("^4 ranks "), timeout=90_000)
+    expect(field).to_have_text("4 ranks · every cell", timeout=90_000)
     cells = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
     expect(cells).to_have_count(2)
     expect(cells.nth(0)).to_contain_text("allranks started ranks 0–3")
@@ -196,7 +205,7 @@ def test_start_changes_no_notebook_and_offers_to_write_its_first_cell(opened):
     lab, page = opened, opened.page
     cells = page.locator(".jp-Notebook .jp-Cell")
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     expect(cells).to_have_count(len(SOURCES))
     page.locator(".Toastify__toast button", has_text="Write this as the first cell").click()
     expect(cells).to_have_count(len(SOURCES) + 1)
@@ -213,7 +222,7 @@ def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
     lab.close()
     page.goto(f"{lab.server.url}/notebooks/{name}?token={lab.server.token}")
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     choose(lab, "Show the ranks")
     expect(page.locator(SIDEBAR).locator("tbody tr")).to_have_count(2)
 
@@ -224,7 +233,7 @@ def test_in_notebook_7_a_click_chooses_the_rank_that_the_debugger_shows(lab):
     cells = [new_code_cell(source) for source in sources]
     lab.open(lab.server.add(new_notebook(cells=cells)), tree="notebooks")
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     choose(lab, "Show the ranks")
     lab.run_cell(0)
     lab.wait_idle()

@@ -101,7 +101,7 @@ def _of_notebook() -> Toolbar | None:
 
 def _without_ranks(toolbar: Toolbar | None) -> dict[str, Any]:
     starting = 0 if toolbar is None else toolbar.starting
-    return {"ranks": [], "starting": starting, "logs": "", "every_cell": _every_cell()}
+    return {"ranks": [], "starting": starting, "logs": "", **_where_cells_run()}
 
 
 def wants_variables(message: dict[str, Any]) -> bool:
@@ -127,7 +127,7 @@ def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
                 for one in ranks
             ],
             "logs": running.log_dir,
-            "every_cell": _every_cell(),
+            **_where_cells_run(),
         }
     )
 
@@ -188,12 +188,15 @@ def _send(data: dict[str, Any]) -> None:
         manager.comms[TARGET].send(data)
 
 
-def _every_cell() -> bool:
-    # Whether all cells run on the ranks: a setting of the magics, which import no feature.
+def _where_cells_run() -> dict[str, Any]:
+    # A setting of the magics, which import no feature.
     shell = get_ipython()
     magics = getattr(shell, "magics_manager", None)
     distributed = magics.registry.get("DistributedMagics") if magics is not None else None
-    return bool(getattr(getattr(distributed, "toggle", None), "is_on", False))
+    toggle = getattr(distributed, "toggle", None)
+    if toggle is None:
+        return {"every_cell": False, "local": []}
+    return {"every_cell": toggle.is_on, "local": toggle.local_beginnings}
 
 
 FEATURE = Toolbar

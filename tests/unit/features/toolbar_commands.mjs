@@ -54,6 +54,7 @@ const packages = {
   Notification: { error: () => "", dismiss: () => {} },
   KernelMessage: {},
   ...cells,
+  caretDownIcon: { element: made },
   makeChooser: () => () => {},
   InputDialog: { getText: async () => ({ button: { accept: true }, value: JSON.parse(given).typed }) },
 };
@@ -80,6 +81,7 @@ for (const args of JSON.parse(given).arguments) {
   const refused = await execute(args).then(() => "", (error) => error.message);
   results.push({ enabled, refused, sent: [...sent] });
 }
+const runs = JSON.parse(given).cells.map(([source, state]) => cells.runsOnRanks(source, state));
 const starts = JSON.parse(given).sources.map((source) => cells.startsRanks(source));
 const labels = JSON.parse(given).labels.map((label) => ranksOf(label));
-process.stdout.write(JSON.stringify({ results, labels, starts, first: cells.firstCells("-n 4") }));
+process.stdout.write(JSON.stringify({ results, labels, runs, starts, first: cells.firstCells("-n 4") }));

@@ -2,9 +2,17 @@
 
 // Any of these starts ranks when all cells of the notebook run in a new kernel.
 const STARTS = /^\s*(%distributed\s+(start|attach)\b|%dist_init\b|%%distributed\s(.*\s)?(-n|--on)\b)/m;
+const ON_RANKS = /^%%(distributed|rank|ensemble|px)\b/;
 
 /** Whether a cell starts the ranks of its notebook. */
 export const startsRanks = (source) => STARTS.test(source);
+
+/** Whether a cell runs on ranks; `every_cell` and `local`, the beginnings of cells that do not, come from the kernel. */
+export const runsOnRanks = (source, { every_cell: everyCell, local }) => {
+  const first = source.split("\n").find((line) => line.trim())?.trim() ?? "";
+  if (ON_RANKS.test(first)) return true;
+  return everyCell && first !== "" && !local.some((beginning) => first.startsWith(beginning));
+};
 
 /** The cell after which every following cell runs on ranks. */
 export const startCell = (options) => `%load_ext allranks\n%distributed start ${options}\n%distributed on`;

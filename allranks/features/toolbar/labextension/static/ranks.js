@@ -30,14 +30,17 @@ const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 // line that the kernel runs, so no other value may.
 const isSize = (n) => n === undefined || SIZES.includes(n);
 
+// What a control of the sidebar is called.
+const named = (node) => node.textContent || node.parentElement.textContent;
+
 const count = (n) => (n === 1 ? "1 rank" : `${n} ranks`);
 
 const megabytes = (nbytes) => (nbytes ? `${Math.round(nbytes / 1e6)} MB` : "");
 
 /** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
 class Ranks {
-  constructor(context, { KernelMessage, startCell, startsRanks }) {
-    Object.assign(this, { context, createMessage: KernelMessage.createMessage, startCell, startsRanks });
+  constructor(context, { KernelMessage, runsOnRanks, startCell, startsRanks }) {
+    Object.assign(this, { context, createMessage: KernelMessage.createMessage, runsOnRanks, startCell, startsRanks });
     this.python = false;
     this.known = true;
     this.state = null;
@@ -101,9 +104,21 @@ class Ranks {
     if (this.doing) return this.doing;
     if (!this.known) return "…";
     if (!this.size) return "no ranks";
-    const ranks = count(this.size);
+    return `${count(this.size)} · ${this.state.every_cell ? "every cell" : "%%distributed"}`;
+  }
+
+  /** Where the ranks are, and which cells run on them, in a sentence. */
+  get description() {
+    if (!this.size) return "The ranks of this notebook";
     const hosts = [...new Set(this.state.ranks.map((one) => one.host))];
-    return `${ranks} on ${hosts.length > 2 ? `${hosts.length} hosts` : hosts.join(", ")}`;
+    const cells = this.state.every_cell ? "Every cell runs on them" : "Cells that begin with %%distributed run on them";
+    return `${count(this.size)} on ${hosts.length > 2 ? `${hosts.length} hosts` : hosts.join(", ")}. ${cells}.`;
+  }
+
+  /** Whether a cell of the notebook runs on the ranks. */
+  hasCell({ type, sharedModel }) {
+    const isThere = this.size > 0 || this.state?.starting > 0;
+    return isThere && type === "code" && this.runsOnRanks(sharedModel.source, this.state);
   }
 
   /** Whether no cell starts the ranks, so that a new kernel cannot run the notebook. */
@@ -293,7 +308,7 @@ class Ranks {
 
 export const plugins = (packages) => {
   const { ICommandPalette, ILauncher, INotebookTracker, InputDialog, LabIcon, MenuSvg, NotebookActions } = packages;
-  const { Dialog, Notification, Widget, firstCells, makeChooser, showDialog } = packages;
+  const { Dialog, Notification, Widget, firstCells, caretDownIcon, makeChooser, showDialog } = packages;
   const choose = makeChooser(packages);
   const icon = new LabIcon({ name: "allranks:ranks", svgstr: ICON });
 
@@ -396,7 +411,7 @@ export const plugins = (packages) => {
     constructor(ranks, open) {
       super();
       this.addClass("jp-ToolbarButton");
-      this.button = element("button", { className: "jp-allranks-field", title: "The ranks of this notebook" });
+      this.button = element("button", { className: "jp-allranks-field" });
       this.button.setAttribute("aria-haspopup", "menu");
       this.button.onclick = () => {
         open(this.button);
@@ -405,7 +420,8 @@ export const plugins = (packages) => {
       this.ranks = ranks;
       this.draw = () => {
         this.setHidden(!ranks.python);
-        this.button.replaceChildren(icon.element(), element("span", { textContent: ranks.title }));
+        this.button.title = ranks.description;
+        this.button.replaceChildren(icon.element(), element("span", { textContent: ranks.title }), caretDownIcon.element());
       };
       ranks.listeners.add(this.draw);
       this.draw();
@@ -445,7 +461,8 @@ export const plugins = (packages) => {
       if (ranks === null) {
         parts.push(element("p", { textContent: "Open a notebook to start ranks." }));
       } else {
-        parts.push(element("p", { textContent: ranks.python ? ranks.title : "Ranks need a Python kernel." }), this.buttons(ranks));
+        const said = ranks.size && !ranks.doing ? ranks.description : ranks.title;
+        parts.push(element("p", { textContent: ranks.python ? said : "Ranks need a Python kernel." }), this.buttons(ranks));
         if (ranks.debugger.pauses.length) parts.push(this.pauses(ranks));
         if (ranks.size) parts.push(...this.table(ranks), this.variables(ranks));
         if (ranks.text) {
@@ -456,10 +473,10 @@ export const plugins = (packages) => {
       const others = this.others();
       if (others.length) parts.push(this.clusters(others));
       // A button keeps the focus, or hands it to the sidebar when it goes.
-      const focused = this.node.contains(document.activeElement) ? document.activeElement.textContent : null;
+      const focused = this.node.contains(document.activeElement) ? named(document.activeElement) : null;
       this.node.replaceChildren(...parts);
       if (focused === null) return;
-      const same = [...this.node.querySelectorAll("button, summary")].find((one) => one.textContent === focused);
+      const same = [...this.node.querySelectorAll("button, summary, input")].find((one) => named(one) === focused);
       (same ?? this.node).focus({ preventScroll: true });
     }
 
@@ -475,10 +492,16 @@ export const plugins = (packages) => {
       if (!ranks.size) for (const n of SIZES) add(`Start ${n}`, "start", { n });
       add(ranks.size ? "Restart with …" : "Start …", "start");
       if (ranks.runs || ranks.doing) add("Interrupt", "interrupt");
-      add(ranks.state?.every_cell ? "Run cells in the notebook" : "Run every cell on the ranks", "every-cell");
       add("Restart", "restart");
       add("Stop", "stop");
       add("Write the start as the first cell", "write-start");
+      if (ranks.size) {
+        const box = element("input", {
+          type: "checkbox", checked: ranks.state.every_cell, disabled: !commands.isEnabled("allranks:every-cell"),
+          onchange: () => void commands.execute("allranks:every-cell"),
+        });
+        row.append(element("label", {}, box, commands.label("allranks:every-cell")));
+      }
       return row;
     }
 
@@ -609,7 +632,25 @@ export const plugins = (packages) => {
       tracker.widgetAdded.connect(async (_, panel) => {
         await panel.revealed;
         // Also cells that are moved, pasted or undone: they are new to the page.
-        const follow = () => panel.isDisposed || panel.content.widgets.forEach(choose);
+        const ranks = known.get(panel);
+        const mark = (cell) => {
+          if (cell.isDisposed) return;
+          const isOnRanks = ranks.hasCell(cell.model);
+          cell.toggleClass("jp-allranks-cell", isOnRanks);
+          const prompt = cell.node.querySelector(".jp-InputPrompt");
+          if (prompt) prompt.title = isOnRanks ? "This cell runs on the ranks" : "";
+        };
+        const watched = new WeakSet();
+        const watch = (cell) => {
+          void choose(cell);
+          mark(cell);
+          if (watched.has(cell)) return;
+          watched.add(cell);
+          cell.model.sharedModel.changed.connect((_, { sourceChange }) => sourceChange && mark(cell));
+          void cell.ready.then(() => mark(cell));
+        };
+        const follow = () => panel.isDisposed || panel.content.widgets.forEach(watch);
+        ranks.listeners.add(() => panel.isDisposed || panel.content.widgets.forEach(mark));
         panel.content.model.cells.changed.connect(follow);
         follow();
       });
