@@ -7,7 +7,7 @@ const SIZES = [2, 4, 8];
 const LOOK_MS = 1000;
 const MOST_QUIET_MS = 20_000;
 const MOST_ENDING_MS = 5_000;
-const NO_PAUSES = { pauses: [], shown: null, only: false };
+const NO_PAUSES = { pauses: [], shown: null, only: false, notice: "" };
 const MISSING = "No module named 'allranks'";
 const INSTALL = "allranks is not installed for this kernel. Type in a cell: %pip install allranks";
 const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" width="16" height="16">
@@ -532,7 +532,8 @@ export const plugins = (packages) => {
         if (shown !== null) steps.append(button);
       }
       const title = element("h3", { textContent: "Paused in the debugger" });
-      return element("div", { className: "jp-allranks-list" }, title, list, steps);
+      const said = element("p", { textContent: ranks.debugger.notice, role: "status" });
+      return element("div", { className: "jp-allranks-list" }, title, said, list, steps);
     }
 
     // Compared while this part is open.
