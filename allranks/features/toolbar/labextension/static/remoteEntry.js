@@ -11,8 +11,12 @@
     "@jupyterlab/notebook",
     "@jupyterlab/outputarea",
     "@jupyterlab/services",
+    "@jupyterlab/translation",
     "@jupyterlab/ui-components",
+    "@lumino/polling",
+    "@lumino/signaling",
     "@lumino/widgets",
+    "react",
   ];
   let scope;
 
@@ -25,7 +29,7 @@
 
   const get = async () => {
     const [{ plugins }, ...loaded] = await Promise.all([
-      ...["ranks.js", "cells.js", "chooser.js"].map((name) => import(file(name))),
+      ...["ranks.js", "cells.js", "chooser.js", "notebook_ranks.js", "sidebar.js"].map((name) => import(file(name))),
       ...packages.map(load),
     ]);
     const style = document.createElement("link");
