@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import psutil
@@ -223,6 +224,18 @@ def test_start_changes_no_notebook_and_offers_to_write_its_first_cell(opened):
     page.locator(FIELD).click()
     item = page.get_by_role("menuitem", name="Write the start of the ranks as the first cell")
     expect(item).to_have_attribute("aria-disabled", "true")
+
+
+def test_the_settings_of_the_toolbar_hide_the_field(lab):
+    settings = lab.server.home / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / "notebook-extension"
+    hidden = settings / "panel.jupyterlab-settings"
+    hidden.write_text(json.dumps({"toolbar": [{"name": "allranks", "disabled": True}]}))
+    try:
+        lab.open(lab.server.add(new_notebook(cells=[new_code_cell("1")])))
+        expect(lab.page.locator(".jp-NotebookPanel-toolbar")).to_contain_text("ipykernel")
+        expect(lab.page.locator(FIELD)).to_have_count(0)
+    finally:
+        hidden.unlink()
 
 
 def test_notebook_7_has_the_field_and_the_sidebar_too(opened):

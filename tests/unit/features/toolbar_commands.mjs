@@ -51,7 +51,7 @@ const panel = {
 
 const packages = {
   Signal,
-  Widget: class { node = made(); },
+  Widget: class { node = made(); addClass() {} },
   Poll: class { start() {} stop() {} },
   makeNotebookRanks,
   makeSidebar: () => Sidebar,

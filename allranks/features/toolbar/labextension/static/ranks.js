@@ -39,6 +39,7 @@ export const plugins = (packages) => {
     constructor(text, label, value) {
       super();
       this.input = Object.assign(document.createElement("input"), { value, className: "jp-mod-styled" });
+      this.addClass("jp-allranks-options");
       const labelled = document.createElement("label");
       labelled.append(label, this.input);
       const about = Object.assign(document.createElement("p"), { textContent: text });
@@ -76,7 +77,7 @@ export const plugins = (packages) => {
     // What deletes variables has the button of a warning.
     const ask = async (title, body, label, warns) => {
       const button = warns ? Dialog.warnButton({ label }) : Dialog.okButton({ label });
-      return showDialog({ title, body, buttons: [Dialog.cancelButton(), button] });
+      return showDialog({ title, body, buttons: [Dialog.cancelButton(), button], focusNodeSelector: "input" });
     };
     const confirm = async (ranks, title, label) => (await ask(title, deletes(ranks), label, true)).button.accept;
 

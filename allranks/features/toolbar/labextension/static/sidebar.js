@@ -61,6 +61,9 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
       // The ranks compare their variables while that section is open.
       this.variables.isClosed = true;
       this.command.isClosed = true;
+      // The header grows and shrinks with its buttons, which no message says.
+      this.observer = new ResizeObserver(() => this.content.update());
+      this.observer.observe(this.content.node);
       this.content.expansionToggled.connect(this.share, this);
       this.sections = [this.pauses, this.ranks, this.variables, this.command, this.clusters];
       this.refresh();
@@ -111,6 +114,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
     }
 
     dispose() {
+      this.observer.disconnect();
       for (const section of this.sections) section.dispose();
       super.dispose();
     }
