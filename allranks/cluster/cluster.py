@@ -570,6 +570,9 @@ class NotebookSession(Protocol):
     """The interface of a notebook's session: the magics are above this package."""
 
     @property
+    def hooks(self) -> NotebookHooks: ...
+
+    @property
     def running(self) -> Cluster | None: ...
 
     def of_size(self, n: int | None) -> Cluster:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -211,6 +212,8 @@ def _write_kernel(said: argparse.Namespace, options: ClusterOptions) -> str:
             ],
             python_arguments=["-Xfrozen_modules=off"],
         )
+        for logo in (Path(__file__).parent / "kernel_logo").iterdir():
+            shutil.copy(logo, written)
         try:
             return str(
                 KernelSpecManager().install_kernel_spec(

@@ -90,6 +90,9 @@ class Hints:
             found = self._session.hooks.command("find", name, len(name))
         if not found.get("found"):
             return ""
+        if module := found.get("module"):
+            imported = f"{name} is a module that rank {found['rank']} has imported"
+            return f"{imported}, and not the notebook. {_import(module, name)}"
         pull = f"%distributed pull {name}"
         return f"{name} exists on rank {found['rank']}: {begin}, or type: {pull}"
 
@@ -126,15 +129,19 @@ def in_notebook(
     ]
 
 
+def _import(module: str, name: str) -> str:
+    known = f" as {name}" if module != name else ""
+    return f"Begin the cell with: import {module}{known}"
+
+
 def _to_ranks(name: str, value: Any, ranks: list[int], here: str) -> str:
     made = value if isinstance(value, FunctionType) else type(value)
     if str(made.__module__).startswith(_OF_NOTEBOOK):
         return f"{name} runs in the notebook. {here}"
     if isinstance(value, ModuleType):
-        known = f" as {name}" if value.__name__ != name else ""
         return (
             f"{name} is a module that the notebook has imported, and not the ranks. "
-            f"Begin the cell with: import {value.__name__}{known}"
+            f"{_import(value.__name__, name)}"
         )
     some = f" -r {compact(ranks, '-').replace(' ', '')}" if ranks else ""
     return f"{name} exists in the notebook. To copy it to the ranks: %distributed push {name}{some}"

@@ -68,6 +68,11 @@ class EveryCell:
         #: Beginnings of lines that run in the notebook.
         self.commands = [_COMMAND, "%%", "%load_ext", "%reload_ext"]
 
+    @property
+    def local_beginnings(self) -> list[str]:
+        """How cells begin that run in the notebook while every other cell runs on the ranks."""
+        return [*self.commands, _LOCAL]
+
     def on(self) -> None:
         if not self.is_on:
             self._shell.input_transformers_cleanup.append(self._send)

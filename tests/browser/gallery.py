@@ -76,7 +76,7 @@ class Gallery:
         self.shoot(lambda: self.page.locator(FIELD).click())
         self.page.locator(FIELD).click()
         self.page.get_by_role("menuitem", name="Start 4 ranks").click()
-        expect(self.page.locator(FIELD)).to_contain_text("4 ranks on", timeout=90_000)
+        expect(self.page.locator(FIELD)).to_contain_text("4 ranks ·", timeout=90_000)
 
     def sidebar(self) -> None:
         self.lab.command("allranks:show")
@@ -84,7 +84,7 @@ class Gallery:
         self.shoot()
         (self.lab.server.root / "go").unlink(missing_ok=True)
         self.run("runs", wait=False)
-        expect(self.page.locator(SIDEBAR)).to_contain_text("waiting in barrier")
+        expect(self.page.locator(SIDEBAR)).to_contain_text("in barrier for rank")
         self.shoot(lambda: self.look_at("runs"), "_running")
         (self.lab.server.root / "go").touch()
         self.lab.wait_idle()
@@ -107,12 +107,13 @@ class Gallery:
     def variables(self) -> None:
         self.lab.command("allranks:show")
         self.run("variables")
-        summary = self.page.locator(f"{SIDEBAR} summary")
-        summary.click()
-        expect(self.page.locator(f"{SIDEBAR} details tbody tr").first).to_be_visible()
-        # At once: the sidebar may be drawn again meanwhile.
-        self.shoot(lambda: summary.evaluate("one => one.scrollIntoView()"))
-        summary.click()
+        title = self.page.locator(SIDEBAR).get_by_text("Variables", exact=True)
+        title.click()
+        expect(
+            self.page.locator(f"{SIDEBAR} .jp-allranks-variables tbody tr").first
+        ).to_be_visible()
+        self.shoot()
+        title.click()
 
     def error(self) -> None:
         self.run("error")

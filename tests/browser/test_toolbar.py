@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import psutil
@@ -51,7 +52,7 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     (lab.server.root / "go").touch()
     expect(page.locator(FIELD)).to_have_text("no ranks")
     choose(lab, "Start 4 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("4 ranks · every cell", timeout=90_000)
     lab.run_cell(0)
     lab.wait_for(0, "hello from 3")
 
@@ -60,21 +61,21 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     page.keyboard.type("Show the ranks")
     page.get_by_role("menuitem", name="Show the ranks").click()
     sidebar = page.locator(SIDEBAR)
-    ranks = sidebar.locator("table").first.locator("tbody tr")
+    ranks = sidebar.locator(".jp-allranks-rank")
     expect(ranks).to_have_count(4)
-    expect(sidebar).to_contain_text("idle")
+    expect(sidebar).to_contain_text("4 idle")
     lab.run_cell(1)
-    expect(sidebar).to_contain_text("running")
+    expect(sidebar).to_contain_text("4 running")
     expect(sidebar).to_contain_text(re.compile(r"In\[2\]:[23] "))
     lab.screenshot(PICTURES / "toolbar_running.png")
-    # The sidebar is drawn again while the keyboard is in it.
+    # The sidebar's state changes while the keyboard is in it, and a button is pressed.
     interrupt = sidebar.get_by_role("button", name="Interrupt")
     interrupt.focus()
-    drawn = interrupt.element_handle()
-    page.wait_for_function("button => !button.isConnected", arg=drawn)
-    expect(interrupt).to_be_focused()
+    drawn = ranks.first.element_handle()
     (lab.server.root / "go").write_text("now")
     lab.wait_idle()
+    expect(sidebar).to_contain_text("4 idle")
+    assert drawn.evaluate("row => row.isConnected")
     assert axe.look(lab, "sidebar", SIDEBAR) == []
 
     lab.run_cell(2)
@@ -89,13 +90,13 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.wait_for(3, "rank 3 │ chosen 1")
     assert "rank 1" not in lab.output(3).inner_text()
 
-    sidebar.locator("summary").click()
+    sidebar.get_by_text("Variables", exact=True).click()
     variables = (
         "x = [1, 2]; y = rank; import numpy as np; z = np.ones(rank + 1); w = np.ones(2) * rank"
     )
     lab.write(3, f"{variables}\nif rank == 2: only = 'here'")
     lab.run_cell(3)
-    rows = sidebar.locator("details tbody tr")
+    rows = sidebar.locator(".jp-allranks-variables tbody tr")
     expect(rows).to_have_count(5)
     # At once: it is drawn again now and then.
     cells = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
@@ -109,8 +110,26 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.screenshot(PICTURES / "toolbar_variables.png")
     assert axe.look(lab, "variables", SIDEBAR) == []
 
-    sidebar.get_by_role("button", name="Run cells in the notebook").click()
-    expect(sidebar.get_by_role("button", name="Run every cell on the ranks")).to_be_visible()
+    lab.write(3, "print('\\x1b[31mred\\x1b[0m')")
+    lab.run_cell(3)
+    lab.wait_idle()
+    with page.context.expect_page() as opening:
+        sidebar.get_by_role("button", name="rank 2").click()
+    expect(opening.value.locator("pre")).to_contain_text("red")
+    assert "\x1b" not in opening.value.locator("pre").inner_text()
+    opening.value.close()
+
+    # The same words as in the menu.
+    every = sidebar.get_by_label("Every cell runs on the ranks")
+    expect(every).to_be_checked()
+    marked = page.locator(".jp-Notebook .jp-allranks-cell")
+    expect(marked).to_have_count(len(SOURCES))
+    every.click()
+    expect(every).not_to_be_checked()
+    expect(page.locator(FIELD)).to_have_text("4 ranks · %%distributed")
+    expect(marked).to_have_count(0)
+    lab.write(2, "%%rank 1\n1")
+    expect(marked).to_have_count(1)
     # Other ranks of the kernel do not take the place of the notebook's.
     other = "from allranks import Cluster\nwith Cluster(n=1): pass\n"
     lab.write(3, f"{other}'rank' in globals()")
@@ -131,22 +150,22 @@ def test_what_cannot_start_is_said_and_a_restarted_kernel_has_no_ranks(opened):
     page.locator(".jp-Dialog .jp-mod-accept").click()
     expect(page.locator(".Toastify__toast")).to_contain_text("nowhere", timeout=60_000)
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     # In place of ranks whose cell would not end.
     (lab.server.root / "go").touch()
     lab.run_cell(1)
     choose(lab, "Restart with 4 ranks")
     page.locator(".jp-Dialog .jp-mod-accept").click()
-    expect(page.locator(FIELD)).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("4 ranks · every cell", timeout=90_000)
     page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
     expect(page.locator(FIELD)).to_have_text("no ranks")
     # A page that is loaded again finds the ranks of its kernel, also while a cell runs.
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     lab.run_cell(1)
     lab.save()
     page.reload()
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
 
 
 def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
@@ -158,7 +177,7 @@ def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
     try:
         page.clock.install()
         choose(opened, "Start 2 ranks")
-        expect(page.locator(FIELD)).to_have_text("starting …")
+        expect(page.locator(FIELD)).to_have_text("starting 2 ranks …")
         page.clock.run_for(25_000)
         expect(page.locator(FIELD)).to_have_text("no ranks")
         expect(page.locator(".Toastify__toast")).to_contain_text("has not answered for 20 s")
@@ -166,12 +185,57 @@ def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
         kernel.resume()
 
 
-def test_a_card_in_the_launcher_opens_a_notebook_on_four_ranks(opened):
-    page = opened.page
-    opened.command("launcher:create")
+def test_the_notebook_of_the_launchers_card_runs_again_in_a_new_kernel(opened):
+    lab, page = opened, opened.page
+    lab.command("launcher:create")
     page.locator(".jp-LauncherCard", has_text="4 ranks").click()
     field = page.locator(f"{FIELD}:visible")
-    expect(field).to_have_text(re.compile("^4 ranks on "), timeout=90_000)
+    expect(field).to_have_text("starting 4 ranks …")
+    expect(field).to_have_text("4 ranks · every cell", timeout=90_000)
+    cells = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
+    expect(cells).to_have_count(2)
+    expect(cells.nth(0)).to_contain_text("allranks started ranks 0–3")
+    page.wait_for_function("() => jupyterapp.shell.currentWidget.content.activeCellIndex === 1")
+    lab.command("notebook:run-cell")
+    lines = "".join(f"rank {rank} │ hello from rank {rank} of 4\n" for rank in range(4))
+    said = cells.nth(1).locator(".jp-OutputArea")
+    expect(said).to_contain_text(lines.strip())
+    page.evaluate(
+        """async () => {
+            const { content, sessionContext } = jupyterapp.shell.currentWidget;
+            await jupyterapp.commands.execute("notebook:clear-all-cell-outputs");
+            await sessionContext.restartKernel();
+            await jupyterapp.commands.execute("notebook:run-all-cells");
+        }"""
+    )
+    expect(said).to_contain_text(lines.strip(), timeout=90_000)
+
+
+def test_start_changes_no_notebook_and_offers_to_write_its_first_cell(opened):
+    lab, page = opened, opened.page
+    cells = page.locator(".jp-Notebook .jp-Cell")
+    choose(lab, "Start 2 ranks")
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
+    expect(cells).to_have_count(len(SOURCES))
+    page.locator(".Toastify__toast button", has_text="Write this as the first cell").click()
+    expect(cells).to_have_count(len(SOURCES) + 1)
+    expect(cells.first).to_contain_text("%distributed start -n 2")
+    # It is offered once.
+    page.locator(FIELD).click()
+    item = page.get_by_role("menuitem", name="Write the start of the ranks as the first cell")
+    expect(item).to_have_attribute("aria-disabled", "true")
+
+
+def test_the_settings_of_the_toolbar_hide_the_field(lab):
+    settings = lab.server.home / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / "notebook-extension"
+    hidden = settings / "panel.jupyterlab-settings"
+    hidden.write_text(json.dumps({"toolbar": [{"name": "allranks", "disabled": True}]}))
+    try:
+        lab.open(lab.server.add(new_notebook(cells=[new_code_cell("1")])))
+        expect(lab.page.locator(".jp-NotebookPanel-toolbar")).to_contain_text("ipykernel")
+        expect(lab.page.locator(FIELD)).to_have_count(0)
+    finally:
+        hidden.unlink()
 
 
 def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
@@ -180,9 +244,9 @@ def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
     lab.close()
     page.goto(f"{lab.server.url}/notebooks/{name}?token={lab.server.token}")
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     choose(lab, "Show the ranks")
-    expect(page.locator(SIDEBAR).locator("tbody tr")).to_have_count(2)
+    expect(page.locator(SIDEBAR).locator(".jp-allranks-rank")).to_have_count(2)
 
 
 def test_in_notebook_7_a_click_chooses_the_rank_that_the_debugger_shows(lab):
@@ -191,7 +255,7 @@ def test_in_notebook_7_a_click_chooses_the_rank_that_the_debugger_shows(lab):
     cells = [new_code_cell(source) for source in sources]
     lab.open(lab.server.add(new_notebook(cells=cells)), tree="notebooks")
     choose(lab, "Start 2 ranks")
-    expect(page.locator(FIELD)).to_have_text(re.compile("^2 ranks on "), timeout=90_000)
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell", timeout=90_000)
     choose(lab, "Show the ranks")
     lab.run_cell(0)
     lab.wait_idle()
@@ -260,7 +324,12 @@ def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):
 
     whole = ".jp-Cell-outputArea"
 
-    choosers.nth(0).select_option("tab per rank")
+    def select(number, view):
+        choosers.nth(number).get_by_role("button", name=view).click()
+
+    # Figures stand side by side, unless another view is chosen.
+    expect(columns(2)).to_have_count(3)
+    select(0, "tab per rank")
     within(1, ".jp-allranks-tabs button").nth(2).click()
     expect(columns(1)).to_have_count(2)
     expect(columns(1).first).to_contain_text("allranks started ranks 0–2")
@@ -268,20 +337,24 @@ def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):
     expect(within(1, ".jp-allranks-tabs [aria-pressed=true]")).to_have_text("rank 2")
     expect(within(1, ".jp-allranks-tabs [aria-pressed=true]")).to_be_focused()
     expect(within(1, whole)).to_be_hidden()
-    choosers.nth(1).select_option("side by side")
+    select(1, "all ranks")
+    expect(columns(2)).to_have_count(0)
+    select(1, "side by side")
     expect(columns(2)).to_have_count(3)
     expect(columns(2).nth(0)).to_contain_text("none")
     expect(columns(2).locator("img")).to_have_count(2)
-    choosers.nth(2).select_option("side by side")
+    select(2, "side by side")
     # The error of all ranks stands below.
     expect(columns(4).last).to_contain_text("ZeroDivisionError")
     lab.screenshot(PICTURES / "toolbar_side_by_side.png")
-    choosers.nth(2).select_option("all ranks")
+    select(2, "all ranks")
     expect(within(4, whole)).to_be_visible()
     lab.save()
     page.reload()
     expect(columns(1).last).to_contain_text("line 2", timeout=60_000)
-    expect(choosers.nth(0)).to_have_value("tabs")
-    choosers.nth(0).select_option("all ranks")
+    expect(choosers.nth(0).locator("[aria-pressed=true]")).to_have_attribute(
+        "title", "tab per rank"
+    )
+    select(0, "all ranks")
     expect(within(1, whole)).to_contain_text("ranks 0–2 │ line 0")
     assert lab.complaints == []

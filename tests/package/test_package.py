@@ -74,7 +74,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built, repository):
         for name in package
         if name.startswith(source)
     }
-    assert len(extension) == 5
+    assert len(extension) == 10
     suites = {name for name in found if name.startswith("allranks/gpu_suites/")}
     assert {name.removeprefix("allranks/gpu_suites/") for name in suites} <= committed(repository)
     labs = {name for name in committed(repository) if name.startswith("notebooks/")}

@@ -39,6 +39,8 @@ def _advice(titles: Iterable[str]) -> str:
         return "Let some ranks receive first, or use sendrecv."
     if called == receives:
         return "Let some ranks send first, or use sendrecv."
+    if called == exchanges:
+        return "Make the dest of each sendrecv a rank whose source it is, with the same tag."
     if called == sends | receives | exchanges:
         return "Make a receive for each send, with the same tag, or use sendrecv."
     return _ADVICE

@@ -123,7 +123,8 @@ class NamesOfRank(RankFeature):
         if isinstance(text, str):
             lines.append(f"Docstring: {inspect.cleandoc(text)}")
         lines.append(f"Rank {self._rank} is busy: more is shown when it is idle.")
-        return {"found": True, "data": {"text/plain": "\n".join(lines)}}
+        module = value.__name__ if isinstance(value, ModuleType) else ""
+        return {"found": True, "data": {"text/plain": "\n".join(lines)}, "module": module}
 
     def _find(self, path: list[str]) -> Any:
         value = self._shell.user_ns[path[0]]

@@ -109,8 +109,7 @@ class _Cells:
         first = code.lstrip()
         if first.startswith(_FOR_RANKS):
             return True
-        local = ("%%local", *getattr(self._toggle, "commands", ()))
-        return self.every and not first.startswith(local)
+        return self.every and not first.startswith(tuple(self._toggle.local_beginnings))
 
 
 FEATURE = NotebookDebugger

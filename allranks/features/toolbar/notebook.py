@@ -8,15 +8,18 @@ the comm by a question to the kernel.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import read_statuses
+from allranks.cluster.failures import end_of, read_statuses
 from allranks.cluster.features import AskingFeature, ClusterContext
+from allranks.features.toolbar import groups
 from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.wire import Answer
@@ -25,6 +28,13 @@ TARGET = "allranks.ranks"
 #: Ranks that have not answered after this time are silent.
 _ANSWER_SECONDS = 0.5
 _VARIABLES_SECONDS = 3.0
+_LOG_NBYTES = 8 << 20
+#: Colours, movements and addresses of a terminal, and other control characters.
+_CODES = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]"
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|[\x00-\x08\x0b-\x1f\x7f]"
+)
 
 
 class Toolbar(AskingFeature):
@@ -36,11 +46,17 @@ class Toolbar(AskingFeature):
         super().__init__()
         #: The questions that wait for answers, which all pages get.
         self._pending: set[str] = set()
+        #: How many ranks are being started, as long as none runs.
+        self.starting = 0
 
     def started(self, cluster: ClusterContext) -> None:
         super().started(cluster)
+        self.starting = cluster.size
         if getattr(get_ipython(), "kernel", None) is not None:
             _open_comm()
+            # Not asked for: the page may learn only by this message that the kernel has the comm.
+            if _of_notebook() is self and not cluster.attached:
+                _send(_without_ranks(self))
 
     def ask_all(
         self,
@@ -71,20 +87,33 @@ class Toolbar(AskingFeature):
     def stopped(self) -> None:
         super().stopped()
         self._pending.clear()
+        self.starting = 0
 
 
 def _asked(message: dict[str, Any]) -> None:
     # Runs in another thread than the cell, where the front end sends comm messages to a subshell of
-    # the kernel. A Cluster that the user makes has a toolbar too, which nothing asks.
-    running = cluster.running()
-    found = () if running is None else running.hooks.features
-    toolbar = next((one for one in found if isinstance(one, Toolbar)), None)
+    # the kernel.
+    running, toolbar = cluster.running(), _of_notebook()
     if running is None or toolbar is None:
-        _send({"ranks": [], "logs": "", "every_cell": _every_cell()})
+        _send(_without_ranks(toolbar))
+    elif (rank := wanted_log(message, running.size)) is not None:
+        _ask_log(toolbar, running, rank)
     elif wants_variables(message):
         toolbar.ask_all(running, "variables", _send_variables, _VARIABLES_SECONDS)
     else:
         toolbar.ask_all(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
+
+
+def _of_notebook() -> Toolbar | None:
+    # A Cluster that the user makes has a toolbar too, which nothing asks.
+    session = cluster.session
+    found = () if session is None else session.hooks.features
+    return next((one for one in found if isinstance(one, Toolbar)), None)
+
+
+def _without_ranks(toolbar: Toolbar | None) -> dict[str, Any]:
+    starting = 0 if toolbar is None else toolbar.starting
+    return {"size": 0, "starting": starting, **_where_cells_run()}
 
 
 def wants_variables(message: dict[str, Any]) -> bool:
@@ -93,24 +122,52 @@ def wants_variables(message: dict[str, Any]) -> bool:
     return isinstance(data, dict) and data.get("variables") is True
 
 
+def wanted_log(message: dict[str, Any], size: int) -> int | None:
+    """Returns the rank whose log a request of the page is for, if any."""
+    data = message["content"].get("data")
+    rank = data.get("log") if isinstance(data, dict) else None
+    return rank if type(rank) is int and 0 <= rank < size else None
+
+
+def _ask_log(toolbar: Toolbar, running: Cluster, rank: int) -> None:
+    path = running.hellos[rank].log
+
+    def deliver(answers: dict[int, Answer]) -> None:
+        found = answers.get(rank)
+        if found is None or found.problem:
+            why = "no answer" if found is None else found.problem
+            _send_log(rank, f"The log is {path} on {running.hellos[rank].host}: {why}.\n")
+        else:
+            _send_log(rank, str(found.content["text"]))
+
+    try:
+        _send_log(rank, end_of(path, _LOG_NBYTES))
+    except OSError:  # on another host
+        asked = {"path": path, "nbytes": _LOG_NBYTES}
+        toolbar.ask((rank,), requests.LOG, asked, deliver, _VARIABLES_SECONDS)
+
+
+def _send_log(rank: int, text: str) -> None:
+    _send({"log": {"rank": rank, "text": as_text(text)}})
+
+
+def as_text(log: str) -> str:
+    """Returns a log without the codes that colour it or move the cursor."""
+    return _CODES.sub("", log.replace("\r\n", "\n").replace("\r", "\n"))
+
+
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
     ranks = read_statuses(running.hellos, answers, left=running._have_left)
+    ranks = [replace(one, state="dead") if one.rank in running.dead else one for one in ranks]
     _send(
         {
-            "ranks": [
-                {
-                    "rank": one.rank,
-                    "host": one.host,
-                    "pid": one.pid,
-                    "device": one.device,
-                    "nbytes": one.rss_nbytes,
-                    "state": "dead" if one.rank in running.dead else one.state,
-                    "line": one.line,
-                }
-                for one in ranks
-            ],
+            "size": len(ranks),
+            "hosts": list(dict.fromkeys(one.host for one in ranks)),
+            "summary": groups.summary(ranks),
+            "rows": groups.rows(ranks),
+            "is_paused": any(one.state == "paused in the debugger" for one in ranks),
             "logs": running.log_dir,
-            "every_cell": _every_cell(),
+            **_where_cells_run(),
         }
     )
 
@@ -171,12 +228,15 @@ def _send(data: dict[str, Any]) -> None:
         manager.comms[TARGET].send(data)
 
 
-def _every_cell() -> bool:
-    # Whether all cells run on the ranks: a setting of the magics, which import no feature.
+def _where_cells_run() -> dict[str, Any]:
+    # A setting of the magics, which import no feature.
     shell = get_ipython()
     magics = getattr(shell, "magics_manager", None)
     distributed = magics.registry.get("DistributedMagics") if magics is not None else None
-    return bool(getattr(getattr(distributed, "toggle", None), "is_on", False))
+    toggle = getattr(distributed, "toggle", None)
+    if toggle is None:
+        return {"every_cell": False, "local": []}
+    return {"every_cell": toggle.is_on, "local": toggle.local_beginnings}
 
 
 FEATURE = Toolbar

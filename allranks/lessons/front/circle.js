@@ -82,7 +82,7 @@ class Circle {
     this.paint(state, at, state.frames[at].messages, ink);
     this.put(state.chunks.length > 1 ? REST : REST_CROSSING);
     const last = state.frames.length - 1;
-    this.element.setAttribute("aria-label", `a circle of ${state.frames[0].values.length}, `
+    this.element.setAttribute("aria-label", `a ${parents(state.frames) ? "tree" : "circle"} of ${state.frames[0].values.length}, `
       + (at ? `after round ${at} of ${last}` : "before the first round"));
   }
 
@@ -118,12 +118,13 @@ class Circle {
     const node = ranks <= 4 ? 50 : ranks <= 8 ? 40 : 27;
     const radius = HEIGHT / 2 - node - (ranks <= 8 ? 30 : 24);
     this.node = node;
-    this.places = frame.values.map((_, rank) => {
+    const up = parents(state.frames);
+    this.places = up ? treePlaces(up, ranks, node) : frame.values.map((_, rank) => {
       const angle = 2 * Math.PI * rank / ranks - (ranks === 2 ? Math.PI : Math.PI / 2);
       return [WIDTH / 2 + radius * Math.cos(angle), HEIGHT / 2 + radius * Math.sin(angle)];
     });
     // The path of neighbours on the circle is its arc, or close to it.
-    this.bend = Math.max(0.1, Math.min(0.3, Math.tan(Math.PI / 2 / ranks) / 2));
+    this.bend = up ? 0.1 : Math.max(0.1, Math.min(0.3, Math.tan(Math.PI / 2 / ranks) / 2));
     const ways = new Map();
     for (const { messages } of state.frames) {
       for (const { sender, receiver } of messages) ways.set(`${sender} ${receiver}`, this.way(sender, receiver));
@@ -213,6 +214,37 @@ class Circle {
       part.addEventListener("click", () => picked(number));
     }
   }
+}
+
+// The parent of each rank where sums go up a tree, whose root has none; null where they take other ways.
+/** @param {import("./types").Frame[]} frames @returns {Map<number, number> | null} */
+function parents(frames) {
+  const up = new Map();
+  for (const { sender, receiver, adds } of frames.flatMap(({ messages }) => messages)) {
+    if (adds && up.has(sender)) return null;
+    if (adds) up.set(sender, receiver);
+  }
+  return up.size === frames[0].values.length - 1 ? up : null;
+}
+
+// The root on top, each rank above its children.
+/** @param {Map<number, number>} up @param {number} ranks @param {number} node */
+function treePlaces(up, ranks, node) {
+  const all = Array.from({ length: ranks }, (_, rank) => rank);
+  let leaves = 0, deepest = 0;
+  /** @type {number[][]} */
+  const found = [];
+  /** @param {number} rank @param {number} depth */
+  const place = (rank, depth) => {
+    const children = all.filter((child) => up.get(child) === rank);
+    for (const child of children) place(child, depth + 1);
+    const columns = children.map((child) => found[child][0]);
+    found[rank] = [children.length ? (columns[0] + columns[columns.length - 1]) / 2 : leaves++, depth];
+    deepest = Math.max(deepest, depth);
+  };
+  place(all.find((rank) => !up.has(rank)) ?? 0, 0);
+  const room = node + 26, wide = (WIDTH - 2 * room) / Math.max(1, leaves - 1), high = (HEIGHT - 2 * room) / Math.max(1, deepest);
+  return found.map(([column, depth]) => [leaves > 1 ? room + column * wide : WIDTH / 2, room + depth * high]);
 }
 
 // A part of a ring, between two radii and two angles.

@@ -8,6 +8,7 @@ from allranks.errors import CollectiveMismatch, Deadlock
 RECEIVE = "Let some ranks receive first, or use sendrecv."
 SEND = "Let some ranks send first, or use sendrecv."
 PAIR_UP = "Make a receive for each send, with the same tag, or use sendrecv."
+EXCHANGE = "Make the dest of each sendrecv a rank whose source it is, with the same tag."
 SAME = "Make the same calls in the same order on every rank."
 
 
@@ -19,7 +20,8 @@ SAME = "Make the same calls in the same order on every rank."
         (["recv", "comm.recv"], SEND, Deadlock),
         (["comm.Mrecv", "comm.probe", "comm.Irecv, Wait"], SEND, Deadlock),
         (["comm.Send", "comm.recv"], PAIR_UP, Deadlock),
-        (["comm.Sendrecv_replace"], PAIR_UP, Deadlock),
+        (["comm.Sendrecv_replace", "comm.sendrecv"], EXCHANGE, Deadlock),
+        (["comm.sendrecv", "comm.Send"], PAIR_UP, Deadlock),
         (["comm.recv", "allreduce(Average)"], SAME, CollectiveMismatch),
         (["barrier"], SAME, CollectiveMismatch),
     ],

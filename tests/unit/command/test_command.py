@@ -39,13 +39,18 @@ def test_a_wrong_option_is_refused(words, said, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_kernel_has_the_options_of_features_too(tmp_path):
+def test_the_kernel_has_the_options_of_features_and_its_own_logo(tmp_path, repository):
     command = [*COMMAND, "install-kernel", "--prefix", str(tmp_path), "--torch", "gloo"]
     ended = subprocess.run([*command, "--on", "local", "--log-to", "mlflow"], capture_output=True)
     assert ended.returncode == 0, ended.stderr
     (spec,) = tmp_path.rglob("kernel.json")
     start = json.loads(spec.read_text())["env"]["ALLRANKS_START"]
     assert start == "--on local --torch gloo --log-to mlflow"
+    # Not Python's logo: the launcher shows both kernels.
+    logos = repository / "allranks" / "command" / "kernel_logo"
+    for logo in logos.iterdir():
+        assert (spec.parent / logo.name).read_bytes() == logo.read_bytes()
+    assert {one.name for one in spec.parent.glob("logo*")} == {one.name for one in logos.iterdir()}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")

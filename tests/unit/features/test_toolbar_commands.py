@@ -8,7 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.command.export import export_script
+from allranks.command.notebook_cells import cells_of
+from allranks.magics.shell import EveryCell
 from tests.missing import skip_missing
 
 START = "%distributed start {}\n%distributed on"
@@ -30,8 +34,10 @@ def press(repository):
     static = repository / "allranks" / "features" / "toolbar" / "labextension" / "static"
     script = Path(__file__).with_name("toolbar_commands.mjs")
 
-    def press(arguments=(), typed="", labels=()):
-        given = json.dumps({"arguments": [*arguments], "typed": typed, "labels": [*labels]})
+    def press(arguments=(), typed="", labels=(), sources=(), cells=()):
+        lists = {"arguments": [*arguments], "labels": [*labels], "sources": [*sources]}
+        lists["cells"] = [*cells]
+        given = json.dumps({"typed": typed, **lists})
         command = [node(), str(script), str(static), given]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -62,3 +68,37 @@ def test_options_that_a_person_types_are_one_line(press):
 def test_an_output_names_no_more_ranks_than_a_cluster_can_have(press):
     labels = ["ranks 0–2, 5", "ranks 0–99999999999", "ranks 0–16000, 0–16000", "ranks 7–3"]
     assert press(labels=labels)["labels"] == [[0, 1, 2, 5], [], [], []]
+
+
+def test_the_cells_that_the_launchers_card_writes_can_be_exported(press):
+    first, second = press()["first"]
+    cells = [{"cell_type": "code", "source": source} for source in (first, second)]
+    made = export_script(cells_of({"cells": cells}), "Untitled.ipynb", "a.py", "allranks export")
+    assert made.cluster.n == 4
+    assert second in made.source
+    assert made.notes == []
+
+
+def test_a_notebook_that_starts_its_ranks_is_offered_no_cell(press):
+    start = press()["first"][0]
+    starting = [start, "x = 1\n%distributed start", "%%distributed -n 2\n1", "%dist_init -n 2"]
+    others = ["%load_ext allranks", "%%distributed\n1", "print('%distributed start')", "# -n 4"]
+    assert press(sources=starting)["starts"] == [True] * len(starting)
+    assert press(sources=others)["starts"] == [False] * len(others)
+
+
+def test_the_mark_of_a_cell_follows_the_kernel(press):
+    toggle = EveryCell(InteractiveShell())
+    some = {"every_cell": False, "local": toggle.local_beginnings}
+    every = some | {"every_cell": True}
+    sources = ["print(1)", "%%distributed -n 2\n1", "\n%%rank 0\n1", "%%time\n1", "%%local\n1", ""]
+    sources += ["%distributed status", "%load_ext allranks"]
+    with_all = [True, True, True, False, False, False, False, False]
+    assert press(cells=[[source, every] for source in sources])["runs"] == with_all
+    with_some = [False, True, True, False, False, False, False, False]
+    assert press(cells=[[source, some] for source in sources])["runs"] == with_some
+    toggle.every_cell()  # the kernel of ranks
+    state = every | {"local": toggle.local_beginnings}
+    toggle.off()
+    of_ranks = press(cells=[["%%time\n1", state], ["%pip install x", state]])
+    assert of_ranks["runs"] == [True, False]

@@ -9,24 +9,29 @@ const load = async (name) => {
 };
 const { plugins } = await load("ranks.js");
 const { ranksOf } = await load("chooser.js");
+const cells = await load("cells.js");
+const { makeNotebookRanks } = await load("notebook_ranks.js");
 
-const signal = () => ({ connect: () => {} });
+const signal = () => ({ connect: () => {}, disconnect: () => {} });
 const style = { toggle: () => {}, add: () => {} };
 const made = () => ({ classList: style, append: () => {}, setAttribute: () => {}, replaceChildren: () => {}, matches: () => false });
 globalThis.document = { createElement: made, activeElement: null, hidden: true };
-globalThis.setInterval = () => 0;
 
-class Widget {
-  constructor() {
-    this.node = { ...made(), contains: () => false };
-    this.title = {};
-  }
-  addClass() {}
-  setHidden() {}
+class Signal {
+  static clearData() {}
+  connect() {}
+  emit() {}
 }
+class Sidebar {
+  title = {};
+  refresh() {}
+}
+const format = (text, ...values) => text.replace(/%(\d)/g, (_, at) => values[at - 1]);
+const trans = { __: format, _n: (one, several, n, ...values) => format(n === 1 ? one : several, ...values) };
 
 const sent = [];
 const kernel = {
+  name: "python3",
   spec: Promise.resolve({ language: "python" }),
   status: "idle",
   requestCommInfo: async () => ({ content: { comms: {} } }),
@@ -38,21 +43,29 @@ const kernel = {
 const sessionContext = {
   statusChanged: signal(), kernelChanged: signal(), iopubMessage: signal(), ready: Promise.resolve(), session: { kernel },
 };
-const context = { sessionContext, localPath: "a.ipynb", model: { cells: [] } };
+const context = { sessionContext, disposed: signal(), localPath: "a.ipynb", model: { cells: [] } };
 const panel = {
   context, content: { widgets: [], model: { cells: { changed: signal() } } }, disposed: signal(), revealed: Promise.resolve(),
-  toolbar: { insertBefore: () => {} }, toggleClass: () => {},
+  toggleClass: () => {},
 };
 
 const packages = {
-  Widget,
+  Signal,
+  Widget: class { node = made(); addClass() {} },
+  Poll: class { start() {} stop() {} },
+  makeNotebookRanks,
+  makeSidebar: () => Sidebar,
+  nullTranslator: { load: () => trans },
   LabIcon: class { element() { return made(); } },
   MenuSvg: class { constructor() { this.aboutToClose = signal(); } addItem() {} },
   NotebookActions: { executed: signal() },
   Notification: { error: () => "", dismiss: () => {} },
   KernelMessage: {},
+  ...cells,
+  caretDownIcon: { element: made },
   makeChooser: () => () => {},
-  InputDialog: { getText: async () => ({ button: { accept: true }, value: JSON.parse(given).typed }) },
+  Dialog: { cancelButton: () => {}, okButton: () => {} },
+  showDialog: async () => ({ button: { accept: true }, value: JSON.parse(given).typed }),
 };
 const commands = new Map();
 const app = {
@@ -64,8 +77,8 @@ const app = {
   shell: { add: () => {} },
 };
 const widgetAdded = { all: [], connect: (slot) => widgetAdded.all.push(slot) };
-const tracker = { widgetAdded, currentWidget: panel, currentChanged: signal() };
-plugins(packages)[0].activate(app, tracker, null, null);
+const tracker = { widgetAdded, currentWidget: panel, currentChanged: signal(), forEach: () => {}, find: () => panel };
+plugins(packages)[0].activate(app, tracker, null, null, null);
 for (const slot of widgetAdded.all) slot(tracker, panel);
 await new Promise((resolve) => setTimeout(resolve));
 
@@ -77,5 +90,7 @@ for (const args of JSON.parse(given).arguments) {
   const refused = await execute(args).then(() => "", (error) => error.message);
   results.push({ enabled, refused, sent: [...sent] });
 }
+const runs = JSON.parse(given).cells.map(([source, state]) => cells.runsOnRanks(source, state));
+const starts = JSON.parse(given).sources.map((source) => cells.startsRanks(source));
 const labels = JSON.parse(given).labels.map((label) => ranksOf(label));
-process.stdout.write(JSON.stringify({ results, labels }));
+process.stdout.write(JSON.stringify({ results, labels, runs, starts, first: cells.firstCells("-n 4") }));

@@ -99,7 +99,8 @@ def session():
             raise AllranksError("they do not answer")
         if source == "interrupted":
             raise KeyboardInterrupt
-        return {"rank": 2, "found": source == "model"}
+        module = "numpy" if source == "np" else ""
+        return {"rank": 2, "found": source in ("model", "np"), "module": module}
 
     return SimpleNamespace(running=None, hooks=SimpleNamespace(command=find))
 
@@ -125,6 +126,11 @@ def test_a_variable_of_a_rank_is_named_once_the_rank_has_answered(shell, session
     assert shell.fails("model") == (
         "name 'model' is not defined\nmodel exists on rank 2: begin the cell with %%distributed, "
         "or type: %distributed pull model"
+    )
+    # A module cannot be copied.
+    assert shell.fails("np.ones(3)") == (
+        "name 'np' is not defined\nnp is a module that rank 2 has imported, and not the notebook. "
+        "Begin the cell with: import numpy as np"
     )
     assert shell.fails("other") == "name 'other' is not defined"
     for name in ("busy", "interrupted"):

@@ -1,8 +1,14 @@
-// A choice above an output of several ranks: all of them, with equal lines once, a tab for each, or
-// all side by side. It is kept in the cell's metadata: "side", or the rank whose tab is chosen.
+// A choice beside an output of several ranks: all of them, with equal lines once, a tab for each, or
+// all side by side, which is the default for figures and other rich output. Another choice is kept in the
+// cell's metadata: "all", "side", or the rank whose tab is chosen.
 
 const KEY = "allranks";
-const VIEWS = [["all", "all ranks"], ["tabs", "tab per rank"], ["side", "side by side"]];
+// The names of the views, and what the icons draw.
+const VIEWS = [
+  ["all", "all ranks", "M2 3h12v2H2zM2 7h12v2H2zM2 11h12v2H2z"],
+  ["tabs", "tab per rank", "M1 2h6v3h8v9H1zM8 2h3v2H8zM12 2h3v2h-3z"],
+  ["side", "side by side", "M2 2h5.5v5.5H2zM8.5 2H14v5.5H8.5zM2 8.5h5.5V14H2zM8.5 8.5H14V14H8.5z"],
+];
 const MOST_COLUMNS = 16;
 // A notebook may have any text as an output: a longer list of ranks is one of no cluster.
 const MOST_RANKS = 16_384;
@@ -27,6 +33,9 @@ const textOf = ({ output_type: type, text, data }) => {
   const [first] = joined.split("\n");
   return LINE.test(first) || LABEL.test(first) ? joined : null;
 };
+
+/** Whether ranks have figures, tables or other output that is no text. */
+const isRich = ({ byRank }) => [...byRank.values()].flat().some(({ output_type: type }) => type !== "stream");
 
 /** Returns the outputs of each rank, as Jupyter's outputs; null if they are not labelled. */
 export const split = (outputs) => {
@@ -62,8 +71,9 @@ export const split = (outputs) => {
   return byRank.size > 1 ? { byRank: new Map([...byRank].sort(([a], [b]) => a - b)), above, below } : null;
 };
 
-export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) => {
+export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, trans) => {
   const views = new WeakMap();
+  const isRunning = (cell) => cell.model.executionState === "running";
 
   const render = ({ model: { trusted }, rendermime }, outputs) =>
     new SimplifiedOutputArea({ model: new OutputAreaModel({ values: outputs, trusted }), rendermime });
@@ -81,11 +91,12 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
 
   /** Draws the chosen view of a cell's outputs beside the outputs themselves. */
   const draw = (cell, made, found, rank) => {
-    const chosen = made.select.value;
+    const { chosen } = made;
     cell.outputArea.node.classList.toggle("jp-allranks-hidden", chosen !== "all");
-    made.bar.classList.toggle("jp-mod-active", chosen !== "all");
     clear(made);
     if (chosen === "all") return;
+    made.grid.classList.toggle("jp-mod-rich", chosen === "side" && isRich(found));
+    made.grid.style.setProperty("--jp-allranks-columns", Math.ceil(Math.sqrt(Math.min(found.byRank.size, MOST_COLUMNS))));
     const ranks = chosen === "side" ? [...found.byRank.keys()].slice(0, MOST_COLUMNS) : [rank];
     const place = (title, outputs) => {
       const area = render(cell.outputArea, outputs);
@@ -98,19 +109,28 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     };
     const placeCommon = (outputs) => outputs.length && place("", outputs).classList.add("jp-allranks-common");
     placeCommon(found.above);
-    for (const one of ranks) place(chosen === "side" ? `rank ${one}` : "", found.byRank.get(one));
+    for (const one of ranks) place(chosen === "side" ? trans.__("rank %1", one) : "", found.byRank.get(one));
     placeCommon(found.below);
   };
 
   const make = (cell) => {
-    const select = document.createElement("select");
-    select.setAttribute("aria-label", "View of the ranks' output");
     const bar = Object.assign(document.createElement("div"), { className: "jp-allranks-chooser" });
-    for (const [value, text] of VIEWS) select.append(new Option(text, value));
-    bar.append(select);
+    bar.setAttribute("role", "group");
+    bar.setAttribute("aria-label", trans.__("View of the ranks' output"));
+    const buttons = new Map();
+    for (const [value, text, path] of VIEWS) {
+      const button = Object.assign(document.createElement("button"), {
+        title: trans.__(text),
+        onclick: () => choose(value === "tabs" ? made.first : value),
+        innerHTML: `<svg viewBox="0 0 16 16" width="14" height="14" aria-hidden="true"><path fill="currentColor" d="${path}"/></svg>`,
+      });
+      button.setAttribute("aria-label", trans.__(text));
+      buttons.set(value, button);
+      bar.append(button);
+    }
     const tabs = Object.assign(document.createElement("div"), { className: "jp-allranks-tabs" });
     tabs.setAttribute("role", "group");
-    tabs.setAttribute("aria-label", "Rank whose output is shown");
+    tabs.setAttribute("aria-label", trans.__("Rank whose output is shown"));
     const grid = Object.assign(document.createElement("div"), { className: "jp-allranks-grid" });
     const view = Object.assign(document.createElement("div"), { className: "jp-allranks-view" });
     view.append(tabs, grid);
@@ -118,13 +138,12 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     cell.node.querySelector(".jp-Cell-outputCollapser").after(bar, view);
     bar.parentElement.classList.add("jp-allranks-outputs");
     const choose = (ranks) => {
-      if (ranks === "all") cell.model.deleteMetadata(KEY);
+      if (ranks === made.usual) cell.model.deleteMetadata(KEY);
       else cell.model.setMetadata(KEY, { ranks });
       refresh(cell);
     };
-    select.onchange = () => choose(select.value === "tabs" ? made.first : select.value);
     cell.disposed.connect(() => clear(made));
-    const made = { bar, tabs, grid, select, choose, areas: [], first: "" };
+    const made = { bar, tabs, grid, buttons, choose, areas: [], first: "", chosen: "all", usual: "all" };
     return made;
   };
 
@@ -143,19 +162,22 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     }
     const ranks = [...found.byRank.keys()];
     made.first = `${ranks[0]}`;
-    const chosen = cell.model.getMetadata(KEY)?.ranks ?? "all";
+    // Not while the cell runs: what is drawn again loses its state.
+    made.usual = isRich(found) && !isRunning(cell) ? "side" : "all";
+    const chosen = cell.model.getMetadata(KEY)?.ranks ?? made.usual;
     const rank = ranks.find((one) => `${one}` === chosen);
-    made.select.value = rank === undefined ? "all" : "tabs";
-    if (chosen === "side") made.select.value = "side";
+    made.chosen = rank === undefined ? "all" : "tabs";
+    if (chosen === "side") made.chosen = "side";
+    for (const [value, button] of made.buttons) button.setAttribute("aria-pressed", value === made.chosen);
     const focused = made.tabs.contains(document.activeElement);
     draw(cell, made, found, rank);
-    if (made.select.value === "tabs") drawTabs(made, ranks, rank, focused);
+    if (made.chosen === "tabs") drawTabs(made, ranks, rank, focused);
   };
 
   const drawTabs = (made, ranks, chosen, focused) => {
     for (const rank of ranks) {
       const tab = Object.assign(document.createElement("button"), {
-        textContent: `rank ${rank}`,
+        textContent: trans.__("rank %1", rank),
         onclick: () => made.choose(`${rank}`),
       });
       tab.setAttribute("aria-pressed", rank === chosen);

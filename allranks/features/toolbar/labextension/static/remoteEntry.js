@@ -11,8 +11,12 @@
     "@jupyterlab/notebook",
     "@jupyterlab/outputarea",
     "@jupyterlab/services",
+    "@jupyterlab/translation",
     "@jupyterlab/ui-components",
+    "@lumino/polling",
+    "@lumino/signaling",
     "@lumino/widgets",
+    "react",
   ];
   let scope;
 
@@ -24,16 +28,15 @@
   };
 
   const get = async () => {
-    const [{ plugins }, { makeChooser }, ...loaded] = await Promise.all([
-      import(file("ranks.js")),
-      import(file("chooser.js")),
+    const [{ plugins }, ...loaded] = await Promise.all([
+      ...["ranks.js", "cells.js", "chooser.js", "notebook_ranks.js", "sidebar.js"].map((name) => import(file(name))),
       ...packages.map(load),
     ]);
     const style = document.createElement("link");
     style.rel = "stylesheet";
     style.href = file("ranks.css");
     document.head.append(style);
-    return () => ({ __esModule: true, default: plugins(Object.assign({ makeChooser }, ...loaded)) });
+    return () => ({ __esModule: true, default: plugins(Object.assign({}, ...loaded)) });
   };
 
   (window._JUPYTERLAB ??= {}).allranks = { init: (given) => { scope = given; }, get };

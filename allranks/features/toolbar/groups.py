@@ -1,0 +1,64 @@
+"""The states of many ranks in few lines: ranks in the same state are one group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from allranks.cluster.failures import RankStatus
+from allranks.records.ranks import compact
+
+#: More ranks than these have a row for each group.
+MOST_ROWS = 8
+_WAITS = re.compile(r"waiting in .+ for ranks? (.+)")
+#: States that are more than one word: the first one, and the rest.
+_LONG = re.compile(r"(waiting|waited|paused) (.+)")
+
+
+def summary(statuses: Sequence[RankStatus]) -> str:
+    """Returns how many ranks are in each state: ``31 running; 27 wait for 13, 18``."""
+    counts: dict[tuple[str, str], int] = {}
+    for one in statuses:
+        waits = _WAITS.fullmatch(one.state)
+        key = ("", waits[1]) if waits else (one.state, "")
+        counts[key] = counts.get(key, 0) + 1
+    # The largest first; equal ones stay in the order of their ranks.
+    parts = sorted(counts.items(), key=lambda item: -item[1])
+    return "; ".join(
+        f"{n} wait{'s' * (n == 1)} for {awaited}" if awaited else f"{n} {state}"
+        for (state, awaited), n in parts
+    )
+
+
+def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
+    """Returns a row for each rank, or for each group of more than `MOST_ROWS` ranks.
+
+    A group has one host, device, state and line.
+    """
+    groups: dict[object, list[RankStatus]] = {}
+    for one in statuses:
+        alike = (one.host, one.device, one.state, one.line)
+        key = alike if len(statuses) > MOST_ROWS else one.rank
+        groups.setdefault(key, []).append(one)
+    return [_row(group) for group in groups.values()]
+
+
+def _row(group: list[RankStatus]) -> dict[str, Any]:
+    first = group[0]
+    state, detail = first.state, ""
+    if found := _LONG.fullmatch(state):
+        state, detail = found[1], found[2]
+    elif state.startswith("at "):
+        state, detail = "between two cells", state
+    memory = [one.rss_nbytes for one in group]
+    return {
+        "ranks": compact(one.rank for one in group),
+        "processes": ", ".join(str(one.pid) for one in group),
+        "host": first.host,
+        "device": first.device,
+        "nbytes": [min(memory), max(memory)],
+        "state": state,
+        "detail": " · ".join(filter(None, [detail, first.line])),
+        "is_bad": state in ("dead", "silent", "stopped"),
+    }

@@ -1,0 +1,44 @@
+"""What the sidebar shows of ranks: their states, and their logs as text."""
+
+from __future__ import annotations
+
+from allranks.cluster.failures import RankStatus
+from allranks.features.toolbar.groups import rows, summary
+from allranks.features.toolbar.notebook import as_text, wanted_log
+
+
+def status(rank, state="running", line="In[1]:2 f()", nbytes=10**8):
+    return RankStatus(rank, "h0", 100 + rank, "cpu", nbytes, state, line)
+
+
+def test_ranks_in_one_state_are_counted_together():
+    waits = "waiting in allreduce(Sum) for ranks 13, 18"
+    states = {13: "stopped", 18: "silent"} | dict.fromkeys(range(20, 47), waits)
+    found = [status(rank, states.get(rank, "running")) for rank in range(60)]
+    assert summary(found) == "31 running; 27 wait for 13, 18; 1 stopped; 1 silent"
+    assert summary([status(0), status(1, "waiting in barrier for rank 0")]) == (
+        "1 running; 1 waits for 0"
+    )
+
+
+def test_few_ranks_have_a_row_each_and_many_a_row_for_each_group():
+    few = rows([status(rank) for rank in range(4)])
+    assert [one["ranks"] for one in few] == ["0", "1", "2", "3"]
+    waits = "waiting in barrier for rank 3"
+    many = [status(rank, waits if rank > 3 else "running", nbytes=rank) for rank in range(12)]
+    running, waiting = rows(many)
+    assert (running["ranks"], running["nbytes"], running["state"]) == ("0–3", [0, 3], "running")
+    assert (waiting["ranks"], waiting["state"]) == ("4–11", "waiting")
+    assert waiting["detail"] == "in barrier for rank 3 · In[1]:2 f()"
+
+
+def test_a_log_is_text_without_codes_of_a_terminal():
+    log = "\x1b[1;31mred\x1b[0m\t1\r\n 50%\r100%\x1b[K\n\x1b]8;;file:///a\x1b\\a\x1b]8;;\x07\x1b[?25h\n"
+    assert as_text(log) == "red\t1\n 50%\n100%\na\n"
+
+
+def test_a_page_asks_for_the_log_of_a_rank_that_exists():
+    asked = [wanted_log({"content": {"data": data}}, 4) for data in ({"log": 3}, {"log": 4})]
+    assert asked == [3, None]
+    others = ({}, {"log": True}, {"log": "../x"}, {"log": -1}, None)
+    assert all(wanted_log({"content": {"data": data}}, 4) is None for data in others)
