@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+
+from tests.conftest import REPOSITORY
 
 pytest_plugins = ("pytester",)
 pytestmark = pytest.mark.timeout(300)
@@ -104,15 +107,18 @@ FEATURES = """
 
 
 def test_options_markers_fixtures_and_a_result_for_each_test(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(FEATURES)
+    """And the example of docs/pytest.md."""
+    page = (REPOSITORY / "docs" / "pytest.md").read_text()
+    (example,) = re.findall(r"<!-- run by \S+ -->\n```python\n(.*?)```", page, re.DOTALL)
+    pytester.makepyfile(FEATURES, test_sum=example)
     ended = on_ranks(pytester, "--nranks", "2", "-v", "--junitxml=results.xml")
-    ended.assert_outcomes(passed=11)
+    ended.assert_outcomes(passed=16)
     ended.stdout.fnmatch_lines(
         ["*::test_in_pytests_own_process PASSED*", "*::test_numbers?1ranks? PASSED*"]
     )
     cases = [*ET.parse("results.xml").getroot().iter("testcase")]
     names = [case.get("name") for case in cases]
-    assert len(names) == len(set(names)) == 11
+    assert len(names) == len(set(names)) == 16
     assert {"test_parameter[1]", "test_numbers[2ranks]"} <= {*names}
     (own,) = (case for case in cases if case.get("name") == "test_own_output_and_variables")
     assert len([*own.iter("property")]) == 1
