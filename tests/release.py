@@ -1,7 +1,8 @@
 """Prepares a release: ``make release VERSION=0.2.0``.
 
-Writes the version into each file that has it, dates the changelog, and removes what says that it
-is not published. Builds the sdist and the wheel into ``dist/``. Installs the wheel in an empty
+Asks for the project's address and contact if pyproject.toml has none, and ends without them. Writes
+the version into each file that has it, dates the changelog, and removes what says that it is not
+published. Builds the sdist and the wheel into ``dist/``. Installs the wheel in an empty
 environment of each Python from 3.11 on that is found, and the sdist in one; there the command, the
 doctor and a cell on two ranks run. Builds the documentation. Commits and publishes nothing: the
 last lines name the commands that do. It can be repeated with the same version.
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -36,12 +37,11 @@ SAY_SO = (
     "README.md",
     *(f"docs/{page}.md" for page in ("gpu", "install", "jupyterhub", "teaching", "tutorial")),
 )
-NO_ADDRESS = """
-pyproject.toml has no address of the repository, so links of the README to other files lead nowhere
-on PyPI's page. Add for example these lines, and type again: make release VERSION={version}
-  [project.urls]
-  Repository = "https://github.com/OWNER/allranks"
-"""
+#: What a publication needs, and the question for it. Links of the README lead to the repository.
+ADDRESS = "the repository's address, for instance https://github.com/OWNER/allranks"
+CONTACT = "an address for mail about the project, for instance allranks@example.org"
+AUTHORS = 'authors = [{ name = "allranks developers" }]'
+SCRIPTS = "[project.scripts]"
 CELL = """
 import allranks
 
@@ -55,6 +55,35 @@ if __name__ == "__main__":
     assert list(found) == [3, 3], found
     print("a cell on two ranks: right")
 """
+
+
+def complete(tree: Path, ask: Callable[[str], str] | None) -> None:
+    """Writes the project's address and its contact into pyproject.toml, unless they are there.
+
+    ``ask`` returns the answer to a question; without it, or without an answer, the release ends.
+    """
+    file = tree / "pyproject.toml"
+    text = file.read_text()
+    project = tomllib.loads(text)["project"]
+    answers = {}
+    if "Repository" not in project.get("urls", {}):
+        answers[ADDRESS] = r"https://\S+"
+    if not any("email" in author for author in project["authors"]):
+        answers[CONTACT] = r"[^@\s\"]+@[^@\s\"]+"
+    for what, form in answers.items():
+        answer = ask(f"{what}: ").strip() if ask is not None else ""
+        if not re.fullmatch(form, answer):
+            raise SystemExit(
+                f"expected {what}, found {answer or 'none in pyproject.toml'!r}. Type make release "
+                "in a terminal, which asks for it, or add [project.urls] with Repository, and the "
+                "email of an author."
+            )
+        if what == ADDRESS:
+            lines = f'[project.urls]\nRepository = "{answer}"\nIssues = "{answer}/issues"\n\n'
+            text = text.replace(SCRIPTS, lines + SCRIPTS, 1)
+        else:
+            text = text.replace(AUTHORS, AUTHORS.replace(" }]", f', email = "{answer}" }}]'), 1)
+    file.write_text(text)
 
 
 def prepare(tree: Path, version: str, today: str) -> None:
@@ -110,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("version", help="for instance 0.2.0")
     version = parser.parse_args().version
+    complete(TREE, input if sys.stdin.isatty() else None)
     prepare(TREE, version, date.today().isoformat())
     _run(["make", "dist"])
     (wheel,) = (TREE / "dist").glob(f"allranks-{version}-*.whl")
@@ -124,9 +154,6 @@ def main() -> None:
     print(f"\ndist/ has allranks {version}, checked with Python {', '.join(_names(pythons))}.")
     if missing:
         print(f"Not found here, so not checked: Python {', '.join(missing)}.")
-    project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
-    if "Repository" not in project.get("urls", {}):
-        print(NO_ADDRESS.format(version=version))
     print(
         "make test is not part of this. To publish, type:\n"
         f"  git commit --all --message 'Release {version}'\n"

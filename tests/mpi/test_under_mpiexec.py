@@ -53,15 +53,15 @@ def fake(transports: str, *suites: str, **env: str) -> World:
 # out for a number of ranks runs on as many of several hosts. The fake GPU last, since it stays.
 WORLDS: dict[int, list[World]] = {
     1: [
-        ({}, ("communicator", "contract", "property")),
+        ({}, ("communicator", "contract")),
         fake("nccl,staged", "contract", "gpu"),
     ],
     2: [
-        ({}, ("communicator", "contract", "kinds", "misuse")),
+        ({}, ("communicator", "contract", "misuse")),
         hosts("1", "hosts"),
     ],
     3: [
-        ({}, ("communicator", "contract", "property", "misuse")),
+        ({}, ("communicator", "contract", "misuse")),
         fake("nccl,staged", "contract", "gpu", "nccl"),
     ],
     # Two hosts of two ranks; two that take turns; two ranks that share each GPU; two hosts.

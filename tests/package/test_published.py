@@ -38,7 +38,7 @@ def test_it_is_what_its_schema_says(schema, files):
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_calls_what_there_is(path):
     jobs = yaml.safe_load(path.read_text())["jobs"].values()
-    runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    runs = [step["run"] for job in jobs for step in job.get("steps", ()) if "run" in step]
     targets = re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     for command in runs:
         first, *words = command.split()
@@ -52,6 +52,29 @@ def test_nothing_is_published_with_a_token():
     jobs = yaml.safe_load((REPOSITORY / ".github/workflows/publish.yml").read_text())["jobs"]
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert "secrets." not in (REPOSITORY / ".github/workflows/publish.yml").read_text()
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_named_by_the_hash_of_a_commit(path):
+    used = re.findall(r"uses: (.+)", path.read_text())
+    others = [name for name in used if not name.startswith("./")]
+    assert [name for name in others if not re.fullmatch(r"\S+@[0-9a-f]{40}  # v\S+", name)] == []
+
+
+def test_tests_run_before_a_publication():
+    jobs = yaml.safe_load((REPOSITORY / ".github/workflows/publish.yml").read_text())["jobs"]
+    assert jobs["test"]["uses"] == "./.github/workflows/test.yml"
+    assert "test" in jobs["publish"]["needs"]
+
+
+def test_packages_are_installed_by_jobs_that_may_only_read():
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"}, path
+        for job in workflow["jobs"].values():
+            if "permissions" in job:
+                runs = [step.get("run", "git") for step in job["steps"]]
+                assert {run.split()[0] for run in runs} == {"git"}, path
 
 
 def test_the_citation_is_of_this_version():
@@ -97,6 +120,31 @@ def test_numpy_is_accepted_as_far_back_as_tensorflow_accepts_it():
     )
     least = [tuple(map(int, found[1].split(".")[:2])) for found in (ours, theirs)]
     assert least[0] <= least[1]
+
+
+def test_the_pages_name_this_version():
+    readme = (REPOSITORY / "README.md").read_text()
+    (newest, *_) = re.findall(r"(?m)^## (\S+) \(", (REPOSITORY / "CHANGELOG.md").read_text())
+    assert newest == allranks.__version__
+    for said in re.findall(r"allranks (\S+) is not published yet", readme):
+        assert newest.startswith(f"{said}.")
+    for name, pattern in release.PLACES.items():
+        assert re.search(pattern, (REPOSITORY / name).read_text())[0] == allranks.__version__
+
+
+def test_a_release_asks_for_address_and_contact_and_ends_without_them(tmp_path):
+    file = tmp_path / "pyproject.toml"
+    file.write_text((REPOSITORY / "pyproject.toml").read_text())
+    with pytest.raises(SystemExit, match="expected the repository's address"):
+        release.complete(tmp_path, None)
+    with pytest.raises(SystemExit, match=r"expected an address for mail .* found 'nobody'"):
+        release.complete(tmp_path, lambda what: "nobody" if "mail" in what else "https://e.org/a")
+    answers = iter(["https://e.org/a", "a@e.org"])
+    release.complete(tmp_path, lambda _: next(answers))
+    project = tomllib.loads(file.read_text())["project"]
+    assert project["urls"]["Repository"] == "https://e.org/a"
+    assert project["authors"] == [{"name": "allranks developers", "email": "a@e.org"}]
+    release.complete(tmp_path, None)  # it asks once
 
 
 def test_a_release_changes_every_version_and_dates_the_changelog(tmp_path):

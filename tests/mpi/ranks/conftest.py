@@ -16,6 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.features.pytest.records import ON_RANK
 
 pytest.register_assert_rewrite("libraries")
 
@@ -36,6 +37,8 @@ _number = 0
 
 
 def pytest_report_header() -> str:
+    if not c.is_initialized():
+        return ""  # of pytest's own process, which starts the ranks
     library = MPI.Get_library_version().splitlines()[0][:40]
     return f"rank {c.rank()} of {c.size()}, {library}"
 
@@ -138,6 +141,9 @@ def interrupted_after(seconds: float, true: Callable[[], bool] = lambda: True) -
 def cell(request: pytest.FixtureRequest) -> Iterator[None]:
     if TRACE:
         os.write(_STDERR, f"rank {c.rank()}: {request.node.name}\n".encode())
+    if request.config.pluginmanager.has_plugin(ON_RANK):
+        yield  # each test is a cell
+        return
     faulthandler.dump_traceback_later(_STUCK_SECONDS, file=_STDERR)
     enter()
     yield
