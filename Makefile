@@ -39,6 +39,7 @@ NOTEBOOK = notebooks/$(basename $(notdir $(LAB))).ipynb
 VENV := .venv
 LABEXTENSIONS := share/jupyter/labextensions
 MPICH := .venv-mpich
+IMPI := .venv-impi
 CUPY := .venv-cupy
 TORCH := .venv-torch
 NBGRADER := .nbgrader
@@ -190,13 +191,14 @@ simulate: $(VENV)/.test
 	$(BIN)/python -m tests.simulated $(SCENARIO) \
 	    $(if $(SEED),--seed $(SEED) $${PLAN:+--plan "$$PLAN"},$(if $(SEEDS),--count $(SEEDS),--minutes $(or $(MINUTES),10)))
 
-bench: $(VENV)/.test
+# A measurement compares with every MPI that is installed.
+bench: $(VENV)/.test $(MPICH)/.made $(IMPI)/.made
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 # CUDA 12 and CUDA 13 cannot be installed together, so each is resolved on its own and the two
 # results are laid over each other. They agree on everything but cuda-toolkit, which has no content:
 # it only pins the nvidia packages, and those are pinned here.
-COMPILE = $(BIN)/uv pip compile pyproject.toml tests/mpi/requirements.txt tests/grading/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
+COMPILE = $(BIN)/uv pip compile pyproject.toml tests/mpi/requirements.txt tests/grading/requirements.txt benchmarks/requirements.txt --quiet --upgrade --universal --python-version 3.11 \
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
 	--extra tensorflow --extra legacy-keras --extra lab --extra dask --extra ray --extra test --extra docs --extra dev
 
@@ -214,7 +216,7 @@ lock: $(BIN)/uv
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) $(NBGRADER) $(LOWEST) $(PRERELEASES) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) $(IMPI) $(CUPY) $(TORCH) $(NBGRADER) $(LOWEST) $(PRERELEASES) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
 # In a terminal pip shows a bar while it fetches and while it installs; elsewhere it writes errors only.
 SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
@@ -237,7 +239,7 @@ $(VENV)/.gpu-$(CUDA): EXTRAS = test,$(CUDA)
 # Other clones on this machine have the same packages: see tests/environments.py. Not those of a reader,
 # who has one clone.
 KEPT := false
-$(VENV)/.test $(MPICH)/.made $(CUPY)/.made: KEPT = $(BIN)/python tests/environments.py
+$(VENV)/.test $(MPICH)/.made $(IMPI)/.made $(CUPY)/.made: KEPT = $(BIN)/python tests/environments.py
 INSTALLED = $(VENV) $(EXTRAS) pyproject.toml constraints.txt hatch_build.py allranks/__init__.py
 INSTALLED_BESIDE = $(@D) constraints.txt $(REQUIREMENTS)
 
@@ -258,12 +260,14 @@ $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml co
 # The collectives run on both MPI wheels, and one environment cannot hold both. Nor is the real cupy
 # to be had where tests say what is missing without it.
 $(MPICH)/.made: REQUIREMENTS = tests/mpi/requirements.txt
+$(IMPI)/.made: REQUIREMENTS = benchmarks/requirements.txt
 $(CUPY)/.made: REQUIREMENTS = tests/fakes/requirements.txt
 
 $(MPICH)/.made: tests/mpi/requirements.txt
+$(IMPI)/.made: benchmarks/requirements.txt
 $(CUPY)/.made: tests/fakes/requirements.txt
 
-$(MPICH)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
+$(MPICH)/.made $(IMPI)/.made $(CUPY)/.made: $(VENV)/.made constraints.txt
 	@$(BIN)/python -m venv --clear $(@D)
 	@$(KEPT) restore $(INSTALLED_BESIDE) || { \
 	    echo 'Installing what $(REQUIREMENTS) lists into $(@D).'; \

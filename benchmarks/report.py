@@ -18,11 +18,11 @@ BEGIN = "<!-- figures -->"
 END = "<!-- /figures -->"
 # Other results are only for contributors.
 ORDER = (
-    *("start", "cells", "output", "ensemble"),
+    *("start", "cells", "output", "ensemble", "collectives"),
     *("panel", "keeping", "hosts", "scale", "simulated_hosts"),
 )
-# The README has the comparisons with ipyparallel.
-AT_A_GLANCE = ORDER[:4]
+# The README has the comparisons with ipyparallel, and last, the one with the fastest MPI.
+AT_A_GLANCE = ORDER[:5]
 
 
 def section(measured: list[dict[str, Any]]) -> str:
@@ -51,7 +51,8 @@ def insert(text: str, figures: str) -> str:
 
 
 def at_a_glance(measured: list[dict[str, Any]]) -> str:
-    # The README's table.
+    # The README's table, and a sentence.
+    *measured, collectives = measured
     rows = [
         importlib.import_module(f"benchmarks.{result['name']}").at_a_glance(result)
         for result in measured
@@ -61,7 +62,8 @@ def at_a_glance(measured: list[dict[str, Any]]) -> str:
     table = results.markdown(["", "allranks", "ipyparallel", "times faster"], rows)
     return (
         f"{table}\n\nMedians of several runs, measured {dates} on {machine['cores']} cores with "
-        f"ipyparallel {machine['versions']['ipyparallel']}."
+        f"ipyparallel {machine['versions']['ipyparallel']}.\n\n"
+        + importlib.import_module("benchmarks.collectives").at_a_glance(collectives)
     )
 
 

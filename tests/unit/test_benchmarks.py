@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hub, report, results, students
+from benchmarks import collectives, hub, report, results, students
 
 MACHINE = {
     "processor": "A processor",
@@ -43,6 +43,27 @@ def test_a_hostile_student_is_measured_by_the_95th_percentile_of_the_others():
     table = hub.section(result("hub", samples=[sample]))
     assert "| a loop | 20 | 30 | 1.50 |" in table
     assert table.endswith("Load of the machine: 3 to 3.")
+
+
+def test_an_allreduce_is_compared_with_the_fastest_mpi():
+    def row(nbytes: int) -> dict[str, Any]:
+        seconds = {"Open MPI": 2e-6, "Intel MPI": 1e-6, "private": 3e-6, "window": 0.5e-6}
+        return {"nbytes": nbytes, "seconds": seconds}
+
+    run = {
+        "ranks": 2,
+        "mpis": {"Open MPI": "5.0", "Intel MPI": "2021.18"},
+        "gloo": False,
+        "allreduce": [row(nbytes) for nbytes in collectives.GLANCE],
+        "grouping": {"grouped": 1.0, "one by one": 2.0},
+        "late": {"ours": 0.1, "mpi4py": 1.0},
+    }
+    measured = result("collectives", runs=[run])
+    assert "| 4 | 2.0 | 1.0 | 3.0 | 0.5 | 3.00 | 0.50 |" in collectives.table(measured)
+    sentence = collectives.at_a_glance(measured)
+    assert "3 times as long as with mpi4py on the fastest of Open MPI and Intel MPI" in sentence
+    name = collectives.short_name("Intel(R) MPI Library 2021.18.1 for Linux* OS")
+    assert (name, collectives.number_of("Open MPI v5.0.11, package")) == ("Intel MPI", "5.0.11")
 
 
 def test_readme_and_page_show_what_was_measured():
