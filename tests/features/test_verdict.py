@@ -11,7 +11,7 @@ import re
 #: The ranks sleep, and so use little of the machine.
 LOOP = """
 import time
-for step in range(40):
+for step in range(60):
     time.sleep({sleep})
     allreduce(1.0, name="loss")
     log(step=step, loss={loss})
@@ -60,6 +60,13 @@ def test_no_other_rank_is_named_for_one_that_is_late_now_and_then(notebook):
     cell = run(notebook, "1.5 if rank == 2 and step % 20 == 19 else 0.02")
     cell.ok()
     assert not re.search(r"rank [01] is (the slow one|late)", cell.text)
+
+
+def test_ranks_that_all_sleep_stand_still(notebook):
+    cell = notebook.on_ranks(LOOP.format(sleep="0.1", loss="1.0"), "-n 3", timeout=_SECONDS)
+    why = notebook.run("%distributed why").text
+    if had_cores(why):
+        assert "`time.sleep(0.1)`: they wait" in line(cell, "all ranks stand still for ")
 
 
 def test_a_loss_that_is_not_a_number_is_named_with_its_step(notebook):

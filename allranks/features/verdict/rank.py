@@ -13,15 +13,24 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
-from math import inf
+from math import inf, nan
+from time import process_time
 from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.calls.guard import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import MEASURED, VARIABLE
-from allranks.features.verdict.records import CodeLine, EndedCall, Kind, Look, RankPart, Sample
-from allranks.features.verdict.stack import Path, users_lines
+from allranks.features.verdict.records import (
+    CodeLine,
+    Doing,
+    EndedCall,
+    Kind,
+    Look,
+    RankPart,
+    Sample,
+)
+from allranks.features.verdict.stack import Path, look
 from allranks.records.wire import Record, RunCell
 
 #: Of a longer cell, the last samples are kept, and of these so many are sent.
@@ -47,11 +56,16 @@ class RankVerdict(RankFeature):
         #: When each of the last cells came, by the journal's clock, and its number in the notebook.
         self._cells: dict[int, tuple[float, int]] = {}
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
-        self._looks: deque[tuple[float, Path]] = deque(maxlen=_KEPT_LOOKS)
+        self._looks: deque[tuple[float, Path, Doing, float, float]] = deque(maxlen=_KEPT_LOOKS)
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
+        self._main_counters: int | None = None
         self._looks_at_lines = self._has_counters = os.environ.get(VARIABLE) != "off"
+        if self._looks_at_lines:
+            with suppress(OSError):  # not Linux
+                path = f"/proc/self/task/{os.getpid()}/schedstat"
+                self._main_counters = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, RunCell):
@@ -64,7 +78,16 @@ class RankVerdict(RankFeature):
     def cell_running(self) -> None:
         with suppress(Exception):
             if self._looks_at_lines:
-                self._looks.append((world.current().journal.now(), users_lines()))
+                path, doing = look()
+                now = world.current().journal.now()
+                self._looks.append((now, path, doing, self._main_used(), process_time()))
+
+    def _main_used(self) -> float:
+        """Returns the seconds in which the main thread has run, or could have."""
+        if self._main_counters is None:
+            return nan
+        ran, waited, _ = map(int, os.pread(self._main_counters, 99, 0).split())
+        return (ran + waited) / 1e9 if ran else nan
 
     def pulse_fields(self) -> dict[str, Any]:
         """Takes a sample: the pulse itself needs no fields."""
@@ -109,8 +132,8 @@ class RankVerdict(RankFeature):
             wait, transfer = call.wait_seconds, call.transfer_seconds
             calls.append(EndedCall(kind, call.ended, wait, transfer, call.last_rank))
         samples = [one for one in list(self._samples) if began <= one[0].at]
-        looks = [look for look in list(self._looks) if began <= look[0] <= ended]
-        paths = {path: at for at, path in enumerate({path for _, path in looks if path})}
+        looks = [one for one in list(self._looks) if began <= one[0] <= ended]
+        paths = {path: at for at, path in enumerate({one[1] for one in looks if one[1]})}
         part = RankPart(
             rank=self._rank.rank,
             number=number,
@@ -120,9 +143,10 @@ class RankVerdict(RankFeature):
             calls=calls,
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
-            looks=[Look(at, paths.get(path, -1)) for at, path in looks],
+            looks=[Look(at, paths.get(path, -1), *rest) for at, path, *rest in looks],
             paths=[tuple(_line(*line) for line in path) for path in paths],
             left_out=count - len(records),
+            gpu=self._rank.device != "cpu",
         )
         return part.message()
 

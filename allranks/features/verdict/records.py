@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -62,11 +63,28 @@ class Sample(NamedTuple):
     rss_nbytes: float
 
 
+class Doing(IntEnum):
+    """What a rank does when it is looked at.
+
+    ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
+    calls the user's code there. ``COMPILE``: a library traces or compiles.
+    """
+
+    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE = range(5)
+
+
 class Look(NamedTuple):
-    """Where the main thread was at a time: the number of its lines, -1 in a collective."""
+    """Where the main thread was at a time: the number of its lines, -1 in a collective.
+
+    ``main_used`` are the seconds in which it has run or could have run, NaN if they are not known,
+    ``used`` those in which all threads have run.
+    """
 
     at: float
     path: int
+    doing: Doing = Doing.COMPUTE
+    main_used: float = 0.0
+    used: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,9 +92,10 @@ class RankPart:
     """One rank's part of a cell. Times are by one clock for each host.
 
     ``number`` is that which the notebook shows, -1 if the rank has not run the cell. ``cores`` is
-    how many its process may use. ``grown`` has the first and the last length of global lists,
-    dictionaries and sets that have grown. ``left_out`` counts earlier calls of the cell. ``paths``
-    are the lines at which the ``looks`` have found the rank, the outermost line of each first.
+    how many its process may use, and ``gpu`` whether it has a GPU. ``grown`` has the first and the
+    last length of global lists, dictionaries and sets that have grown. ``left_out`` counts earlier
+    calls of the cell. ``paths`` are the lines at which the ``looks`` have found the rank, the
+    outermost line of each first.
     """
 
     rank: int
@@ -90,6 +109,7 @@ class RankPart:
     left_out: int = 0
     looks: Sequence[Look] = ()
     paths: Sequence[tuple[CodeLine, ...]] = ()
+    gpu: bool = False
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
@@ -100,6 +120,7 @@ class RankPart:
             "kinds": [list(kind) for kind in self.kinds],
             "grown": {name: list(lengths) for name, lengths in self.grown.items()},
             "left_out": self.left_out,
+            "gpu": self.gpu,
             "paths": [[list(line) for line in path] for path in self.paths],
         }
         rows = self.calls, self.samples, self.looks
@@ -125,7 +146,11 @@ class RankPart:
             samples=[Sample(*row) for row in samples],
             grown={name: (first, last) for name, (first, last) in content["grown"].items()},
             left_out=content["left_out"],
-            looks=[Look(at, int(path)) for at, path in looks],
+            gpu=content["gpu"],
+            looks=[
+                Look(at, int(path), Doing(int(doing)), main_used, used)
+                for at, path, doing, main_used, used in looks
+            ],
             paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
         )
 
