@@ -22,6 +22,15 @@ for step in range(30 if rank == 0 else 40):
     time.sleep(0.05)
     allreduce(1.0)
 """
+#: The numbers that a rank brings to its reductions, and what is done with the sum.
+NUMBERS = """
+import time
+import numpy as np
+numbers, weights = np.random.default_rng({seed}), np.zeros(2000)
+for step in range(100):
+    time.sleep(0.012)
+    weights -= 0.1 * allreduce(weights - {numbers}, name="gradients")
+"""
 _SECONDS = 300
 
 
@@ -72,6 +81,26 @@ def test_ranks_that_all_sleep_stand_still(notebook):
 def test_a_loss_that_is_not_a_number_is_named_with_its_step(notebook):
     cell = run(notebook, "0.03", loss='float("nan") if rank == 1 and step >= 30 else 1.0')
     assert line(cell, "loss is NaN since step 30 on rank 1")
+
+
+def test_the_rank_that_brings_nan_to_a_sum_is_named_before_it_is_spread(notebook):
+    wrong = "numbers.normal(size=2000) * (np.nan if rank == 2 and step == 60 else 1)"
+    source = NUMBERS.format(seed="[7, rank]", numbers=wrong)
+    said = line(notebook.on_ranks(source, "-n 3", timeout=_SECONDS), "NaN or infinity ")
+    assert said.startswith("NaN or infinity came first on rank 2: in the input of call 61 of ")
+    assert "allreduce at gradients, which spread it to the other ranks" in said
+
+
+def test_ranks_with_the_same_random_numbers_are_named(notebook):
+    same, own = (
+        notebook.on_ranks(
+            NUMBERS.format(seed=seed, numbers="numbers.normal(size=2000)"), "-n 3", timeout=_SECONDS
+        )
+        for seed in ("7", "[7, rank]")
+    )
+    assert line(same, "every rank brings the same numbers to its reductions, in ")
+    own.ok()
+    assert "the same numbers" not in own.text
 
 
 def test_a_cell_that_breaks_python_does_not_fail_for_its_verdict(notebook):

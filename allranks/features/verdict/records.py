@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 
@@ -87,6 +87,56 @@ class Look(NamedTuple):
     used: float = 0.0
 
 
+class Brought(NamedTuple):
+    """What a rank brought to a sum or an average, by a checksum of some of its numbers.
+
+    ``call`` counts such calls of a group in the cell. ``varied``: they are not all the same number.
+    """
+
+    group: int
+    call: int
+    nbytes: int
+    checksum: int
+    varied: bool
+
+
+class NotFinite(NamedTuple):
+    """The last calls of a kind, to all of which a rank brought NaN or infinity.
+
+    ``call`` is the number of the first of them, as in `Brought`; ``begun`` its time, ``count`` how
+    many they are.
+    """
+
+    group: int
+    call: int
+    begun: float
+    count: int
+    op: str
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """The arrays that an optimizer has updated in a cell, on one rank.
+
+    ``checksums`` are those of some numbers of each array, by how many steps the optimizer had made;
+    ``numbers`` are these numbers after ``sampled`` steps: at the cell's end, or before the model
+    was gone.
+    """
+
+    names: Sequence[str]
+    nbytes: Sequence[int]
+    steps: int
+    sampled: int
+    checksums: Mapping[int, Sequence[int]]
+    numbers: Sequence[Sequence[float]]
+
+    @property
+    def arrays(self) -> list[tuple[str, int]]:
+        return list(zip(self.names, self.nbytes, strict=True))
+
+
 @dataclass(frozen=True)
 class RankPart:
     """One rank's part of a cell. Times are by one clock for each host.
@@ -110,6 +160,9 @@ class RankPart:
     looks: Sequence[Look] = ()
     paths: Sequence[tuple[CodeLine, ...]] = ()
     gpu: bool = False
+    brought: Sequence[Brought] = ()
+    not_finite: Sequence[NotFinite] = ()
+    models: Sequence[Model] = ()
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
@@ -122,17 +175,32 @@ class RankPart:
             "left_out": self.left_out,
             "gpu": self.gpu,
             "paths": [[list(line) for line in path] for path in self.paths],
+            "not_finite": [list(one) for one in self.not_finite],
+            "models": [
+                [
+                    list(one.names),
+                    list(one.nbytes),
+                    one.steps,
+                    one.sampled,
+                    [[step, list(sums)] for step, sums in one.checksums.items()],
+                    [len(numbers) for numbers in one.numbers],
+                ]
+                for one in self.models
+            ],
         }
-        rows = self.calls, self.samples, self.looks
+        numbers = [row for one in self.models for row in one.numbers]
+        rows = self.calls, self.samples, self.looks, self.brought, numbers
         return content, [array("d", chain(*row)).tobytes() for row in rows]
 
     @classmethod
     def read(cls, rank: int, content: dict[str, Any], payloads: Sequence[bytes]) -> RankPart:
-        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look))
-        calls, samples, looks = (
+        *tables, numbers = payloads
+        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look, Brought))
+        calls, samples, looks, brought = (
             zip(*[iter(array("d", payload))] * length, strict=True)
-            for length, payload in zip(lengths, payloads, strict=True)
+            for length, payload in zip(lengths, tables, strict=True)
         )
+        rest = iter(array("d", numbers))
         return cls(
             rank=rank,
             number=content["number"],
@@ -152,6 +220,15 @@ class RankPart:
                 for at, path, doing, main_used, used in looks
             ],
             paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
+            brought=[
+                Brought(int(group), int(call), int(nbytes), int(checksum), bool(varied))
+                for group, call, nbytes, checksum, varied in brought
+            ],
+            not_finite=[NotFinite(*one) for one in content["not_finite"]],
+            models=[
+                Model(*rows, dict(sums), [[*islice(rest, n)] for n in lengths])
+                for *rows, sums, lengths in content["models"]
+            ],
         )
 
 
@@ -167,7 +244,8 @@ class NotANumber(NamedTuple):
 class CellParts:
     """All that was recorded of a cell.
 
-    ``logged`` is how many steps the ranks have logged. ``left`` are the ranks that had left the
+    ``logged`` is how many steps the ranks have logged, and ``well`` whether all of them have ended
+    the cell well. ``left`` are the ranks that had left the
     cell when another one waited in its line ``waits_at``.
     """
 
@@ -177,3 +255,4 @@ class CellParts:
     not_numbers: Sequence[NotANumber] = ()
     left: tuple[int, ...] = ()
     waits_at: int | None = None
+    well: bool = True

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, quantiles
 
 from allranks.features.verdict import LEAST_STEPS
+from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import Looked, Loop, RankLoop, Spent
 from allranks.features.verdict.records import CellParts, CodeLine, Doing, RankPart
+from allranks.features.verdict.results import wrong
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
 
@@ -53,37 +54,20 @@ OWN_CORES, HOST_SHARE, HOST_SECONDS = 0.75, 0.45, 3.0
 HOST_TIME = 0.25
 #: Memory that grows: by how much, in how much of the time, and for how long it is watched.
 GROWN_NBYTES, GROWN_PART, RISING, MEMORY_SECONDS, MEMORY_SAMPLES = 64e6, 0.05, 0.8, 5.0, 5
-#: Values that are NaN up to the cell's end, at least.
-NOT_NUMBERS = 5
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A cause: what was found, with figures, and what to type or change next.
-
-    ``kind`` is its name, ``ranks`` are those that it names, ``share`` is its part of the time.
-    """
-
-    kind: str
-    share: float
-    text: str
-    next: str
-    ranks: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.text}. {self.next}"
 
 
 def verdicts(cell: CellParts) -> list[Verdict]:
     """Returns all causes: of wrong results, then of lost time, the costliest first, then others."""
     loop = Loop.of(cell)
-    found = not_a_number(cell)
+    found = wrong(cell, loop)
     if loop is None:
         return found
     slow = sorted(
         [*waiting(loop), *moving(cell, loop), *not_computing(loop)], key=lambda one: -one.share
     )
-    return [*unequal_steps(cell, loop), *found, *slow, *growing(loop), *crowded(loop)]
+    notes = [one for one in found if one.kind == "alone"]
+    found = [one for one in found if one.kind != "alone"]
+    return [*unequal_steps(cell, loop), *found, *slow, *growing(loop), *crowded(loop), *notes]
 
 
 def unequal_steps(cell: CellParts, loop: Loop) -> list[Verdict]:
@@ -112,25 +96,6 @@ def _count(loop: Loop, part: RankPart) -> int:
     same = loop.kind.op, loop.kind.name
     kinds = {at for at, kind in enumerate(part.kinds) if (kind.op, kind.name) == same}
     return sum(call.kind in kinds for call in part.calls)
-
-
-def not_a_number(cell: CellParts) -> list[Verdict]:
-    if not cell.not_numbers:
-        return []
-    first = min(one.step for one in cell.not_numbers)
-    name = min(one.name for one in cell.not_numbers if one.step == first)
-    ranks = tuple(sorted(o.rank for o in cell.not_numbers if o.step == first and o.name == name))
-    later = {one.rank for one in cell.not_numbers} - {*ranks}
-    others = f", later on {label(sorted(later))}" if later else ""
-    return [
-        Verdict(
-            "nan",
-            1.0,
-            f"{name} is NaN since step {first:g} on {label(ranks)}{others}",
-            f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
-            ranks,
-        )
-    ]
 
 
 # ---- waiting

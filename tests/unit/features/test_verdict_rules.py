@@ -9,13 +9,16 @@ import pytest
 
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import (
+    Brought,
     CellParts,
     CodeLine,
     Doing,
     EndedCall,
     Kind,
     Look,
+    Model,
     NotANumber,
+    NotFinite,
     RankPart,
     Sample,
 )
@@ -47,7 +50,8 @@ def test_equal_ranks_have_no_verdict():
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(("jitter", "bursts"), [(0.1, 0.0), (0.15, 0.0), (0.0, 0.01), (0.1, 0.02)])
 def test_noise_is_no_cause(jitter, bursts, size):
-    lines = dict.fromkeys(range(size), [(READ, 0.2), (AUGMENT, 0.2), (TRAIN, 0.6)])
+    spent = [(READ, 0.2), (AUGMENT, 0.2), (TRAIN, 0.6)]
+    lines = dict.fromkeys(range(size), spent)
     cells = [
         cell([0.01] * size, jitter=jitter, bursts=bursts, seed=seed, steps=220, lines=lines)
         for seed in range(25)
@@ -431,6 +435,12 @@ def test_a_part_is_the_same_after_its_way():
         looks=[Look(1.5, 1, Doing.INPUT, 0.25, 0.5)],
         gpu=True,
         paths=[READ, AUGMENT],
+        brought=[Brought(0, 3, 4096, 2**32 - 1, True)],
+        not_finite=[NotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
+        models=[
+            Model(["w", "b"], [4096, 40], 9, 8, {1: [5, 6], 2: [7, 8]}, [[1.0, 2.0], [3.0]]),
+            Model([], [], 0, 0, {}, []),
+        ],
     )
     part = parts.ranks[1]
     content, payloads = part.message()
