@@ -166,7 +166,10 @@ class RankVerdict(RankFeature):
             calls=calls,
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
-            looks=[Look(at, paths.get(path, -1), *rest) for at, path, *rest in looks],
+            looks=[
+                Look(at, paths.get(path, -1), doing, main_used, used)
+                for at, path, doing, main_used, used in looks
+            ],
             paths=[tuple(_line(*line) for line in path) for path in paths],
             left_out=count - len(records),
             gpu=self._rank.device != "cpu",

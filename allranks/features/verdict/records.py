@@ -103,14 +103,14 @@ class Brought(NamedTuple):
 class NotFinite(NamedTuple):
     """The last calls of a kind, to all of which a rank brought NaN or infinity.
 
-    ``call`` is the number of the first of them, as in `Brought`; ``begun`` its time, ``count`` how
+    ``call`` is the number of the first of them, as in `Brought`; ``begun`` its time, ``calls`` how
     many they are.
     """
 
     group: int
     call: int
     begun: float
-    count: int
+    calls: int
     op: str
     name: str
     nbytes: int
@@ -226,8 +226,10 @@ class RankPart:
             ],
             not_finite=[NotFinite(*one) for one in content["not_finite"]],
             models=[
-                Model(*rows, dict(sums), [[*islice(rest, n)] for n in lengths])
-                for *rows, sums, lengths in content["models"]
+                Model(
+                    names, nbytes, steps, sampled, dict(sums), [[*islice(rest, n)] for n in lengths]
+                )
+                for names, nbytes, steps, sampled, sums, lengths in content["models"]
             ],
         )
 

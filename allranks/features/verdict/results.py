@@ -58,7 +58,7 @@ def spread_not_finite(cell: CellParts) -> list[Verdict]:
     for part in cell.ranks:
         for one in part.not_finite:
             key = one.group, one.op, one.name, one.nbytes
-            if one.count >= NOT_NUMBERS:
+            if one.calls >= NOT_NUMBERS:
                 found.setdefault(key, {})[part.rank] = one
     if not found:
         return []
