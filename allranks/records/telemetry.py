@@ -206,7 +206,8 @@ class Pulse(Telemetry):
     ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by any process, 0
     without one, ``gpu_own_nbytes`` the rank's part of it, 0 if it is not known; -1 for other
     figures that the driver does not report. ``importing`` is the package that the cell has been
-    importing for a second or longer, or empty.
+    importing for a second or longer, or empty. ``optimizer_steps`` is how many steps optimizers of
+    torch, or Keras' ``fit``, have made in the cell.
     """
 
     activity: str
@@ -219,6 +220,7 @@ class Pulse(Telemetry):
     gpu_celsius: int = -1
     importing: str = ""
     gpu_own_nbytes: int = 0
+    optimizer_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

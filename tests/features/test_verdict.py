@@ -11,7 +11,7 @@ import re
 #: The ranks sleep, and so use little of the machine.
 LOOP = """
 import time
-for step in range(40):
+for step in range(60):
     time.sleep({sleep})
     allreduce(1.0, name="loss")
     log(step=step, loss={loss})
@@ -21,6 +21,15 @@ import time
 for step in range(30 if rank == 0 else 40):
     time.sleep(0.05)
     allreduce(1.0)
+"""
+#: The numbers that a rank brings to its reductions, and what is done with the sum.
+NUMBERS = """
+import time
+import numpy as np
+numbers, weights = np.random.default_rng({seed}), np.zeros(2000)
+for step in range(100):
+    time.sleep(0.012)
+    weights -= 0.1 * allreduce(weights - {numbers}, name="gradients")
 """
 _SECONDS = 300
 
@@ -62,9 +71,36 @@ def test_no_other_rank_is_named_for_one_that_is_late_now_and_then(notebook):
     assert not re.search(r"rank [01] is (the slow one|late)", cell.text)
 
 
+def test_ranks_that_all_sleep_stand_still(notebook):
+    cell = notebook.on_ranks(LOOP.format(sleep="0.1", loss="1.0"), "-n 3", timeout=_SECONDS)
+    why = notebook.run("%distributed why").text
+    if had_cores(why):
+        assert "`time.sleep(0.1)`: they wait" in line(cell, "all ranks stand still for ")
+
+
 def test_a_loss_that_is_not_a_number_is_named_with_its_step(notebook):
     cell = run(notebook, "0.03", loss='float("nan") if rank == 1 and step >= 30 else 1.0')
     assert line(cell, "loss is NaN since step 30 on rank 1")
+
+
+def test_the_rank_that_brings_nan_to_a_sum_is_named_before_it_is_spread(notebook):
+    wrong = "numbers.normal(size=2000) * (np.nan if rank == 2 and step == 60 else 1)"
+    source = NUMBERS.format(seed="[7, rank]", numbers=wrong)
+    said = line(notebook.on_ranks(source, "-n 3", timeout=_SECONDS), "NaN or infinity ")
+    assert said.startswith("NaN or infinity came first on rank 2: in the input of call 61 of ")
+    assert "allreduce at gradients, which spread it to the other ranks" in said
+
+
+def test_ranks_with_the_same_random_numbers_are_named(notebook):
+    same, own = (
+        notebook.on_ranks(
+            NUMBERS.format(seed=seed, numbers="numbers.normal(size=2000)"), "-n 3", timeout=_SECONDS
+        )
+        for seed in ("7", "[7, rank]")
+    )
+    assert line(same, "every rank brings the same numbers to its reductions, in ")
+    own.ok()
+    assert "the same numbers" not in own.text
 
 
 def test_a_cell_that_breaks_python_does_not_fail_for_its_verdict(notebook):

@@ -286,3 +286,27 @@ def test_a_commit_that_does_not_fit_is_said_and_left(two, tmp_path):
         in cell.text
     )
     assert f"steps 0 {STEPS - 1}" in cell.text
+
+
+RETRACED = """
+import numpy as np, tensorflow as tf
+weights = tf.Variable(tf.ones((50, 50)))
+
+@tf.function
+def train(x, step):
+    for _ in range(40):
+        x = tf.tanh(x @ weights) * (step + 1)
+    return tf.reduce_sum(x)
+
+for step in range(200):
+    allreduce(train(tf.ones((8, 50)), {step}).numpy(), name="gradients")
+"""
+
+
+def test_a_function_that_is_traced_in_every_step_is_named(two):
+    cell = two.on_ranks(RETRACED.format(step="step"), timeout=200)
+    assert cell.status == "ok", cell.text
+    (line,) = re.findall(r"all ranks trace or compile for .*", cell.text)
+    assert "`allreduce(train(tf.ones((8, 50)), step).numpy()" in line
+    healthy = two.on_ranks(RETRACED.format(step="tf.constant(step)"), timeout=200)
+    assert "trace or compile" not in healthy.text

@@ -317,6 +317,8 @@ class RankState:
         """Whether this process has not been asked yet to restore what was kept in its place."""
         self.checks = True
         self.late_seconds = 5.0
+        self.numbers: Any = None
+        """The `InputNumbers` of the cell; None where nothing is to be found out about them."""
         self.doing = ""
         self.waits: tuple[float, int] | None = None
         """The start of this rank's wait, by `perf_counter`, and a missing rank."""

@@ -26,6 +26,7 @@ from allranks.collectives.arrays.reductions import (
 )
 from allranks.collectives.calls.call import Call, Offer, Steps, Transport, as_bytes
 from allranks.collectives.calls.guard import JOIN, Spec, describe_group, pack
+from allranks.collectives.calls.numbers import is_looked_at, looking
 from allranks.collectives.gpu.dlpack import ALIGNED
 from allranks.collectives.host.shared_memory import keep, one_block_bytes
 from allranks.collectives.host.staging import split
@@ -74,6 +75,7 @@ class ReductionPlan:
         self.op, self.factors = op, factors
         self.transport, self.move = group.through_host.name, group.through_host.allreduce
         """How one array goes where nothing else is asked for, and it is not on a GPU."""
+        self.own = group.own
         sizes = [math.prod(shape) for shape in shapes]
         self.nbytes = sum(n * dtype.itemsize for n, dtype in zip(sizes, dtypes, strict=True))
         self.reductions: list[Arithmetic] = []
@@ -87,6 +89,8 @@ class ReductionPlan:
             for where in found.values()
         ]
         """The arrays of each dtype, which move together."""
+        if self.batches and self.batches[0].is_looked_at:
+            self.move = looking(self.own, self.move)
         whole = kind == "grouped_allreduce" and op is not Adasum
         names, shown = describe_group([name_of(dtype) for dtype in dtypes], shapes, labels)
         shape = shown if kind.startswith("grouped") else shapes[0]
@@ -109,11 +113,12 @@ class ReductionPlan:
                 outs[index] = total.reshape(source.shape)
             return outs
         for batch in self.batches:
+            move = transport.allreduce
+            if batch.is_looked_at:
+                move = looking(self.own, move)
             if len(batch.where) == 1:
                 index = batch.where[0]
-                outs[index] = yield from call.moved(
-                    transport.allreduce, sources[index], batch.reduction
-                )
+                outs[index] = yield from call.moved(move, sources[index], batch.reduction)
                 continue
             flat = transport.empty((batch.size,), batch.dtype)
             parts = batch.parts(flat)
@@ -123,7 +128,7 @@ class ReductionPlan:
                     batch.fill_in_one_copy(flat, mine)
                 else:
                     batch.fill(flat, parts, mine)
-            yield from call.moved(transport.allreduce, flat, batch.reduction, flat)
+            yield from call.moved(move, flat, batch.reduction, flat)
             for index, part in zip(batch.where, parts, strict=True):
                 outs[index] = part
         return outs
@@ -161,6 +166,10 @@ class Batch:
             end = self.size + math.prod(shape)
             self.spans.append((self.size, end))
             self.size = -(-end // step) * step
+        # Not on a GPU, where a look would wait for its work.
+        self.is_looked_at = not device and is_looked_at(
+            reduction.op, self.dtype, self.size * self.dtype.itemsize
+        )
         self.staging = self.reduction = reduction
         if len(where) > 1 and not reduction.half:
             # They are prescaled as they are copied here.

@@ -29,6 +29,7 @@ from allranks.collectives.calls.guard import (
     mismatch_text,
     pack,
 )
+from allranks.collectives.calls.numbers import is_looked_at, looking
 from allranks.collectives.host.shared_memory import keep
 from allranks.collectives.world.world import Group
 from allranks.errors import CollectiveMismatch
@@ -108,7 +109,9 @@ def _reduction(group: Group, title: str, op: ReduceOp, array: Array, dtype: str)
 
     spec = Spec(title, reduction_name(op), dtype, array.shape)
     arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
-    return Reduction(pack(spec), arithmetic, transport.name, in_place, array.nbytes)
+    looked_at = is_looked_at(op, array.dtype, array.nbytes)
+    move = looking(group.own, in_place) if looked_at else in_place
+    return Reduction(pack(spec), arithmetic, transport.name, move, array.nbytes)
 
 
 def reduction_name(op: ReduceOp) -> str:
@@ -134,7 +137,10 @@ def all_reduce_many(
 
     def steps(call: Call) -> Steps[None]:
         flat = np.concatenate([array.reshape(-1) for array in arrays])
-        yield from call.moved(group.through_host.allreduce, flat, arithmetic, flat)
+        move = group.through_host.allreduce
+        if is_looked_at(op, flat.dtype, flat.nbytes):
+            move = looking(group.own, move)
+        yield from call.moved(move, flat, arithmetic, flat)
         _deal(flat, arrays)
 
     return make(group, spec, sum(array.nbytes for array in arrays), steps)

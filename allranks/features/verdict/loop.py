@@ -5,14 +5,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median
+from typing import NamedTuple
 
 from allranks.features.verdict import LEAST_STEPS
-from allranks.features.verdict.records import CellParts, CodeLine, EndedCall, Kind, RankPart, Sample
+from allranks.features.verdict.records import (
+    CellParts,
+    CodeLine,
+    Doing,
+    EndedCall,
+    Kind,
+    RankPart,
+    Sample,
+)
 
+#: Shares of the time at the user's lines, the outermost line first.
+Spent = dict[tuple[CodeLine, ...], float]
 #: Up to a tenth of the steps belong to the start, if they are this much slower than the median.
 _SLOW_START, _START_SHARE, _LEAST_START = 10, 10, 3
 #: The calls that end the steps span this much of all calls, or of their time.
@@ -21,8 +32,20 @@ _SPAN = 0.8
 _COVERED = 0.5
 #: Fewer looks do not tell at which lines a rank spends its time.
 _LEAST_LOOKS = 40
+#: What goes on in every step has this part of its mean in each quarter of the loop.
+_STEADY = 0.5
 #: By how much looks may differ from the exact share of the time outside of collectives.
 _LOOKS_ERROR = 0.15
+
+
+class Looked(NamedTuple):
+    """A look: its share of the time, the lines and what was done there, and the cores used."""
+
+    share: float
+    path: tuple[CodeLine, ...]
+    doing: Doing
+    main_cores: float
+    cores: float
 
 
 class RankLoop:
@@ -83,8 +106,16 @@ class RankLoop:
         )
 
     @cached_property
-    def lines(self) -> dict[tuple[CodeLine, ...], float] | None:
+    def lines(self) -> Spent | None:
         """The shares of the time at the user's lines, each with all lines that it was called from.
+
+        None if `looked` is.
+        """
+        return None if self.looked is None else self.spent(lambda _: True)
+
+    @cached_property
+    def looked(self) -> list[Looked] | None:
+        """The looks in the loop, each for the time since the look before it.
 
         None if there are few looks, or if these have found the rank in collectives for another
         time than the calls took: C code may hold the interpreter, or each step be looked at in the
@@ -93,15 +124,39 @@ class RankLoop:
         looks = [look for look in self.part.looks if self.edges[0] <= look.at <= self.edges[-1]]
         if len(looks) <= _LEAST_LOOKS:
             return None
-        found: dict[tuple[CodeLine, ...], float] = defaultdict(float)
         whole = looks[-1].at - looks[0].at
-        for before, look in pairwise(looks):
-            # A late look, as after C code that held the interpreter, stands for all that time.
-            path = self.part.paths[look.path] if look.path >= 0 else ()
-            for depth in range(1 + len(path)):
-                found[path[:depth]] += (look.at - before.at) / whole
-        seen = sum(share for path, share in found.items() if len(path) == 1)
+        # A late look, as after C code that held the interpreter, stands for all that time.
+        found = [
+            Looked(
+                (look.at - before.at) / whole,
+                self.part.paths[look.path] if look.path >= 0 else (),
+                look.doing,
+                (look.main_used - before.main_used) / max(1e-9, look.at - before.at),
+                (look.used - before.used) / max(1e-9, look.at - before.at),
+            )
+            for before, look in pairwise(looks)
+        ]
+        seen = sum(one.share for one in found if one.path)
         return found if abs(seen - self.computing / self.seconds) <= _LOOKS_ERROR else None
+
+    def spent(self, chosen: Callable[[Looked], bool]) -> Spent:
+        """Returns the shares of the time of some looks by lines, each with its callers."""
+        found: Spent = defaultdict(float)
+        for one in self.looked or ():
+            if chosen(one):
+                for depth in range(1 + len(one.path)):
+                    found[one.path[:depth]] += one.share
+        return found
+
+    def steadily(self, chosen: Callable[[Looked], bool]) -> float:
+        """Returns the share of the time of some looks; 0 where a quarter of the loop has few."""
+        share, since, quarters = 0.0, 0.0, [0.0] * 4
+        for one in self.looked or ():
+            if chosen(one):
+                share += one.share
+                quarters[min(3, int(4 * since))] += one.share
+            since += one.share
+        return share if min(quarters) >= _STEADY * share / 4 else 0.0
 
 
 class Loop:

@@ -18,8 +18,9 @@ from allranks.errors import UsageError
 from allranks.features.verdict import LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import CellParts, NotANumber, RankPart
-from allranks.features.verdict.rules import NOT_NUMBERS, verdicts
-from allranks.records.telemetry import Points, Timings
+from allranks.features.verdict.results import NOT_NUMBERS
+from allranks.features.verdict.rules import verdicts
+from allranks.records.telemetry import Points, Pulse, Timings
 from allranks.records.wire import Record, Reply
 
 _OPTION = StartOption(
@@ -45,6 +46,8 @@ class Watched:
         self.began = time.monotonic()
         self.loops = False
         """Whether a line has made enough calls."""
+        self.trains = False
+        """Whether an optimizer has: also ranks that each train a model alone are compared."""
         self._logged: dict[tuple[int, str, str], int] = {}
         #: From which step on a value is NaN, and how often it was.
         self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
@@ -55,6 +58,8 @@ class Watched:
     def take(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, Timings) and not self.loops:
             self.loops = any(row[_CALLS_AT] >= LEAST_STEPS for row in record.rows)
+        elif isinstance(record, Pulse):
+            self.trains = self.trains or record.optimizer_steps >= LEAST_STEPS
         elif isinstance(record, Points):
             self._take_points(record, array("d", payloads[0]))
         elif isinstance(record, Reply):
@@ -99,6 +104,10 @@ class Watched:
             if times >= NOT_NUMBERS and times > self._gaps.get(key, times)
         ]
 
+    @property
+    def well(self) -> bool:
+        return all(one.status == "ok" for one in self._replies.values())
+
     def left(self) -> tuple[tuple[int, ...], int | None]:
         """Returns the ranks that had ended the cell, and the line in which others waited."""
         ok = tuple(sorted(rank for rank, one in self._replies.items() if one.status == "ok"))
@@ -140,7 +149,7 @@ class NotebookVerdict(NotebookFeature):
     def cell_started(self) -> None:
         if self.cell is not None and self.cell.shown and len(self.cell.ranks) > 1:
             self._watched = Watched(self.cell)
-            self.arriving = (Timings, Points, Reply)
+            self.arriving = (Timings, Points, Pulse, Reply)
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         watched = self._watched
@@ -156,7 +165,7 @@ class NotebookVerdict(NotebookFeature):
         self.arriving = ()
         if watched is None or time.monotonic() - watched.began < _LEAST_SECONDS:
             return
-        if not watched.loops and not watched.not_numbers():
+        if not watched.loops and not watched.trains and not watched.not_numbers():
             return
         try:
             line = self._line_of(watched)
@@ -195,6 +204,7 @@ class NotebookVerdict(NotebookFeature):
             not_numbers=watched.not_numbers(),
             left=left,
             waits_at=waits_at,
+            well=watched.well,
         )
 
     def _keep(self, parts: CellParts) -> None:

@@ -1,8 +1,9 @@
-"""Gathers what the notebook needs to judge a cell: calls, and who had no core to run on.
+"""Gathers what the notebook needs to judge a cell: calls, and ranks that had no core to run on.
 
-Nothing is measured in a call, and the main thread calls no hook: the calls are those of the
-journal. The thread that receives records reads the counters of the process with the pulse, about
-once a second, and looks at the line of the main thread 20 times a second.
+The calls are those of the journal. Sums and averages of floats look at some of their numbers
+(`InputNumbers`), and optimizers at some of their weights (`weights.py`). The thread that receives
+records reads the counters of the process with the pulse, about once a second, and looks at the
+lines of the threads 20 times a second.
 """
 
 from __future__ import annotations
@@ -13,15 +14,30 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
-from math import inf
+from math import inf, nan
+from time import process_time
 from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.calls.guard import Site, shown_name, source_line
+from allranks.collectives.calls.journal import named
+from allranks.collectives.calls.numbers import InputNumbers
 from allranks.engine.features import Answered, RankContext, RankFeature
-from allranks.features.verdict import MEASURED, VARIABLE
-from allranks.features.verdict.records import CodeLine, EndedCall, Kind, Look, RankPart, Sample
-from allranks.features.verdict.stack import Path, users_lines
+from allranks.features.verdict import MEASURED, VARIABLE, weights
+from allranks.features.verdict.records import (
+    Brought,
+    CodeLine,
+    Doing,
+    EndedCall,
+    Kind,
+    Look,
+    NotFinite,
+    RankPart,
+    Sample,
+)
+from allranks.features.verdict.stack import Path, look
+from allranks.features.verdict.weights import Weights
+from allranks.post_import import PostImportHook
 from allranks.records.wire import Record, RunCell
 
 #: Of a longer cell, the last samples are kept, and of these so many are sent.
@@ -46,31 +62,61 @@ class RankVerdict(RankFeature):
     def __init__(self) -> None:
         #: When each of the last cells came, by the journal's clock, and its number in the notebook.
         self._cells: dict[int, tuple[float, int]] = {}
+        self._found: dict[int, tuple[InputNumbers, Weights]] = {}
+        self._weights: Weights | None = None
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
-        self._looks: deque[tuple[float, Path]] = deque(maxlen=_KEPT_LOOKS)
+        self._looks: deque[tuple[float, Path, Doing, float, float]] = deque(maxlen=_KEPT_LOOKS)
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
+        self._main_counters: int | None = None
         self._looks_at_lines = self._has_counters = os.environ.get(VARIABLE) != "off"
+        if self._looks_at_lines:
+            with suppress(OSError):  # not Linux
+                path = f"/proc/self/task/{os.getpid()}/schedstat"
+                self._main_counters = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+        # One rank has no other to compare with.
+        self._compares = self._looks_at_lines and rank.size > 1
+        if self._compares:
+            PostImportHook(
+                weights.MODULES, lambda module: weights.install(module, lambda: self._weights)
+            ).install()
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, RunCell):
-            self._cells[record.cell] = world.current().journal.now(), record.number
+            this = world.current()
+            self._cells[record.cell] = this.journal.now(), record.number
             if len(self._cells) > _KEPT_CELLS:
-                del self._cells[next(iter(self._cells))]
+                old = next(iter(self._cells))
+                del self._cells[old]
+                self._found.pop(old, None)
+            if self._compares:
+                this.numbers, self._weights = InputNumbers(), Weights()
+                self._found[record.cell] = this.numbers, self._weights
 
     # A cell may have replaced functions of Python until it ends. It must not fail for these hooks.
 
     def cell_running(self) -> None:
         with suppress(Exception):
             if self._looks_at_lines:
-                self._looks.append((world.current().journal.now(), users_lines()))
+                path, doing = look()
+                now = world.current().journal.now()
+                self._looks.append((now, path, doing, self._main_used(), process_time()))
+
+    def _main_used(self) -> float:
+        """Returns the seconds in which the main thread has run, or could have."""
+        if self._main_counters is None:
+            return nan
+        ran, waited, _ = map(int, os.pread(self._main_counters, 99, 0).split())
+        return (ran + waited) / 1e9 if ran else nan
 
     def pulse_fields(self) -> dict[str, Any]:
-        """Takes a sample: the pulse itself needs no fields."""
+        """Takes a sample as well."""
         with suppress(Exception):
             self._sample()
-        return {}
+        steps = self._weights.steps if self._weights is not None else 0
+        return {"optimizer_steps": steps} if steps else {}
 
     def _sample(self) -> None:
         if self._has_counters:
@@ -109,8 +155,8 @@ class RankVerdict(RankFeature):
             wait, transfer = call.wait_seconds, call.transfer_seconds
             calls.append(EndedCall(kind, call.ended, wait, transfer, call.last_rank))
         samples = [one for one in list(self._samples) if began <= one[0].at]
-        looks = [look for look in list(self._looks) if began <= look[0] <= ended]
-        paths = {path: at for at, path in enumerate({path for _, path in looks if path})}
+        looks = [one for one in list(self._looks) if began <= one[0] <= ended]
+        paths = {path: at for at, path in enumerate({one[1] for one in looks if one[1]})}
         part = RankPart(
             rank=self._rank.rank,
             number=number,
@@ -120,11 +166,33 @@ class RankVerdict(RankFeature):
             calls=calls,
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
-            looks=[Look(at, paths.get(path, -1)) for at, path in looks],
+            looks=[
+                Look(at, paths.get(path, -1), doing, main_used, used)
+                for at, path, doing, main_used, used in looks
+            ],
             paths=[tuple(_line(*line) for line in path) for path in paths],
             left_out=count - len(records),
+            gpu=self._rank.device != "cpu",
+            **self._compared(arguments["cell"]),
         )
         return part.message()
+
+    def _compared(self, cell: int) -> dict[str, Any]:
+        """Returns what the notebook compares between ranks."""
+        if cell not in self._found:
+            return {}
+        numbers, followed = self._found[cell]
+        offset = world.current().offset_seconds
+        not_finite = [
+            NotFinite(
+                one.group, one.call, one.at + offset, one.count, one.op,
+                one.name or named(one.site), one.nbytes,
+            )
+            for one in numbers.not_finite.copy().values()
+        ]  # fmt: skip
+        models = followed.ended(self._rank.shell.user_ns.copy())
+        brought = [Brought(*one) for one in numbers.brought]
+        return {"brought": brought, "not_finite": not_finite, "models": models}
 
 
 def read_counters(at: float) -> Sample:

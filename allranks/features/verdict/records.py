@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from enum import IntEnum
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 
@@ -62,11 +63,78 @@ class Sample(NamedTuple):
     rss_nbytes: float
 
 
+class Doing(IntEnum):
+    """What a rank does when it is looked at.
+
+    ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
+    calls the user's code there. ``COMPILE``: a library traces or compiles.
+    """
+
+    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE = range(5)
+
+
 class Look(NamedTuple):
-    """Where the main thread was at a time: the number of its lines, -1 in a collective."""
+    """Where the main thread was at a time: the number of its lines, -1 in a collective.
+
+    ``main_used`` are the seconds in which it has run or could have run, NaN if they are not known,
+    ``used`` those in which all threads have run.
+    """
 
     at: float
     path: int
+    doing: Doing = Doing.COMPUTE
+    main_used: float = 0.0
+    used: float = 0.0
+
+
+class Brought(NamedTuple):
+    """What a rank brought to a sum or an average, by a checksum of some of its numbers.
+
+    ``call`` counts such calls of a group in the cell. ``varied``: they are not all the same number.
+    """
+
+    group: int
+    call: int
+    nbytes: int
+    checksum: int
+    varied: bool
+
+
+class NotFinite(NamedTuple):
+    """The last calls of a kind, to all of which a rank brought NaN or infinity.
+
+    ``call`` is the number of the first of them, as in `Brought`; ``begun`` its time, ``calls`` how
+    many they are.
+    """
+
+    group: int
+    call: int
+    begun: float
+    calls: int
+    op: str
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """The arrays that an optimizer has updated in a cell, on one rank.
+
+    ``checksums`` are those of some numbers of each array, by how many steps the optimizer had made;
+    ``numbers`` are these numbers after ``sampled`` steps: at the cell's end, or before the model
+    was gone.
+    """
+
+    names: Sequence[str]
+    nbytes: Sequence[int]
+    steps: int
+    sampled: int
+    checksums: Mapping[int, Sequence[int]]
+    numbers: Sequence[Sequence[float]]
+
+    @property
+    def arrays(self) -> list[tuple[str, int]]:
+        return list(zip(self.names, self.nbytes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -74,9 +142,10 @@ class RankPart:
     """One rank's part of a cell. Times are by one clock for each host.
 
     ``number`` is that which the notebook shows, -1 if the rank has not run the cell. ``cores`` is
-    how many its process may use. ``grown`` has the first and the last length of global lists,
-    dictionaries and sets that have grown. ``left_out`` counts earlier calls of the cell. ``paths``
-    are the lines at which the ``looks`` have found the rank, the outermost line of each first.
+    how many its process may use, and ``gpu`` whether it has a GPU. ``grown`` has the first and the
+    last length of global lists, dictionaries and sets that have grown. ``left_out`` counts earlier
+    calls of the cell. ``paths`` are the lines at which the ``looks`` have found the rank, the
+    outermost line of each first.
     """
 
     rank: int
@@ -90,6 +159,10 @@ class RankPart:
     left_out: int = 0
     looks: Sequence[Look] = ()
     paths: Sequence[tuple[CodeLine, ...]] = ()
+    gpu: bool = False
+    brought: Sequence[Brought] = ()
+    not_finite: Sequence[NotFinite] = ()
+    models: Sequence[Model] = ()
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
@@ -100,18 +173,34 @@ class RankPart:
             "kinds": [list(kind) for kind in self.kinds],
             "grown": {name: list(lengths) for name, lengths in self.grown.items()},
             "left_out": self.left_out,
+            "gpu": self.gpu,
             "paths": [[list(line) for line in path] for path in self.paths],
+            "not_finite": [list(one) for one in self.not_finite],
+            "models": [
+                [
+                    list(one.names),
+                    list(one.nbytes),
+                    one.steps,
+                    one.sampled,
+                    [[step, list(sums)] for step, sums in one.checksums.items()],
+                    [len(numbers) for numbers in one.numbers],
+                ]
+                for one in self.models
+            ],
         }
-        rows = self.calls, self.samples, self.looks
+        numbers = [row for one in self.models for row in one.numbers]
+        rows = self.calls, self.samples, self.looks, self.brought, numbers
         return content, [array("d", chain(*row)).tobytes() for row in rows]
 
     @classmethod
     def read(cls, rank: int, content: dict[str, Any], payloads: Sequence[bytes]) -> RankPart:
-        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look))
-        calls, samples, looks = (
+        *tables, numbers = payloads
+        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look, Brought))
+        calls, samples, looks, brought = (
             zip(*[iter(array("d", payload))] * length, strict=True)
-            for length, payload in zip(lengths, payloads, strict=True)
+            for length, payload in zip(lengths, tables, strict=True)
         )
+        rest = iter(array("d", numbers))
         return cls(
             rank=rank,
             number=content["number"],
@@ -125,8 +214,23 @@ class RankPart:
             samples=[Sample(*row) for row in samples],
             grown={name: (first, last) for name, (first, last) in content["grown"].items()},
             left_out=content["left_out"],
-            looks=[Look(at, int(path)) for at, path in looks],
+            gpu=content["gpu"],
+            looks=[
+                Look(at, int(path), Doing(int(doing)), main_used, used)
+                for at, path, doing, main_used, used in looks
+            ],
             paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
+            brought=[
+                Brought(int(group), int(call), int(nbytes), int(checksum), bool(varied))
+                for group, call, nbytes, checksum, varied in brought
+            ],
+            not_finite=[NotFinite(*one) for one in content["not_finite"]],
+            models=[
+                Model(
+                    names, nbytes, steps, sampled, dict(sums), [[*islice(rest, n)] for n in lengths]
+                )
+                for names, nbytes, steps, sampled, sums, lengths in content["models"]
+            ],
         )
 
 
@@ -142,7 +246,8 @@ class NotANumber(NamedTuple):
 class CellParts:
     """All that was recorded of a cell.
 
-    ``logged`` is how many steps the ranks have logged. ``left`` are the ranks that had left the
+    ``logged`` is how many steps the ranks have logged, and ``well`` whether all of them have ended
+    the cell well. ``left`` are the ranks that had left the
     cell when another one waited in its line ``waits_at``.
     """
 
@@ -152,3 +257,4 @@ class CellParts:
     not_numbers: Sequence[NotANumber] = ()
     left: tuple[int, ...] = ()
     waits_at: int | None = None
+    well: bool = True

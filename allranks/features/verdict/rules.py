@@ -7,13 +7,15 @@ names no rank whose delay may come from threads that had no core: other programs
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean, median, quantiles
 
 from allranks.features.verdict import LEAST_STEPS
-from allranks.features.verdict.loop import Loop
-from allranks.features.verdict.records import CellParts, CodeLine, RankPart
+from allranks.features.verdict.cause import Verdict
+from allranks.features.verdict.loop import Looked, Loop, RankLoop, Spent
+from allranks.features.verdict.records import CellParts, CodeLine, Doing, RankPart
+from allranks.features.verdict.results import wrong
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
 
@@ -32,6 +34,11 @@ MOST_EXPLAINED = 1.5
 LONG_SECONDS = 0.02
 #: A function that a line calls explains at least this part of the time at that line.
 FOLLOWED = 0.6
+#: What all ranks have to do for this part of the time, to be named: so much may be gained.
+COMPILE_SHARE, INPUT_SHARE, IDLE_SHARE = 0.20, 0.30, 0.35
+#: A thread that uses less of a core waits. A process that uses more than about one core also
+#: computes while a thread of it reads data.
+IDLE_CORES, FEEDING_CORES = 0.4, 1.3
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
 TRANSFER_SHARE = 0.30
@@ -47,35 +54,20 @@ OWN_CORES, HOST_SHARE, HOST_SECONDS = 0.75, 0.45, 3.0
 HOST_TIME = 0.25
 #: Memory that grows: by how much, in how much of the time, and for how long it is watched.
 GROWN_NBYTES, GROWN_PART, RISING, MEMORY_SECONDS, MEMORY_SAMPLES = 64e6, 0.05, 0.8, 5.0, 5
-#: Values that are NaN up to the cell's end, at least.
-NOT_NUMBERS = 5
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A cause: what was found, with figures, and what to type or change next.
-
-    ``kind`` is its name, ``ranks`` are those that it names, ``share`` is its part of the time.
-    """
-
-    kind: str
-    share: float
-    text: str
-    next: str
-    ranks: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.text}. {self.next}"
 
 
 def verdicts(cell: CellParts) -> list[Verdict]:
     """Returns all causes: of wrong results, then of lost time, the costliest first, then others."""
     loop = Loop.of(cell)
-    found = not_a_number(cell)
+    found = wrong(cell, loop)
     if loop is None:
         return found
-    slow = sorted([*waiting(loop), *moving(cell, loop)], key=lambda one: -one.share)
-    return [*unequal_steps(cell, loop), *found, *slow, *growing(loop), *crowded(loop)]
+    slow = sorted(
+        [*waiting(loop), *moving(cell, loop), *not_computing(loop)], key=lambda one: -one.share
+    )
+    notes = [one for one in found if one.kind == "alone"]
+    found = [one for one in found if one.kind != "alone"]
+    return [*unequal_steps(cell, loop), *found, *slow, *growing(loop), *crowded(loop), *notes]
 
 
 def unequal_steps(cell: CellParts, loop: Loop) -> list[Verdict]:
@@ -104,25 +96,6 @@ def _count(loop: Loop, part: RankPart) -> int:
     same = loop.kind.op, loop.kind.name
     kinds = {at for at, kind in enumerate(part.kinds) if (kind.op, kind.name) == same}
     return sum(call.kind in kinds for call in part.calls)
-
-
-def not_a_number(cell: CellParts) -> list[Verdict]:
-    if not cell.not_numbers:
-        return []
-    first = min(one.step for one in cell.not_numbers)
-    name = min(one.name for one in cell.not_numbers if one.step == first)
-    ranks = tuple(sorted(o.rank for o in cell.not_numbers if o.step == first and o.name == name))
-    later = {one.rank for one in cell.not_numbers} - {*ranks}
-    others = f", later on {label(sorted(later))}" if later else ""
-    return [
-        Verdict(
-            "nan",
-            1.0,
-            f"{name} is NaN since step {first:g} on {label(ranks)}{others}",
-            f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
-            ranks,
-        )
-    ]
 
 
 # ---- waiting
@@ -200,18 +173,28 @@ def longer_at(loop: Loop, rank: int) -> str:
         path: share - fmean(one.get(path, 0.0) for one in others if one is not None)
         for path, share in own.items()
     }
-    late, path = loop.late[rank], tuple[CodeLine, ...]()
-    least = EXPLAINS * late
+    late = loop.late[rank]
+    path = _followed(more, EXPLAINS * late)
+    return _place(path) if path and more[path[:1]] <= MOST_EXPLAINED * late else ""
+
+
+def _followed(spent: Spent, least: float) -> tuple[CodeLine, ...]:
+    """Returns the lines that explain most of what is spent, as far as one is ahead of the others.
+
+    The outermost line comes first; it explains ``least``.
+    """
+    path = tuple[CodeLine, ...]()
     while True:
-        below = [one for one in more if len(one) == len(path) + 1 and one[:-1] == path]
-        first, second = [*sorted(below, key=lambda one: -more[one]), None, None][:2]
-        if first is None or more[first] < least:
-            break
-        if second is not None and DOMINATES * more[second] > more[first]:
-            break
-        path, least = first, max(least, FOLLOWED * more[first])
-    if not path or more[path[:1]] > MOST_EXPLAINED * late:
-        return ""
+        below = [one for one in spent if len(one) == len(path) + 1 and one[:-1] == path]
+        first, second = [*sorted(below, key=lambda one: -spent[one]), None, None][:2]
+        if first is None or spent[first] < least:
+            return path
+        if second is not None and DOMINATES * spent[second] > spent[first]:
+            return path
+        path, least = first, max(least, FOLLOWED * spent[first])
+
+
+def _place(path: tuple[CodeLine, ...]) -> str:
     # As a generator or a lambda in this line.
     while len(path) > 1 and path[-1].function[:1] == "<" and path[-1].place == path[-2].place:
         path = path[:-1]
@@ -291,6 +274,93 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
             "Give each rank the same amount in a step: batches of equal length, or larger ones",
         )
     ]
+
+
+# ---- all ranks compute nothing
+
+
+def not_computing(loop: Loop) -> list[Verdict]:
+    """What all ranks do for a part of each step, in place of computing."""
+    found = []
+    ranks = loop.ranks.values()
+    if all(one.looked is not None for one in ranks):
+        found += _compiling(loop)
+        # The host does not see what a GPU does meanwhile.
+        if not any(one.part.gpu for one in ranks):
+            found += _without_data(loop) or _idle(loop)
+    return found
+
+
+def _compiling(loop: Loop) -> list[Verdict]:
+    share, where = _on_all(loop, lambda one: one.doing is Doing.COMPILE)
+    if share < COMPILE_SHARE:
+        return []
+    return [
+        Verdict(
+            "compile",
+            share,
+            f"all ranks trace or compile for {share:.0%} of the time, in every step{where}",
+            "Make compiled functions once, before the loop; pass tensors in place of Python "
+            "numbers, and batches of equal shapes",
+        )
+    ]
+
+
+def _without_data(loop: Loop) -> list[Verdict]:
+    share, where = _on_all(loop, lambda one: one.doing is Doing.INPUT)
+    if share < INPUT_SHARE:
+        share, where = _on_all(loop, _waits_for_data)
+        ready = [loop.ready(rank) for rank in loop.ranks]
+        if any(one is None or one > EXPLAINS * share for one in ready):
+            return []
+    if share < INPUT_SHARE:
+        return []
+    return [
+        Verdict(
+            "input",
+            share,
+            f"all ranks wait for data for {share:.0%} of the time{where}",
+            "Read ahead: DataLoader(num_workers=2), dataset.prefetch(2), or do less for a sample",
+        )
+    ]
+
+
+def _waits_for_data(one: Looked) -> bool:
+    # While another thread reads ahead, the main thread or those of C may compute.
+    alone = one.main_cores < IDLE_CORES and one.cores < FEEDING_CORES
+    return one.doing is Doing.INPUT or (one.doing is Doing.FEED and alone)
+
+
+def _idle(loop: Loop) -> list[Verdict]:
+    share, where = _on_all(loop, lambda one: bool(one.path) and one.main_cores < IDLE_CORES)
+    share = min(share, *(_stands_still(one) for one in loop.ranks.values()))
+    if share < IDLE_SHARE or not _have_cores(loop, share):
+        return []
+    return [
+        Verdict(
+            "idle",
+            share,
+            f"all ranks stand still for {share:.0%} of the time, outside of collectives{where}: "
+            "they wait for a file, the network, another process or a sleep",
+            "Read ahead in a thread, or from a local disk",
+        )
+    ]
+
+
+def _stands_still(one: RankLoop) -> float:
+    """At least this share of the time no thread ran, or could have, outside of collectives."""
+    if one.used is None:
+        return 0.0
+    used = (one.used.run + one.used.ready) / one.used.at
+    return max(0.0, one.computing / one.seconds - used)
+
+
+def _on_all(loop: Loop, chosen: Callable[[Looked], bool]) -> tuple[float, str]:
+    """Returns the share of the time that some looks have on each rank, and at which lines."""
+    shares = {rank: one.steadily(chosen) for rank, one in loop.ranks.items()}
+    rank = min(shares, key=lambda one: shares[one])
+    path = _followed(loop.ranks[rank].spent(chosen), EXPLAINS * shares[rank])
+    return shares[rank], f", at {_place(path)}" if path else ""
 
 
 # ---- moving data

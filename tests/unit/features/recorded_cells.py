@@ -12,6 +12,7 @@ from typing import Any
 from allranks.features.verdict.records import (
     CellParts,
     CodeLine,
+    Doing,
     EndedCall,
     Kind,
     Look,
@@ -40,13 +41,15 @@ def cell(
     memory: Callable[[int, float], float] = lambda rank, at: 5e8,
     hosts: Sequence[str] = (),
     lines: Mapping[int, Spent] | None = None,
+    does: Mapping[tuple[CodeLine, ...], tuple[Doing, float, float]] | None = None,
     **more: Any,
 ) -> CellParts:
     """Returns a cell whose steps have one call of each kind.
 
     ``jitter`` is the deviation of the logarithm of each work, ``bursts`` how likely a rank is
     interrupted in a call. Of a second, the threads of a rank ran for ``busy``, and waited for a
-    core for ``ready``. ``lines`` are those at which each rank works, one after the other.
+    core for ``ready``. ``lines`` are those at which each rank works, one after the other; ``does``
+    is what it does there, with how many cores its main thread and all its threads use.
     """
     random_of = random.Random(seed)
     size, now = len(work), 0.0
@@ -81,6 +84,17 @@ def cell(
     def place(rank: int, at: float) -> int:
         return places[rank][bisect(begins[rank], at) - 1] if begins[rank] else -1
 
+    def looked(rank: int) -> list[Look]:
+        found, before, main, used = [], 0.0, 0.0, 0.0
+        for at in looks:
+            path = place(rank, at)
+            nothing = Doing.COMPUTE if path >= 0 else Doing.COLLECTIVE, 1.0, 1.0
+            doing, *cores = (does or {}).get(paths[path], nothing) if path >= 0 else nothing
+            main, used = main + cores[0] * (at - before), used + cores[1] * (at - before)
+            found.append(Look(at, path, doing, main, used))
+            before = at
+        return found
+
     parts = [
         RankPart(
             rank=rank,
@@ -96,7 +110,7 @@ def cell(
                 )
                 for at in times
             ],
-            looks=[Look(at, place(rank, at)) for at in looks],
+            looks=looked(rank),
             paths=paths,
         )
         for rank, row in enumerate(rows)

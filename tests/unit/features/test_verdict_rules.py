@@ -9,12 +9,16 @@ import pytest
 
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import (
+    Brought,
     CellParts,
     CodeLine,
+    Doing,
     EndedCall,
     Kind,
     Look,
+    Model,
     NotANumber,
+    NotFinite,
     RankPart,
     Sample,
 )
@@ -46,8 +50,10 @@ def test_equal_ranks_have_no_verdict():
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(("jitter", "bursts"), [(0.1, 0.0), (0.15, 0.0), (0.0, 0.01), (0.1, 0.02)])
 def test_noise_is_no_cause(jitter, bursts, size):
+    spent = [(READ, 0.2), (AUGMENT, 0.2), (TRAIN, 0.6)]
+    lines = dict.fromkeys(range(size), spent)
     cells = [
-        cell([0.01] * size, jitter=jitter, bursts=bursts, seed=seed, steps=150)
+        cell([0.01] * size, jitter=jitter, bursts=bursts, seed=seed, steps=220, lines=lines)
         for seed in range(25)
     ]
     assert [verdicts(one) for one in cells] == [[]] * 25
@@ -100,7 +106,10 @@ def test_no_records_are_too_strange(seed):
                 for last in (random_of.randrange(-1, 3),)
             ],
             samples=[Sample(at, at, number(), 0.0, 1e9 * number()) for at in times(7)],
-            looks=[Look(at, random_of.randrange(-1, 2)) for at in times(100)],
+            looks=[
+                Look(at, random_of.randrange(-1, 2), random_of.choice([*Doing]), at, number())
+                for at in times(100)
+            ],
             paths=[AUGMENT, TRAIN],
         )
 
@@ -229,6 +238,96 @@ def test_a_delay_below_the_error_of_clocks_proves_nothing():
     assert kinds(cell([0.010, 0.018], hosts=apart)) == ["straggler"]
 
 
+# ---- all ranks wait, or compile
+
+
+def both(*spent):
+    return {0: spent, 1: spent}
+
+
+LOADED = (*READ, CodeLine("In[3]:2", "__getitem__", "return np.load(at)"))
+
+
+def test_reading_data_in_each_step_is_named_with_its_lines():
+    parts = cell(
+        [0.04] * 2, lines=both((LOADED, 0.6), (TRAIN, 0.4)), does={LOADED: (Doing.INPUT, 1, 1)}
+    )
+    (found,) = verdicts(parts)
+    assert found.kind == "input"
+    assert found.text.startswith("all ranks wait for data for 5")
+    assert found.text.endswith(
+        ", at In[3]:4 `x = read(step)`, in __getitem__ In[3]:2 `return np.load(at)`"
+    )
+
+
+def test_data_that_are_read_in_a_fifth_of_the_time_are_no_cause():
+    spent = both((READ, 0.2), (TRAIN, 0.8))
+    assert kinds(cell([0.04] * 2, lines=spent, does={READ: (Doing.INPUT, 1, 1)})) == []
+
+
+def test_another_thread_that_reads_counts_only_while_nothing_else_computes():
+    # The main thread waits for it; in the second cell the threads of C compute meanwhile, in the
+    # third one the main thread does.
+    spent = both((READ, 0.7), (TRAIN, 0.3))
+    for cores, expected in {(0.1, 1.0): ["input"], (0.1, 1.9): [], (0.9, 1.0): []}.items():
+        parts = cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, *cores)})
+        assert kinds(parts) == expected
+
+
+def test_a_thread_that_reads_without_a_core_is_no_cause():
+    spent = both((READ, 0.7), (TRAIN, 0.3))
+    does = {READ: (Doing.FEED, 0.1, 1.0)}
+    assert kinds(cell([0.04] * 2, lines=spent, does=does, ready={0: 0.5, 1: 0.5})) == []
+
+
+def test_data_that_one_rank_waits_for_make_it_the_slow_one():
+    lines = {0: [(TRAIN, 1.0)], 1: [(READ, 0.75), (TRAIN, 0.25)]}
+    parts = cell([0.01, 0.04], lines=lines, does={READ: (Doing.INPUT, 1, 1)})
+    found = verdicts(parts)
+    assert [(one.kind, one.ranks) for one in found] == [("straggler", (1,))]
+    assert "more, at In[3]:4 `x = read(step)`" in found[0].text
+
+
+def test_ranks_that_stand_still_are_named_with_their_line():
+    spent, does = both((READ, 0.6), (TRAIN, 0.4)), {READ: (Doing.COMPUTE, 0.0, 0.0)}
+    (found,) = verdicts(cell([0.04] * 2, lines=spent, does=does, busy=0.4))
+    assert found.kind == "idle"
+    assert "stand still for 5" in found.text
+    assert ", at In[3]:4 `x = read(step)`: they wait for a file" in found.text
+
+
+def test_ranks_whose_threads_compute_or_have_no_core_do_not_stand_still():
+    # Threads of C compute for the main thread; or the main thread is ready, and has no core.
+    spent, does = both((READ, 0.6), (TRAIN, 0.4)), {READ: (Doing.COMPUTE, 0.0, 1.0)}
+    assert kinds(cell([0.04] * 2, lines=spent, does=does, busy=0.9)) == []
+    ready = {0: 0.5, 1: 0.5}
+    assert kinds(cell([0.04] * 2, lines=spent, does=does, busy=0.4, ready=ready)) == ["host"]
+
+
+def test_nothing_is_said_of_waits_of_ranks_with_a_gpu():
+    spent = both((READ, 0.6), (TRAIN, 0.4))
+    for doing, busy in ((Doing.COMPUTE, 0.4), (Doing.INPUT, 0.9)):
+        parts = cell([0.04] * 2, lines=spent, does={READ: (doing, 0.0, 0.0)}, busy=busy)
+        assert kinds(parts) != []
+        assert kinds(each_rank(parts, gpu=True)) == []
+
+
+def test_compiling_in_every_step_is_named():
+    spent, does = both((READ, 0.4), (TRAIN, 0.6)), {READ: (Doing.COMPILE, 1, 1)}
+    (found,) = verdicts(cell([0.04] * 2, lines=spent, does=does))
+    assert found.kind == "compile"
+    assert ", in every step, at In[3]:4 `x = read(step)`" in found.text
+
+
+def test_compiling_in_a_part_of_the_steps_is_no_cause():
+    # A second function is compiled in the middle of the loop.
+    parts = cell([0.04] * 2, lines=both((READ, 1.0)))
+    for part in parts.ranks:
+        for at in range(60, 160):
+            part.looks[at] = part.looks[at]._replace(doing=Doing.COMPILE)
+    assert kinds(parts) == []
+
+
 # ---- moving data, memory, the host
 
 
@@ -333,8 +432,15 @@ def test_a_part_is_the_same_after_its_way():
         cell([0.01, 0.02]),
         grown={"x": (1, 2)},
         left_out=7,
-        looks=[Look(1.5, 1)],
+        looks=[Look(1.5, 1, Doing.INPUT, 0.25, 0.5)],
+        gpu=True,
         paths=[READ, AUGMENT],
+        brought=[Brought(0, 3, 4096, 2**32 - 1, True)],
+        not_finite=[NotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
+        models=[
+            Model(["w", "b"], [4096, 40], 9, 8, {1: [5, 6], 2: [7, 8]}, [[1.0, 2.0], [3.0]]),
+            Model([], [], 0, 0, {}, []),
+        ],
     )
     part = parts.ranks[1]
     content, payloads = part.message()

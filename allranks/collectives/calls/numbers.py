@@ -1,0 +1,98 @@
+"""Numbers of what a rank brings to its sums and averages of floats.
+
+Once a NaN is spread it cannot be found out which rank has brought it. So the first, the middle and
+the last number of each array are looked at before it moves: 0.3 µs. Few calls, the same on all
+ranks, also have a checksum of 64 numbers, by which the ranks' arrays can be compared: 1 µs.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from allranks.collectives.arrays.reductions import Array, ReduceOp
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.guard import Packed
+from allranks.collectives.calls.rank_state import RankState
+
+#: In a smaller call the look would be more than a hundredth of its time.
+LEAST_NBYTES = 4096
+#: The calls with a checksum: the first ones of a cell, then each 16th.
+_FIRST, _STRIDE, _MOST = 64, 16, 512
+_SAMPLED = 64
+
+
+class Brought(NamedTuple):
+    """What a rank brought to a call.
+
+    ``call`` counts those of a group in a cell. ``varied`` is whether the numbers differ from each
+    other.
+    """
+
+    group: int
+    call: int
+    nbytes: int
+    checksum: int
+    varied: bool
+
+
+class NotFinite:
+    """Calls of one kind, one after the other, to which the rank brought NaN or infinity."""
+
+    def __init__(self, call: Call, number: int) -> None:
+        self.group, self.call, self.at = call.members.number, number, call.started
+        self.op, self.name, self.site, self.nbytes = call.spec.op, call.name, call.site, call.nbytes
+        self.count = 0
+
+
+class InputNumbers:
+    """The numbers of one cell."""
+
+    def __init__(self) -> None:
+        self.brought: list[Brought] = []
+        self.not_finite: dict[Packed, NotFinite] = {}
+        self._calls: dict[int, int] = defaultdict(int)
+
+    def look_at(self, call: Call, source: Array) -> None:
+        group, item, size = call.members.number, source.item, source.size
+        self._calls[group] = number = self._calls[group] + 1
+        total = item(0) + item(size >> 1) + item(size - 1)
+        # NaN or infinity. The sum of large numbers may be infinite, too.
+        if total - total != 0.0:
+            self._look_closer(call, source, number)
+        elif self.not_finite:
+            self.not_finite.pop(call.packed, None)
+        if (number <= _FIRST or number % _STRIDE == 0) and len(self.brought) < _MOST:
+            some = source.reshape(-1)[:: -(-size // _SAMPLED)]
+            varied = bool((some != some[0]).any())
+            checksum = zlib.crc32(some.tobytes())
+            self.brought.append(Brought(group, number, call.nbytes, checksum, varied))
+
+    def _look_closer(self, call: Call, source: Array, number: int) -> None:
+        at = (0, source.size >> 1, source.size - 1)
+        if all(math.isfinite(source.item(one)) for one in at):
+            self.not_finite.pop(call.packed, None)
+            return
+        found = self.not_finite.get(call.packed)
+        if found is None:
+            found = self.not_finite[call.packed] = NotFinite(call, number)
+        found.count += 1
+
+
+def is_looked_at(op: ReduceOp, dtype: Any, nbytes: int) -> bool:
+    # Infinity is a usual beginning of a minimum.
+    return dtype.kind == "f" and nbytes >= LEAST_NBYTES and op.name in ("Sum", "Average")
+
+
+def looking(own: RankState, move: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a transport's move of an array that looks at its numbers first."""
+
+    def look(call: Call, source: Array, *options: Any) -> Any:
+        if own.numbers is not None:
+            own.numbers.look_at(call, source)
+        return move(call, source, *options)
+
+    return look

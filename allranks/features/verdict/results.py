@@ -1,0 +1,292 @@
+"""Whether the ranks train one model, with numbers: pure functions of what they have recorded.
+
+Nothing is said of weights that may differ on purpose: with other shapes on each rank, with
+reductions that do not have the sizes of the weights, or with fewer reductions than steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from allranks.features.verdict import LEAST_STEPS
+from allranks.features.verdict.cause import Verdict
+from allranks.features.verdict.loop import Loop
+from allranks.features.verdict.records import CellParts, Kind, Model, NotFinite
+from allranks.records.ranks import label
+
+#: Values, or calls, that are NaN up to the cell's end, at least.
+NOT_NUMBERS = 5
+#: Calls with equal numbers on all ranks: so many different ones, and in this part of the calls.
+SAME_CALLS, SAME_PART = 8, 0.9
+#: Smaller calls alone reduce flags and values, and no gradients.
+DATA_NBYTES = 64
+#: An array is reduced in this part of the steps, at least.
+REDUCED_PART = 0.9
+#: Differences that are smaller, in parts of the largest number, may come from the processors.
+LEAST_DIFFERENCE = 1e-5
+
+
+def wrong(cell: CellParts, loop: Loop | None) -> list[Verdict]:
+    """Returns the causes of wrong results; one of kind ``alone`` is a note."""
+    spread = spread_not_finite(cell)
+    return [*(spread or not_a_number(cell)), *different_weights(cell, loop), *same_data(cell)]
+
+
+def not_a_number(cell: CellParts) -> list[Verdict]:
+    if not cell.not_numbers:
+        return []
+    first = min(one.step for one in cell.not_numbers)
+    name = min(one.name for one in cell.not_numbers if one.step == first)
+    ranks = tuple(sorted(o.rank for o in cell.not_numbers if o.step == first and o.name == name))
+    later = {one.rank for one in cell.not_numbers} - {*ranks}
+    others = f", later on {label(sorted(later))}" if later else ""
+    return [
+        Verdict(
+            "nan",
+            1.0,
+            f"{name} is NaN since step {first:g} on {label(ranks)}{others}",
+            f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
+            ranks,
+        )
+    ]
+
+
+def spread_not_finite(cell: CellParts) -> list[Verdict]:
+    """NaN or infinity that some rank brought to a reduction, and that stayed to the cell's end."""
+    found: dict[tuple[int, str, str, int], dict[int, NotFinite]] = {}
+    for part in cell.ranks:
+        for one in part.not_finite:
+            key = one.group, one.op, one.name, one.nbytes
+            if one.calls >= NOT_NUMBERS:
+                found.setdefault(key, {})[part.rank] = one
+    if not found:
+        return []
+    rows = min(found.values(), key=lambda row: min(one.call for one in row.values()))
+    first = min(one.call for one in rows.values())
+    ranks = tuple(sorted(rank for rank, one in rows.items() if one.call == first))
+    one = rows[ranks[0]]
+    # Numbers that were never finite may be meant so.
+    earlier = _earlier_calls(cell, ranks[0], one)
+    if not earlier:
+        return []
+    place = Kind(one.op, one.name, one.nbytes, 0, _source(cell, one.name)).place
+    all_at_once = len(ranks) == len(cell.ranks)
+    where = "on all ranks at once" if all_at_once else f"first on {label(ranks)}"
+    spread = "" if all_at_once else ", which spread it to the other ranks"
+    return [
+        Verdict(
+            "nan",
+            1.0,
+            f"NaN or infinity came {where}: in the input of call {earlier + 1:,} of {place}"
+            f"{spread}",
+            f"%%distributed --check nan raises at that line on {label(ranks)}; look at its batch, "
+            "the learning rate, divisions and logarithms",
+            ranks,
+        )
+    ]
+
+
+def _earlier_calls(cell: CellParts, rank: int, one: NotFinite) -> int:
+    part = next(part for part in cell.ranks if part.rank == rank)
+    same = {at for at, kind in enumerate(part.kinds) if (kind.op, kind.name) == (one.op, one.name)}
+    earlier = sum(call.kind in same and call.ended <= one.begun for call in part.calls)
+    # Of a long cell only the last calls are known.
+    return earlier + part.left_out
+
+
+def _source(cell: CellParts, name: str) -> str:
+    return next((kind.source for kind in cell.ranks[0].kinds if kind.name == name), "")
+
+
+def same_data(cell: CellParts) -> list[Verdict]:
+    if len(cell.ranks) < 2:
+        return []
+    rows = [{(one.group, one.call): one for one in part.brought} for part in cell.ranks]
+    same = differ = 0
+    seen = set()
+    for key, one in rows[0].items():
+        others = [row.get(key) for row in rows[1:]]
+        # Equal numbers in an array, and arrays that come again, as flags, are equal by right.
+        new = (one.nbytes, one.checksum) not in seen
+        seen.add((one.nbytes, one.checksum))
+        if None in others or not one.varied:
+            continue
+        if any(other is not None and other.checksum != one.checksum for other in others):
+            differ += 1
+        elif new:
+            same += 1
+    if same < SAME_CALLS or same < SAME_PART * (same + differ):
+        return []
+    return [
+        Verdict(
+            "same_data",
+            1.0,
+            f"every rank brings the same numbers to its reductions, in {same} of {same + differ} "
+            "calls that were compared: all ranks work on the same data, or draw the same random "
+            "numbers",
+            "Give each rank its part, as x[rank::size] or a DistributedSampler, and its random "
+            "numbers, as default_rng([seed, rank])",
+        )
+    ]
+
+
+# ---- weights
+
+
+def different_weights(cell: CellParts, loop: Loop | None) -> list[Verdict]:
+    rows = [part.models for part in cell.ranks]
+    if len(rows) < 2 or not rows[0] or len({len(row) for row in rows}) > 1:
+        return []
+    found = [_compared(cell, loop, list(models)) for models in zip(*rows, strict=True)]
+    return [one for one in found if one is not None][:1]
+
+
+def _compared(cell: CellParts, loop: Loop | None, models: list[Model]) -> Verdict | None:
+    first = models[0]
+    arrays = first.arrays
+    steps = {model.steps for model in models}
+    if not arrays or any(model.arrays != arrays for model in models) or min(steps) < LEAST_STEPS:
+        return None
+    common = [at for at in first.checksums if all(at in one.checksums for one in models)]
+    wrong = {at: _different(models, at) for at in common}
+    after = [at for at in common if at]
+    # Ranks of a cell that has failed stop in different steps.
+    ended_alike = cell.well and len({(model.steps, model.sampled) for model in models}) == 1
+    last = _apart(models) if ended_alike else wrong[after[-1]] if after else set()
+    if not last or not _have_learned(models, common):
+        return None
+    names = [first.names[at] for at in sorted(last)]
+    largest, name = _largest(models, last)
+    if largest == 0.0:
+        return None
+    example = f"{name}, largest difference {largest:.2g}" if ended_alike else name
+    reduced = _reduced(cell, loop, first)
+    if reduced is None:
+        return None
+    if not reduced:
+        return Verdict(
+            "alone",
+            0.0,
+            f"each rank has trained a model of its own: the weights differ ({example}), and no "
+            "collective has reduced gradients in this cell",
+            "If it was meant to be one model, wrap the optimizer (DistributedOptimizer) or the "
+            "model (DistributedDataParallel)",
+        )
+    since = _since(wrong, after)
+    text = f"the ranks' weights differ in {len(last)} of {len(arrays)} arrays{since}: {example}"
+    left = [name for name in names if name not in reduced]
+    if left:
+        if len(left) < len(names):
+            return None
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        return Verdict(
+            "weights",
+            1.0,
+            f"{text}. The gradients of {', '.join(left[:3])}{more} were not reduced, those of the "
+            "others were",
+            "Reduce the gradients of all weights",
+        )
+    if wrong.get(0):
+        return Verdict(
+            "weights",
+            1.0,
+            f"{text}, although gradients were reduced: they differed before the first step",
+            "Before it call broadcast_variables(model.weights, 0), or in fit use "
+            "BroadcastGlobalVariablesCallback(0), or wrap the model in DistributedDataParallel",
+        )
+    return Verdict(
+        "weights",
+        1.0,
+        f"{text}. They were equal before the first step, and gradients were reduced: each rank "
+        "applies another update",
+        "Compare the optimizers' settings: the learning rate, clipping, steps that a rank leaves "
+        "out",
+    )
+
+
+def _different(models: list[Model], step: int) -> set[int]:
+    """Returns the places of the arrays that differ between ranks after a step."""
+    columns = zip(*(model.checksums[step] for model in models), strict=False)
+    return {at for at, sums in enumerate(columns) if len({*sums}) > 1}
+
+
+def _apart(models: list[Model]) -> set[int]:
+    columns = zip(*(model.numbers for model in models), strict=False)
+    return {at for at, rows in enumerate(columns) if _difference(rows) is not None}
+
+
+def _difference(rows: tuple[list[float], ...]) -> float | None:
+    """Returns the largest difference of some arrays; None if they may be the same numbers."""
+    first, *others = rows
+    size = max((abs(number) for number in first if number == number), default=0.0)
+    most = max(
+        (
+            abs(a - b)
+            for row in others
+            for a, b in zip(first, row, strict=True)
+            if a == a and b == b
+        ),
+        default=0.0,
+    )
+    return most if LEAST_DIFFERENCE * size < most < float("inf") else None
+
+
+def _largest(models: list[Model], places: set[int]) -> tuple[float, str]:
+    found = [
+        (_difference(tuple(list(model.numbers[at]) for model in models)) or 0.0, -at)
+        for at in places
+    ]
+    most, at = max(found)
+    return most, models[0].names[-at]
+
+
+def _have_learned(models: list[Model], common: list[int]) -> bool:
+    return len(common) > 1 and any(
+        model.checksums[a] != model.checksums[b] for model in models for a, b in pairwise(common)
+    )
+
+
+def _since(wrong: dict[int, set[int]], after: list[int]) -> str:
+    bad = [at for at in after if wrong[at]]
+    good = [at for at in after if not wrong[at]]
+    if not bad:
+        return " at the end"
+    if not good or good[0] > bad[0]:
+        return ""
+    before = max(at for at in good if at < bad[0])
+    return f" since step {bad[0]} (equal after step {before})"
+
+
+def _reduced(cell: CellParts, loop: Loop | None, model: Model) -> set[str] | None:
+    """Returns the arrays whose gradients were reduced in each step, by the bytes of the calls.
+
+    None if these do not tell it.
+    """
+    part = cell.ranks[0]
+    reductions = {at for at, kind in enumerate(part.kinds) if "reduce" in kind.op.lower()}
+    data = {at for at in reductions if part.kinds[at].nbytes > DATA_NBYTES}
+    if not any(call.kind in data for call in part.calls):
+        return set() if not part.left_out else None
+    if loop is None:
+        return None
+    # Fewer reductions than steps may average the weights now and then.
+    whole = loop.steps * (len(part.calls) + part.left_out) / len(loop.first.calls)
+    if whole < REDUCED_PART * model.steps:
+        return None
+    counts = Counter(call.kind for call in loop.first.calls if call.kind in reductions)
+    steps = loop.steps * min(1.0, model.steps / whole)
+    nbytes = sum(part.kinds[kind].nbytes * count for kind, count in counts.items()) / steps
+    # A small array may be missing.
+    if nbytes > sum(model.nbytes) - 0.5 * min(model.nbytes):
+        return {*model.names}
+    sizes = {part.kinds[kind].nbytes for kind, n in counts.items() if n >= REDUCED_PART * steps}
+    found = {name for name, size in model.arrays if size in sizes}
+    return found or _all_but_one(model, sizes) or None
+
+
+def _all_but_one(model: Model, sizes: set[int]) -> set[str]:
+    """Returns the arrays that one call has reduced, if its size is that of all but one of them."""
+    whole = sum(model.nbytes)
+    missing = [name for name, size in model.arrays if whole - size in sizes]
+    return {*model.names} - {*missing} if len(missing) == 1 else set()

@@ -1,0 +1,194 @@
+"""The weights that optimizers have updated in a cell, sampled at steps 1, 2, 4, 8 and at the end.
+
+torch's optimizers and Keras' `fit` are followed where they end a step, so a model in a function is
+found, too. A sample has 64 numbers of each array. Runs in every rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from allranks.features.verdict.records import Model
+
+MODULES = ("torch.optim.optimizer", "keras.src.callbacks.callback_list")
+_SAMPLED = 64
+#: Of more arrays, the first ones are compared.
+_MOST_ARRAYS = 256
+
+
+class Followed:
+    """An optimizer of torch, or a model of Keras, in one cell."""
+
+    def __init__(self, of: Any, arrays: Callable[[Any], list[tuple[str, Any]]]) -> None:
+        self.of, self._arrays = weakref.ref(of), arrays
+        self.steps = 0
+        self._checksums: dict[int, list[int]] = {}
+        #: The last sample: at which step, and of each array its name, its bytes and the numbers.
+        self._sampled: tuple[int, list[tuple[str, int, Any]]] = (0, [])
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps & (self.steps - 1) == 0:
+            self.sample()
+
+    def sample(self, names: Mapping[int, str] | None = None) -> None:
+        of = self.of()
+        if of is None:
+            return
+        pairs = self._arrays(of)[:_MOST_ARRAYS]
+        found = [
+            ((names or {}).get(id(array), name), _nbytes(array), _some(array))
+            for name, array in pairs
+        ]
+        self._sampled = self.steps, found
+        self._checksums[self.steps] = [zlib.crc32(some.tobytes()) for _, _, some in found]
+
+    def ended(self, names: Mapping[int, str]) -> Model:
+        """Returns what the notebook compares. ``names`` are those of arrays, by their identity.
+
+        Of a model that is gone, as of a function that has returned, it is the last sample.
+        """
+        with suppress(Exception):  # as of arrays that a library has deleted
+            self.sample(names)
+        at, found = self._sampled
+        return Model(
+            names=[name for name, _, _ in found],
+            nbytes=[nbytes for _, nbytes, _ in found],
+            steps=self.steps,
+            sampled=at,
+            checksums=self._checksums,
+            numbers=[[float(number) for number in some] for _, _, some in found],
+        )
+
+
+class Weights:
+    """What is followed in one cell."""
+
+    def __init__(self) -> None:
+        self._followed: dict[int, Followed] = {}
+
+    def began(self, of: Any, arrays: Callable[[Any], list[tuple[str, Any]]]) -> Followed:
+        found = self._followed.get(id(of))
+        # Another object may have the place of one that is gone.
+        if found is None or found.of() is not of:
+            found = self._followed[id(of)] = Followed(of, arrays)
+            found.sample()
+        return found
+
+    @property
+    def steps(self) -> int:
+        return max((one.steps for one in [*self._followed.values()]), default=0)
+
+    def ended(self, variables: dict[str, Any]) -> list[Model]:
+        names = _names(variables)
+        return [one.ended(names) for one in [*self._followed.values()] if one.steps]
+
+
+def install(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
+    """Follows the optimizers of a module; ``weights`` returns those of the cell that runs."""
+    if module.__name__ == MODULES[0]:
+        _install_torch(module, weights)
+    else:
+        _install_keras(module, weights)
+
+
+# A hook must not fail the training that it is called in.
+
+
+def _install_torch(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
+    def before(optimizer: Any, *_: Any) -> None:
+        own = weights()
+        if own is not None:
+            with suppress(Exception):
+                own.began(optimizer, _of_torch)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        own = weights()
+        if own is not None:
+            with suppress(Exception):
+                own.began(optimizer, _of_torch).step()
+
+    module.register_optimizer_step_pre_hook(before)
+    module.register_optimizer_step_post_hook(after)
+
+
+def _of_torch(optimizer: Any) -> list[tuple[str, Any]]:
+    arrays = [array for group in optimizer.param_groups for array in group["params"]]
+    # Each rank has a part of a sharded array, which differs.
+    if any(hasattr(array, "device_mesh") for array in arrays):
+        return []
+    return [
+        (f"array {at} {tuple(array.shape)}", array)
+        for at, array in enumerate(arrays)
+        if array.requires_grad and array.is_floating_point()
+    ]
+
+
+def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
+    kind: Any = module.CallbackList
+    begins, ends = kind.on_train_begin, kind.on_train_batch_end
+
+    def follow(callbacks: Any) -> Followed | None:
+        own, model = weights(), getattr(callbacks, "_model", None)
+        return own.began(model, _of_keras) if own is not None and model is not None else None
+
+    @wraps(begins)
+    def on_train_begin(self: Any, *args: Any, **options: Any) -> None:
+        with suppress(Exception):
+            follow(self)
+        begins(self, *args, **options)
+
+    @wraps(ends)
+    def on_train_batch_end(self: Any, *args: Any, **options: Any) -> None:
+        ends(self, *args, **options)
+        with suppress(Exception):
+            followed = follow(self)
+            if followed is not None:
+                followed.step()
+
+    kind.on_train_begin, kind.on_train_batch_end = on_train_begin, on_train_batch_end
+
+
+def _of_keras(model: Any) -> list[tuple[str, Any]]:
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    # Weights of local layers differ on purpose: DistributedOptimizer has been given them.
+    local = getattr(getattr(optimizer, "_allranks", None), "local", {})
+    weights = model.trainable_weights
+    return [(one.path, one) for one in weights if id(getattr(one, "value", one)) not in local]
+
+
+def _names(variables: dict[str, Any]) -> dict[int, str]:
+    """Returns the names of the arrays of torch's models that are variables of the cell."""
+    found: dict[int, str] = {}
+    for name, value in variables.items():
+        if name[:1] != "_" and hasattr(value, "named_parameters"):
+            with suppress(Exception):
+                for path, array in value.named_parameters():
+                    found.setdefault(id(array), f"{name}.{path.removeprefix('module.')}")
+    return found
+
+
+def _nbytes(array: Any) -> int:
+    if hasattr(array, "element_size"):
+        return int(array.element_size() * array.nelement())
+    size = 1
+    for length in array.shape:
+        size *= length
+    return size * {"float64": 8, "float16": 2, "bfloat16": 2}.get(array.dtype, 4)
+
+
+def _some(array: Any) -> Any:
+    if hasattr(array, "detach"):
+        flat = array.detach().reshape(-1)
+        return flat[:: max(1, -(-flat.numel() // _SAMPLED))].double().cpu().numpy()
+    import numpy as np
+    from keras import ops
+
+    flat = np.asarray(ops.convert_to_numpy(array)).reshape(-1)
+    return np.array(flat[:: max(1, -(-flat.size // _SAMPLED))], np.float64)

@@ -1,0 +1,229 @@
+"""Wrong results are found in records of ranks that differ, and in none of healthy ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from allranks.features.verdict.records import Brought, CellParts, Kind, Model, NotFinite
+from allranks.features.verdict.rules import verdicts
+from tests.unit.features.recorded_cells import GRADIENTS, cell
+
+NAMES, NBYTES = ["net.0.weight", "net.0.bias", "net.2.weight"], [60_000, 200, 39_800]
+DOUBLING = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
+WORK = [0.01] * 3
+
+
+def with_parts(parts: CellParts, *fields: dict) -> CellParts:
+    ranks = [replace(one, **own) for one, own in zip(parts.ranks, fields, strict=True)]
+    return replace(parts, ranks=ranks)
+
+
+def found(parts: CellParts):
+    return [(one.kind, one.ranks) for one in verdicts(parts)]
+
+
+# ---- NaN
+
+
+def not_finite(call: int, begun: float, count: int = 50) -> dict:
+    row = NotFinite(0, call, begun, count, GRADIENTS.op, GRADIENTS.name, GRADIENTS.nbytes)
+    return {"not_finite": [row]}
+
+
+def test_the_rank_that_brings_nan_first_is_named_with_the_call():
+    parts = cell(WORK, steps=90)
+    begun = [part.calls[39].ended + 1e-4 for part in parts.ranks]
+    later = [not_finite(41, at + 0.011) for at in begun]
+    (said,) = verdicts(with_parts(parts, later[0], not_finite(40, begun[1]), later[2]))
+    assert (said.kind, said.ranks) == ("nan", (1,))
+    assert said.text == (
+        "NaN or infinity came first on rank 1: in the input of call 41 of allreduce at In[3]:9 "
+        "`allreduce(gradients)`, which spread it to the other ranks"
+    )
+
+
+def test_nan_on_all_ranks_in_one_call_is_blamed_on_none_alone():
+    parts = cell(WORK, steps=90)
+    rows = [not_finite(40, part.calls[39].ended) for part in parts.ranks]
+    (said,) = verdicts(with_parts(parts, *rows))
+    assert "came on all ranks at once: in the input of call 41" in said.text
+
+
+def test_a_few_infinite_gradients_or_numbers_that_never_were_finite_are_no_mistake():
+    parts = cell(WORK, steps=90)
+    few = not_finite(88, parts.ranks[1].calls[87].ended, count=3)
+    always = not_finite(1, 0.0, count=90)
+    assert found(with_parts(parts, {}, few, {})) == []
+    assert found(with_parts(parts, always, always, always)) == []
+
+
+# ---- the same data
+
+
+def brought(rank: int, count: int = 40, same: bool = False, **fields) -> dict:
+    rows = [
+        Brought(0, call, 100_000, (0 if same else 1000 * rank) + call, varied=True)
+        for call in range(1, count + 1)
+    ]
+    return {"brought": [row._replace(**fields) for row in rows]}
+
+
+def test_equal_gradients_on_all_ranks_are_named():
+    (said,) = verdicts(with_parts(cell(WORK), *(brought(rank, same=True) for rank in range(3))))
+    assert said.kind == "same_data"
+    assert "the same numbers to its reductions, in 40 of 40 calls that were compared" in said.text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [brought(rank) for rank in range(3)],
+        # Constants, as of a count; one array again and again; few calls.
+        [brought(rank, same=True, varied=False) for rank in range(3)],
+        [brought(rank, same=True, checksum=7) for rank in range(3)],
+        [brought(rank, count=7, same=True) for rank in range(3)],
+        # One of three ranks has other data.
+        [brought(0, same=True), brought(1, same=True), brought(2)],
+        # A rank has recorded nothing.
+        [brought(0, same=True), brought(1, same=True), {}],
+    ],
+)
+def test_different_numbers_and_constants_are_no_mistake(rows):
+    assert found(with_parts(cell(WORK), *rows)) == []
+
+
+# ---- weights
+
+
+def model(rank: int, wrong=(), since: int = 0, until: int = 10**6, **fields) -> dict:
+    """A rank's weights, of which some arrays differ between ranks after some steps."""
+    checksums = {
+        step: [
+            1000 * step + at + (7 * rank if at in wrong and since <= step <= until else 0)
+            for at in range(3)
+        ]
+        for step in DOUBLING
+    }
+    numbers = [[1.0 + at + (0.03 * rank if at in wrong else 0.0)] for at in range(3)]
+    own = {"names": NAMES, "nbytes": NBYTES, "steps": 300, "sampled": 300, "checksums": checksums}
+    return {"models": [Model(**{**own, "numbers": numbers, **fields})]}
+
+
+def models(*args, **fields) -> list[dict]:
+    return [model(rank, *args, **fields) for rank in range(3)]
+
+
+def text_of(parts: CellParts) -> str:
+    (said,) = verdicts(parts)
+    assert said.kind == "weights"
+    return str(said)
+
+
+ALL = (0, 1, 2)
+#: A call for each array.
+EACH = [Kind("allreduce", f"In[3]:{at}", nbytes, 0, "") for at, nbytes in enumerate(NBYTES, 7)]
+
+
+def test_weights_that_differ_from_the_start_are_named():
+    text = text_of(with_parts(cell(WORK), *models(ALL)))
+    assert text.startswith(
+        "the ranks' weights differ in 3 of 3 arrays: net.0.weight, largest difference 0.06, "
+        "although gradients were reduced: they differed before the first step. Before it call "
+    )
+
+
+def test_small_arrays_count_too():
+    nbytes = [60_000, 400, 4]
+    kinds = [replaced_nbytes(one) for one in nbytes]
+    text = text_of(with_parts(cell(WORK, kinds=kinds), *models(ALL, nbytes=nbytes)))
+    assert "differ in 3 of 3 arrays: net.0.weight" in text
+    assert "they differed before the first step" in text
+
+
+def test_weights_that_differ_later_are_named_with_the_step():
+    text = text_of(with_parts(cell(WORK), *models(ALL, since=64)))
+    assert "arrays since step 64 (equal after step 32): net.0.weight" in text
+    assert "each rank applies another update. Compare the optimizers' settings" in text
+
+
+def test_the_array_whose_gradients_are_not_reduced_is_named():
+    parts = with_parts(cell(WORK, kinds=[EACH[0], EACH[2]]), *models((1,), since=1))
+    assert (
+        "differ in 1 of 3 arrays: net.0.bias, largest difference 0.06. The gradients of "
+        "net.0.bias were not reduced, those of the others were"
+    ) in text_of(parts)
+    whole = replaced_nbytes(sum(NBYTES) - 200)
+    assert "The gradients of net.0.bias were not" in text_of(
+        with_parts(cell(WORK, kinds=[whole]), *models((1,), since=1))
+    )
+
+
+def replaced_nbytes(nbytes: int) -> Kind:
+    return GRADIENTS._replace(nbytes=nbytes)
+
+
+@pytest.mark.parametrize("kinds", [[GRADIENTS], EACH])
+def test_equal_weights_are_no_mistake(kinds):
+    assert found(with_parts(cell(WORK, kinds=kinds), *models())) == []
+
+
+def test_weights_that_were_made_equal_in_the_first_step_are_no_mistake():
+    # As Keras' callback broadcasts them.
+    assert found(with_parts(cell(WORK), *models((), until=0))) == []
+    equal = {"numbers": [[1.0], [2.0], [3.0]]}
+    assert found(with_parts(cell(WORK), *models(ALL, until=0, **equal))) == []
+
+
+def test_differences_as_between_processors_are_no_mistake():
+    rows = [model(rank, ALL, numbers=[[1.0 + 1e-7 * rank]] * 3) for rank in range(3)]
+    assert found(with_parts(cell(WORK), *rows)) == []
+
+
+@pytest.mark.parametrize("nbytes", [40_000, 200_000 // 7])
+def test_weights_of_other_sizes_than_the_reductions_may_differ_on_purpose(nbytes):
+    parts = cell(WORK, kinds=[replaced_nbytes(nbytes)])
+    assert found(with_parts(parts, *models(ALL))) == []
+
+
+def test_weights_of_other_shapes_on_each_rank_differ_on_purpose():
+    rows = [model(rank, ALL, nbytes=[400 + 4 * rank, 200, 40]) for rank in range(3)]
+    assert found(with_parts(cell(WORK), *rows)) == []
+
+
+def test_weights_that_are_averaged_now_and_then_may_differ_between():
+    # Ten steps of the optimizer for each reduction.
+    rows = [model(rank, ALL, steps=3000) for rank in range(3)]
+    assert found(with_parts(cell(WORK), *rows)) == []
+
+
+def test_weights_after_different_numbers_of_steps_are_not_compared():
+    # The model of rank 1 is gone.
+    rows = [model(rank, ALL, since=10**6, sampled=256 if rank == 1 else 300) for rank in range(3)]
+    assert found(with_parts(cell(WORK), *rows)) == []
+
+
+def test_weights_that_no_step_has_changed_are_no_mistake():
+    rows = [model(rank, ALL, checksums=dict.fromkeys(DOUBLING, [rank] * 3)) for rank in range(3)]
+    assert found(with_parts(cell(WORK), *rows)) == []
+
+
+def test_of_a_cell_that_has_failed_only_common_steps_are_compared():
+    # The ranks were stopped in different steps.
+    stopped = replace(cell(WORK), well=False)
+    rows = [model(rank, ALL, since=10**6, steps=300 + rank) for rank in range(3)]
+    assert found(with_parts(stopped, *rows)) == []
+    wrong = [model(rank, ALL, since=8, steps=300 + rank) for rank in range(3)]
+    assert "since step 8 (equal after step 4)" in text_of(with_parts(stopped, *wrong))
+
+
+def test_ranks_that_each_train_a_model_are_noted_last():
+    alone = [replace(part, calls=[], kinds=[]) for part in cell(WORK).ranks]
+    parts = with_parts(replace(cell(WORK), ranks=alone), *models(ALL))
+    (said,) = verdicts(parts)
+    assert (said.kind, said.share) == ("alone", 0.0)
+    assert said.text.startswith("each rank has trained a model of its own: the weights differ")
+    # A slow rank comes before: it meets the others in small sums only.
+    small = cell([0.01, 0.01, 0.03], kinds=[replaced_nbytes(8)])
+    assert [kind for kind, _ in found(with_parts(small, *models(ALL)))] == ["straggler", "alone"]
