@@ -1,6 +1,8 @@
 // The stage: a column for each rank, a cell for each value.
 
-class Stage {
+import { isDark, make } from "../../widgets/front/elements.js";
+
+export class Stage {
   constructor() {
     this.element = make("table", { className: "ar-columns" });
   }
@@ -44,23 +46,23 @@ class Stage {
 // travel between them. Colours are attributes, so that what is drawn can be saved as it is.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 640, HEIGHT = 540;
+export const WIDTH = 640, HEIGHT = 540;
 const FLIGHT_MS = 1400;
 // Where on its way a piece rests when the round is over, so that a still picture shows it; where ways
 // cross, near its end.
 const REST = 0.62, REST_CROSSING = 0.8;
 const FONT = "system-ui, sans-serif";
-const INKS = {
+export const INKS = {
   light: { paper: "#ffffff", ink: "#1f1f1f", soft: "#616161", path: "#8c8c8c", fill: "#b9e5d6", edge: "#007a57",
     adds: "#b35c00", replaces: "#1a6fae" },
   dark: { paper: "#111111", ink: "#f2f2f2", soft: "#bdbdbd", path: "#7d7d7d", fill: "#0b5a43", edge: "#22c79a",
     adds: "#f0a830", replaces: "#56b4e9" },
 };
 const inks = () => INKS[isDark() ? "dark" : "light"];
-const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
-const ease = (t) => t * t * (3 - 2 * t);
+export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+export const ease = (t) => t * t * (3 - 2 * t);
 
-function draw(tag, attributes = {}, ...children) {
+export function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) {
     element.setAttribute(name, typeof value === "number" ? Math.round(value * 100) / 100 : value);
@@ -69,7 +71,7 @@ function draw(tag, attributes = {}, ...children) {
   return element;
 }
 
-class Circle {
+export class Circle {
   constructor() {
     this.element = draw("svg", { class: "ar-circle", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img",
       "font-family": FONT, "font-size": 13, "text-anchor": "middle" });
@@ -224,6 +226,6 @@ function sector(inner, outer, from, to) {
     + `L${at(inner, to)}A${inner} ${inner} 0 ${large} 0 ${at(inner, from)}z`;
 }
 
-const round = (radius, sweep) => `M${radius} 0A${radius} ${radius} 0 0 ${sweep} ${-radius} 0A${radius} ${radius} 0 0 ${sweep} ${radius} 0z`;
+export const round = (radius, sweep) => `M${radius} 0A${radius} ${radius} 0 0 ${sweep} ${-radius} 0A${radius} ${radius} 0 0 ${sweep} ${radius} 0z`;
 
 const shorten = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

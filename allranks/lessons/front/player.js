@@ -1,5 +1,10 @@
 // The player: play, step, scrub, and the choice of what the ranks run.
 
+import { Circle, Stage, still } from "./circle.js";
+import { Quiz } from "./quiz.js";
+import { roundWords, savers } from "./saving.js";
+import { make, put } from "../../widgets/front/elements.js";
+
 const PAUSE_MS = 900;
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 
@@ -191,10 +196,6 @@ class Player {
     this.stage.draw(this.state.frames[this.at], this.state.chunks);
     this.circle.show(this.state, this.at);
   }
-}
-
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }
 
 // The widget. What the notebook keeps is the still picture alone, so that it is there without a

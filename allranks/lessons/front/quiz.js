@@ -1,6 +1,8 @@
 // The quiz: what will the next round do? Each question says after the answer why it is so.
 
-class Quiz {
+import { make, put } from "../../widgets/front/elements.js";
+
+export class Quiz {
   constructor(player) {
     this.player = player;
     this.on = false;

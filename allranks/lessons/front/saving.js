@@ -1,5 +1,8 @@
 // Saving: a round as SVG, and all of them as a moving picture (APNG, which every browser plays).
 
+import { Circle, HEIGHT, INKS, WIDTH, draw, ease } from "./circle.js";
+import { make, put } from "../../widgets/front/elements.js";
+
 const FILM_FRAMES = 120, FILM_STEPS = 12, STEP_MS = 90, REST_MS = 1200;
 const HEAD = 44;
 
@@ -22,7 +25,7 @@ function svgOf(state, at) {
   return pictured(circle, state.title, roundWords(state, at));
 }
 
-const roundWords = (state, at) => (at ? `round ${at} of ${state.frames.length - 1}: ${state.frames[at].phase}`
+export const roundWords = (state, at) => (at ? `round ${at} of ${state.frames.length - 1}: ${state.frames[at].phase}`
   : `start, ${state.frames.length - 1} rounds`);
 
 // Every round with its pieces on their way, as [svg, milliseconds].
@@ -88,13 +91,13 @@ function animated(frames, width, height) {
 
 const joined = (...parts) => new Uint8Array(parts.flatMap((part) => [...part]));
 
-function words(...numbers) {
+export function words(...numbers) {
   const view = new DataView(new ArrayBuffer(4 * numbers.length));
   numbers.forEach((number, i) => view.setUint32(4 * i, number));
   return new Uint8Array(view.buffer);
 }
 
-function chunk(type, data) {
+export function chunk(type, data) {
   const named = joined([...type].map((letter) => letter.charCodeAt(0)), data);
   return joined(words(data.length), named, words(crc(named)));
 }
@@ -119,7 +122,7 @@ function download(blob, name) {
 }
 
 // The two buttons of a player.
-function savers(player) {
+export function savers(player) {
   const name = () => `allreduce-${player.state.algorithm.replaceAll(" ", "-")}-${player.state.frames[0].values.length}-ranks`;
   const svg = player.button("save SVG", "save SVG: this round as a picture", () =>
     download(new Blob([svgOf(player.state, player.at)], { type: "image/svg+xml" }), `${name()}-round-${player.at}.svg`));

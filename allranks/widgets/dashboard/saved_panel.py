@@ -35,6 +35,7 @@ from allranks.widgets.dashboard.tables import (
     straggler,
     strip_tables,
 )
+from allranks.widgets.scripts import joined
 
 #: All pictures of a cell together; with tables, text and what the live view needs a cell stays
 #: below 200 kB.
@@ -189,17 +190,11 @@ _MEMBERS = 2000
 _DIGITS = 7
 
 FRONT = Path(__file__).parents[1] / "front"
-#: Joined in this order they are one module. There is no build step, and nothing is downloaded.
-_PARTS = (
-    "format.js", "data.js", "chart.js", "ranks.js", "members.js", "curves.js", "parallel.js",
-    "timings.js", "time_strips.js", "logs.js", "main.js",
-)  # fmt: skip
 
 
 @cache
 def panel_files() -> tuple[str, str]:
-    script = "\n".join((FRONT / name).read_text("utf-8") for name in _PARTS)
-    return script, (FRONT / "front.css").read_text("utf-8")
+    return joined(FRONT / "main.js"), (FRONT / "front.css").read_text("utf-8")
 
 
 def with_panel(

@@ -1,135 +1,15 @@
-// The ranks' lines: a ring that forgets its oldest, and the part of it that is looked at.
-
-const KEPT_LINES = 600_000;
-const FOLDED_LINES = 50_000;
-const LINE_LENGTH = 2000;
-const ESCAPES = /\u001b\[[0-9;?]*[A-Za-z]/g;
-
-class Lines {
-  constructor() {
-    this.query = "";
-    this.only = null;
-    this.fold = true;
-    this.clear();
-  }
-
-  clear() {
-    this.texts = [];
-    this.ranks = [];
-    this.kinds = [];      // 0 out, 1 err, 2 a note of ours
-    this.open = new Map();
-    this.forgotten = 0;
-    this.skipped = 0;     // bytes
-    this.look();
-  }
-
-  get count() { return this.texts.length; }
-
-  // Takes in bytes of one rank; spans are those of standard error.
-  feed(rank, bytes, spans, skipped) {
-    if (skipped) this.push(rank, `… ${formatBytes(skipped)} are in the log file only`, 2);
-    this.skipped += skipped;
-    let tail = this.open.get(rank);
-    if (!tail) this.open.set(rank, tail = { decoder: new TextDecoder(), text: "", kind: 0 });
-    let at = 0;
-    for (const [start, end] of [...spans, [bytes.length, bytes.length]]) {
-      this.text(rank, tail, bytes.subarray(at, start), 0);
-      this.text(rank, tail, bytes.subarray(Math.max(at, start), end), 1);
-      at = Math.max(at, end);
-    }
-    if (this.count > KEPT_LINES) this.forget(this.count - KEPT_LINES + KEPT_LINES / 10);
-    this.extend();
-  }
-
-  text(rank, tail, bytes, kind) {
-    if (!bytes.length) return;
-    const pieces = tail.decoder.decode(bytes, { stream: true }).split("\n");
-    const last = pieces.length - 1;
-    for (let i = 0; i < last; i++) {
-      const line = i || !tail.text ? pieces[i] : tail.text + pieces[i];
-      this.push(rank, line, i || !tail.text ? kind : tail.kind);
-      if (!i) tail.text = "";
-    }
-    if (!tail.text) tail.kind = kind;
-    tail.text = (tail.text + pieces[last]).slice(-LINE_LENGTH);
-  }
-
-  push(rank, raw, kind) {
-    let line = raw;
-    if (line.includes("\r")) line = line.replace(/\r$/, "").replace(/^.*\r/s, "");
-    if (line.includes("\u001b")) line = line.replace(ESCAPES, "");
-    if (line.length > LINE_LENGTH) line = `${line.slice(0, LINE_LENGTH)} …`;
-    this.texts.push(line);
-    this.ranks.push(rank);
-    this.kinds.push(kind);
-  }
-
-  forget(count) {
-    for (const list of [this.texts, this.ranks, this.kinds]) list.splice(0, count);
-    this.forgotten += count;
-    this.look();
-  }
-
-  // Looks at other lines: those of one rank, those that hold a text.
-  look({ query = this.query, only = this.only, fold = this.fold } = {}) {
-    Object.assign(this, { query, only, fold });
-    this.pattern = query ? new RegExp(query.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "i") : null;
-    this.rows = [];
-    this.seen = new Map();
-    this.times = new Map();
-    this.sharers = new Map();
-    this.looked = 0;
-    this.among = 0;       // lines of all ranks, or of the one
-    this.extend();
-  }
-
-  // Brings the rows up to date with the lines that have come since.
-  extend() {
-    const { texts, ranks, rows, only, pattern } = this;
-    for (let i = this.looked; i < texts.length; i++) {
-      if (only !== null && ranks[i] !== only) continue;
-      this.among++;
-      if (pattern && !pattern.test(texts[i])) continue;
-      if (this.fold && only === null && rows.length < FOLDED_LINES && this.joins(i)) continue;
-      rows.push(i);
-    }
-    this.looked = texts.length;
-  }
-
-  // Whether another rank wrote this line, for the same time, so that the two are shown as one.
-  joins(i) {
-    const text = this.texts[i], rank = this.ranks[i];
-    const mine = `${rank} ${text}`;
-    const time = (this.times.get(mine) ?? 0) + 1;
-    this.times.set(mine, time);
-    const key = `${time} ${this.kinds[i]} ${text}`;
-    const first = this.seen.get(key);
-    if (first === undefined) {
-      this.seen.set(key, i);
-      return false;
-    }
-    const sharers = this.sharers.get(first) ?? [this.ranks[first]];
-    sharers.push(rank);
-    this.sharers.set(first, sharers);
-    return true;
-  }
-
-  row(index) {
-    const i = this.rows[index];
-    return { ranks: this.sharers.get(i) ?? [this.ranks[i]], text: this.texts[i], kind: this.kinds[i] };
-  }
-}
-
 // One chart on a canvas: lines, or a mean between the least and the greatest, and what the
 // pointer is over.
 
-const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
+import { formatLabels } from "./format.js";
+
+export const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
 const COLUMNS = 240;
 // At most this many steps with infinite values or NaN are marked.
-const MAX_MARKED_STEPS = 20;
+export const MAX_MARKED_STEPS = 20;
 
 // Round numbers between two others, about `count` of them, as in the still picture.
-function ticks(low, high, count) {
+export function ticks(low, high, count) {
   const rough = (high - low) / count;
   const size = 10 ** Math.floor(Math.log10(rough));
   // The round step whose ratio to the wanted one is least.
@@ -151,7 +31,7 @@ function logTicks(low, high, count) {
 }
 
 // An exponential mean that does not start at 0; 0 leaves values as they are.
-function smooth(values, amount) {
+export function smooth(values, amount) {
   if (!amount) return values;
   let mean = 0, weight = 0;
   return values.map((value) => {
@@ -163,7 +43,7 @@ function smooth(values, amount) {
 }
 
 // Step, least, mean and greatest over lines, column by column.
-function spread(lines) {
+export function spread(lines) {
   let low = Infinity, high = -Infinity;
   for (const { xs } of lines) for (const x of xs) { low = Math.min(low, x); high = Math.max(high, x); }
   const columns = new Map(), width = (high - low) || 1;
@@ -182,7 +62,7 @@ function spread(lines) {
 }
 
 // Where values land on the canvas.
-function scales(lines, band, width, height, log, marks = []) {
+export function scales(lines, band, width, height, log, marks = []) {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
   const see = (x, y) => {
     if (!Number.isFinite(x) || !Number.isFinite(y) || (log && y <= 0)) return;
@@ -207,7 +87,7 @@ function scales(lines, band, width, height, log, marks = []) {
   };
 }
 
-function drawAxes(paint, scale, width, height, log, ink, grid) {
+export function drawAxes(paint, scale, width, height, log, ink, grid) {
   paint.fillStyle = ink;
   paint.strokeStyle = grid;
   paint.lineWidth = 1;
@@ -228,7 +108,7 @@ function drawAxes(paint, scale, width, height, log, ink, grid) {
 }
 
 // The first steps of curves whose values are infinite or NaN.
-function drawMarks(paint, scale, marks, height, colour) {
+export function drawMarks(paint, scale, marks, height, colour) {
   paint.strokeStyle = colour;
   paint.lineWidth = 1;
   paint.setLineDash([4, 3]);
@@ -239,7 +119,7 @@ function drawMarks(paint, scale, marks, height, colour) {
   paint.setLineDash([]);
 }
 
-function drawLine(paint, scale, xs, ys, style, log) {
+export function drawLine(paint, scale, xs, ys, style, log) {
   paint.strokeStyle = style.colour;
   paint.globalAlpha = style.alpha;
   paint.lineWidth = style.width;
@@ -263,7 +143,7 @@ function drawLine(paint, scale, xs, ys, style, log) {
   paint.globalAlpha = 1;
 }
 
-function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
+export function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
   const floor = log ? 10 ** scale.y0 : -Infinity;
   const edge = [...band.map((c) => [c.x, c.high]), ...band.map((c) => [c.x, c.low]).reverse()];
   paint.beginPath();
@@ -278,7 +158,7 @@ function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
 }
 
 // The index of the value nearest to x; steps mostly grow, so the search starts by halves.
-function nearest(xs, x) {
+export function nearest(xs, x) {
   let best = -1, distance = Infinity;
   for (let i = 0; i < xs.length; i++) {
     const here = Math.abs(xs[i] - x);

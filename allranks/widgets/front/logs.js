@@ -1,9 +1,12 @@
 // Logs: the rows in sight only, so that hundreds of thousands of lines scroll and search at once.
 
+import { make, put } from "./elements.js";
+import { formatBytes, formatRanks } from "./format.js";
+
 const ROW = 18;
 const SPARE = 8;
 
-class LogsPanel {
+export class LogsPanel {
   constructor(data) {
     this.data = data;
     this.follow = true;

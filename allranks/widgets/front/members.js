@@ -1,12 +1,15 @@
 // Members: the table of an ensemble, one row a member, and the control that adds more.
 
+import { make, put } from "./elements.js";
+import { formatNumber, formatSecondsLike } from "./format.js";
+
 // Around one column a parameter, whose keys begin with "=".
 const BEFORE = [["member", "number"]];
 const AFTER = [["state", "state"], ["rank", "rank"], ["metric", "metric"], ["time", "seconds"], ["", null]];
 const PAGE_ROWS = 100;
 const MEMBER_MARKS = { waiting: "·", running: "▶", finished: "✓", failed: "✗", stopped: "■", "stopped early": "▽" };
 
-class MembersPanel {
+export class MembersPanel {
   constructor(data) {
     this.data = data;
     this.rows = new Map();

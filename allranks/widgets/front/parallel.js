@@ -1,5 +1,10 @@
 // Parallel coordinates: an axis a parameter and one for the metric, a line a member.
 
+import { ticks } from "./chart.js";
+import { Choice, isDark, make } from "./elements.js";
+import { colour, formatLabels, formatNumber } from "./format.js";
+import { FEW_VALUES, groupsOf, parameterWords, parametersOf, sortedValues } from "./groups.js";
+
 const PARALLEL = { height: 230, top: 26, bottom: 24, side: 70 };
 const POOR_TO_BEST = { light: [[179, 92, 0], [26, 111, 174]], dark: [[240, 168, 48], [86, 180, 233]] };
 const MANY_LINES = 60;
@@ -14,7 +19,7 @@ function shape(tag, attributes, ...children) {
   return element;
 }
 
-class ParallelPanel {
+export class ParallelPanel {
   constructor(data) {
     this.data = data;
     this.by = new Choice("colour", "by the metric", () => this.draw());

@@ -1,8 +1,11 @@
 // Ranks: one tile a rank, which selects it in every other panel.
 
+import { make, put } from "./elements.js";
+import { formatBytes, formatNumber } from "./format.js";
+
 const MARKS = { running: "▶", waiting: "◷", waited: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
 
-class RanksPanel {
+export class RanksPanel {
   constructor(data) {
     this.data = data;
     this.tiles = new Map();
@@ -61,16 +64,4 @@ class RanksPanel {
     put(parts.use, count > 16 ? "" : use.join(" · "));
     put(parts.line, count > 16 ? "" : tile.line);
   }
-}
-
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-// Pictures and tables that the kernel has drawn.
-function putHtml(element, html) {
-  if (html === element.shown) return;
-  element.shown = html;
-  element.innerHTML = html;
-  for (const table of element.querySelectorAll("table")) table.className = "ar-table";
 }

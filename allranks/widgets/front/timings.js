@@ -1,6 +1,9 @@
 // Timings: waiting against transfer for each rank, the straggler, and every kind of call.
 
-class TimingsPanel {
+import { make, part, put } from "./elements.js";
+import { formatBandwidth, formatBytes, formatSeconds } from "./format.js";
+
+export class TimingsPanel {
   constructor(data) {
     this.data = data;
     this.bars = make("div", { className: "ar-bars" });
@@ -49,10 +52,4 @@ class TimingsPanel {
     });
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   }
-}
-
-function part(kind, share) {
-  const element = make("i", { className: `ar-${kind}` });
-  element.style.width = `${100 * share}%`;
-  return element;
 }

@@ -1,0 +1,67 @@
+// How each rank has spent its time, in bins: the same sums as in the picture without scripts.
+
+
+export const TIME_KINDS = ["start-up", "importing", "computing", "waiting", "transfer"];
+export const TIME_LIGHT = ["#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9"];
+export const TIME_DARK = ["#b3a2e0", "#e08fbf", "#22c79a", "#f0a830", "#56b4e9"];
+export const WAITING = 3;
+
+class RankTime {
+  constructor(rank, { width, seconds, steps, waits, importing, shares, whom }) {
+    Object.assign(this, { rank, width, seconds, steps, waits, importing, shares, whom });
+    const firstAt = steps[1] ?? 0;
+    this.bins = whom.map((_, at) => {
+      const start = at * width;
+      // The time ends within its last bin.
+      const length = Math.max(0, Math.min(width, seconds - start));
+      const said = shares.map((kind) => (kind[at] / 255) * width);
+      const busy = said.reduce((a, b) => a + b, 0);
+      // Calls of several threads at once take more than the time that there is.
+      const [importing, waiting, transfer] = said.map((value) => value * (busy ? Math.min(1, length / busy) : 1));
+      const rest = Math.max(0, length - importing - waiting - transfer);
+      const before = Math.min(rest, Math.max(0, firstAt - start));
+      return [before, importing, rest - before, waiting, transfer];
+    });
+  }
+
+  // Seconds of each kind between two times, a bin counted by the part of it; and for whom it waited.
+  between(began, ended) {
+    const sums = [0, 0, 0, 0, 0], whom = new Map();
+    const last = Math.min(this.bins.length, Math.ceil(ended / this.width));
+    for (let at = Math.max(0, Math.floor(began / this.width)); at < last; at++) {
+      const start = at * this.width;
+      // What is known of the last bin lies within the part of it that has been.
+      const length = Math.min(this.width, this.seconds - start) || this.width;
+      const part = Math.max(0, Math.min(ended, start + length) - Math.max(began, start)) / length;
+      this.bins[at].forEach((value, kind) => { sums[kind] += value * part; });
+      if (this.whom[at] >= 0) whom.set(this.whom[at], (whom.get(this.whom[at]) ?? 0) + this.bins[at][WAITING] * part);
+    }
+    return { sums, whom };
+  }
+
+  // What a step took, as a mean from the first one that was logged to the last; null where there are none.
+  get step() {
+    const [first, firstAt, last, lastAt] = this.steps;
+    if (!(last > first)) return null;
+    const [before, importing, computing, waiting, transfer] = this.between(firstAt, lastAt).sums.map((one) => one / (last - first));
+    // Within the bin of the first step the two are not told apart.
+    return { count: last - first, sums: [0, importing, before + computing, waiting, transfer] };
+  }
+}
+
+// Takes in what the kernel tells: all bins of a rank, or those that have changed.
+export function takeStrips(found, { rows, bins }) {
+  const bytes = Uint8Array.from(atob(bins), (one) => one.charCodeAt(0)), view = new DataView(bytes.buffer);
+  let at = 0;
+  for (const [rank, first, count, width, seconds, steps, waits, importing] of rows) {
+    const old = found.get(rank), begin = at;
+    at += 5 * count;
+    if (first && !(old && old.width === width && old.whom.length >= first)) continue;
+    const before = (list) => (first ? list.slice(0, first) : []);
+    const shares = [0, 1, 2].map((kind) =>
+      [...(first ? before(old.shares[kind]) : []), ...bytes.subarray(begin + kind * count, begin + (kind + 1) * count)]);
+    const whom = first ? before(old.whom) : [];
+    for (let i = 0; i < count; i++) whom.push(view.getInt16(begin + 3 * count + 2 * i, true));
+    found.set(rank, new RankTime(rank, { width, seconds, steps, waits, importing, shares, whom }));
+  }
+}
