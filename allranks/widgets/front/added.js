@@ -3,6 +3,7 @@
 import { make, putHtml } from "./elements.js";
 
 export class AddedPanel {
+  /** @param {import("./data.js").Data} data @param {string} title */
   constructor(data, title) {
     this.data = data;
     this.title = title;

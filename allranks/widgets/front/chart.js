@@ -8,18 +8,38 @@ const COLUMNS = 240;
 // At most this many steps with infinite values or NaN are marked.
 export const MAX_MARKED_STEPS = 20;
 
+const STEPS = [[1, Math.sqrt(2)], [2, Math.sqrt(10)], [5, Math.sqrt(50)], [10, Infinity]];
+
+// A canvas without anything on it, as sharp as the screen; null where it is not shown.
+/** @param {HTMLCanvasElement} canvas */
+export function blank(canvas) {
+  const width = canvas.clientWidth, height = canvas.clientHeight, ratio = devicePixelRatio || 1;
+  const paint = canvas.getContext("2d");
+  if (!width || !paint) return null;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+  paint.clearRect(0, 0, width, height);
+  paint.font = `11px ${getComputedStyle(canvas).fontFamily}`;
+  return paint;
+}
+
 // Round numbers between two others, about `count` of them, as in the still picture.
+/** @param {number} low @param {number} high @param {number} count */
 export function ticks(low, high, count) {
   const rough = (high - low) / count;
   const size = 10 ** Math.floor(Math.log10(rough));
   // The round step whose ratio to the wanted one is least.
-  const step = size * [1, 2, 5, 10].find((m, i) => rough < Math.sqrt([2, 10, 50, Infinity][i]) * size);
+  const step = size * (STEPS.find(([, bound]) => rough < bound * size) ?? STEPS[3])[0];
   const found = [];
   for (let n = Math.ceil(low / step); n <= high / step + 1e-9; n++) found.push(n * step);
   return found;
 }
 
 // Powers of ten, or 1, 2 and 5 times these, between two numbers whose log10 is given.
+/** @param {number} low @param {number} high @param {number} count */
 function logTicks(low, high, count) {
   if (high - low > count / 2) {
     return ticks(low, high, count).map((power) => Math.round(power * 1e6) / 1e6).filter(Number.isInteger).map((power) => 10 ** power);
@@ -31,6 +51,7 @@ function logTicks(low, high, count) {
 }
 
 // An exponential mean that does not start at 0; 0 leaves values as they are.
+/** @param {number[]} values @param {number} amount */
 export function smooth(values, amount) {
   if (!amount) return values;
   let mean = 0, weight = 0;
@@ -43,6 +64,7 @@ export function smooth(values, amount) {
 }
 
 // Step, least, mean and greatest over lines, column by column.
+/** @param {import("./types").Line[]} lines */
 export function spread(lines) {
   let low = Infinity, high = -Infinity;
   for (const { xs } of lines) for (const x of xs) { low = Math.min(low, x); high = Math.max(high, x); }
@@ -62,8 +84,10 @@ export function spread(lines) {
 }
 
 // Where values land on the canvas.
+/** @param {import("./types").Line[]} lines @param {import("./types").Column[]} band @param {number} width @param {number} height @param {boolean} log @param {number[]} [marks] */
 export function scales(lines, band, width, height, log, marks = []) {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
+  /** @param {any} x @param {number} y */
   const see = (x, y) => {
     if (!Number.isFinite(x) || !Number.isFinite(y) || (log && y <= 0)) return;
     x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y);
@@ -79,14 +103,17 @@ export function scales(lines, band, width, height, log, marks = []) {
   y0 -= room; y1 += room;
   const across = (width - EDGE.left - EDGE.right) / (x1 - x0);
   const up = (height - EDGE.top - EDGE.bottom) / (y1 - y0);
-  return {
+  /** @type {import("./types").Scale} */
+  const scale = {
     x0, x1, y0, y1,
     x: (value) => EDGE.left + (value - x0) * across,
     y: (value) => height - EDGE.bottom - ((log ? Math.log10(value) : value) - y0) * up,
     step: (pixel) => x0 + (pixel - EDGE.left) / across,
   };
+  return scale;
 }
 
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number} width @param {number} height @param {boolean} log @param {string} ink @param {string} grid */
 export function drawAxes(paint, scale, width, height, log, ink, grid) {
   paint.fillStyle = ink;
   paint.strokeStyle = grid;
@@ -108,6 +135,7 @@ export function drawAxes(paint, scale, width, height, log, ink, grid) {
 }
 
 // The first steps of curves whose values are infinite or NaN.
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number[]} marks @param {number} height @param {string} colour */
 export function drawMarks(paint, scale, marks, height, colour) {
   paint.strokeStyle = colour;
   paint.lineWidth = 1;
@@ -119,6 +147,7 @@ export function drawMarks(paint, scale, marks, height, colour) {
   paint.setLineDash([]);
 }
 
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number[]} xs @param {number[]} ys @param {import("./types").LineStyle} style @param {boolean} log */
 export function drawLine(paint, scale, xs, ys, style, log) {
   paint.strokeStyle = style.colour;
   paint.globalAlpha = style.alpha;
@@ -143,14 +172,12 @@ export function drawLine(paint, scale, xs, ys, style, log) {
   paint.globalAlpha = 1;
 }
 
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {import("./types").Column[]} band @param {string} fill @param {boolean} log @param {number} [alpha] */
 export function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
   const floor = log ? 10 ** scale.y0 : -Infinity;
   const edge = [...band.map((c) => [c.x, c.high]), ...band.map((c) => [c.x, c.low]).reverse()];
   paint.beginPath();
-  edge.forEach(([x, y], i) => {
-    const point = [scale.x(x), scale.y(Math.max(y, floor))];
-    if (i) paint.lineTo(...point); else paint.moveTo(...point);
-  });
+  for (const [x, y] of edge) paint.lineTo(scale.x(x), scale.y(Math.max(y, floor)));
   paint.fillStyle = fill;
   paint.globalAlpha = alpha;
   paint.fill();
@@ -158,6 +185,7 @@ export function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
 }
 
 // The index of the value nearest to x; steps mostly grow, so the search starts by halves.
+/** @param {number[]} xs @param {any} x */
 export function nearest(xs, x) {
   let best = -1, distance = Infinity;
   for (let i = 0; i < xs.length; i++) {

@@ -5,22 +5,26 @@ export const chosen = (globalThis.allranksChosen ??= new Map());
 const notebooks = (globalThis.allranksNotebooks ??= new Set());
 
 // JupyterLab's and Notebook's widgets know the notebook that they stand in.
+/** @param {import("./types").Model} model */
 export function watch(model) {
   const context = model?.widget_manager?.context;
   if (!context?.saveState?.connect || notebooks.has(context)) return;
   notebooks.add(context);
   context.disposed?.connect(() => notebooks.delete(context));
   // Before it is written: to change an output draws it anew, which must not happen at every click.
-  context.saveState.connect((_, state) => { if (state === "started") write(context); });
+  context.saveState.connect((/** @type {any} */ _, /** @type {string} */ state) => { if (state === "started") write(context); });
 }
 
+/** @param {string} key @param {import("./types").Settings} settings */
 export function choose(key, settings) {
   chosen.set(key, settings);
   for (const { model } of notebooks) if (outputs(model, key).length) model.dirty = true;
 }
 
 // Where a view stands in a notebook: the list of its outputs, its place there, and its page.
+/** @param {any} model of a notebook @param {string} key @returns {[any, number, string][]} */
 function outputs(model, key) {
+  /** @type {[any, number, string][]} */
   const found = [];
   for (let at = 0; at < (model?.cells?.length ?? 0); at++) {
     const list = model.cells.get(at).outputs;
@@ -32,6 +36,7 @@ function outputs(model, key) {
   return found;
 }
 
+/** @param {any} context of a notebook */
 function write({ model }) {
   for (const [key, settings] of chosen) {
     const places = outputs(model, key);
@@ -47,5 +52,7 @@ function write({ model }) {
 }
 
 // The new drawing takes the focus of the old one.
-const focusable = (key) => [...document.querySelectorAll(`[data-allranks="${key}"] :is(button, input, select, [tabindex])`)];
-const focusOf = (key) => focusable(key).indexOf(document.activeElement);
+/** @param {string} key */
+const focusable = (key) => [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(`[data-allranks="${key}"] :is(button, input, select, [tabindex])`))];
+/** @param {string} key */
+const focusOf = (key) => focusable(key).findIndex((one) => one === document.activeElement);

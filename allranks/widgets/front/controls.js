@@ -5,8 +5,11 @@ import { make, part, put } from "./elements.js";
 import { formatRanks, formatSeconds } from "./format.js";
 
 export class Controls {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
+    this.asked = false;
+    this.said = this.drawn = "";
     this.status = make("span", { className: "ar-status", role: "status" });
     this.interrupt = this.button("Interrupt", "interrupt the cell; a second click kills the ranks", () => this.press());
     this.where = this.button("Where are they?", "show the line and the stack of every rank", () => {
@@ -28,6 +31,7 @@ export class Controls {
       this.bar, this.profiled, this.stacks);
   }
 
+  /** @param {string} text @param {string} title @param {() => void} act */
   button(text, title, act) {
     const element = make("button", { type: "button", className: "ar-button", title }, text);
     element.addEventListener("click", act);
@@ -53,7 +57,7 @@ export class Controls {
     this.save.hidden = !this.data.series.size;
     if (!this.bar.hidden) this.drawBar([...this.data.members.values()].map(({ state }) => state));
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
-    const who = this.data.members.size ? this.data.ensemble.said
+    const who = this.data.members.size ? this.data.ensemble.said ?? ""
       : `${formatRanks([...this.data.ranks.keys()])}: ${this.data.said}`;
     const took = ended ? formatSeconds(this.data.elapsed) : formatSeconds(elapsed || 0).replace("0 µs", "0 s");
     put(this.status, this.data.title ? this.data.title : (this.data.members.size && !ended ? `${who} · ${took} so far` : `${who}, ${took}`));
@@ -61,15 +65,16 @@ export class Controls {
     if (this.asked && this.data.where.size) this.drawStacks();
   }
 
+  /** @param {string[]} states */
   drawBar(states) {
     const failed = states.filter((state) => state === "failed").length;
     const ended = states.filter((state) => state !== "waiting" && state !== "running").length;
     const said = `${ended} of ${states.length} ended${failed ? `, ${failed} failed` : ""}`;
-    if (said === this.ended) return;
-    this.ended = said;
+    if (said === this.said) return;
+    this.said = said;
     this.bar.title = said;
-    this.bar.setAttribute("aria-valuemax", states.length);
-    this.bar.setAttribute("aria-valuenow", ended);
+    this.bar.setAttribute("aria-valuemax", String(states.length));
+    this.bar.setAttribute("aria-valuenow", String(ended));
     this.bar.setAttribute("aria-valuetext", said);
     this.bar.replaceChildren(part("done", (ended - failed) / states.length), part("lost", failed / states.length));
   }

@@ -4,14 +4,54 @@ import { choose, watch } from "./chosen.js";
 import { Lines } from "./lines.js";
 import { takeStrips } from "./rank_time.js";
 
+/** @typedef {import("./types").Member} Member */
+/** @typedef {import("./types").Series} Series */
+
 export class Data {
+  /** @type {Map<number, Member>} */
+  members = new Map();
+  /** @type {import("./types").Ensemble} */
+  ensemble = {};
+  /** @type {Map<number, import("./types").Tile>} */
+  ranks = new Map();
+  /** @type {Map<number, Series>} */
+  series = new Map();
+  /** @type {import("./types").Timings | null} */
+  timings = null;
+  /** @type {Map<number, import("./rank_time.js").RankTime>} */
+  strips = new Map();
+  /** @type {Map<string, string>} */
+  sections = new Map();
+  /** @type {Map<number, import("./types").Where>} */
+  where = new Map();
+  /** @type {Set<() => void>} */
+  views = new Set();
+  /** @type {string[]} */
+  apart = [];
+  stripsAt = 0;
+  memory = "";
+  seq = 0;
+  key = "";
+  mode = "";
+  noun = "rank";
+  title = "";
+  said = "";
+  elapsed = 0;
+  began = 0;
+  missed = false;
+  ended = false;
+  watched = false;
+  withLogs = false;
+  profiles = false;
+  profiled = "";
+  answer = "";
+
   // `model` is the widget's, or null where there is no kernel to listen to.
+  /** @param {import("./types").State} state @param {import("./types").Model | null} [model] */
   constructor({ points, ...state }, model = null) {
     this.model = model;
     this.settings = { closed: ["time"], ...state.settings };
-    this.views = new Set();
     this.lines = new Lines();
-    this.where = new Map();
     this.greeted = 0;
     this.start(state, points);
     if (!model) return;
@@ -27,9 +67,11 @@ export class Data {
   }
 
   // Says something to the kernel, which listens until the cell ends.
+  /** @param {object} message */
   send(message) { this.model?.send(message); }
 
   // What a reader chooses outlives the cell: the kernel keeps it with the picture.
+  /** @param {import("./types").Settings} settings */
   set(settings) {
     Object.assign(this.settings, settings);
     if (this.ended) choose(this.key, this.settings);
@@ -38,13 +80,13 @@ export class Data {
 
   get selected() { return this.settings.selected ?? null; }
 
+  /** @param {import("./types").State} state @param {DataView | null | undefined} points */
   start(state, points) {
     this.seq = state.seq;
     this.key = state.key;
     this.missed = false;
     this.mode = state.mode;
-    this.watched = state.watched;  // the ranks are another notebook's
-    this.paths = state.paths;
+    this.watched = Boolean(state.watched);  // the ranks are another notebook's
     this.noun = state.noun ?? "rank";
     this.title = state.title;
     this.members = new Map();
@@ -59,10 +101,11 @@ export class Data {
     this.merge(state, points);
   }
 
+  /** @param {import("./types").Message} message @param {DataView[]} buffers */
   take(message, buffers) {
     if (message.anew) {
       this.lines.clear();
-      this.start(message, buffers[0]);
+      this.start(/** @type {import("./types").State} */ (message), buffers[0]);
     } else if (message.seq > this.seq) {
       this.missed ||= message.seq > this.seq + 1;
       if (this.missed && Date.now() - this.greeted > 2000) this.greet();
@@ -74,6 +117,7 @@ export class Data {
     this.changed();
   }
 
+  /** @param {import("./types").Message} message @param {DataView | null | undefined} points */
   merge(message, points) {
     if (message.elapsed !== undefined) {
       this.elapsed = message.elapsed;
@@ -111,8 +155,9 @@ export class Data {
     this.model = null;
   }
 
+  /** @param {import("./types").SeriesHead[]} heads @param {DataView | null | undefined} points */
   addPoints(heads, points) {
-    if (!heads.length) return;
+    if (!heads.length || !points) return;
     // A buffer may begin anywhere; numbers of eight bytes may not.
     const end = points.byteOffset + points.byteLength;
     const pairs = new Float64Array(points.buffer.slice(points.byteOffset, end));
@@ -120,7 +165,7 @@ export class Data {
     for (const { number, name, rank, member, count, anew, stride, broken } of heads) {
       let series = this.series.get(number);
       if (!series || anew) {
-        series = { number, name, rank, member, steps: [], values: [] };
+        series = { number, name, rank, member, stride, broken: null, steps: [], values: [], last: [NaN, NaN] };
         this.series.set(number, series);
       }
       series.stride = stride;
@@ -134,6 +179,7 @@ export class Data {
     }
   }
 
+  /** @param {import("./types").LogHead[]} heads @param {DataView[]} buffers */
   addLogs(heads, buffers) {
     if (heads.length) this.withLogs = true;
     heads.forEach(({ rank, spans, skipped }, index) => {
@@ -144,10 +190,11 @@ export class Data {
 
   // One colour a rank, or a rank and member, in every chart.
   owners() {
-    const keys = [...this.series.values()].map((one) => [one.rank, one.member]);
-    keys.sort((a, b) => a[0] - b[0] || (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0));
+    const keys = [...this.series.values()];
+    keys.sort((a, b) => a.rank - b.rank || (a.member < b.member ? -1 : a.member > b.member ? 1 : 0));
+    /** @type {Map<string, number>} */
     const found = new Map();
-    for (const [rank, member] of keys) {
+    for (const { rank, member } of keys) {
       const key = `${rank} ${member}`;
       if (!found.has(key)) found.set(key, found.size);
     }
@@ -155,8 +202,10 @@ export class Data {
   }
 
   // A tile of a rank that runs a member stands for that member.
+  /** @param {import("./types").Tile} tile */
   owner({ rank, member }) { return this.noun === "member" ? member : rank; }
 
+  /** @param {import("./types").Selected} rank */
   select(rank) {
     this.set({ selected: this.selected === rank ? null : rank });
     this.changed();

@@ -3,8 +3,10 @@
 export const LIGHT = ["#0072b2", "#c27300", "#00855f", "#b5478a", "#2b8cbe", "#c04a00", "#7d6c00", "#6a51a3"];
 const DARK = ["#56b4e9", "#f0a830", "#22c79a", "#e08fbf", "#9ad0f5", "#f0794a", "#e3d540", "#b3a2e0"];
 
+/** @param {number} index @param {boolean} dark */
 export const colour = (index, dark) => (dark ? DARK : LIGHT)[index % LIGHT.length];
 
+/** @param {number} value @param {number} [digits] */
 export function formatNumber(value, digits = 4) {
   if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);
@@ -14,7 +16,9 @@ export function formatNumber(value, digits = 4) {
 }
 
 // Different numbers as different words, with as few digits as that takes.
+/** @param {number[]} values */
 export function formatLabels(values) {
+  /** @type {string[]} */
   let words = [];
   for (let digits = 4; digits < 17; digits++) {
     words = values.map((value) => formatNumber(Number(value.toPrecision(12)), digits));
@@ -23,6 +27,7 @@ export function formatLabels(values) {
   return words;
 }
 
+/** @param {number} value */
 export function formatSeconds(value) {
   if (value >= 60) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   if (value >= 1) return `${Number(value.toPrecision(3))} s`;
@@ -30,27 +35,38 @@ export function formatSeconds(value) {
   return `${Math.round(value * 1e6)} µs`;
 }
 
+/** @type {[string, number][]} */
+const UNITS = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]];
+
 // A duration of a column whose longest is `most`: all have the same unit.
+/** @param {number} value @param {number} most */
 export function formatSecondsLike(value, most) {
   if (most >= 60) {
     const whole = Math.round(value);
     return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;
   }
-  const [unit, size] = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]].find(([, size]) => most >= size) ?? ["µs", 1e-6];
+  const [unit, size] = UNITS.find(([, size]) => most >= size) ?? UNITS[2];
   return `${(value / size).toFixed([10, 100].filter((bound) => most < bound * size).length)} ${unit}`;
 }
 
+/** @type {[string, number][]} */
+const SIZES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+
+/** @param {number} value */
 export function formatBytes(value) {
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+  for (const [unit, size] of SIZES) {
     if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   return `${Math.round(value)} B`;
 }
 
+/** @param {number | null} value */
 export const formatBandwidth = (value) => value === null ? "n/a" : `${formatBytes(value * 1e9)}/s`;
 
 // Ranks as 0, 2–3.
+/** @param {number[]} ranks @param {string} [noun] */
 export function formatRanks(ranks, noun = "rank") {
+  /** @type {[number, number][]} */
   const spans = [];
   for (const rank of [...ranks].sort((a, b) => a - b)) {
     const last = spans[spans.length - 1];

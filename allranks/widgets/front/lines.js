@@ -5,21 +5,37 @@ import { formatBytes } from "./format.js";
 const KEPT_LINES = 600_000;
 const FOLDED_LINES = 50_000;
 const LINE_LENGTH = 2000;
-// eslint-disable-next-line no-control-regex
 const ESCAPES = /\u001b\[[0-9;?]*[A-Za-z]/g;
+
+/** @typedef {{ decoder: TextDecoder, text: string, kind: number }} Tail */
+/** @typedef {{ query?: string, only?: number | null, fold?: boolean }} Look */
 
 export class Lines {
   constructor() {
     this.query = "";
+    /** @type {number | null} */
     this.only = null;
     this.fold = true;
-    this.clear();
+    /** @type {string[]} */
+    this.texts = [];
+    /** @type {number[]} */
+    this.ranks = [];
+    /** @type {number[]} */
+    this.kinds = [];      // 0 out, 1 err, 2 a note of ours
+    /** @type {Map<number, Tail>} */
+    this.open = new Map();
+    /** @type {number[]} */
+    this.rows = [];
+    /** @type {RegExp | null} */
+    this.pattern = null;
+    this.looked = this.among = this.forgotten = this.skipped = 0;
+    this.forgetSeen();
   }
 
   clear() {
     this.texts = [];
     this.ranks = [];
-    this.kinds = [];      // 0 out, 1 err, 2 a note of ours
+    this.kinds = [];
     this.open = new Map();
     this.forgotten = 0;
     this.skipped = 0;     // bytes
@@ -29,11 +45,12 @@ export class Lines {
   get count() { return this.texts.length; }
 
   // Takes in bytes of one rank; spans are those of standard error.
+  /** @param {number} rank @param {Uint8Array} bytes @param {import("./types").Point[]} spans @param {number} skipped */
   feed(rank, bytes, spans, skipped) {
     if (skipped) this.push(rank, `… ${formatBytes(skipped)} are in the log file only`, 2);
     this.skipped += skipped;
     let tail = this.open.get(rank);
-    if (!tail) this.open.set(rank, tail = { decoder: new TextDecoder(), text: "", kind: 0 });
+    if (!tail) this.open.set(rank, (tail = { decoder: new TextDecoder(), text: "", kind: 0 }));
     let at = 0;
     for (const [start, end] of [...spans, [bytes.length, bytes.length]]) {
       this.text(rank, tail, bytes.subarray(at, start), 0);
@@ -44,6 +61,7 @@ export class Lines {
     this.extend();
   }
 
+  /** @param {number} rank @param {Tail} tail @param {Uint8Array} bytes @param {number} kind */
   text(rank, tail, bytes, kind) {
     if (!bytes.length) return;
     const pieces = tail.decoder.decode(bytes, { stream: true }).split("\n");
@@ -57,6 +75,7 @@ export class Lines {
     tail.text = (tail.text + pieces[last]).slice(-LINE_LENGTH);
   }
 
+  /** @param {number} rank @param {string} raw @param {number} kind */
   push(rank, raw, kind) {
     let line = raw;
     if (line.includes("\r")) line = line.replace(/\r$/, "").replace(/^.*\r/s, "");
@@ -67,20 +86,29 @@ export class Lines {
     this.kinds.push(kind);
   }
 
+  /** @param {number} count */
   forget(count) {
     for (const list of [this.texts, this.ranks, this.kinds]) list.splice(0, count);
     this.forgotten += count;
     this.look();
   }
 
+  forgetSeen() {
+    /** @type {Map<string, number>} */
+    this.seen = new Map();
+    /** @type {Map<string, number>} */
+    this.times = new Map();
+    /** @type {Map<number, number[]>} */
+    this.sharers = new Map();
+  }
+
   // Looks at other lines: those of one rank, those that hold a text.
+  /** @param {Look} [change] */
   look({ query = this.query, only = this.only, fold = this.fold } = {}) {
     Object.assign(this, { query, only, fold });
     this.pattern = query ? new RegExp(query.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "i") : null;
     this.rows = [];
-    this.seen = new Map();
-    this.times = new Map();
-    this.sharers = new Map();
+    this.forgetSeen();
     this.looked = 0;
     this.among = 0;       // lines of all ranks, or of the one
     this.extend();
@@ -100,6 +128,7 @@ export class Lines {
   }
 
   // Whether another rank wrote this line, for the same time, so that the two are shown as one.
+  /** @param {any} i */
   joins(i) {
     const text = this.texts[i], rank = this.ranks[i];
     const mine = `${rank} ${text}`;
@@ -117,6 +146,7 @@ export class Lines {
     return true;
   }
 
+  /** @param {number} index */
   row(index) {
     const i = this.rows[index];
     return { ranks: this.sharers.get(i) ?? [this.ranks[i]], text: this.texts[i], kind: this.kinds[i] };

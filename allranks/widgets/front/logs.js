@@ -7,9 +7,11 @@ const ROW = 18;
 const SPARE = 8;
 
 export class LogsPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
     this.follow = true;
+    this.typing = this.top = 0;
     this.search = make("input", { type: "search", placeholder: "search", "aria-label": "search the logs" });
     const { query = "", fold = true } = data.settings;
     this.search.value = query;
@@ -39,16 +41,17 @@ export class LogsPanel {
       this.top = this.box.scrollTop;
       this.drawRows();
     });
-    this.top = 0;
   }
 
   get filled() { return Boolean(this.data.withLogs); }
 
+  /** @param {boolean} value */
   setFollow(value) {
     this.follow = value;
     this.followBox.checked = value;
   }
 
+  /** @param {import("./types").Settings} change */
   look(change) {
     this.data.set(change);
     this.data.lines.look(change);
@@ -81,6 +84,7 @@ export class LogsPanel {
     this.sight.replaceChildren(...drawn);
   }
 
+  /** @param {ReturnType<import("./lines.js").Lines["row"]>} line @param {RegExp | null} pattern */
   row({ ranks, text, kind }, pattern) {
     const shown = make("span", {});
     const match = pattern ? pattern.exec(text) : null;

@@ -6,9 +6,28 @@ export const TIME_LIGHT = ["#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9"
 export const TIME_DARK = ["#b3a2e0", "#e08fbf", "#22c79a", "#f0a830", "#56b4e9"];
 export const WAITING = 3;
 
-class RankTime {
+/**
+ * @typedef {object} Times
+ * @property {number} width seconds of a bin
+ * @property {number} seconds
+ * @property {number[]} steps
+ * @property {import("./types").Pairs<number>} waits
+ * @property {import("./types").Pairs<string>} importing
+ * @property {number[][]} shares
+ * @property {number[]} whom
+ */
+
+export class RankTime {
+  /** @param {number} rank @param {Times} options */
   constructor(rank, { width, seconds, steps, waits, importing, shares, whom }) {
-    Object.assign(this, { rank, width, seconds, steps, waits, importing, shares, whom });
+    this.rank = rank;
+    this.width = width;
+    this.seconds = seconds;
+    this.steps = steps;
+    this.waits = waits;
+    this.importing = importing;
+    this.shares = shares;
+    this.whom = whom;
     const firstAt = steps[1] ?? 0;
     this.bins = whom.map((_, at) => {
       const start = at * width;
@@ -25,8 +44,11 @@ class RankTime {
   }
 
   // Seconds of each kind between two times, a bin counted by the part of it; and for whom it waited.
+  /** @param {number} began @param {number} ended */
   between(began, ended) {
-    const sums = [0, 0, 0, 0, 0], whom = new Map();
+    const sums = [0, 0, 0, 0, 0];
+    /** @type {Map<number, number>} */
+    const whom = new Map();
     const last = Math.min(this.bins.length, Math.ceil(ended / this.width));
     for (let at = Math.max(0, Math.floor(began / this.width)); at < last; at++) {
       const start = at * this.width;
@@ -50,6 +72,7 @@ class RankTime {
 }
 
 // Takes in what the kernel tells: all bins of a rank, or those that have changed.
+/** @param {Map<number, RankTime>} found @param {import("./types").StripsMessage} told */
 export function takeStrips(found, { rows, bins }) {
   const bytes = Uint8Array.from(atob(bins), (one) => one.charCodeAt(0)), view = new DataView(bytes.buffer);
   let at = 0;
@@ -57,10 +80,10 @@ export function takeStrips(found, { rows, bins }) {
     const old = found.get(rank), begin = at;
     at += 5 * count;
     if (first && !(old && old.width === width && old.whom.length >= first)) continue;
-    const before = (list) => (first ? list.slice(0, first) : []);
+    const kept = first && old ? old : null;
     const shares = [0, 1, 2].map((kind) =>
-      [...(first ? before(old.shares[kind]) : []), ...bytes.subarray(begin + kind * count, begin + (kind + 1) * count)]);
-    const whom = first ? before(old.whom) : [];
+      [...(kept ? kept.shares[kind].slice(0, first) : []), ...bytes.subarray(begin + kind * count, begin + (kind + 1) * count)]);
+    const whom = kept ? kept.whom.slice(0, first) : [];
     for (let i = 0; i < count; i++) whom.push(view.getInt16(begin + 3 * count + 2 * i, true));
     found.set(rank, new RankTime(rank, { width, seconds, steps, waits, importing, shares, whom }));
   }

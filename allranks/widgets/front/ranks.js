@@ -3,9 +3,11 @@
 import { make, put } from "./elements.js";
 import { formatBytes, formatNumber } from "./format.js";
 
+/** @type {Record<string, string>} */
 const MARKS = { running: "▶", waiting: "◷", waited: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
 
 export class RanksPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
     this.tiles = new Map();
@@ -27,7 +29,7 @@ export class RanksPanel {
           make("b", {}, make("span", { className: "ar-unseen" }, "rank "), String(rank)), " ", parts.state, " ", parts.use, " ",
           parts.line, " ", parts.more);
         parts.button.addEventListener("click", () => {
-          const owner = this.data.owner(this.data.ranks.get(rank));
+          const shown = this.data.ranks.get(rank), owner = shown ? this.data.owner(shown) : null;
           if (owner !== null) this.data.select(owner);
         });
         this.tiles.set(rank, parts);
@@ -38,6 +40,7 @@ export class RanksPanel {
     }
   }
 
+  /** @param {any} parts @param {import("./types").Tile} tile @param {boolean} pressed @param {number} count */
   fill(parts, tile, pressed, count) {
     const whom = tile.waits_for && `waits for ${tile.waits_for}`;
     const doing = whom ? `${whom} in ${tile.activity}` : tile.activity || tile.state;

@@ -4,11 +4,17 @@ import { make, part, put } from "./elements.js";
 import { formatBandwidth, formatBytes, formatSeconds } from "./format.js";
 
 export class TimingsPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
+    /** @type {import("./types").Timings | null} */
+    this.drawn = null;
+    /** @type {import("./types").Selected} */
+    this.chosen = null;
     this.bars = make("div", { className: "ar-bars" });
     this.straggler = make("p", { className: "ar-straggler" });
     this.table = make("table", { className: "ar-table" });
+    /** @param {string} kind @param {string} text */
     const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
     this.element = make("div", { className: "ar-timings" },
       make("div", { className: "ar-bar" }, key("wait", "waiting for other ranks"), key("transfer", "transfer")),
@@ -37,6 +43,7 @@ export class TimingsPanel {
     this.drawTable(timings.calls);
   }
 
+  /** @param {import("./types").CallRow[]} calls */
   drawTable(calls) {
     const peak = Math.max(...calls.map((call) => call.best_gbps ?? 0));
     const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "waiting", "transfer", "busbw", "best"]
@@ -47,7 +54,7 @@ export class TimingsPanel {
         formatSeconds(call.wait_seconds), formatSeconds(call.transfer_seconds), formatBandwidth(bandwidth),
         formatBandwidth(call.best_gbps)];
       const row = make("tr", {}, ...cells.map((text) => make("td", {}, text)));
-      if (bandwidth && peak) row.children[7].style.setProperty("--ar-share", `${100 * Math.min(1, bandwidth / peak)}%`);
+      if (bandwidth && peak) /** @type {HTMLElement} */ (row.children[7]).style.setProperty("--ar-share", `${100 * Math.min(1, bandwidth / peak)}%`);
       return row;
     });
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));

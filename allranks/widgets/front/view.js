@@ -11,10 +11,12 @@ import { RanksPanel } from "./ranks.js";
 import { TimePanel } from "./time_strips.js";
 import { TimingsPanel } from "./timings.js";
 
+/** @type {[string, new (data: import("./data.js").Data, name: string) => import("./types").Panel][]} */
 const PANELS = [["members", MembersPanel], ["curves", GroupedCurves], ["parameters", ParallelPanel], ["timings", TimingsPanel],
   ["time", TimePanel], ["logs", LogsPanel]];
 const ENSEMBLES = ["members", "parameters"];
 
+/** @param {string} name @param {import("./types").Panel} panel @param {import("./data.js").Data} data */
 function section(name, panel, data) {
   const body = make("div", { className: "ar-body", id: `ar-${Math.random().toString(36).slice(2)}` }, panel.element);
   body.hidden = (data.settings.closed ?? []).includes(name);
@@ -27,15 +29,17 @@ function section(name, panel, data) {
     panel.draw();
   });
   // Not a <section>: a page with many panels would have many landmarks of the same name.
-  return make("div", { className: `ar-panel ar-panel-${name.replace(/\W+/g, "-")}`, role: "group", "aria-label": name, hidden: true }, head, body);
+  const element = make("div", { className: `ar-panel ar-panel-${name.replace(/\W+/g, "-")}`, role: "group", "aria-label": name, hidden: true }, head, body);
+  return { element, body };
 }
 
+/** @param {import("./data.js").Data} data @param {HTMLElement} el */
 export function show(data, el) {
   const controls = new Controls(data), ranks = new RanksPanel(data);
-  const added = [...data.sections.keys()].map((title) => [title, AddedPanel]);
+  const added = [...data.sections.keys()].map((title) => /** @type {typeof PANELS[0]} */ ([title, AddedPanel]));
   const panels = [...PANELS, ...added].map(([name, Panel]) => {
     const panel = new Panel(data, name);
-    return { name, panel, element: section(name, panel, data) };
+    return { name, panel, ...section(name, panel, data) };
   });
   const root = make("div", { className: "ar-dashboard", role: "group", "aria-label": "live view of the ranks" },
     controls.element, ranks.element, ...panels.map(({ element }) => element));
@@ -48,9 +52,9 @@ export function show(data, el) {
     waiting = 0;
     controls.draw();
     ranks.draw();
-    for (const { name, panel, element } of panels) {
+    for (const { name, panel, element, body } of panels) {
       element.hidden = !(panel.filled || (data.mode === "full" && !ENSEMBLES.includes(name)));
-      if (!element.hidden && !element.lastElementChild.hidden) panel.draw();
+      if (!element.hidden && !body.hidden) panel.draw();
     }
   };
   const soon = () => { waiting ||= requestAnimationFrame(draw); };

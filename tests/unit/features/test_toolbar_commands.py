@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.missing import skip_missing
+from tests.node import node
 
 START = "%distributed start {}\n%distributed on"
-
-
-def node() -> str:
-    try:
-        from playwright._impl._driver import compute_driver_executable
-    except ImportError:
-        found = shutil.which("node")
-        if found is None:
-            skip_missing("the extension's commands need node or Playwright: pip install playwright")
-        return found
-    return str(compute_driver_executable()[0])
 
 
 @pytest.fixture
@@ -32,10 +19,7 @@ def press(repository):
 
     def press(arguments=(), typed="", labels=()):
         given = json.dumps({"arguments": [*arguments], "typed": typed, "labels": [*labels]})
-        command = [node(), str(script), str(static), given]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(node(str(script), str(static), given))
 
     return press
 
