@@ -27,14 +27,15 @@ from allranks.lessons.frames import (
 )
 from allranks.lessons.records import Explained
 from allranks.widgets.dashboard.saved_panel import FRONT, image, table_html
-from allranks.widgets.dashboard.svg import COLOURS, INK, svg_page
+from allranks.widgets.dashboard.svg import INK, svg_page
 from allranks.widgets.displays import make_widget
+from allranks.widgets.palette import RANKS
 from allranks.widgets.scripts import joined
 
 _WIDTH = 760
 _ROW, _DIGIT, _ARCS, _HEAD = 15, 7.2, 26, 34
 _GAP, _LEAST = 22, 116
-_ADDED, _REPLACED = COLOURS[1], COLOURS[0]
+_ADDED, _REPLACED = RANKS[1], RANKS[0]
 #: Values in all frames together: a saved picture stays well below 200 kB.
 _VALUES = 1400
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -115,44 +114,6 @@ def test_the_labels_of_an_axis_are_a_few_that_differ(low, exponent):
     # Below a thousandth, floating-point numbers near a million have too few digits.
     assert exponent < -3 or 2 <= len(values) <= 6
     assert svg.ticks(0.13, 0.97, 4) == [0.2, 0.4, 0.6, 0.8]
-
-
-def _luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    """The ratio of WCAG 2.2, between 1 and 21."""
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-FRONT = Path(svg.__file__).parent.parent / "front"
-#: JupyterLab's paper and what is raised on it.
-GROUNDS = ("#ffffff", "#eeeeee"), ("#212121", "#424242")
-
-
-def test_words_and_shapes_stand_out_on_what_is_below_them_in_both_themes():
-    wanted = {svg.INK: 4.5, svg.WRONG: 4.5}
-    wanted |= dict.fromkeys((*svg.COLOURS, svg.WAIT, svg.TRANSFER), 3)
-    assert [c for c, least in wanted.items() if contrast(c, svg.PAPER) < least] == []
-    for name, paper in (("LIGHT", "#ffffff"), ("DARK", "#111111")):
-        found = re.search(rf"const {name} = \[(.*)\]", (FRONT / "format.js").read_text())
-        colours = re.findall(r"#\w{6}", found[1])
-        assert len(colours) == 8
-        assert min(contrast(colour, paper) for colour in colours) >= 3
-    found = re.findall(r"(--ar-\w+): (#\w{6});", (FRONT / "front.css").read_text())
-    names = list(dict(found))
-    light, *dark = [found[at : at + len(names)] for at in range(0, len(found), len(names))]
-    # Dark is said twice: of JupyterLab, and of pages that follow the system.
-    assert len(dark) == 2
-    assert dark[0] == dark[1]
-    for colours, grounds in zip((light, dark[0]), GROUNDS, strict=True):
-        for name, colour in colours:
-            least = 4.5 if name in ("--ar-good", "--ar-error") else 3
-            assert min(contrast(colour, ground) for ground in grounds) >= least, name
 
 
 def test_peaks_survive_thinning():

@@ -97,9 +97,10 @@ def images(figures: CellModel, style: PlotStyle) -> str:
     found = [image(picture, words) for picture, words in _pictures(figures, style)]
     if not found:
         return ""
-    owners = [
-        f"{figures.noun} {rank} {member}".strip() for rank, member in figures.curves.numbers()
-    ]
+    owners = {
+        f"{figures.noun} {rank} {member}".strip(): number
+        for (rank, member), number in figures.curves.numbers().items()
+    }
     # Many ranks are drawn as one band, which needs no legend.
     legend = f"<p>{svg.legend(owners)}</p>" if 1 < len(owners) <= svg.MANY else ""
     return f"{legend}<div>{' '.join(found)}</div>"

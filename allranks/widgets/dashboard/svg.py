@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, groupby, pairwise
@@ -11,7 +11,8 @@ from typing import Any
 
 from allranks.widgets.dashboard.curves import Curve, Curves
 from allranks.widgets.dashboard.tables import labels, seconds
-from allranks.widgets.dashboard.timings import KINDS, WAITING, RankRow, RankTime
+from allranks.widgets.dashboard.timings import TRANSFER, WAITING, RankRow, RankTime
+from allranks.widgets.palette import KINDS, RANKS, TIME
 
 _MOST_SMOOTHING = 0.99
 
@@ -65,14 +66,9 @@ def smoothed(points: list[tuple[float, float]], amount: float) -> list[tuple[flo
     return found
 
 
-#: Okabe and Ito's colours, distinct with any kind of colour vision, changed to stand out on white
-#: and on black alike.
-COLOURS = (
-    "#1f83c9", "#c27300", "#00966b", "#c96a9d", "#3a93c9", "#cf5300", "#9a8700", "#8a76c9",
-)  # fmt: skip
 #: A picture has paper of its own: no grey can be read on white and on black.
 PAPER, INK = "#ffffff", "#616161"
-WAIT, TRANSFER, WRONG = "#c27300", "#1f83c9", "#b3261e"
+WRONG = "#b3261e"
 _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
 #: How wide a letter of a label is, at most.
@@ -142,19 +138,19 @@ def curve(
     for key, line in lines.items():
         faint = style.selected not in (None, key.rank)
         index = numbers[key.rank, key.member]
-        colour = COLOURS[index % len(COLOURS)]
+        colour = RANKS[index % len(RANKS)]
         if len(set(line)) == 1:
             # A line through a single point would be invisible.
             (x, y) = line[0]
             body += f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
         else:
-            body += _line(frame.path(line), colour, index // len(COLOURS), 0.2 if faint else 1)
+            body += _line(frame.path(line), colour, index // len(RANKS), 0.2 if faint else 1)
     return svg_page(_WIDTH, _HEIGHT, name, body + wrong)
 
 
 def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) -> str:
     edge = [(x, high) for x, _, _, high in band] + [(x, low) for x, low, *_ in band[::-1]]
-    colour = COLOURS[index % len(COLOURS)]
+    colour = RANKS[index % len(RANKS)]
     return (
         f'<polygon points="{frame.path(edge)}" fill="{colour}" fill-opacity="{opacity}"/>'
         + _line(frame.path([(x, mean) for x, _, mean, _ in band]), colour, dashes(index))
@@ -166,12 +162,12 @@ def _mark(x: float) -> str:
     return f'<path {line} stroke="{WRONG}" class="not-finite"/>'
 
 
-def legend(names: Sequence[str]) -> str:
-    """Returns the colours of the curves with these names, as HTML."""
+def legend(names: Mapping[str, int]) -> str:
+    """Returns the colours of the curves with these names, by their numbers, as HTML."""
     parts = []
-    for index, name in enumerate(names):
-        mark = "■" if index < len(COLOURS) else "▤"
-        colour = COLOURS[index % len(COLOURS)]
+    for name, index in names.items():
+        mark = "■" if index < len(RANKS) else "▤"
+        colour = RANKS[index % len(RANKS)]
         words = escape(name).replace(" ", "&nbsp;")  # a line ends between names only
         parts.append(f'<span style="color: {colour}">{mark}</span>&nbsp;{words}')
     return " &nbsp; ".join(parts)
@@ -188,13 +184,13 @@ def bars(rows: Sequence[RankRow]) -> str:
     height = _TOP + step * len(rows) + 8
     most = max((row.wait_seconds + row.transfer_seconds for row in rows), default=0) or 1.0
     scale = (_WIDTH - _LEFT - 70) / most
-    body = draw_swatch(_LEFT, 6, WAIT, "waiting for other ranks")
-    body += draw_swatch(_LEFT + 160, 6, TRANSFER, "transfer")
+    body = draw_swatch(_LEFT, 6, TIME[WAITING], "waiting for other ranks")
+    body += draw_swatch(_LEFT + 160, 6, TIME[TRANSFER], "transfer")
     for index, row in enumerate(rows):
         y = _TOP + step * index
         wait, transfer = row.wait_seconds * scale, row.transfer_seconds * scale
-        body += draw_box(_LEFT, y, wait, step - 4, WAIT)
-        body += draw_box(_LEFT + wait, y, transfer, step - 4, TRANSFER)
+        body += draw_box(_LEFT, y, wait, step - 4, TIME[WAITING])
+        body += draw_box(_LEFT + wait, y, transfer, step - 4, TIME[TRANSFER])
         if step >= 12 or index % 8 == 0:
             body += draw_words(_LEFT - 6, y + 10, f"rank {row.rank}", "end")
             total = seconds(row.wait_seconds + row.transfer_seconds)
@@ -330,9 +326,6 @@ def svg_page(width: int, height: int, title: str, body: str, titled: bool = True
     )
 
 
-#: Start-up, importing, computing, waiting, transfer: distinct with any kind of colour vision,
-#: and 3:1 against the paper at least.
-_KIND_COLOURS = ("#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9")
 _STRIP, _GAP, _BAR, _STRIP_RIGHT, _STRIP_BOTTOM = 560, 16, 170, 56, 18
 _STEP, _LOW_STEP = 20, 7
 #: Columns of a strip, and of a strip among very many ranks.
@@ -369,7 +362,7 @@ def _kinds(times: Sequence[RankTime]) -> str:
     for kind, name in enumerate(KINDS):
         if any(time.sums[kind] for time in times):
             said = "waiting for the rank of that number" if kind == WAITING else name
-            body += draw_swatch(x, 6, _KIND_COLOURS[kind], said)
+            body += draw_swatch(x, 6, TIME[kind], said)
             x += 28 + 6.2 * len(said)
     return body
 
@@ -388,8 +381,7 @@ def _strip(time: RankTime, y: float, height: int, longest: float) -> str:
                 paths.setdefault(kind, []).append(box)
                 top += tall
     body = "".join(
-        f'<path d="{"".join(parts)}" fill="{_KIND_COLOURS[kind]}"/>'
-        for kind, parts in paths.items()
+        f'<path d="{"".join(parts)}" fill="{TIME[kind]}"/>' for kind, parts in paths.items()
     )
     return body + (_numbers(time, y, longest) if height > _LOW_STEP else "")
 
@@ -429,6 +421,6 @@ def _whole_bar(time: RankTime, y: float, height: int, longest: float) -> str:
     for kind, value in enumerate(time.sums):
         width = value / longest * _BAR
         if width >= 0.1:
-            body += draw_box(x, y, width, height, _KIND_COLOURS[kind])
+            body += draw_box(x, y, width, height, TIME[kind])
         x += width
     return body

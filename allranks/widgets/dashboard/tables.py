@@ -10,7 +10,8 @@ from typing import Any
 from allranks.records.config import size_text
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.curves import Curves
-from allranks.widgets.dashboard.timings import KINDS, RankTime, Shares, Strips, TimingTable
+from allranks.widgets.dashboard.timings import RankTime, Shares, Strips, TimingTable
+from allranks.widgets.palette import KINDS
 
 
 @dataclass(frozen=True)

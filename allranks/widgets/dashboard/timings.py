@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.records.telemetry import CallTotals, Strip, Timings
+from allranks.widgets.palette import KINDS
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ def _row_over_ranks(totals: list[CallTotals]) -> CallRow:
     )
 
 
-#: What a rank is at. Start-up is computing before the first step that the cell has logged.
-KINDS = ("start-up", "importing", "computing", "waiting", "transfer")
+#: What a rank is at, in the order of `KINDS`. Start-up is computing before the first step that the
+#: cell has logged.
 START_UP, IMPORTING, COMPUTING, WAITING, TRANSFER = range(5)
 
 #: Most bins that a page gets for all ranks together, and the most and least for one rank.

@@ -2,7 +2,7 @@
 
 import { EDGE, MAX_MARKED_STEPS, blank, drawAxes, drawBand, drawLine, drawMarks, nearest, scales, smooth, spread } from "./chart.js";
 import { Choice, isDark, make, put } from "./elements.js";
-import { LIGHT, colour, formatNumber, formatRanks } from "./format.js";
+import { RANK_COLOURS, colour, formatNumber, formatRanks } from "./format.js";
 import { dashed, groupsOf, parametersOf } from "./groups.js";
 
 const MANY_CURVES = 16;
@@ -162,7 +162,7 @@ class Chart {
         colour: band.length ? ink : colour(index, dark),
         alpha: chosen ? 1 : 0.2,
         width: selected === series.rank ? 2.5 : 1.5,
-        dash: [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / LIGHT.length) % 4],
+        dash: [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / RANK_COLOURS) % 4],
       }, log);
     }
     this.drawTip(paint, scale, lines, band, height, ink);

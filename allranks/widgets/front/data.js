@@ -188,15 +188,15 @@ export class Data {
     });
   }
 
-  // One colour a rank, or a rank and member, in every chart.
+  // One colour a rank, or a rank and member, in every chart: that of the rank's tile.
   owners() {
-    const keys = [...this.series.values()];
+    const keys = [...this.series.values()], alone = !keys.some(({ member }) => member);
     keys.sort((a, b) => a.rank - b.rank || (a.member < b.member ? -1 : a.member > b.member ? 1 : 0));
     /** @type {Map<string, number>} */
     const found = new Map();
     for (const { rank, member } of keys) {
       const key = `${rank} ${member}`;
-      if (!found.has(key)) found.set(key, found.size);
+      if (!found.has(key)) found.set(key, alone ? rank : found.size);
     }
     return found;
   }

@@ -1,10 +1,12 @@
 // Words and numbers as people read them, and the colours of ranks.
 
-export const LIGHT = ["#0072b2", "#c27300", "#00855f", "#b5478a", "#2b8cbe", "#c04a00", "#7d6c00", "#6a51a3"];
-const DARK = ["#56b4e9", "#f0a830", "#22c79a", "#e08fbf", "#9ad0f5", "#f0794a", "#e3d540", "#b3a2e0"];
+import { PALETTE } from "./palette.js";
+
+// With more ranks the same colours come again, in other dashes.
+export const RANK_COLOURS = PALETTE.ranks.light.length;
 
 /** @param {number} index @param {boolean} dark */
-export const colour = (index, dark) => (dark ? DARK : LIGHT)[index % LIGHT.length];
+export const colour = (index, dark) => PALETTE.ranks[dark ? "dark" : "light"][index % RANK_COLOURS];
 
 /** @param {number} value @param {number} [digits] */
 export function formatNumber(value, digits = 4) {

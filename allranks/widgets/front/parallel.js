@@ -4,9 +4,9 @@ import { ticks } from "./chart.js";
 import { Choice, isDark, make } from "./elements.js";
 import { colour, formatLabels, formatNumber } from "./format.js";
 import { FEW_VALUES, groupsOf, parameterWords, parametersOf, sortedValues } from "./groups.js";
+import { PALETTE } from "./palette.js";
 
 const PARALLEL = { height: 230, top: 26, bottom: 24, side: 70 };
-const POOR_TO_BEST = { light: [[179, 92, 0], [26, 111, 174]], dark: [[240, 168, 48], [86, 180, 233]] };
 const MANY_LINES = 60;
 // Lines of more members are left out, the worst first, as in the still picture.
 const MOST_LINES = 400;
@@ -78,9 +78,9 @@ export class ParallelPanel {
       this.explain(groups.labels.map((label, index) => [colour(index, dark), `${groups.name}=${label}`]));
       return (/** @type {Measured} */ { number }) => colour(groups.of.get(number) ?? 0, dark);
     }
-    const [poor, best] = POOR_TO_BEST[dark ? "dark" : "light"];
+    const [poor, best] = PALETTE.worstToBest[dark ? "dark" : "light"];
     /** @param {number} share */
-    const mixed = (share) => `rgb(${poor.map((one, i) => Math.round(one + share * (best[i] - one))).join(" ")})`;
+    const mixed = (share) => `rgb(${Array(3).fill(Math.round(poor + share * (best - poor))).join(" ")})`;
     this.explain([[mixed(0), "worst"], [mixed(1), "best"]]);
     return (/** @type {Measured} */ { metric }) => mixed(this.data.ensemble.lower ? 1 - axis.share(metric) : axis.share(metric));
   }

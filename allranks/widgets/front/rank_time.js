@@ -1,9 +1,6 @@
 // How each rank has spent its time, in bins: the same sums as in the picture without scripts.
 
-
-export const TIME_KINDS = ["start-up", "importing", "computing", "waiting", "transfer"];
-export const TIME_LIGHT = ["#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9"];
-export const TIME_DARK = ["#b3a2e0", "#e08fbf", "#22c79a", "#f0a830", "#56b4e9"];
+// Of PALETTE.kinds.
 export const WAITING = 3;
 
 /**

@@ -1,7 +1,7 @@
 // Ranks: one tile a rank, which selects it in every other panel.
 
-import { make, put } from "./elements.js";
-import { formatBytes, formatNumber } from "./format.js";
+import { isDark, make, put } from "./elements.js";
+import { colour, formatBytes, formatNumber } from "./format.js";
 
 /** @type {Record<string, string>} */
 const MARKS = { running: "▶", waiting: "◷", waited: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
@@ -58,6 +58,8 @@ export class RanksPanel {
     if (gpu.length) use.push(`gpu ${gpu.join(" ")}`);
     const { button } = parts;
     button.dataset.state = tile.state;
+    const owner = this.data.owner(tile);
+    button.style.setProperty("--ar-rank", owner === null ? "" : colour(owner, isDark()));
     button.setAttribute("aria-pressed", String(pressed));
     const said = [`rank ${tile.rank}`, doing, step, ...use, tile.device, tile.host && `${tile.host}, pid ${tile.pid}`, tile.line];
     button.title = said.filter(Boolean).join("\n");

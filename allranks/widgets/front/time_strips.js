@@ -3,7 +3,8 @@
 import { blank, ticks } from "./chart.js";
 import { isDark, make, put, putHtml } from "./elements.js";
 import { formatLabels, formatNumber, formatRanks, formatSeconds, formatSecondsLike } from "./format.js";
-import { TIME_DARK, TIME_KINDS, TIME_LIGHT, WAITING } from "./rank_time.js";
+import { PALETTE } from "./palette.js";
+import { WAITING } from "./rank_time.js";
 
 const STRIP = { left: 58, gap: 16, right: 72, top: 4, bottom: 20, step: 20, low: 7 };
 const STRIP_COLUMN = 4;
@@ -161,7 +162,7 @@ class StripChart {
     const half = (scale.ended - scale.began) * STRIP_COLUMN / 2 / scale.width;
     const { sums, whom } = time.between(moment - half, moment + half), all = sum(sums) || 1;
     const most = [...whom].sort((a, b) => b[1] - a[1])[0];
-    const said = TIME_KINDS.map((name, kind) => /** @type {const} */ ([name, sums[kind] / all, kind])).filter(([, share]) => share >= 0.005);
+    const said = PALETTE.kinds.map((name, kind) => /** @type {const} */ ([name, sums[kind] / all, kind])).filter(([, share]) => share >= 0.005);
     this.tip.replaceChildren(make("b", {}, `rank ${time.rank}, ${formatNumber(moment)} s`), ...said.map(([name, share, kind]) =>
       make("div", {}, `${name}${kind === WAITING && most ? ` for rank ${most[0]}` : ""}  ${Math.round(100 * share)} %`)));
     const left = offsetX < this.canvas.clientWidth / 2;
@@ -178,7 +179,7 @@ class StripChart {
     if (!paint) return;
     this.scale = scale;
     paint.textBaseline = "middle";
-    const colours = dark ? TIME_DARK : TIME_LIGHT, { selected } = this.data;
+    const colours = PALETTE.time[dark ? "dark" : "light"], { selected } = this.data;
     const names = times.length ? times.map(({ rank }) => rank) : [...this.data.ranks.keys()].slice(0, ranks);
     names.forEach((rank, row) => {
       const y = STRIP.top + row * step;
@@ -269,7 +270,7 @@ class StripChart {
     const { began, ended } = this.scale;
     const each = times.slice(0, 16).map((time) => {
       const { sums } = time.between(began, ended), all = sum(sums) || 1;
-      const said = TIME_KINDS.map((name, kind) => /** @type {const} */ ([name, Math.round(100 * sums[kind] / all)])).filter(([, share]) => share);
+      const said = PALETTE.kinds.map((name, kind) => /** @type {const} */ ([name, Math.round(100 * sums[kind] / all)])).filter(([, share]) => share);
       return `rank ${time.rank} ${said.map(([name, share]) => `${name} ${share} %`).join(", ")}`;
     });
     const what = `each rank's time from ${formatPart([began, ended])}`;
@@ -317,8 +318,8 @@ export class TimePanel {
     this.chart.draw(dark);
     const { range } = data.settings;
     put(this.said, range ? formatPart(range) : "");
-    const colours = dark ? TIME_DARK : TIME_LIGHT;
-    this.key.replaceChildren(...TIME_KINDS.map((name, kind) => {
+    const colours = PALETTE.time[dark ? "dark" : "light"];
+    this.key.replaceChildren(...PALETTE.kinds.map((name, kind) => {
       const mark = make("i", { "aria-hidden": "true", className: "ar-swatch" });
       mark.style.background = colours[kind];
       return make("span", {}, mark, kind === WAITING ? "waiting, for the rank of that number" : name);
@@ -361,8 +362,8 @@ export class TimePanel {
   table(title, rows) {
     /** @param {any} sums */
     const most = Math.max(...rows.map(([, sums]) => sum(sums)));
-    const kinds = TIME_KINDS.map((_, kind) => kind).filter((kind) => rows.some(([, sums]) => sums[kind] > 0));
-    const head = ["rank", "all", ...kinds.map((kind) => TIME_KINDS[kind]), "for whom, and what"].map((text) => make("th", { scope: "col" }, text));
+    const kinds = PALETTE.kinds.map((_, kind) => kind).filter((kind) => rows.some(([, sums]) => sums[kind] > 0));
+    const head = ["rank", "all", ...kinds.map((kind) => PALETTE.kinds[kind]), "for whom, and what"].map((text) => make("th", { scope: "col" }, text));
     const body = rows.map(([time, sums, why]) => make("tr", {}, make("th", { scope: "row" }, `rank ${time.rank}`),
       ...[sum(sums), ...kinds.map((kind) => sums[kind])].map((value) => make("td", {}, formatSecondsLike(value, most))), make("td", {}, why)));
     const whys = rows.some(([, , why]) => why);
