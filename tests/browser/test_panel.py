@@ -179,6 +179,8 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     (lab.server.root / "everybody may go on").touch()
     straggler = lab.output(1).locator(".ar-straggler")
     expect(straggler).to_contain_text(re.compile("rank 1 came last in"))
+    spark = lab.output(1).locator(".ar-spark title")
+    expect(spark).to_have_text(re.compile(r"^busbw over the cell: .*B/s to .*B/s$"))
     came(lab, 90)
     lab.wait_drawn(curve(lab))
 
@@ -206,7 +208,7 @@ def test_logs_are_searched_while_400000_lines_stream_and_clicks_are_answered(run
     expect(said).to_contain_text(re.compile(r"\d\d,\d{3} lines"), timeout=60_000)
 
     # The lines still stream in: the page answers clicks all the same.
-    title = button(lab, "timings")
+    title = button(lab, "Communication")
     for expanded in ("false", "true", "false"):
         title.click()
         expect(title).to_have_attribute("aria-expanded", expanded)
@@ -244,7 +246,7 @@ def look_closer(lab):
     expect(panel(lab).locator(".ar-picked")).to_be_hidden()
     said = r"^each rank's time from {} to [\d.,]+ s: rank 0 "
     expect(strips(lab)).to_have_attribute("aria-label", re.compile(said.format(r"[\d.,]+ s")))
-    expect(panel(lab).get_by_text("time in this part of the cell")).to_be_visible()
+    expect(panel(lab).get_by_text("time of each rank in this part of the cell")).to_be_visible()
     first = zoomed(lab)
     strips(lab).focus()
     for key in ("+", "ArrowLeft", "-"):
@@ -305,10 +307,10 @@ def compared(lab):
 
 def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running, server, tmp_path):
     lab = running(WAITING)
-    button(lab, "time", exact=True).click(timeout=90_000)
+    button(lab, "Timeline", exact=True).click(timeout=90_000)
     # A wait that goes on is a wait, and not the cell's own work.
     expect(strips(lab)).to_have_attribute("aria-label", WAITS, timeout=60_000)
-    rows = panel(lab).get_by_role("table", name="time", exact=True).locator("tbody tr")
+    rows = panel(lab).get_by_role("table", name="time of each rank", exact=True).locator("tbody tr")
     expect(rows).to_have_count(4)
     look_closer(lab)
     graph = profiled(lab)
@@ -351,10 +353,10 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     widths.check(lab, 1, (panel(lab), 0.95), (strips(lab), 0.5))
     panel(lab).get_by_label("log scale").check()
     compared(lab)
-    lab.output(2).get_by_role("button", name="time", exact=True).click()
+    lab.output(2).get_by_role("button", name="Timeline", exact=True).click()
     expect(lab.output(2).locator(".ar-memory table")).to_be_visible()
     assert "\n".join(axe.look(lab, "beside others")) == ""
-    button(lab, "timings").click()
+    button(lab, "Communication").click()
     button(lab, "zoom in", exact=True).click()
     lab.wait_painted()
     chosen, part = panel(lab).evaluate(CHOSEN), zoomed(lab)

@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { curvesAsCsv } from "../../allranks/widgets/front/csv.js";
 import { Data } from "../../allranks/widgets/front/data.js";
 import { groupsOf, parametersOf } from "../../allranks/widgets/front/groups.js";
+import { RankTime } from "../../allranks/widgets/front/rank_time.js";
 
 const STATE = { seq: 3, key: "k", mode: "auto", paths: {}, title: "", curves: [], points: null, ranks: [] };
 const head = (number, rank, count, more = {}) => ({ number, name: "loss", rank, member: "", count, stride: 1, ...more });
@@ -77,4 +78,11 @@ test("members are grouped by their values; many numbers by parts of equal count"
   assert.deepEqual(labels, ["0 to 2", "3 to 5", "6 to 8", "9 to 11"]);
   assert.deepEqual(counts, [3, 3, 3, 3]);
   assert.equal(of.get(7), 2);
+});
+
+test("the seconds of a cell are those of the ranks' clocks, where these are known", () => {
+  const data = new Data({ ...STATE, elapsed: 30, ended: true });
+  assert.equal(data.seconds, 30);
+  data.strips.set(0, new RankTime(0, { width: 1, seconds: 2.5, steps: [], waits: [], importing: [], shares: [[], [], []], whom: [] }));
+  assert.equal(data.seconds, 2.5);
 });

@@ -17,6 +17,7 @@ from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.saved_panel import bundle, text
 from allranks.widgets.dashboard.tables import gbps, labels, number, seconds
+from allranks.widgets.dashboard.timings import RankRow
 from tests.widgets.test_stores import hello, log, totals
 
 
@@ -65,6 +66,19 @@ def test_collectives_are_worth_a_panel_when_they_take_their_time(calls, wait, tr
     made = CellModel([hello(0)])
     made.take(Timings(0, 1, (totals(calls, wait, transfer, {}),)), [])
     assert made.worth_showing() is worth
+
+
+def test_the_bars_of_communication_are_parts_of_the_cells_time():
+    short = [RankRow(0, 20, 0.1, 0.05)]
+    widths = [
+        [float(rect.get("width")) for rect in ElementTree.fromstring(drawn).findall("{*}rect")[-2:]]
+        for drawn in (svg.bars(short, 30.0), svg.bars(short, 0.15), svg.bars(short, 0.1))
+    ]
+    room = sum(widths[1])
+    assert widths[0] == pytest.approx([room / 300, room / 600], abs=0.1)
+    # Calls of several threads may take longer than the cell.
+    assert widths[2] == widths[1]
+    assert ">of a cell of 30 s<" in svg.bars(short, 30.0)
 
 
 def test_the_text_names_values_and_the_straggler():

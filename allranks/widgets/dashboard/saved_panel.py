@@ -78,7 +78,7 @@ def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
     body += images(figures, style)
     if figures.timings and (last := straggler(figures.timings)):
         body += f"<p>{escape(last)}</p>"
-    folded = {"values and timings as tables": "".join(map(table_html, tables(figures)))}
+    folded = {"values and times as tables": "".join(map(table_html, tables(figures)))}
     folded |= {escape(section.title): section_html(section) for section in figures.sections}
     for title, inside in folded.items():
         if inside:
@@ -122,7 +122,12 @@ def _pictures(figures: CellModel, style: PlotStyle) -> list[tuple[str, str]]:
         times = svg.draw_strips(figures.strips.by_rank())
         found.append((times, "each rank's time: see the table"))
     elif rows:
-        found.append((svg.bars(rows), "what each rank waited and transferred: see the table"))
+        found.append(
+            (
+                svg.bars(rows, figures.elapsed),
+                "what each rank waited and transferred: see the table",
+            )
+        )
     return found
 
 

@@ -178,14 +178,15 @@ def dashes(index: int) -> int:
     return (index + index // 4) % 4
 
 
-def bars(rows: Sequence[RankRow]) -> str:
-    # What each rank waited and transferred.
+def bars(rows: Sequence[RankRow], elapsed: float) -> str:
+    # What each rank waited and transferred, of the seconds of the cell.
     step = 18 if len(rows) <= MANY else 7
     height = _TOP + step * len(rows) + 8
-    most = max((row.wait_seconds + row.transfer_seconds for row in rows), default=0) or 1.0
+    most = max(elapsed, *(row.wait_seconds + row.transfer_seconds for row in rows)) or 1.0
     scale = (_WIDTH - _LEFT - 70) / most
     body = draw_swatch(_LEFT, 6, TIME[WAITING], "waiting for other ranks")
     body += draw_swatch(_LEFT + 160, 6, TIME[TRANSFER], "transfer")
+    body += draw_words(_WIDTH - 4, 14.5, f"of a cell of {seconds(most)}", "end")
     for index, row in enumerate(rows):
         y = _TOP + step * index
         wait, transfer = row.wait_seconds * scale, row.transfer_seconds * scale

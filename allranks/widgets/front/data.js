@@ -50,7 +50,7 @@ export class Data {
   /** @param {import("./types").State} state @param {import("./types").Model | null} [model] */
   constructor({ points, ...state }, model = null) {
     this.model = model;
-    this.settings = { closed: ["time"], ...state.settings };
+    this.settings = { closed: ["Timeline"], ...state.settings };
     this.lines = new Lines();
     this.greeted = 0;
     this.start(state, points);
@@ -186,6 +186,12 @@ export class Data {
       const { buffer, byteOffset, byteLength } = buffers[index];
       this.lines.feed(rank, new Uint8Array(buffer, byteOffset, byteLength), spans, skipped);
     });
+  }
+
+  // The seconds of the cell: on the ranks' own clocks, which may be simulated, where these are known.
+  get seconds() {
+    const longest = Math.max(0, ...[...this.strips.values()].map((time) => time.seconds));
+    return longest || (this.ended ? this.elapsed : Math.max(0, (Date.now() - this.began) / 1000));
   }
 
   // One colour a rank, or a rank and member, in every chart: that of the rank's tile.

@@ -17,6 +17,14 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/** @param {string} tag @param {Record<string, any>} attributes @param {...(Node | string)} children */
+export function shape(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  element.append(...children);
+  return element;
+}
+
 export const isDark = () => document.body.dataset.jpThemeLight === "false"
   || (!document.body.dataset.jpThemeLight && matchMedia("(prefers-color-scheme: dark)").matches);
 

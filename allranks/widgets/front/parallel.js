@@ -1,7 +1,7 @@
 // Parallel coordinates: an axis a parameter and one for the metric, a line a member.
 
 import { ticks } from "./chart.js";
-import { Choice, isDark, make } from "./elements.js";
+import { Choice, isDark, make, shape } from "./elements.js";
 import { colour, formatLabels, formatNumber } from "./format.js";
 import { FEW_VALUES, groupsOf, parameterWords, parametersOf, sortedValues } from "./groups.js";
 import { PALETTE } from "./palette.js";
@@ -10,16 +10,6 @@ const PARALLEL = { height: 230, top: 26, bottom: 24, side: 70 };
 const MANY_LINES = 60;
 // Lines of more members are left out, the worst first, as in the still picture.
 const MOST_LINES = 400;
-const svgNamespace = "http://www.w3.org/2000/svg";
-
-/** @param {any} tag @param {any} attributes @param {...any} children */
-function shape(tag, attributes, ...children) {
-  const element = document.createElementNS(svgNamespace, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
 /** @typedef {import("./types").Member & { metric: number }} Measured */
 /** @typedef {import("./types").Parameter} Parameter */
 
@@ -43,7 +33,7 @@ export class ParallelPanel {
   draw() {
     const { members } = this, names = parametersOf(members), { ensemble, selected } = this.data, dark = isDark();
     this.by.offer(names, "");
-    const width = Math.round(this.picture.parentElement.clientWidth);
+    const width = Math.round(this.element.clientWidth);
     const how = [width, dark, selected, this.by.value, ensemble.metric, ensemble.lower].join();
     // Many lines are drawn again once a second; what a person has chosen, at once.
     if (!width || (how === this.how && members.length > MANY_LINES && Date.now() - this.at < 900)) return;

@@ -330,7 +330,7 @@ export class TimePanel {
   drawTables() {
     const { times, range } = this.chart, zoomed = Boolean(this.data.settings.range), rows = times.slice(0, TIME_ROWS);
     if (!rows.length) return;
-    const parts = [this.table(zoomed ? "time in this part of the cell" : "time", rows.map((time) => {
+    const parts = [this.table(`time of each rank${zoomed ? " in this part of the cell" : ""}`, rows.map((time) => {
       const { sums, whom } = time.between(...range);
       const waits = zoomed ? [...whom].sort((a, b) => b[1] - a[1]) : time.waits;
       return [time, sums, this.why(time, waits, zoomed ? [] : time.importing, range)];

@@ -91,6 +91,8 @@ export interface CallRow {
   transfer_seconds: number;
   busbw_gbps: number | null;
   best_gbps: number | null;
+  /** The bus bandwidth in each part of the cell; empty where it is not known. */
+  recent: number[];
 }
 
 export interface RankRow {

@@ -12,9 +12,9 @@ import { TimePanel } from "./time_strips.js";
 import { TimingsPanel } from "./timings.js";
 
 /** @type {[string, new (data: import("./data.js").Data, name: string) => import("./types").Panel][]} */
-const PANELS = [["members", MembersPanel], ["curves", GroupedCurves], ["parameters", ParallelPanel], ["timings", TimingsPanel],
-  ["time", TimePanel], ["logs", LogsPanel]];
-const ENSEMBLES = ["members", "parameters"];
+const PANELS = [["Members", MembersPanel], ["Curves", GroupedCurves], ["Parameters", ParallelPanel],
+  ["Communication", TimingsPanel], ["Timeline", TimePanel], ["Logs", LogsPanel]];
+const ENSEMBLES = ["Members", "Parameters"];
 
 /** @param {string} name @param {import("./types").Panel} panel @param {import("./data.js").Data} data */
 function section(name, panel, data) {
@@ -29,7 +29,7 @@ function section(name, panel, data) {
     panel.draw();
   });
   // Not a <section>: a page with many panels would have many landmarks of the same name.
-  const element = make("div", { className: `ar-panel ar-panel-${name.replace(/\W+/g, "-")}`, role: "group", "aria-label": name, hidden: true }, head, body);
+  const element = make("div", { className: `ar-panel ar-panel-${name.toLowerCase().replace(/\W+/g, "-")}`, role: "group", "aria-label": name, hidden: true }, head, body);
   return { element, body };
 }
 
