@@ -35,3 +35,9 @@ test("the point that is named is the one nearest to the pointer, of several the 
   assert.equal(nearest([0, 10, 20], 12), 1);
   assert.equal(nearest([0, 10, 10], 12), 2);
 });
+
+test("the first digit of a long label is inside the chart", () => {
+  const lefts = [1, 1_900_000].map((high) => scales([{ xs: [0, 9], ys: [high / 2, high] }], [], 400, 200, false)?.left ?? 0);
+  assert.equal(lefts[0], 58);
+  assert.ok(lefts[1] >= 6.6 * "1,000,000".length + 6);
+});

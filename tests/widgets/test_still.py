@@ -170,6 +170,17 @@ def test_the_last_label_of_an_axis_is_inside_the_picture():
     assert float(label.get("x")) + 3.5 * len(label.text) <= float(drawn.get("width"))
 
 
+def test_the_first_digit_of_a_long_label_is_inside_the_picture():
+    made = CellModel([hello(0)])
+    log(made, 0, "tokens", [(0, 1_000_000), (9, 1_900_000)])
+    drawn = ElementTree.fromstring(svg.curve(made.curves, "tokens", 100))
+    label = next(text for text in drawn.findall("{*}text") if text.text == "1,000,000")
+    assert label.get("text-anchor") == "end"
+    assert float(label.get("x")) >= 7 * len("1,000,000")
+    first = drawn.find("{*}polyline").get("points").split(",")[0]
+    assert float(first) == float(label.get("x")) + 6
+
+
 @pytest.mark.parametrize(
     ("low", "high", "wanted"),
     [

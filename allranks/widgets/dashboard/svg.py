@@ -73,6 +73,8 @@ _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
 #: How wide a letter of a label is, at most.
 _LETTER = 7
+#: The room beside the labels of an axis.
+_BESIDE = 10
 #: More ranks than this are drawn as their mean, between the least and the greatest.
 MANY = 16
 
@@ -232,9 +234,14 @@ class _Frame:
         if self.y0 == self.y1:
             margin = abs(self.y0) * 0.1 or 0.5
             self.y0, self.y1 = self.y0 - margin, self.y1 + margin
+        self.heights = (log_ticks if self.log else ticks)(self.y0, self.y1, 5)
+        self.beside = labels(self.heights)
+        longest = max(map(len, self.beside), default=0)
+        self.left = max(_LEFT, longest * _LETTER + _BESIDE)
 
     def x(self, value: float) -> float:
-        return _LEFT + (value - self.x0) / (self.x1 - self.x0) * (_WIDTH - _LEFT - _RIGHT)
+        share = (value - self.x0) / (self.x1 - self.x0)
+        return self.left + share * (_WIDTH - self.left - _RIGHT)
 
     def y(self, value: float) -> float:
         height = math.log10(value) if self.log else value
@@ -246,11 +253,10 @@ class _Frame:
 
     def axes(self) -> str:
         body = ""
-        heights = (log_ticks if self.log else ticks)(self.y0, self.y1, 5)
-        for height, words in zip(heights, labels(heights), strict=True):
-            y = self.y(height)
-            body += f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" opacity="0.35"/>'
-            body += draw_words(_LEFT - 6, y + 4, words, "end")
+        for height, words in zip(self.heights, self.beside, strict=True):
+            y, end = self.y(height), _WIDTH - _RIGHT
+            body += f'<path d="M{self.left} {y:.1f}H{end}" stroke="{INK}" opacity="0.35"/>'
+            body += draw_words(self.left - 6, y + 4, words, "end")
         steps = ticks(self.x0, self.x1, 3.5)
         for value, words in zip(steps, labels(steps), strict=True):
             middle = min(self.x(value), _WIDTH - len(words) * _LETTER / 2)

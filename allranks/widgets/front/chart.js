@@ -3,7 +3,10 @@
 
 import { formatLabels } from "./format.js";
 
+// `left` is the least: the labels of an axis need as much as their longest.
 export const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
+// The width of a letter of a label, at most, and the room beside it.
+const LETTER = 6.6, BESIDE = 12;
 const COLUMNS = 240;
 // At most this many steps with infinite values or NaN are marked.
 export const MAX_MARKED_STEPS = 20;
@@ -101,14 +104,16 @@ export function scales(lines, band, width, height, log, marks = []) {
   if (y0 === y1) { const room = Math.abs(y0) * 0.1 || 0.5; y0 -= room; y1 += room; }
   const room = (y1 - y0) * 0.04;
   y0 -= room; y1 += room;
-  const across = (width - EDGE.left - EDGE.right) / (x1 - x0);
+  const heights = (log ? logTicks : ticks)(y0, y1, 5), beside = formatLabels(heights);
+  const left = Math.max(EDGE.left, BESIDE + LETTER * Math.max(...beside.map((text) => text.length)));
+  const across = (width - left - EDGE.right) / (x1 - x0);
   const up = (height - EDGE.top - EDGE.bottom) / (y1 - y0);
   /** @type {import("./types").Scale} */
   const scale = {
-    x0, x1, y0, y1,
-    x: (value) => EDGE.left + (value - x0) * across,
+    x0, x1, y0, y1, left, heights, beside,
+    x: (value) => left + (value - x0) * across,
     y: (value) => height - EDGE.bottom - ((log ? Math.log10(value) : value) - y0) * up,
-    step: (pixel) => x0 + (pixel - EDGE.left) / across,
+    step: (pixel) => x0 + (pixel - left) / across,
   };
   return scale;
 }
@@ -120,11 +125,11 @@ export function drawAxes(paint, scale, width, height, log, ink, grid) {
   paint.lineWidth = 1;
   paint.textBaseline = "middle";
   paint.textAlign = "right";
-  const heights = (log ? logTicks : ticks)(scale.y0, scale.y1, 5), beside = formatLabels(heights);
+  const { heights, beside, left } = scale;
   heights.forEach((value, i) => {
     const y = Math.round(scale.y(value)) + 0.5;
-    paint.beginPath(); paint.moveTo(EDGE.left, y); paint.lineTo(width - EDGE.right, y); paint.stroke();
-    paint.fillText(beside[i], EDGE.left - 6, y);
+    paint.beginPath(); paint.moveTo(left, y); paint.lineTo(width - EDGE.right, y); paint.stroke();
+    paint.fillText(beside[i], left - 6, y);
   });
   paint.textAlign = "center";
   const steps = ticks(scale.x0, scale.x1, Math.max(2, Math.min(5, width / 105))), below = formatLabels(steps);

@@ -174,6 +174,10 @@ export interface SeriesLine extends Line { series: Series }
 export interface Column { x: number; low: number; mean: number; high: number }
 
 export interface Scale {
+  /** Where the axis begins, and what is written beside it. */
+  left: number;
+  heights: number[];
+  beside: string[];
   x0: number;
   x1: number;
   y0: number;
