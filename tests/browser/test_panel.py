@@ -106,6 +106,12 @@ WATCH = """() => {
     };
     look();
 }"""
+#: Whether the choice of a view stands below the panel, whose buttons are at its top.
+BELOW_PANEL = """panel => {
+    const chooser = panel.closest(".jp-Cell").querySelector(".jp-allranks-chooser");
+    const top = chooser?.getBoundingClientRect().top ?? -Infinity;
+    return top > panel.getBoundingClientRect().bottom - 1;
+}"""
 #: What a reader has chosen.
 CHOSEN = """panel => ({
     checked: [...panel.querySelectorAll(".ar-bar input[type=checkbox]")].map(one => one.checked),
@@ -192,6 +198,7 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     with lab.page.expect_download() as saved:
         button(lab, "Save").click()
     assert saved.value.suggested_filename == "curves.csv"
+    lab.page.wait_for_function(BELOW_PANEL, arg=panel(lab).element_handle())
 
     button(lab, "Interrupt").click()
     lab.wait_idle()

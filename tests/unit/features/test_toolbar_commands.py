@@ -17,8 +17,8 @@ def press(repository):
     static = repository / "allranks" / "features" / "toolbar" / "labextension" / "static"
     script = Path(__file__).with_name("toolbar_commands.mjs")
 
-    def press(arguments=(), typed="", labels=()):
-        given = json.dumps({"arguments": [*arguments], "typed": typed, "labels": [*labels]})
+    def press(arguments=(), typed=""):
+        given = json.dumps({"arguments": [*arguments], "typed": typed})
         return json.loads(node(str(script), str(static), given))
 
     return press
@@ -41,8 +41,3 @@ def test_the_numbers_of_the_menu_start_ranks(press):
 def test_options_that_a_person_types_are_one_line(press):
     (found,) = press([{}], typed="-n 2\r\n\x85\x1c\u2028import os")["results"]
     assert found["sent"][-1] == START.format("-n 2 import os")
-
-
-def test_an_output_names_no_more_ranks_than_a_cluster_can_have(press):
-    labels = ["ranks 0–2, 5", "ranks 0–99999999999", "ranks 0–16000, 0–16000", "ranks 7–3"]
-    assert press(labels=labels)["labels"] == [[0, 1, 2, 5], [], [], []]
