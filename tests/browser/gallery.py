@@ -93,16 +93,15 @@ class Gallery:
         self.run("output")
         self.run("figures")
         for name in ("output", "figures"):
-            # The list is there while the mouse is over the output.
+            # The buttons are there while the mouse is over the output.
             output = self.cell(name).locator(".jp-Cell-outputWrapper")
-            select = output.get_by_label("View of the ranks' output")
-            for view in ("all", "tabs", "side"):
-                select.select_option(view)
+            views = output.get_by_label("View of the ranks' output")
+            for view in ("tab per rank", "side by side", "all ranks"):
+                views.get_by_role("button", name=view).click()
                 self.shoot(
                     lambda output=output: output.hover(position={"x": 300, "y": 8}),
-                    f"_{name}_{view}",
+                    f"_{name}_{view.split()[0]}",
                 )
-            select.select_option("all")
 
     def variables(self) -> None:
         self.lab.command("allranks:show")
