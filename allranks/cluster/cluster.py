@@ -15,7 +15,7 @@ from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus, end_of, read_statuses, refused_by_all
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.folders import KeptFolders, refused_log_folder
-from allranks.cluster.healing import AfterCells, have, keep_here, listed
+from allranks.cluster.healing import AfterCells, keep_here
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import (
     check_allowed,
@@ -25,6 +25,7 @@ from allranks.cluster.options import (
     check_timeout,
     choose_size,
 )
+from allranks.cluster.recovered import listed, text_of_kept, text_of_new
 from allranks.cluster.sessions import AttachedHostAgent
 from allranks.cluster.sharing import DetachedCell
 from allranks.cluster.sockets import Answers
@@ -167,8 +168,8 @@ class Cluster(Calls):
             self._kept.hold()
         self.news += filter(None, [refused_log_folder(), *connection.notices])
         # Folders of a lost cluster: the new ranks begin with what its ranks had kept.
-        if not fresh and (kept := self._restore(range(self.size))):
-            self.news.append(f"{label(range(self.size))} {have(self.size)} {kept}")
+        if not fresh:
+            self.news += filter(None, [text_of_kept(self._restore(range(self.size), tell))])
         return self
 
     def _connect(self, taken: AttachedHostAgent | None = None) -> Connection:
@@ -237,9 +238,11 @@ class Cluster(Calls):
         """Sets the function that a thread calls with a notebook that asks for the ranks."""
         self._ranks.sharing.lend = lend
 
-    def attach(self, taken: AttachedHostAgent) -> DetachedCell:
+    def attach(
+        self, taken: AttachedHostAgent, tell: Callable[[str], None] | None = None
+    ) -> DetachedCell:
         """Takes over another notebook's ranks; returns their last cell. If they do not answer, they
-        stay detached.
+        stay detached. ``tell`` gets a line about what takes long; else the next cell shows it.
         """
         connection = self._connect(taken)
         told = connection.attach()
@@ -257,9 +260,13 @@ class Cluster(Calls):
             if not left.unseen:
                 connection.resume()
                 connection.ask(requests.SEND, {}, ranks=connection.roster.alive, strict=False)
-            self._restore_late({rank for rank, about in told.items() if about["new"]})
+            # Another notebook has replaced them, and has ended before this.
+            if new := {rank for rank, about in told.items() if about["new"]}:
+                done = self._restore(new, tell or self.news.append)
+                self.news.append(text_of_new(done, new))
         except BaseException:
-            self.let_go()
+            if not connection.closed:
+                self.let_go()
             raise
         return left
 

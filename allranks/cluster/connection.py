@@ -303,7 +303,8 @@ class Connection:
         assert isinstance(agents, MultiHostAgents)
         if not agents.relocate():
             return {}
-        self.step(0)  # the last news of the ranks that end
+        for press in self.step(0):  # the last news of the ranks that end
+            self.inbox.put(press)
         self.epoch, self.ended_epoch, self._controller_end = 0, -1, ""
         hosts = agents.hosts()
         self.roster.start_again(hosts)

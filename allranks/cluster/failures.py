@@ -470,6 +470,14 @@ class RankRegistry:
             self.ends += self.dead.values()
         return again
 
+    def replace(self, ranks: Iterable[int]) -> None:
+        """These dead ranks were replaced; some of the new processes may have died again."""
+        for rank in ranks:
+            del self.dead[rank]
+            self.lines.pop(rank, None)
+            if rank in self.died_again:
+                self.dead[rank] = self.died_again[rank]
+
     @property
     def known_losses(self) -> dict[str, str]:
         """The hosts that are lost, and why, also where this has ended all ranks."""

@@ -4,147 +4,135 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 from allranks.cluster.cells import CellRun, Cells
-from allranks.cluster.connection import Connection
-from allranks.cluster.failures import NEXT_CELL, ProcessExit, ending, plain
+from allranks.cluster.connection import AnswersSoFar, Connection
+from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.members import MemberSlots
-from allranks.cluster.relocation import Relocation
+from allranks.cluster.recovered import text_of
+from allranks.cluster.recovery import Ask, Limit, Recovery, Say, Seat, StartAgain, Step, Up
 from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
 from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
-from allranks.records.ranks import label
 
 HEALING = ("on", "ask", "off")
 keep_here = OnRank("allranks.collectives.ops.keeping", "keep")
 
-_REPLACE_SECONDS = 15.0
-_SLOW_SECONDS = 2.0
-_SETTLE_SECONDS = 0.3
 _STEP_SECONDS = 0.1
-_TRIES = 5
-#: A model's library may have to be imported first.
-_RESTORE_SECONDS = 120.0
 
 
-class CannotReplace(Exception):
-    """Dead ranks cannot be replaced, however often it is tried."""
+class RecoveryDriver:
+    """Passes on to a recovery what happens, and does what it commands."""
 
+    def __init__(self, ranks: Connection, recovery: Recovery, tell: Callable[[str], None]) -> None:
+        self._ranks, self._recovery, self._tell = ranks, recovery, tell
+        self._limit = Countdown(0.0)
+        #: What it knows already: the ends of ranks, the ends of the job, and lost hosts; the ranks
+        #: that have come, and those that have answered the last request.
+        self._known: dict[str, set[Any]] = defaultdict(set)
+        self._got: AnswersSoFar = {}
 
-class Replacement:
-    """New processes for dead ranks, and for ranks that die meanwhile.
-
-    ``epoch`` is one more for each new try, ``ends`` how the replaced ranks had ended, ``presses``
-    the number of the notebook's interrupts meanwhile.
-    """
-
-    def __init__(self, ranks: Connection, epoch: int, tell: Callable[[str], None]) -> None:
-        self.epoch = epoch
-        self.ends: dict[int, ProcessExit] = {}
-        self.presses = 0
-        self._ranks = ranks
-        self._tell = tell
-
-    def make(self) -> bool:
-        """Replaces the ranks. The first interrupt waits for the end; the second one ends all ranks.
-
-        Returns False if all ranks have to start again instead, because a host is lost or the ranks
-        cannot be replaced. Raises ClusterLost if that is not possible; all are killed then.
+    def run(self, new: Collection[int] = ()) -> None:
+        """Returns at the end of the recovery; ``new`` ranks only restore what was kept. Raises
+        ClusterLost if it fails; all are killed then.
         """
-        ranks, roster, problem = self._ranks, self._ranks.roster, ""
-        with ranks.inbox.hearing_interrupts():
-            for epoch in range(self.epoch, self.epoch + _TRIES):
-                self.epoch = epoch
+        recovery = self._recovery
+        with self._ranks.inbox.hearing_interrupts(), ExitStack() as self._request:
+            self._pass_on()
+            if new:
+                recovery.ranks_are_new(new)
+                self._pass_on()
+            while not recovery.is_over:
+                presses = 0
                 try:
-                    problem = self._try()
-                except CannotReplace as error:  # the next try would not help either
-                    # The obstacle that earlier tries have met explains more than the time.
-                    problem = "; ".join(filter(None, (problem, str(error))))
-                    break
-                if roster.lost_hosts:
-                    return False
-                if not roster.dead:
-                    ranks.all_up()
-                    return True
-                if roster.ends:
-                    break
-                if problem:  # the death that caused it may be reported in a moment
-                    self._wait(lambda: bool(roster.ends), _SETTLE_SECONDS)
-        if ranks.can_relocate and not roster.ends and self.presses < 2:
-            self._tell(f"{label(sorted(roster.dead))} could not be replaced: {problem}")
+                    presses = len(self._ranks.step(_STEP_SECONDS))
+                except Exception as error:  # an error of the display, not of the recovery
+                    self._tell(str(error))
+                self._pass_on()
+                for _ in range(presses):
+                    recovery.interrupted()
+                # Only after everything that has come: this process may have stood still.
+                if self._limit.left() <= 0:
+                    recovery.time_is_over()
+                self._pass_on()
+        if recovery.step is Step.LOST:
+            self._lose()
+
+    def _pass_on(self) -> None:
+        self._obey()
+        while self._pass_next():
+            self._obey()
+
+    def _pass_next(self) -> bool:
+        """Passes on what has happened first; returns false if nothing has."""
+        recovery, roster = self._recovery, self._ranks.roster
+        for host in self._news("hosts", roster.lost_hosts):
+            recovery.host_lost(host, roster.lost_hosts[host])
+            return True
+        if ends := list(self._news("died", (*roster.dead.values(), *roster.died_again.values()))):
+            recovery.ranks_died(ends)
+        elif (rank := next(self._news("came", sorted(roster.new)), None)) is not None:
+            recovery.rank_came(rank, roster.hellos[rank].host)
+        elif (rank := next(self._news("answered", self._got), None)) is not None:
+            answer, _ = self._got[rank]
+            recovery.rank_answered(rank, answer.content, answer.problem)
+        elif ends := list(self._news("ended", roster.ends)):  # last: what was saved outlives it
+            recovery.job_ended(ends)
+        else:
             return False
-        roster.ends = roster.ends or list(roster.dead.values())
-        why = f"{ranks.loss_text(shown=True)}\nIt could not be replaced: {problem}"
+        return True
+
+    def _news(self, kind: str, found: Iterable[Any]) -> Iterator[Any]:
+        known = self._known[kind]
+        for each in found:
+            if each not in known:
+                known.add(each)
+                yield each
+
+    def _obey(self) -> None:
+        recovery, ranks, roster = self._recovery, self._ranks, self._ranks.roster
+        while recovery.commands:
+            match recovery.commands.pop(0):
+                case Seat(dead):
+                    roster.new.clear()
+                    roster.died_again.clear()
+                    self._known["came"].clear()
+                    recovery.seated(ranks.seat_spares(list(dead)))
+                case Ask(name, asked, arguments):
+                    self._request.close()
+                    self._known["answered"].clear()
+                    asking = ranks.asking(asked, name, dict(arguments))
+                    self._got = self._request.enter_context(asking)
+                case Up(joined):
+                    roster.replace(joined)
+                    if not roster.dead:
+                        ranks.all_up()
+                case StartAgain():
+                    self._request.close()
+                    self._known.clear()
+                    recovery.placed(ranks.relocate())
+                case Limit(seconds):
+                    self._limit = Countdown(seconds)
+                case Say(text):
+                    self._tell(text)
+
+    def _lose(self) -> None:
+        ranks, roster, done = self._ranks, self._ranks.roster, self._recovery
+        roster.ends = roster.ends or list(done.gone.values())
+        if done.starts_again:
+            why = f"{death_lines(done.gone.values())}. All variables are lost, because the ranks "
+            why += f"could not be started again: {done.problem}. {NEXT_CELL} The logs are in "
+            why += ranks.log_dir
+        else:
+            why = ranks.loss_text(shown=True)
+            why += f"\nIt could not be replaced: {done.problem}" if done.problem else ""
         ranks.close("lost", why)
         raise ClusterLost(why)
-
-    def _try(self) -> str:
-        """Tries to replace the ranks that are dead now; returns the obstacle, if any.
-
-        Once one living rank has done its part, all have, and the new ranks belong to them. A rank
-        that dies after that is replaced by the next try.
-        """
-        ranks, roster = self._ranks, self._ranks.roster
-        dead, left = sorted(roster.dead), roster.alive
-        roster.new.clear()
-        roster.died_again.clear()
-        seconds = _REPLACE_SECONDS + len(dead)
-        if problem := ranks.seat_spares(dead):
-            raise CannotReplace(problem)
-        with ranks.asking(left, requests.HEAL, {"dead": dead, "epoch": self.epoch}) as got:
-
-            def agreed() -> bool:
-                return any(not answer.problem for answer, _ in got.values())
-
-            def over() -> bool:
-                answered = all(rank in got or rank in roster.dead for rank in left)
-                came = all(rank in roster.new or rank in roster.died_again for rank in dead)
-                return bool(roster.ends or roster.lost_hosts) or (
-                    answered and (came or not agreed())
-                )
-
-            self._wait(over, seconds)
-        if roster.lost_hosts:
-            return ""
-        problems = [answer.problem for answer, _ in got.values() if answer.problem]
-        # Ranks that left because of another rank's error add nothing to the report.
-        problem = min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
-        if not over():
-            why = f"took over {seconds:g} s" if self.presses < 2 else "was interrupted twice"
-            raise CannotReplace(f"replacing {label(dead)} {why}")
-        if roster.ends or not agreed():
-            return problem or "another rank has died meanwhile"
-        if problem and not roster.died_again:
-            raise CannotReplace(problem)
-        for rank in dead:
-            self.ends[rank] = roster.dead.pop(rank)
-            roster.lines.pop(rank, None)
-            if rank in roster.died_again:
-                end = roster.dead[rank] = roster.died_again[rank]
-                self._tell(f"rank {rank}, which was new, {ending(end.code, end.memory)}")
-        for warning in {answer.content.get("warning", "") for answer, _ in got.values()} - {""}:
-            self._tell(warning)
-        return ""
-
-    def _wait(self, done: Callable[[], bool], seconds: float) -> None:
-        dead = self._ranks.roster.dead
-        known, began, slow = set(dead), time.monotonic(), False
-        limit = Countdown(seconds)
-        while not done() and limit.left() > 0 and self.presses < 2:
-            try:
-                self.presses += len(self._ranks.step(_STEP_SECONDS))
-            except Exception as error:  # an error of the display, not of the replacement
-                self._tell(str(error))
-            for rank in sorted(dead.keys() - known):
-                known.add(rank)
-                self._tell(f"rank {rank} {dead[rank].how()}")
-            if not slow and time.monotonic() > began + _SLOW_SECONDS:
-                slow = True
-                still = "still being replaced; interrupt twice to kill all ranks"
-                self._tell(f"{label(sorted(known))}: {still}")
 
 
 class HealedCells(Cells):
@@ -267,68 +255,27 @@ class HealedCells(Cells):
         """Replaces dead ranks by new processes, in a fresh epoch; raises ClusterLost after it has
         killed all ranks. Returns a line about it, and whether an interrupt came meanwhile.
         """
-        began, hellos = time.monotonic(), self._ranks.roster.hellos
-        before = {rank: hello.host for rank, hello in hellos.items()}
+        began = time.monotonic()
         self._await_abandoned()
-        if self._ranks.roster.lost_hosts:
-            return self._relocate(tell)
         self._epoch.follow(self._ranks.epoch)
-        healed = Replacement(self._ranks, self._epoch.number + 1, tell)
-        with self._ranks.inbox.hearing_interrupts():
-            if not healed.make():
-                return self._relocate(tell, healed.presses)
-        self._epoch.begin(healed.epoch)
-        dead = sorted(healed.ends)
-        left = [rank for rank in range(self._ranks.size) if rank not in healed.ends]
-        new = _came(dead, self._restore(set(dead) - set(self.dead)))
-        moved = [
-            f"; rank {r} is on {hellos[r].host} now" for r in dead if hellos[r].host != before[r]
-        ]
-        new += "".join(moved)
-        kept = f"{label(left)} kept {'its' if len(left) == 1 else 'theirs'} " if left else ""
-        return f"{label(dead)} {new}; {kept}({time.monotonic() - began:.1f} s)", healed.presses > 0
+        done = self._recover(tell)
+        self._epoch.begin(done.epoch)
+        return text_of(done, time.monotonic() - began), done.presses > 0
 
-    def _relocate(self, tell: Callable[[str], None], presses: int = 0) -> tuple[str, bool]:
-        """Starts all ranks again without the lost hosts; returns as `_replace`."""
-        began, moved = time.monotonic(), Relocation(self._ranks, tell, presses)
-        moved.make()
-        self._epoch.begin(0)
-        had = self._restore(moved.dead)
-        self.goes_on = moved.goes_on
-        return moved.text(had, time.monotonic() - began), moved.presses > 0
+    def _restore(self, new: Collection[int], tell: Callable[[str], None]) -> Recovery:
+        """New ranks take back what was kept in their places."""
+        done = self._recover(tell, new)
+        if done.presses:
+            raise KeyboardInterrupt
+        return done
 
-    def _restore_late(self, new: Collection[int]) -> None:
-        """As `_restore`, where another notebook has replaced ranks and has ended before this."""
-        if new:
-            self.news.append(f"{label(sorted(new))} {_came(new, self._restore(new))}")
-
-    def _restore(self, new: Iterable[int]) -> str:
-        """New ranks take back what was kept in their places, also those that another death has kept
-        from it. Returns what that is, as ``model and step kept 12 s ago``.
-        """
-        ask, all_ranks, new = self._ranks.ask, self._ranks.roster.alive, set(new)
-        try:
-            settled = ask(requests.SETTLE, {}, ranks=all_ranks, seconds=_RESTORE_SECONDS)
-            told = {rank: content for rank, (content, _) in settled.items()}
-            new |= {rank for rank, content in told.items() if content["new"]}
-            old = (told[rank]["goes_on"] for rank in told.keys() - new)
-            self.goes_on = min(old, default=0)
-            # Each host has its own files, of which the last may be of a version that not all have.
-            wanted = {
-                "version": min(content["version"] for content in told.values()),
-                "saved": sorted(self._saved & new),
-            }
-            self._saved -= new
-            answers = ask(requests.RESTORE, wanted, ranks=new, seconds=_RESTORE_SECONDS).values()
-        except UsageError as error:
-            self.news.append(str(error))
-            return ""
-        found = [content for content, _ in answers if content["names"]]
-        if not found:
-            return ""
-        seconds = max(content["seconds"] for content in found)
-        ago = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        return f"{listed(found[0]['names'])} kept {ago} ago"
+    def _recover(self, tell: Callable[[str], None], new: Collection[int] = ()) -> Recovery:
+        ranks = self._ranks
+        hosts = {rank: hello.host for rank, hello in sorted(ranks.roster.hellos.items())}
+        done = Recovery(hosts, self._epoch.number, self._saved, ranks.can_relocate, not new)
+        RecoveryDriver(ranks, done, tell).run(new)
+        self._saved, self.goes_on = done.own, done.goes_on
+        return done
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:
@@ -372,19 +319,3 @@ class AfterCells:
             return False
         self._last = now
         return True
-
-
-def _came(ranks: Collection[int], had: str) -> str:
-    """Returns that ranks were replaced, and what they have; ``had`` is what was restored."""
-    are = "was replaced" if len(ranks) == 1 else "were replaced"
-    return f"{are}, with {had}" if had else f"{are} and {have(len(ranks))} no variables"
-
-
-def have(count: int) -> str:
-    return "has" if count == 1 else "have"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Returns names as ``model, optimizer and step``."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

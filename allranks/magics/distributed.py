@@ -20,7 +20,7 @@ from allranks.cluster.cells import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
 from allranks.cluster.features import CellRequest
-from allranks.cluster.healing import AfterCells, listed
+from allranks.cluster.healing import AfterCells
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
@@ -28,6 +28,7 @@ from allranks.cluster.options import (
     check_source,
     explain_syntax,
 )
+from allranks.cluster.recovered import listed
 from allranks.errors import AllranksError, CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.hints import Hints
 from allranks.magics.options import (

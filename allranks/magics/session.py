@@ -252,7 +252,7 @@ class Session:
             cluster.hooks = self.hooks
             cluster.heal_when(self._healing)
             cluster.keeping = self._keeping
-            left = cluster.attach(taken)
+            left = cluster.attach(taken, print)
         except BaseException:
             taken.let_go()
             raise

@@ -1,0 +1,530 @@
+"""Recovery from dead ranks and lost hosts: what is done next, from what has happened so far.
+
+New processes take the places of dead ranks (`Step.SEATING`), the living ranks join with them
+(`HEALING`), and the new ones take back what was kept (`RESTORING`). MPI ends a job that has lost a
+host, and there may be too few spare processes for the ranks that have died. Then the ranks that
+live save their variables in the memory of their host (`SAVING`). All are started again, those of
+lost hosts on other hosts (`PLACING`, `STARTING`), and load what they have saved (`LOADING`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from allranks.cluster.failures import ProcessExit, death_lines
+from allranks.records import requests
+from allranks.records.ranks import label
+
+_REPLACE_SECONDS, _START_SECONDS = 15.0, 30.0
+#: A death that has ended a try may be reported in a moment.
+_SETTLE_SECONDS = 0.3
+#: Models may be large, and a model's library may have to be imported first.
+_FILES_SECONDS = 120.0
+_SLOW_SECONDS = 2.0
+#: How often dead ranks are replaced, and how often all ranks are started again.
+_TRIES, _STARTS = 5, 3
+_SHOWN_NAMES = 5
+_ANOTHER = "another rank has died meanwhile"
+
+
+class Step(Enum):
+    """What is waited for, in words about a rank that still does it. ``UP``: there is nothing to do.
+    ``LOST``: all ranks have ended, or must end.
+    """
+
+    SEATING = "being seated"
+    HEALING = "being replaced"
+    SAVING = "saving variables"
+    PLACING = "being placed"
+    STARTING = "starting"
+    LOADING = "loading variables"
+    RESTORING = "reading what was kept"
+    UP = "up"
+    LOST = "lost"
+
+
+_STARTS_AGAIN = (Step.PLACING, Step.STARTING, Step.LOADING)
+_MAY_BE_SLOW = (Step.HEALING, Step.SAVING, Step.LOADING, Step.RESTORING)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Has processes take the places of these ranks; then `Recovery.seated`."""
+
+    dead: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Makes a request of ranks, in place of the last one."""
+
+    name: str
+    ranks: Sequence[int]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Up:
+    """Ranks are up, these in the place of dead ones."""
+
+    joined: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class StartAgain:
+    """Starts all ranks again on the hosts that are left; then `Recovery.placed`."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """In ``seconds`` comes `Recovery.time_is_over`, if no other limit follows."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Say:
+    """Shows a line at once."""
+
+    text: str
+
+
+Command = Seat | Ask | Up | StartAgain | Limit | Say
+
+
+class Recovery:
+    """The state of one recovery. Its public methods are events, each of which may come in each
+    step; one that comes twice, or too late, changes nothing. They add to the ``commands``.
+
+    ``hosts`` has the host of each rank, and ``own`` the ranks that have saved their variables for
+    the process that replaces them. If ``replaces`` is false, it ends with the next death.
+
+    ``gone`` are the ends of ranks whose variables have ended with a process, ``new`` the ranks that
+    take back what was kept, ``goes_on`` is the commit from which a training continues, ``presses``
+    the number of interrupts. It ends in step `Step.UP`, or in `Step.LOST` because of a ``problem``.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[int, str],
+        epoch: int = 0,
+        own: Collection[int] = (),
+        can_start_again: bool = False,
+        replaces: bool = True,
+    ) -> None:
+        self.step, self.problem = Step.UP, ""
+        self.epoch, self.goes_on, self.presses = epoch, 0, 0
+        self.own, self.new = set(own), set[int]()
+        self.gone: dict[int, ProcessExit] = {}
+        self.commands: list[Command] = []
+        #: Whether all ranks are, or were, started again.
+        self.starts_again = False
+        self.before, self.host_of = dict(hosts), dict(hosts)
+        self._can_start_again, self._replaces = can_start_again, replaces
+        self._dead: dict[int, ProcessExit] = {}
+        self._lost_hosts = set[str]()
+        #: How often it was tried, and the obstacle that the last try has met.
+        self._tries, self._starts, self._obstacle = 0, 0, ""
+        #: The dead ranks that are being replaced, the new ones that have died again, and those
+        #: that have come.
+        self._joining: tuple[int, ...] = ()
+        self._again: dict[int, ProcessExit] = {}
+        self._came = set[int]()
+        #: The last request, its ranks, and their answers and problems.
+        self._request = ""
+        self._asked: tuple[int, ...] = ()
+        self._answers: dict[int, tuple[Mapping[str, Any], str]] = {}
+        self._seconds = self._seconds_left = 0.0
+        #: The ranks whose variables are in a file of their host, why others could not save
+        #: theirs, and the names that they have left out, with the reasons.
+        self._copies = set[int]()
+        self.not_saved: dict[int, str] = {}
+        self.left_out: dict[int, dict[str, str]] = {}
+        self._sets: dict[str, list[int]] = {}
+        self.places: Mapping[str, Sequence[int]] = {}
+        self._died_once, self._died_twice = set[int](), set[int]()
+        #: What was kept in the places of new ranks, and why it could not be read.
+        self.kept: dict[int, Mapping[str, Any]] = {}
+        self.unread: dict[str, None] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self.step in (Step.UP, Step.LOST)
+
+    # Events.
+
+    def ranks_died(self, ends: Sequence[ProcessExit]) -> None:
+        """Processes have ended: ranks, also with their host, or those that were to replace some."""
+        for end in ends if self.step is Step.HEALING else ():
+            if end.rank in self._joining and not end.why:
+                self._again[end.rank] = end
+                self._came.discard(end.rank)
+                self._say(f"rank {end.rank}, which was new, {end.how()}")
+        fresh = self._note_dead(ends)
+        if not fresh or self.step is Step.LOST:
+            self._look()
+        elif self.step in _STARTS_AGAIN:
+            self._fail_start(fresh, death_lines(fresh))
+        elif self.step is Step.RESTORING:
+            if self._request == requests.RESTORE:
+                self._note_deaths(end for end in fresh if end.rank in self._asked)
+            self._replace(fresh)
+        elif self.step is Step.UP and self._replaces:
+            self._seat()
+        else:
+            self._look()
+
+    def host_lost(self, host: str, why: str) -> None:
+        if host in self._lost_hosts or self.step is Step.LOST:
+            return
+        self._lost_hosts.add(host)
+        there = sorted(rank for rank, name in self.host_of.items() if name == host)
+        ends = [ProcessExit(rank, host=host, why=why) for rank in there]
+        self._note_dead(ends)
+        self._copies -= set(there)
+        if self.step in _STARTS_AGAIN:
+            self._note_gone(ends)
+            self._place()
+        elif self.step is Step.SAVING:
+            self._look()
+        elif self._replaces:
+            self._save()
+        elif self.step is Step.RESTORING:
+            self._replace(ends)
+
+    def job_ended(self, ends: Sequence[ProcessExit]) -> None:
+        """MPI's job has ended, or no rank is left; ``ends`` are the first ends of processes."""
+        lost = [end for end in ends if end.why]
+        for end in lost:
+            self.host_lost(end.host, end.why)
+        if self.step is Step.SAVING:
+            # Files outlive the job.
+            self._dead |= {rank: replace(ends[0], rank=rank) for rank in self._waits_for()}
+            self._look()
+        elif self.step in _STARTS_AGAIN or (self.step is Step.RESTORING and self._copies):
+            if self.step is Step.RESTORING:
+                self._note_gone(replace(ends[0], rank=rank) for rank in self.before)
+            if not lost:
+                self._fail_start(ends, _first(ends))
+        elif self.step is Step.RESTORING:
+            self._lose(_first(ends) if self.starts_again else "")
+        elif not self.is_over:
+            self._lose(self._obstacle or _ANOTHER)
+
+    def ranks_are_new(self, ranks: Collection[int]) -> None:
+        """These ranks run, and have not been asked yet to restore what was kept."""
+        if self.step is Step.UP:
+            self.new |= set(ranks)
+            self._restore()
+
+    def seated(self, problem: str) -> None:
+        """The answer to `Seat`: why the processes cannot take the places, or ""."""
+        if self.step is not Step.SEATING:
+            return
+        if problem:
+            self._give_up(problem)
+            return
+        self.epoch += 1
+        self._joining = tuple(sorted(self._dead))
+        self._again.clear()
+        self._came.clear()
+        arguments = {"dead": list(self._joining), "epoch": self.epoch}
+        seconds = _REPLACE_SECONDS + len(self._joining)
+        self._ask(Step.HEALING, requests.HEAL, self._alive, seconds, arguments)
+
+    def placed(self, hosts: Mapping[str, Sequence[int]]) -> None:
+        """The answer to `StartAgain`: the ranks of each host, empty if none is left."""
+        if self.step is not Step.PLACING:
+            return
+        if not hosts:
+            self._lose("no host is left")
+            return
+        self.epoch = self._tries = 0
+        self.places = hosts
+        self.host_of = {rank: host for host, there in hosts.items() for rank in there}
+        self._lost_hosts -= hosts.keys()
+        self._dead.clear()
+        self._came.clear()
+        self._say(f"the ranks start again on {', '.join(hosts)}")
+        self._wait(Step.STARTING, _START_SECONDS + len(self.before))
+
+    def rank_came(self, rank: int, host: str) -> None:
+        """A new process is up as this rank."""
+        self.host_of[rank] = host
+        self._came.add(rank)
+        self._look()
+
+    def rank_answered(self, rank: int, content: Mapping[str, Any], problem: str = "") -> None:
+        """A rank has answered the last `Ask`."""
+        if rank not in self._asked:
+            return
+        self._answers[rank] = content, problem
+        has_its_own = not problem and not content.get("new", True)
+        if self._request == requests.SAVE and has_its_own:
+            self._copies.add(rank)
+        elif self._request == requests.RESTORE or has_its_own:  # it has removed the file
+            self._copies.discard(rank)
+            self.own.discard(rank)
+        self._look()
+
+    def interrupted(self) -> None:
+        self.presses += 1
+        if not self._replaces and self.step is Step.RESTORING:
+            self._end_reading("you have interrupted it")
+        elif self.presses > 1 and self.step in (Step.SEATING, Step.HEALING):
+            self._lose(f"replacing {label(sorted(self._dead))} was interrupted twice")
+        elif self.presses > 1 and not self.is_over:
+            self._lose("you have interrupted it twice")
+
+    def time_is_over(self) -> None:
+        if not self._seconds:
+            return
+        waits, took = label(self._waits_for()), f"it took {self._seconds:g} s"
+        if self._seconds_left:
+            how = "interrupt twice to kill all ranks" if self._replaces else "interrupt to go on"
+            self._say(f"{waits}: still {self.step.value}; {how}")
+            self.commands.append(Limit(self._seconds_left))
+            self._seconds_left = 0.0
+        elif self.step is Step.SEATING:
+            self.commands.append(Seat(sorted(self._dead)))
+        elif self.step is Step.HEALING:
+            self._give_up(f"replacing {label(self._joining)} took over {self._seconds:g} s")
+        elif self.step is Step.SAVING:
+            self._end_saving()
+        elif self.step is Step.STARTING:
+            self._fail_start((), f"{waits} did not start: {took}")
+        elif self.step is Step.LOADING:
+            self._fail_start((), f"{waits} did not load the variables: {took}")
+        elif self.step is Step.RESTORING:
+            self._end_reading(f"{waits} did not answer: {took}")
+
+    # Replacing dead ranks.
+
+    def _replace(self, ends: Sequence[ProcessExit]) -> None:
+        if self._replaces:
+            self._seat()
+        else:
+            self._end_reading(f"{death_lines(ends)}. Type: %distributed heal")
+
+    def _seat(self, after: float = 0.0) -> None:
+        self._wait(Step.SEATING, after)
+        if self._tries >= _TRIES:
+            self._give_up(f"it was tried {_TRIES} times")
+            return
+        self._tries += 1
+        if not after:
+            self.commands.append(Seat(sorted(self._dead)))
+
+    def _look_at_healing(self) -> None:
+        """Once one living rank has done its part, all have, and the new ranks belong to them. A
+        rank that dies after that is replaced by the next try.
+        """
+        problems = [problem for _, problem in self._answers.values() if problem]
+        agreed = len(problems) < len(self._answers)
+        joined = self._came | self._again.keys() >= set(self._joining)
+        if set(self._asked) - self._answers.keys() - self._dead.keys() or (agreed and not joined):
+            return
+        # Ranks that left because of another rank's error add nothing to the report.
+        problem = min(problems, key=lambda problem: "MPI_ERR_REVOKED" in problem, default="")
+        if not agreed:
+            self._obstacle = problem or _ANOTHER
+            self._seat(_SETTLE_SECONDS)
+            return
+        if problem and not self._again:
+            self._give_up(problem)
+            return
+        self.gone |= {rank: self._dead.pop(rank) for rank in self._joining}
+        self._dead |= self._again
+        self.commands.append(Up(self._joining))
+        for warning in {content.get("warning", "") for content, _ in self._answers.values()} - {""}:
+            self._say(warning)
+        if self._dead:
+            self._seat()
+        else:
+            self._restore()
+
+    def _give_up(self, problem: str) -> None:
+        """Dead ranks cannot be replaced, however often it is tried."""
+        # The obstacle that earlier tries have met explains more than the time.
+        problem = "; ".join(filter(None, (self._obstacle, problem)))
+        if self._can_start_again and self._starts < _STARTS:
+            self._say(f"{label(sorted(self._dead))} could not be replaced: {problem}")
+            self._starts += self.starts_again
+            self._save()
+        else:
+            self._lose(problem)
+
+    # Starting all ranks again.
+
+    def _save(self) -> None:
+        self.starts_again = True
+        self._ask(Step.SAVING, requests.SAVE, self._alive, _FILES_SECONDS)
+        self._look()
+
+    def _end_saving(self) -> None:
+        goes_on = list[int]()
+        for rank in self._asked:
+            content, problem = self._answers.get(rank, ({}, "it did not answer"))
+            if rank in self._copies and content:
+                self._sets |= content["sets"]
+                goes_on.append(content["goes_on"])
+                self.left_out[rank] = self.left_out.get(rank, {}) | content["left"]
+            elif rank in self._copies | self._dead.keys():
+                continue
+            elif problem:
+                self.not_saved[rank] = problem
+            else:  # it has replaced a rank, and not taken back yet what was kept
+                self._note_gone([ProcessExit(rank, host=self.before[rank])])
+        if not self.places:
+            self.goes_on = min(goes_on, default=0)
+        self._note_gone(self._dead.values())
+        self._place()
+
+    def _place(self) -> None:
+        self._wait(Step.PLACING, 0.0)
+        self.commands.append(StartAgain())
+
+    def _load(self) -> None:
+        arguments = {"sets": self._sets, "saved": sorted(self._copies)}
+        self._ask(Step.LOADING, requests.LOAD, self.before, _FILES_SECONDS, arguments)
+
+    def _end_loading(self) -> None:
+        for rank, (content, problem) in sorted(self._answers.items()):
+            if problem:
+                self._fail_start((), problem)
+                return
+            if content["problem"]:
+                self.not_saved[rank] = content["problem"]
+        self.commands.append(Up())
+        self._restore()
+
+    def _fail_start(self, ends: Sequence[ProcessExit], problem: str) -> None:
+        """What was saved is still there: all ranks start once more."""
+        self._note_deaths(ends)
+        self._starts += 1
+        if self._starts >= _STARTS:
+            self._lose(problem)
+        else:
+            self._say(problem)
+            self._place()
+
+    def _note_deaths(self, ends: Iterable[ProcessExit]) -> None:
+        """What it reads may end a rank: one that dies twice does not read it again."""
+        for end in ends:
+            if end.rank < 0 or end.by_launcher or end.why:
+                continue
+            if end.rank in self._died_once:
+                self._died_twice.add(end.rank)
+                self._copies.discard(end.rank)
+                self._note_gone([end])
+            self._died_once.add(end.rank)
+
+    def _note_gone(self, ends: Iterable[ProcessExit]) -> None:
+        """The variables of these ranks are lost, if no file has them."""
+        fresh = {end.rank: end for end in ends if end.rank not in self._copies}
+        self.gone = fresh | self.gone
+
+    # Restoring what was kept.
+
+    def _restore(self) -> None:
+        self._ask(Step.RESTORING, requests.SETTLE, self._alive, _FILES_SECONDS)
+
+    def _end_reading(self, problem: str = "") -> None:
+        """All have settled, or restored; or there is a problem."""
+        problems = [why for _, (_, why) in sorted(self._answers.items())]
+        self.unread |= dict.fromkeys(filter(None, [*problems, problem]))
+        told = {rank: content for rank, (content, why) in self._answers.items() if not why}
+        if self._request == requests.RESTORE:
+            self.kept |= {rank: content for rank, content in told.items() if content["names"]}
+        elif not self.unread and self._take_back(told):
+            return
+        self._wait(Step.UP, 0.0)
+
+    def _take_back(self, told: Mapping[int, Mapping[str, Any]]) -> bool:
+        """New ranks take back what was kept in their places, also those that another death has
+        kept from it. Returns whether there are any.
+        """
+        self.new |= {rank for rank, content in told.items() if content["new"]}
+        if not self.starts_again:
+            old = (told[rank]["goes_on"] for rank in told.keys() - self.new)
+            self.goes_on = min(old, default=0)
+        reads = self.new & told.keys() - self._died_twice
+        # Each host has its own files, of which the last may be of a version that not all have.
+        version = min(content["version"] for content in told.values())
+        wanted = {"version": version, "saved": sorted((self.own | self._copies) & reads)}
+        if reads:
+            self._ask(Step.RESTORING, requests.RESTORE, sorted(reads), _FILES_SECONDS, wanted)
+        return bool(reads)
+
+    # For all steps.
+
+    @property
+    def _alive(self) -> list[int]:
+        return [rank for rank in self.before if rank not in self._dead]
+
+    def _note_dead(self, ends: Iterable[ProcessExit]) -> list[ProcessExit]:
+        """Returns those of ranks that had not died yet."""
+        fresh = [end for end in ends if end.rank not in self._dead]
+        self._dead |= {end.rank: end for end in fresh}
+        if fresh and not self.is_over and self.step not in _STARTS_AGAIN:
+            self._say(death_lines(fresh))
+        return fresh
+
+    def _waits_for(self) -> list[int]:
+        if self.step is Step.STARTING:
+            return sorted(self.before.keys() - self._came)
+        if self.step is Step.HEALING:
+            return sorted(self._dead)
+        return sorted(set(self._asked) - self._answers.keys() - self._dead.keys())
+
+    def _look(self) -> None:
+        """Ends the step if what it waits for is there."""
+        if self.step is Step.HEALING:
+            self._look_at_healing()
+        elif self.step in _ENDS and not self._waits_for():
+            _ENDS[self.step](self)
+
+    def _ask(
+        self,
+        step: Step,
+        name: str,
+        ranks: Iterable[int],
+        seconds: float,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        asked = tuple(ranks)
+        self.commands.append(Ask(name, asked, arguments or {}))
+        self._wait(step, seconds)
+        self._request, self._asked = name, asked
+
+    def _wait(self, step: Step, seconds: float) -> None:
+        """Begins a step; with 0 seconds it has no limit."""
+        self.step, self._seconds = step, seconds
+        self._request, self._asked, self._answers = "", (), {}
+        first = min(seconds, _SLOW_SECONDS) if step in _MAY_BE_SLOW else seconds
+        self._seconds_left = seconds - first
+        if seconds:
+            self.commands.append(Limit(first))
+
+    def _say(self, text: str) -> None:
+        self.commands.append(Say(text))
+
+    def _lose(self, problem: str) -> None:
+        self._wait(Step.LOST, 0.0)
+        self.problem, self.gone = problem, self._dead | self.gone
+
+
+_ENDS: Mapping[Step, Callable[[Recovery], None]] = {
+    Step.SAVING: Recovery._end_saving,
+    Step.STARTING: Recovery._load,
+    Step.LOADING: Recovery._end_loading,
+    Step.RESTORING: Recovery._end_reading,
+}
+
+
+def _first(ends: Sequence[ProcessExit]) -> str:
+    first = ends[0]
+    return f"rank {first.rank} {first.how()}" if first.rank >= 0 else "mpiexec has ended"
