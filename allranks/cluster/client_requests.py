@@ -24,6 +24,10 @@ def follow(client: Any) -> None:
         _clients.add(client)
 
 
+def are_followed() -> bool:
+    return bool(_clients)
+
+
 def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     """Returns the clients that wait for answers of some of these engines, and their requests."""
     found = {}

@@ -601,6 +601,8 @@ class Connection:
         another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
         line if it takes long.
         """
+        if not client_requests.are_followed():
+            return
         roster = self.roster
 
         def busy() -> dict[str, int]:

@@ -21,13 +21,17 @@ class Epoch:
 
     def note(self, replies: Collection[Reply]) -> None:
         """Handles the replies to a cell, as far as they have come."""
-        latest = max((reply.epoch for reply in replies), default=0)
+        latest, traffic, failed = 0, False, False
+        for reply in replies:
+            latest = max(latest, reply.epoch)
+            traffic = traffic or reply.traffic
+            failed = failed or reply.status != "ok"
+            self.dirty = self.dirty or reply.dirty
         if latest > self.number:  # a cell may have begun epochs itself
             self.number, self.traffic = latest, False
-        self.traffic = self.traffic or any(reply.traffic for reply in replies)
+        self.traffic = self.traffic or traffic
         # One rank may have sent what a rank that failed has not received.
-        failed = self.traffic and any(reply.status != "ok" for reply in replies)
-        self.dirty = self.dirty or failed or any(reply.dirty for reply in replies)
+        self.dirty = self.dirty or (self.traffic and failed)
 
     def follow(self, number: int) -> None:
         """Handles that the ranks have begun this epoch by themselves."""

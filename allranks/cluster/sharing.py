@@ -128,8 +128,8 @@ class WatcherFeed:
         self._cell: RunCell | None = None
         self._cell_frames: Frames = ()
         self._began = 0.0
-        #: The record with which each rank has left the cell: its reply, or its death.
-        self._left: dict[int, Frames] = {}
+        #: With what each rank has left the cell: its reply or its death. None: it has not run it.
+        self._left: dict[int, Reply | Died | None] = {}
         #: All messages of the cell; None if they are unknown or too many.
         self._messages: list[bytes] | None = None
         self._messages_nbytes = 0
@@ -175,7 +175,7 @@ class WatcherFeed:
             if isinstance(record, Hello):
                 self._hellos[record.rank] = frames
                 if record.rank in self._left:  # it replaces a rank, and runs no cell
-                    self._left[record.rank] = ()
+                    self._left[record.rank] = None
             elif isinstance(record, RunCell):
                 frames = frames[:1]  # no pickled call
                 self._cell, self._cell_frames = record, frames
@@ -183,16 +183,13 @@ class WatcherFeed:
                 self._left = {}
                 self._messages = None if self._thread is None or ago else []
                 self._messages_nbytes = 0
-            elif isinstance(record, Reply):
-                if self._cell is None or record.cell != self._cell.cell:
+            elif isinstance(record, Reply | Died):
+                if isinstance(record, Reply) and record.cell != getattr(self._cell, "cell", None):
                     return
-                # No pickled value, which a watcher would miss.
-                frames = self._left[record.rank] = encode(replace(record, has_value=False))
-            elif isinstance(record, Died):
-                self._left[record.rank] = frames
+                self._left[record.rank] = record
             if self._thread is None:
                 return
-            message = pack({"ago": ago}, frames)
+            message = pack({"ago": ago}, _for_watchers(record, frames))
             if self._messages is not None:
                 self._messages.append(message)
                 self._messages_nbytes += len(message)
@@ -227,7 +224,8 @@ class WatcherFeed:
             return messages + self._messages
         if self.running:
             messages.append(pack({"ago": time.monotonic() - self._began}, self._cell_frames))
-        return messages + [pack({}, frames) for frames in self._left.values() if frames]
+        left = [record for record in self._left.values() if record is not None]
+        return messages + [pack({}, _for_watchers(record, encode(record))) for record in left]
 
     def _wake_thread(self) -> None:
         with suppress(OSError):  # the thread is awake already, or has ended
@@ -353,6 +351,13 @@ class _Watcher:
     @property
     def waits(self) -> bool:
         return bool(self._queue or self._lost)
+
+
+def _for_watchers(record: Record, frames: Frames) -> Frames:
+    # No pickled value, which a watcher would miss.
+    if isinstance(record, Reply) and record.has_value:
+        return encode(replace(record, has_value=False))
+    return frames
 
 
 def pack(head: dict[str, float], frames: Frames) -> bytes:

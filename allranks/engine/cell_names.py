@@ -24,9 +24,16 @@ class CellNames:
 
     def __init__(self) -> None:
         self._sources: dict[str, str] = {}
+        #: The last cell, and the file name of its code.
+        self._last: tuple[tuple[str, str, int], str] = ("", "", 0), ""
 
     def name(self, raw_code: str, transformed_code: str, number: int) -> str:
         """Returns the file name of a cell's code."""
+        cell = raw_code, transformed_code, number
+        asked, file = self._last
+        # IPython asks again as it runs the cell.
+        if cell == asked and guard.CELLS.get(file) in linecache.cache:
+            return file
         file, again = code_name(raw_code), 1
         while True:
             shown = f"In[{number}]" + (f"#{again}" if again > 1 else "")
@@ -40,6 +47,7 @@ class CellNames:
         # Other ranks, and lines of a message, find the source under this name.
         lines = [f"{line}\n" for line in transformed_code.splitlines()]
         linecache.cache[shown] = len(transformed_code), None, lines, shown
+        self._last = cell, file
         return file
 
 

@@ -245,7 +245,7 @@ def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     so that the rows do not depend on who was faster. Progress bars of the same name are one line.
     The lines of a value are folded together or not at all.
     """
-    rows = _merged_bars({rank: _joined(some) for rank, some in lines.items()})
+    rows = _merged_bars({rank: _joined(some) for rank, some in lines.items() if some})
     return [
         Row(row.ranks, Line(row.line.kind, text))
         for row in rows
