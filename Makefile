@@ -66,7 +66,7 @@ CUDA ?= cuda12
 # Where images ask for none, what has not been compiled would be compiled by each process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help lab demo test test-all test-rest ready every rest beside newest test-lowest test-prereleases grade test-gpu lint types contract packages docs docs-branch dist release test-pythons pictures gallery soak many-hosts chaos simulate bench lock clean
+.PHONY: help lab demo test test-all test-rest ready every rest beside newest test-lowest test-prereleases grade test-gpu lint types scripts contract packages docs docs-branch dist release test-pythons pictures gallery soak many-hosts chaos simulate bench lock clean
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p; }' Makefile
@@ -95,7 +95,7 @@ test-rest:
 # The environments, and the checks, which run while packages are fetched.
 ready:
 	@test -e $(VENV)/.test || df -Pk . | awk '$$4 + 0 && $$4 < 8e6 { printf "make test expected 8 GB of free space for its packages, found %.1f GB here.\n", $$4 / 1e6 }'
-	@$(MAKE) --jobs=3 $(VENV)/.test lint contract types $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made $(NBGRADER)/.made packages
+	@$(MAKE) --jobs=3 $(VENV)/.test lint contract types scripts $(MPICH)/.made $(CUPY)/.made $(TORCH)/.made $(NBGRADER)/.made packages
 
 every:
 	$(PYTESTS) pytest $(IN_LANES) --junitxml=test-results/junit.xml $(PYTEST_ARGS)
@@ -137,6 +137,14 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy
+
+# The types and the rules of the JavaScript. Its tests are among the others: see tests/front.
+scripts:
+	@if ! command -v npm >/dev/null; then \
+	    echo 'The types of the JavaScript are not checked: that needs npm, which was not found. On Debian and Ubuntu: apt-get install npm'; \
+	elif ! $(MAKE) --no-print-directory node_modules/.made; then \
+	    echo 'The types of the JavaScript are not checked: npm could not install what package-lock.json lists.'; \
+	else npm run --silent types && npm run --silent lint; fi
 
 contract: $(VENV)/.test
 	$(BIN)/lint-imports
@@ -214,7 +222,7 @@ lock: $(BIN)/uv
 	    || { echo 'The names above are pinned twice: pip would refuse.' >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) $(NBGRADER) $(LOWEST) $(PRERELEASES) .venv-pythons build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
+	rm -rf $(VENV) $(MPICH) $(CUPY) $(TORCH) $(NBGRADER) $(LOWEST) $(PRERELEASES) .venv-pythons build dist node_modules .mypy_cache .pytest_cache .ruff_cache .import_linter_cache test-results
 
 # In a terminal pip shows a bar while it fetches and while it installs; elsewhere it writes errors only.
 SHOWN = $(shell test -t 2 && echo --progress-bar=on || echo --quiet)
@@ -294,6 +302,10 @@ $(PRERELEASES)/.made: $(VENV)/.made pyproject.toml
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --editable '.[lab,test]'
 	@$(@D)/bin/python -m pip --disable-pip-version-check install --no-compile --pre --upgrade \
 	    ipykernel jupyterlab numpy mpi4py
+	@touch $@
+
+node_modules/.made: package.json package-lock.json
+	@npm ci --silent --no-audit --no-fund
 	@touch $@
 
 # In a folder of its own: where it is installed, it adds its extensions to each JupyterLab. What it needs

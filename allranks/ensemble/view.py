@@ -25,6 +25,7 @@ from allranks.widgets.dashboard.tables import Table, labels, number, seconds, se
 from allranks.widgets.dashboard.view import Ask, ClickHandler, LivePanel
 from allranks.widgets.displays import bar_data, bar_line, rewrite_line
 from allranks.widgets.notebook import NotebookView
+from allranks.widgets.palette import WORST_TO_BEST
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
 
@@ -176,7 +177,7 @@ def _images(
     if not found or not figures.curves:
         return images(figures, style)
     marks = "".join(
-        f'<span style="color: {svg.COLOURS[index]}">'
+        f'<span style="color: {svg.RANKS[index]}">'
         f"{_DASHES[svg.dashes(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
         for index, (name, who) in enumerate(found.items())
     )
@@ -257,7 +258,6 @@ _DECADES = 100
 _FEW_MARKS = 8
 #: Lines of more members are left out, the worst first.
 MOST_LINES = 400
-_POOR, _BEST = (179, 92, 0), (26, 111, 174)
 
 Value = float | int | str
 
@@ -282,8 +282,8 @@ def parallel(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
     left = len(known) - len(shown)
     note = f", without the {left:,} worst" if left else ""
     body += (
-        f'<text x="4" y="13"><tspan fill="rgb{_BEST}">best</tspan> to '
-        f'<tspan fill="rgb{_POOR}">worst</tspan>{note}</text>'
+        f'<text x="4" y="13"><tspan fill="{_grey(1)}">best</tspan> to '
+        f'<tspan fill="{_grey(0)}">worst</tspan>{note}</text>'
     )
     return svg.svg_page(width, _HEIGHT, "", body, titled=False)
 
@@ -350,8 +350,12 @@ def _member_line(
     )
     share = axes[-1].share(row.metric)
     share = 1 - share if lower else share
-    colour = tuple(round(a + share * (b - a)) for a, b in zip(_POOR, _BEST, strict=True))
-    return f'<polyline points="{points}" fill="none" stroke="rgb{colour}" stroke-width="1.5"/>'
+    return f'<polyline points="{points}" fill="none" stroke="{_grey(share)}" stroke-width="1.5"/>'
+
+
+def _grey(share: float) -> str:
+    worst, best = WORST_TO_BEST
+    return "#" + 3 * f"{round(worst + share * (best - worst)):02x}"
 
 
 def _label(x: float, y: float, said: str, how: str) -> str:
@@ -407,7 +411,8 @@ def plot(members: Sequence[Member], name: str, by: str | None) -> Picture:
         rows.append([group, f"{len(histories)}", *map(number, series.last)])
     text = Table("", [name, "members", "step", "last"], rows).text()
     picture = svg.curve(curves, name, _PLOT_POINTS, "line")
-    legend = svg.legend([*groups]) if len(groups) <= svg.MANY else ""
+    numbers = {name: at for at, name in enumerate(groups)}
+    legend = svg.legend(numbers) if len(groups) <= svg.MANY else ""
     return Picture(f"<div><p>{legend}</p>{image(picture, text)}</div>", text)
 
 

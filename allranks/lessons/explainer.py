@@ -27,13 +27,15 @@ from allranks.lessons.frames import (
 )
 from allranks.lessons.records import Explained
 from allranks.widgets.dashboard.saved_panel import FRONT, image, table_html
-from allranks.widgets.dashboard.svg import COLOURS, INK, svg_page
+from allranks.widgets.dashboard.svg import INK, svg_page
 from allranks.widgets.displays import make_widget
+from allranks.widgets.palette import RANKS
+from allranks.widgets.scripts import joined
 
 _WIDTH = 760
 _ROW, _DIGIT, _ARCS, _HEAD = 15, 7.2, 26, 34
 _GAP, _LEAST = 22, 116
-_ADDED, _REPLACED = COLOURS[1], COLOURS[0]
+_ADDED, _REPLACED = RANKS[1], RANKS[0]
 #: Values in all frames together: a saved picture stays well below 200 kB.
 _VALUES = 1400
 
@@ -138,11 +140,8 @@ Arrays = list[list[float]]
 
 def _files() -> tuple[str, str]:
     own = Path(__file__).parent / "front"
-    scripts = [FRONT / "format.js"]
-    scripts += [own / name for name in ("circle.js", "quiz.js", "saving.js", "player.js")]
-    styles = [place / "front.css" for place in (FRONT, own)]
-    script, style = ("\n".join(path.read_text("utf-8") for path in p) for p in (scripts, styles))
-    return script, style
+    style = "\n".join((place / "front.css").read_text("utf-8") for place in (FRONT, own))
+    return joined(own / "player.js"), style
 
 
 class Explainer:

@@ -31,10 +31,12 @@ from allranks.widgets.text import (
     Data,
     Line,
     Row,
+    described,
     front_end,
     is_rich,
     of_this_process,
     render,
+    spans,
 )
 
 if TYPE_CHECKING:
@@ -79,14 +81,14 @@ class _Cell:
 class ShownValue:
     """The value of a cell on the ranks, as the notebook's ``Out`` has it: what is shown of it."""
 
-    def __init__(self, data: Data) -> None:
-        self.data = data
+    def __init__(self, data: Data, metadata: Data) -> None:
+        self.data, self.metadata = data, metadata
 
     def __repr__(self) -> str:
         return str(self.data["text/plain"])
 
-    def _repr_mimebundle_(self, **_: Any) -> Data:
-        return self.data
+    def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
+        return self.data, self.metadata
 
 
 class OutputReplay:
@@ -166,7 +168,7 @@ class OutputReplay:
             cell.outputs["value"] = {
                 "output_type": "execute_result",
                 "data": value.data,
-                "metadata": {},
+                "metadata": value.metadata,
                 "execution_count": result.execution_count,
             }
         if error is not None:
@@ -325,20 +327,23 @@ class _TitledDisplay:
 
     def show(self, group: list[_Display], noun: str) -> int:
         self.ranks = tuple(display.rank for display in group)
-        data, metadata = group[0].data, group[0].metadata
+        data = group[0].data
+        whose = {"ranks": spans(self.ranks)} if noun == "rank" else {}
+        metadata = {**group[0].metadata, "allranks": whose}
         if len(group) > 1 and VIEW in data:
             # Ranks have no widget in common but a bar, which has words of its own.
             return self.title.blank() + self.body.show(data, metadata)
         if is_rich(data):
-            title = f"{label(self.ranks, noun)}:"
+            title, titles = f"{label(self.ranks, noun)}:", {"allranks": {**whose, "title": True}}
             if VIEW in data:
                 TITLES[data[VIEW]["model_id"]] = lambda text: self.title.show(
-                    {"text/plain": f"{title}\n· {text}"}
+                    {"text/plain": f"{title}\n· {text}"}, titles
                 )
-            return self.title.show({"text/plain": title}) + self.body.show(data, metadata)
+            return self.title.show({"text/plain": title}, titles) + self.body.show(data, metadata)
         lines = str(data.get("text/plain", "")).split("\n")
-        text = render([Row(self.ranks, Line("out", line)) for line in lines], noun)
-        return self.title.show({"text/plain": text}) + self.body.blank()
+        rows = [Row(self.ranks, Line("out", line)) for line in lines]
+        shown = {"text/plain": render(rows, noun)}
+        return self.title.show(shown, described(rows, noun)) + self.body.blank()
 
     def blank(self) -> int:
         self.ranks = ()

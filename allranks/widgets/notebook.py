@@ -18,7 +18,7 @@ from allranks.widgets.displays import (
     reorder,
     replay,
 )
-from allranks.widgets.text import Data, Line, RankText, Row, TextView, is_rich, render
+from allranks.widgets.text import Data, Line, RankText, Row, TextView, described, is_rich, render
 
 #: The kind of line of a value.
 _VALUE = "value"
@@ -220,11 +220,13 @@ class NotebookView(TextView):
             for rank, text in stretch.texts.items():
                 lines[rank] += (line for line in text.shown if line.kind == _VALUE)
         rows = self._rows(lines)
-        return ShownValue(shown_as(render(rows, self.noun))) if rows else None
+        if not rows:
+            return None
+        return ShownValue(shown_as(render(rows, self.noun)), described(rows, self.noun))
 
     def outputs(self) -> list[tuple[Data, Data]]:
         every = [shown.content for shown in (*self._slots_above, *self._slots)]
-        every += [(value.data, {})] if (value := self.value) is not None else []
+        every += [(value.data, value.metadata)] if (value := self.value) is not None else []
         return [content for content in every if content[0]]
 
     def _show_text(self, stretch: _TextAndPictures) -> int:
@@ -238,7 +240,9 @@ class NotebookView(TextView):
                 for rank, hidden in self._hidden.items()
             ]
         text = render(rows, self.noun)
-        return stretch.shown.show(shown_as(text)) if text else stretch.shown.blank()
+        if not text:
+            return stretch.shown.blank()
+        return stretch.shown.show(shown_as(text), described(rows, self.noun))
 
     def _flush(self, now: bool = True) -> int:
         nbytes = 0

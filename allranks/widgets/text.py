@@ -367,6 +367,28 @@ def render(rows: Sequence[Row], noun: str = "rank") -> str:
     return "\n".join(lines)
 
 
+def described(rows: Sequence[Row], noun: str = "rank") -> Data:
+    """Returns the metadata of what `render` returns: whose lines they are, one run after the other,
+    and where their text begins. A front end shows them rank by rank.
+    """
+    if noun != "rank":
+        return {}
+    width = max((len(label(ranks)) for ranks in {row.ranks for row in rows}), default=0)
+    runs = [[spans(ranks), len([*run])] for ranks, run in groupby(rows, key=lambda row: row.ranks)]
+    return {"allranks": {"lines": runs, "indent": width + 3}}
+
+
+def spans(ranks: Sequence[int]) -> list[list[int]]:
+    """Returns the first and the last rank of each run of neighbours."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return found
+
+
 @dataclass(eq=False, repr=False)
 class TextView:
     """The common part of the text views of a notebook and of a terminal.

@@ -166,7 +166,7 @@ def ring(lab: Lab) -> None:
 def strips(lab: Lab) -> None:
     """Where the ranks' time went."""
     shown = _ended(lab, "strips")
-    shown.get_by_role("button", name="time", exact=True).click()
+    shown.get_by_role("button", name="Timeline", exact=True).click()
     shown.locator(".ar-strips canvas").wait_for()
     _take(shown.locator(".ar-panel-time"), "strips")
 

@@ -52,6 +52,7 @@ def test_a_lecture(browser, server, students, tmp_path):
             extra = " panel" if name == "eva" else ""
             students[name].run(f"%distributed join {own_account()}{extra}")
         expect(tiles).to_have_count(4)
+        expect(lab.output(1)).not_to_contain_text("No student has joined yet.")
         students["ana"].run("1 + 1")
         late = students["ben"].start(LATE)
         students["eva"].run(TRAINS)

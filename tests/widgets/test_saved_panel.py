@@ -69,7 +69,7 @@ def test_a_short_curve_is_kept_whole_with_what_was_chosen():
     first = state["curves"][0]
     assert first["steps"] == [*range(300), 299]
     assert first["values"] == pytest.approx([math.exp(-i / 99) + 1 for i in first["steps"]])
-    assert "export function revive" in code
+    assert "export { revive };" in code
     assert ".ar-dashboard" in styles
 
 

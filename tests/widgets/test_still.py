@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -18,6 +17,7 @@ from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.cell_model import CellModel
 from allranks.widgets.dashboard.saved_panel import bundle, text
 from allranks.widgets.dashboard.tables import gbps, labels, number, seconds
+from allranks.widgets.dashboard.timings import RankRow
 from tests.widgets.test_stores import hello, log, totals
 
 
@@ -66,6 +66,19 @@ def test_collectives_are_worth_a_panel_when_they_take_their_time(calls, wait, tr
     made = CellModel([hello(0)])
     made.take(Timings(0, 1, (totals(calls, wait, transfer, {}),)), [])
     assert made.worth_showing() is worth
+
+
+def test_the_bars_of_communication_are_parts_of_the_cells_time():
+    short = [RankRow(0, 20, 0.1, 0.05)]
+    widths = [
+        [float(rect.get("width")) for rect in ElementTree.fromstring(drawn).findall("{*}rect")[-2:]]
+        for drawn in (svg.bars(short, 30.0), svg.bars(short, 0.15), svg.bars(short, 0.1))
+    ]
+    room = sum(widths[1])
+    assert widths[0] == pytest.approx([room / 300, room / 600], abs=0.1)
+    # Calls of several threads may take longer than the cell.
+    assert widths[2] == widths[1]
+    assert ">of a cell of 30 s<" in svg.bars(short, 30.0)
 
 
 def test_the_text_names_values_and_the_straggler():
@@ -117,44 +130,6 @@ def test_the_labels_of_an_axis_are_a_few_that_differ(low, exponent):
     assert svg.ticks(0.13, 0.97, 4) == [0.2, 0.4, 0.6, 0.8]
 
 
-def _luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    """The ratio of WCAG 2.2, between 1 and 21."""
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-FRONT = Path(svg.__file__).parent.parent / "front"
-#: JupyterLab's paper and what is raised on it.
-GROUNDS = ("#ffffff", "#eeeeee"), ("#212121", "#424242")
-
-
-def test_words_and_shapes_stand_out_on_what_is_below_them_in_both_themes():
-    wanted = {svg.INK: 4.5, svg.WRONG: 4.5}
-    wanted |= dict.fromkeys((*svg.COLOURS, svg.WAIT, svg.TRANSFER), 3)
-    assert [c for c, least in wanted.items() if contrast(c, svg.PAPER) < least] == []
-    for name, paper in (("LIGHT", "#ffffff"), ("DARK", "#111111")):
-        found = re.search(rf"const {name} = \[(.*)\]", (FRONT / "format.js").read_text())
-        colours = re.findall(r"#\w{6}", found[1])
-        assert len(colours) == 8
-        assert min(contrast(colour, paper) for colour in colours) >= 3
-    found = re.findall(r"(--ar-\w+): (#\w{6});", (FRONT / "front.css").read_text())
-    names = list(dict(found))
-    light, *dark = [found[at : at + len(names)] for at in range(0, len(found), len(names))]
-    # Dark is said twice: of JupyterLab, and of pages that follow the system.
-    assert len(dark) == 2
-    assert dark[0] == dark[1]
-    for colours, grounds in zip((light, dark[0]), GROUNDS, strict=True):
-        for name, colour in colours:
-            least = 4.5 if name in ("--ar-good", "--ar-error") else 3
-            assert min(contrast(colour, ground) for ground in grounds) >= least, name
-
-
 def test_peaks_survive_thinning():
     made = CellModel([hello(0)])
     values = [(i, 100.0 if i == 777 else 1.0) for i in range(2000)]
@@ -193,6 +168,17 @@ def test_the_last_label_of_an_axis_is_inside_the_picture():
     label = next(text for text in drawn.findall("{*}text") if text.text == "1,000,000")
     assert label.get("text-anchor") == "middle"
     assert float(label.get("x")) + 3.5 * len(label.text) <= float(drawn.get("width"))
+
+
+def test_the_first_digit_of_a_long_label_is_inside_the_picture():
+    made = CellModel([hello(0)])
+    log(made, 0, "tokens", [(0, 1_000_000), (9, 1_900_000)])
+    drawn = ElementTree.fromstring(svg.curve(made.curves, "tokens", 100))
+    label = next(text for text in drawn.findall("{*}text") if text.text == "1,000,000")
+    assert label.get("text-anchor") == "end"
+    assert float(label.get("x")) >= 7 * len("1,000,000")
+    first = drawn.find("{*}polyline").get("points").split(",")[0]
+    assert float(first) == float(label.get("x")) + 6
 
 
 @pytest.mark.parametrize(

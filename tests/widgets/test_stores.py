@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import sys
@@ -17,6 +18,7 @@ from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.cell_model import CellModel, Imports, Logs, Memory, Tiles
 from allranks.widgets.dashboard.curves import Curves, Key
 from allranks.widgets.dashboard.saved_panel import bundle
+from allranks.widgets.dashboard.tables import timings_page
 from allranks.widgets.dashboard.timings import TimingTable
 
 
@@ -103,6 +105,22 @@ def test_calls_of_one_kind_are_one_row_and_the_rank_that_others_waited_for_is_na
     # Later totals replace earlier ones.
     table.take(Timings(0, 1, (totals(20, 5.0, 2e-5, {1: (19, 5.0)}),)))
     assert (table.by_rank()[0].calls, table.by_rank()[0].wait_seconds) == (20, 5.0)
+
+
+def test_the_bandwidth_over_the_cell_is_that_between_two_records_of_one_rank():
+    table = TimingTable()
+    for calls, transfer in ((10, 1e-5), (10, 1e-5), (20, 3e-5), (30, 7e-5)):
+        table.take(Timings(1, 1, (totals(calls, 0.0, transfer, {}),)))
+        table.take(Timings(0, 1, (totals(calls, 0.0, 9.0, {}),)))
+    (row,) = timings_page(table)["calls"]
+    # 10 × 1000 B in 10 µs are 1 GB/s.
+    assert row["recent"] == [1.0, 0.5, 0.25]
+    assert json.loads(json.dumps(row)) == row
+    for calls in range(31, 200):
+        table.take(Timings(1, 1, (totals(calls, 0.0, 7e-5 + 1e-6 * (calls - 30), {}),)))
+    recent = timings_page(table)["calls"][0]["recent"]
+    assert len(recent) <= 32
+    assert recent[-1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("calls", [1, 10])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.features.prompts.notebook import TerminalField
 from allranks.widgets.notebook import shown_as
-from allranks.widgets.text import Line, RankText, Row, merge, render, shows_updates
+from allranks.widgets.text import Line, RankText, Row, described, merge, render, shows_updates
 
 
 def fed(*pieces: tuple[str, str]) -> list[Line]:
@@ -273,3 +273,21 @@ def request(allow_stdin=True, kind="execute_request", **metadata):
 )
 def test_front_ends_that_change_displays_in_place_are_known(message, known):
     assert shows_updates(message) is known
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 12), min_size=1), st.sampled_from(["a", ""]))))
+def test_a_front_end_finds_the_lines_of_each_rank_without_reading_labels(given_rows):
+    rows = [Row(tuple(sorted(ranks)), Line("out", text)) for ranks, text in given_rows]
+    whose = described(rows)["allranks"]
+    lines = iter(render(rows).split("\n"))
+    found = [
+        (tuple(r for first, last in spans for r in range(first, last + 1)), next(lines)[indent:])
+        for indent in [whose["indent"]]
+        for spans, count in whose["lines"]
+        for _ in range(count)
+    ]
+    assert found == [(row.ranks, row.line.text) for row in rows]
+
+
+def test_members_of_an_ensemble_are_no_ranks_to_a_front_end():
+    assert described([Row((0,), Line("out", "a"))], "member") == {}

@@ -344,7 +344,10 @@ def panel_html(student: Student) -> str:
     if student.panel is None:
         return f"<p>The panel of {name} is on its way.</p>"
     if not student.panel:
-        return f"<p>No cell of {name} has shown a panel so far.</p>"
+        return (
+            f"<p>No cell of {name} that has ended has shown a panel. The panel of a running cell "
+            "comes when the cell ends.</p>"
+        )
     page = html.escape(_NOTHING_FROM_OUTSIDE + student.panel, quote=True)
     return (
         '<iframe sandbox="" style="width: 100%; height: 480px; border: 1px solid #888; '

@@ -80,10 +80,9 @@ class Classroom(AskingFeature):
             return f"{board.as_text(students)}\nStudents type: %distributed join {teacher}"
         # Shown again, not made again: earlier cells would keep tiles that no longer change.
         self._view = self._view or _ClassView(self._board)
-        self._view.show()
-        # For front ends without widgets; below the tiles it would soon be wrong without its time.
-        now = f"At {time.strftime('%H:%M')}:\n{board.as_text(students)}"
-        return f"Students type: %distributed join {teacher}\n{now}"
+        # In place of the tiles, for front ends without widgets: it does not change.
+        self._view.show(f"At {time.strftime('%H:%M')}:\n{board.as_text(students)}")
+        return f"Students type: %distributed join {teacher}"
 
     def _join(self, words: list[str]) -> str:
         if not words or words[1:] not in ([], ["panel"]):
@@ -168,10 +167,10 @@ class _ClassView:
         self.update()
         shown.changed = self.update
 
-    def show(self) -> None:
+    def show(self, text: str) -> None:
         from IPython.display import display
 
-        display(self._box)
+        display({**self._box._repr_mimebundle_(), "text/plain": text}, raw=True)
 
     def update(self) -> None:
         """Draws the students; called in the thread that receives from them."""

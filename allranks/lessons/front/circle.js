@@ -1,16 +1,21 @@
 // The stage: a column for each rank, a cell for each value.
 
-class Stage {
+import { isDark, make } from "../../widgets/front/elements.js";
+
+export class Stage {
   constructor() {
     this.element = make("table", { className: "ar-columns" });
   }
 
   // A frame as it stands: values, and what has just come.
+  /** @param {import("./types").Frame} frame @param {import("./types").State["chunks"]} chunks */
   draw(frame, chunks) {
     const ranks = frame.values.length, count = frame.values[0].length;
     const head = make("tr", {}, make("td", { colSpan: 2 }), ...frame.values.map((_, rank) =>
       make("th", { scope: "col" }, `rank ${rank}`)));
-    const cells = frame.values.map(() => []), rows = [];
+    /** @type {HTMLElement[][]} */
+    const cells = frame.values.map(() => []);
+    const rows = [];
     for (let place = 0; place < count; place++) {
       const row = make("tr", {}), chunk = chunks.find(([, start]) => start === place);
       if (chunk) {
@@ -44,39 +49,51 @@ class Stage {
 // travel between them. Colours are attributes, so that what is drawn can be saved as it is.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 640, HEIGHT = 540;
+export const WIDTH = 640, HEIGHT = 540;
 const FLIGHT_MS = 1400;
 // Where on its way a piece rests when the round is over, so that a still picture shows it; where ways
 // cross, near its end.
 const REST = 0.62, REST_CROSSING = 0.8;
 const FONT = "system-ui, sans-serif";
-const INKS = {
+export const INKS = {
   light: { paper: "#ffffff", ink: "#1f1f1f", soft: "#616161", path: "#8c8c8c", fill: "#b9e5d6", edge: "#007a57",
     adds: "#b35c00", replaces: "#1a6fae" },
   dark: { paper: "#111111", ink: "#f2f2f2", soft: "#bdbdbd", path: "#7d7d7d", fill: "#0b5a43", edge: "#22c79a",
     adds: "#f0a830", replaces: "#56b4e9" },
 };
 const inks = () => INKS[isDark() ? "dark" : "light"];
-const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
-const ease = (t) => t * t * (3 - 2 * t);
+export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+/** @param {number} t */
+export const ease = (t) => t * t * (3 - 2 * t);
 
-function draw(tag, attributes = {}, ...children) {
+/** @param {string} tag @param {Record<string, string | number>} [attributes] @param {...(Node | string)} children */
+export function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) {
-    element.setAttribute(name, typeof value === "number" ? Math.round(value * 100) / 100 : value);
+    element.setAttribute(name, String(typeof value === "number" ? Math.round(value * 100) / 100 : value));
   }
   element.append(...children);
   return element;
 }
 
-class Circle {
+/** @typedef {import("./types").Way} Way */
+
+export class Circle {
   constructor() {
     this.element = draw("svg", { class: "ar-circle", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img",
       "font-family": FONT, "font-size": 13, "text-anchor": "middle" });
     this.speed = 1;
+    this.node = this.turn = this.bend = 0;
+    /** @type {number[][]} */
+    this.places = [];
+    /** @type {Map<number, SVGElement>[]} */
+    this.parts = [];
+    /** @type {{ way: Way, element: SVGElement }[]} */
+    this.pieces = [];
   }
 
   // All ranks as they are after a round, and what has travelled in it.
+  /** @param {import("./types").State} state @param {number} at @param {import("./types").Ink} [ink] */
   show(state, at, ink = inks()) {
     this.land();
     this.paint(state, at, state.frames[at].messages, ink);
@@ -87,11 +104,13 @@ class Circle {
   }
 
   // The pieces of a round on their way: true once they have arrived, false where something else is shown.
+  /** @param {import("./types").State} state @param {number} at */
   async fly(state, at) {
     if (still()) { this.show(state, at); return true; }
     this.begin(state, at);
     const arrived = await new Promise((done) => {
       let passed = 0, before = performance.now();
+      /** @param {number} now */
       const step = (now) => {
         passed += (now - before) * this.speed / FLIGHT_MS;
         before = now;
@@ -105,6 +124,7 @@ class Circle {
     return arrived;
   }
 
+  /** @param {import("./types").State} state @param {number} at @param {import("./types").Ink} [ink] */
   begin(state, at, ink = inks()) {
     this.land();
     this.paint(state, at - 1, state.frames[at].messages, ink);
@@ -113,6 +133,7 @@ class Circle {
 
   land() {}
 
+  /** @param {import("./types").State} state @param {number} at @param {import("./types").Sent[]} messages @param {import("./types").Ink} ink */
   paint(state, at, messages, ink) {
     const frame = state.frames[at], ranks = frame.values.length;
     const node = ranks <= 4 ? 50 : ranks <= 8 ? 40 : 27;
@@ -125,44 +146,55 @@ class Circle {
     });
     // The path of neighbours on the circle is its arc, or close to it.
     this.bend = up ? 0.1 : Math.max(0.1, Math.min(0.3, Math.tan(Math.PI / 2 / ranks) / 2));
+    /** @type {Map<string, Way>} */
     const ways = new Map();
+    const way = (/** @type {{ sender: number, receiver: number }} */ { sender, receiver }) =>
+      ways.get(`${sender} ${receiver}`) ?? this.way(sender, receiver);
     for (const { messages } of state.frames) {
       for (const { sender, receiver } of messages) ways.set(`${sender} ${receiver}`, this.way(sender, receiver));
     }
     const faint = [...ways.values()].map(({ path }) => draw("path", { d: path, fill: "none", stroke: ink.path, "stroke-width": 1 }));
     const pieces = messages.filter(({ start, stop }) => stop > start);
-    const active = pieces.flatMap(({ sender, receiver, adds }) => this.arrow(ways.get(`${sender} ${receiver}`), adds ? ink.adds : ink.replaces));
-    const came = new Map(at && messages === frame.messages ? pieces.map((one) => [`${one.receiver} ${one.start}`, one]) : []);
+    const active = pieces.flatMap(({ sender, receiver, adds }) => this.arrow(way({ sender, receiver }), adds ? ink.adds : ink.replaces));
+    const shown = at && messages === frame.messages ? pieces : [];
+    const came = new Map(shown.map((one) => [`${one.receiver} ${one.start}`, one]));
     this.parts = frame.values.map(() => new Map());
     const nodes = frame.values.map((_, rank) => this.rank(state, frame, rank, came, ink));
-    this.pieces = pieces.map((message) => ({ way: ways.get(`${message.sender} ${message.receiver}`), element: this.piece(state, message, ranks, ink) }));
+    this.pieces = pieces.map((message) => ({ way: way(message), element: this.piece(state, message, ranks, ink) }));
     this.element.replaceChildren(...faint, ...active, ...nodes, ...this.pieces.map(({ element }) => element));
   }
 
   // From one rank's rim to another's, bent to the left, so that the way back is another one.
+  /** @param {number} sender @param {number} receiver */
   way(sender, receiver) {
     const [a, b] = [this.places[sender], this.places[receiver]];
     const across = [b[0] - a[0], b[1] - a[1]], length = Math.hypot(...across);
     const middle = [(a[0] + b[0]) / 2 + 2 * this.bend * across[1], (a[1] + b[1]) / 2 - 2 * this.bend * across[0]];
+    /** @param {number[]} from @param {number} room */
     const rim = (from, room) => {
       const toward = [middle[0] - from[0], middle[1] - from[1]], far = Math.hypot(...toward);
       return from.map((one, i) => one + toward[i] / far * (this.node + room));
     };
     const start = rim(a, 3), end = rim(b, Math.min(8, length / 12));
     const said = [start, middle, end].map((point) => point.map((one) => one.toFixed(1)).join(" "));
+    /** @param {number} t */
     const at = (t) => start.map((one, i) => (1 - t) ** 2 * one + 2 * t * (1 - t) * middle[i] + t * t * end[i]);
     return { path: `M${said[0]}Q${said[1]} ${said[2]}`, at, end, toward: [end[0] - middle[0], end[1] - middle[1]] };
   }
 
+  /** @param {import("./types").Way} options @param {string} colour */
   arrow({ path, end: [x, y], toward }, colour) {
     const angle = Math.atan2(toward[1], toward[0]) * 180 / Math.PI;
     return [draw("path", { d: path, fill: "none", stroke: colour, "stroke-width": 3 }),
       draw("path", { d: "M4 0L-9 -6.5L-9 6.5z", fill: colour, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) rotate(${angle.toFixed(1)})` })];
   }
 
+  /** @param {import("./types").State} state @param {import("./types").Frame} frame @param {number} rank @param {Map<string, import("./types").Sent>} came @param {import("./types").Ink} ink */
   rank(state, frame, rank, came, ink) {
     const { chunks } = state, ranks = frame.values.length, [x, y] = this.places[rank], { node } = this;
-    const inner = node * 0.44, turn = 2 * Math.PI / chunks.length, marked = [];
+    const inner = node * 0.44, turn = 2 * Math.PI / chunks.length;
+    /** @type {SVGElement[]} */
+    const marked = [];
     const group = draw("g", { transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` });
     chunks.forEach(([number, start, stop], index) => {
       const from = index * turn - Math.PI / 2, to = from + turn, share = frame.shares[rank][start] / ranks;
@@ -187,6 +219,7 @@ class Circle {
   }
 
   // What travels: its chunk, and its values where there is room.
+  /** @param {import("./types").State} state @param {import("./types").Sent} message @param {number} ranks @param {import("./types").Ink} ink */
   piece(state, { chunk, start, received, adds }, ranks, ink) {
     const several = state.chunks.length > 1;
     const values = ranks > 8 ? "" : shorten(received.join(", "), ranks > 5 ? 8 : 16);
@@ -198,6 +231,7 @@ class Circle {
   }
 
   // The pieces stand at this share of their ways.
+  /** @param {number} t */
   put(t) {
     for (const { way, element } of this.pieces) {
       element.setAttribute("transform", `translate(${way.at(t).map((one) => one.toFixed(1)).join(" ")})`);
@@ -205,6 +239,7 @@ class Circle {
   }
 
   // A rank is asked about: it is marked, and its chunks can be clicked.
+  /** @param {number} rank @param {(chunk: number) => void} picked */
   ask(rank, picked) {
     const [x, y] = this.places[rank];
     this.element.append(draw("circle", { class: "ar-asked", cx: x, cy: y, r: this.node + 7, fill: "none",
@@ -248,14 +283,18 @@ function treePlaces(up, ranks, node) {
 }
 
 // A part of a ring, between two radii and two angles.
+/** @param {number} inner @param {number} outer @param {number} from @param {number} to */
 function sector(inner, outer, from, to) {
   if (to - from > 6.2) return `${round(outer, 1)}${round(inner, 0)}`;
   const large = to - from > Math.PI ? 1 : 0;
+  /** @param {number} radius @param {any} angle */
   const at = (radius, angle) => `${(radius * Math.cos(angle)).toFixed(2)} ${(radius * Math.sin(angle)).toFixed(2)}`;
   return `M${at(outer, from)}A${outer} ${outer} 0 ${large} 1 ${at(outer, to)}`
     + `L${at(inner, to)}A${inner} ${inner} 0 ${large} 0 ${at(inner, from)}z`;
 }
 
+/** @param {number} radius @param {number} sweep */
 const round = (radius, sweep) => `M${radius} 0A${radius} ${radius} 0 0 ${sweep} ${-radius} 0A${radius} ${radius} 0 0 ${sweep} ${radius} 0z`;
 
+/** @param {string} text @param {number} most */
 const shorten = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

@@ -1,18 +1,33 @@
 // The player: play, step, scrub, and the choice of what the ranks run.
 
+import { Circle, Stage, still } from "./circle.js";
+import { Quiz } from "./quiz.js";
+import { roundWords, savers } from "./saving.js";
+import { make, put } from "../../widgets/front/elements.js";
+
 const PAUSE_MS = 900;
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 
-class Player {
+export class Player {
+  /** @param {import("../../widgets/front/types").Model} model */
   constructor(model) {
     this.model = model;
     this.at = 0;
     this.playing = false;
+    this.said = "";
+    /** @type {object} */
+    this.turn = {};
+    /** @type {Promise<boolean> | null} */
+    this.flying = null;
+    /** @type {HTMLElement | null} */
+    this.focused = null;
+    /** @type {import("./types").State} */
+    this.state = model.get("state");
     this.title = make("b", {});
     this.cost = make("div", { className: "ar-cost" });
-    this.algorithm = this.choice("algorithm", "select");
-    this.ranks = this.choice("ranks", "number");
-    this.size = this.choice("values", "number");
+    this.algorithm = this.choice("algorithm", make("select", {}));
+    this.ranks = this.choice("ranks", make("input", { type: "number", min: 1 }));
+    this.size = this.choice("values", make("input", { type: "number", min: 1 }));
     this.problem = make("div", { className: "ar-problem", role: "alert" });
     this.stage = new Stage();
     this.circle = new Circle();
@@ -24,6 +39,7 @@ class Player {
     this.scrub = make("input", { type: "range", min: 0, step: 1, "aria-label": "round" });
     this.scrub.addEventListener("input", () => this.go(Number(this.scrub.value)));
     this.where = make("span", { className: "ar-said" });
+    /** @param {string} kind @param {string} text */
     const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
     const legend = make("div", { className: "ar-bar" }, key("added", "received value was added"),
       key("replaced", "received value replaced it"), key("share", "how many ranks a value is the sum of: full when complete"));
@@ -45,7 +61,7 @@ class Player {
     // JupyterLab's own keys must not act on the cell while somebody plays here.
     this.root.dataset.lmSuppressShortcuts = "true";
     this.root.addEventListener("keydown", (event) => this.key(event));
-    this.root.addEventListener("focusin", (event) => { this.focused = event.target; });
+    this.root.addEventListener("focusin", (event) => { this.focused = /** @type {HTMLElement} */ (event.target); });
     this.root.addEventListener("focusout", (event) => { if (event.relatedTarget) this.focused = null; });
     new MutationObserver(() => { if (!this.playing) this.show(this.at); })
       .observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
@@ -55,14 +71,15 @@ class Player {
 
   get last() { return this.state.frames.length - 1; }
 
+  /** @param {string} text @param {string} title @param {() => void} act */
   button(text, title, act) {
     const element = make("button", { type: "button", className: "ar-button", title, "aria-label": title }, text);
     element.addEventListener("click", act);
     return element;
   }
 
-  choice(name, kind) {
-    const control = kind === "select" ? make("select", {}) : make("input", { type: kind, min: 1 });
+  /** @template {HTMLElement} T @param {string} name @param {T} control */
+  choice(name, control) {
     control.addEventListener("change", () => this.ask());
     return { control, label: make("label", {}, `${name} `, control) };
   }
@@ -78,6 +95,7 @@ class Player {
   }
 
   // Why a field's number is not asked of the ranks, beside it; empty where it is.
+  /** @param {HTMLInputElement} control */
   refused(control) {
     const { min, max, valueAsNumber: found } = control, what = control === this.ranks.control ? "ranks" : "values";
     const fits = Number.isInteger(found) && found >= Number(min) && found <= Number(max);
@@ -88,7 +106,8 @@ class Player {
 
   // The kernel has run something, or has something to say.
   take() {
-    const { frames, ...state } = this.state = this.model.get("state");
+    this.state = this.model.get("state");
+    const { frames, ...state } = this.state;
     const said = JSON.stringify(frames);
     put(this.title, state.title);
     put(this.cost, state.cost);
@@ -104,15 +123,17 @@ class Player {
     }
     if (said === this.said) return;
     this.said = said;
-    this.scrub.max = this.last;
+    this.scrub.max = String(this.last);
     this.go(0);
   }
 
+  /** @param {number} at */
   go(at) {
     this.play(false);
     this.show(Math.max(0, Math.min(this.last, at)));
   }
 
+  /** @param {number} at */
   show(at) {
     this.at = at;
     this.stage.draw(this.state.frames[at], this.state.chunks);
@@ -123,15 +144,15 @@ class Player {
 
   tell() {
     const frame = this.state.frames[this.at], text = roundWords(this.state, this.at);
-    this.scrub.value = this.at;
+    this.scrub.value = String(this.at);
     this.scrub.setAttribute("aria-valuetext", text);
     put(this.where, text);
     put(this.words, frame.words);
     put(this.toggle, this.playing ? "pause" : "play");
     this.toggle.title = this.playing ? "pause (space)" : "play (space)";
     this.toggle.setAttribute("aria-label", this.toggle.title);
-    this.root.dataset.round = this.at;
-    this.root.dataset.playing = this.playing;
+    this.root.dataset.round = String(this.at);
+    this.root.dataset.playing = String(this.playing);
   }
 
   // One round with what travels seen flying.
@@ -152,6 +173,7 @@ class Player {
     return true;
   }
 
+  /** @param {boolean} on */
   async play(on) {
     const turn = this.turn = {};
     if (!on) this.land();
@@ -168,16 +190,19 @@ class Player {
     this.tell();
   }
 
+  /** @param {any} event */
   key(event) {
     const { target } = event, typing = target.matches("select, input[type=number]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = {
+    /** @type {Record<string, (() => void) | null>} */
+    const acts = {
       " ": target.matches("button") ? null : () => this.play(!this.playing),
       ArrowRight: () => this.step(),
       ArrowLeft: () => this.go(this.at - 1),
       Home: () => this.go(0),
       End: () => this.go(this.last),
-    }[event.key];
+    };
+    const act = acts[event.key];
     if (!act) return;
     event.preventDefault();
     event.stopPropagation();
@@ -193,17 +218,16 @@ class Player {
   }
 }
 
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
 // The widget. What the notebook keeps is the still picture alone, so that it is there without a
 // kernel; a player takes its place on every page that listens to the kernel.
 
 class Places {
+  /** @param {import("../../widgets/front/types").Model} model */
   constructor(model) {
     this.model = model;
+    /** @type {Player[]} */
     this.players = [];
+    this.waiting = 0;
     this.look = () => {
       cancelAnimationFrame(this.waiting);
       this.waiting = requestAnimationFrame(() => this.fill());
@@ -229,6 +253,7 @@ class Places {
 }
 
 export default () => ({
+  /** @param {any} options */
   initialize({ model }) {
     const places = new Places(model);
     return () => places.close();

@@ -1,10 +1,16 @@
 // The quiz: what will the next round do? Each question says after the answer why it is so.
 
-class Quiz {
+import { make, put } from "../../widgets/front/elements.js";
+
+export class Quiz {
+  /** @param {import("./player.js").Player} player */
   constructor(player) {
     this.player = player;
     this.on = false;
-    this.right = this.asked = 0;
+    this.right = this.asked = this.index = 0;
+    this.answered = false;
+    /** @type {HTMLElement[]} */
+    this.buttons = [];
     this.title = make("legend", {});
     this.question = make("p", { className: "ar-question" });
     this.answers = make("div", { className: "ar-answers" });
@@ -16,6 +22,7 @@ class Quiz {
     this.toggle.setAttribute("aria-pressed", "false");
   }
 
+  /** @param {boolean} on */
   set(on) {
     if (on === this.on) return;
     this.on = on;
@@ -53,11 +60,12 @@ class Quiz {
     });
   }
 
+  /** @param {import("./types").Answer} chosen */
   answer(chosen) {
     if (this.answered) return;
     this.answered = true;
     this.asked += 1;
-    this.right += chosen.right;
+    this.right += Number(chosen.right);
     const { answers } = this.questions[this.index];
     answers.forEach((answer, i) => {
       const button = this.buttons[i];

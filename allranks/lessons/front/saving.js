@@ -1,14 +1,18 @@
 // Saving: a round as SVG, and all of them as a moving picture (APNG, which every browser plays).
 
+import { Circle, HEIGHT, INKS, WIDTH, draw, ease } from "./circle.js";
+import { make, put } from "../../widgets/front/elements.js";
+
 const FILM_FRAMES = 120, FILM_STEPS = 12, STEP_MS = 90, REST_MS = 1200;
 const HEAD = 44;
 
 // A picture that needs nothing else: on paper of its own, with its title.
+/** @param {import("./circle.js").Circle} circle @param {string} title @param {string} words */
 function pictured(circle, title, words) {
-  const { paper, ink, soft } = INKS.light, picture = circle.element.cloneNode(true);
+  const { paper, ink, soft } = INKS.light, picture = /** @type {SVGElement} */ (circle.element.cloneNode(true));
   picture.removeAttribute("class");
   for (const [name, value] of [["viewBox", `0 ${-HEAD} ${WIDTH} ${HEIGHT + HEAD}`], ["width", WIDTH], ["height", HEIGHT + HEAD]]) {
-    picture.setAttribute(name, value);
+    picture.setAttribute(String(name), String(value));
   }
   picture.prepend(draw("rect", { y: -HEAD, width: WIDTH, height: HEIGHT + HEAD, fill: paper }),
     draw("text", { x: WIDTH / 2, y: 20 - HEAD, fill: ink, "font-weight": 700, "font-size": 14 }, title),
@@ -16,16 +20,19 @@ function pictured(circle, title, words) {
   return new XMLSerializer().serializeToString(picture);
 }
 
+/** @param {import("./types").State} state @param {number} at */
 function svgOf(state, at) {
   const circle = new Circle();
   circle.show(state, at, INKS.light);
   return pictured(circle, state.title, roundWords(state, at));
 }
 
-const roundWords = (state, at) => (at ? `round ${at} of ${state.frames.length - 1}: ${state.frames[at].phase}`
+/** @param {import("./types").State} state @param {number} at */
+export const roundWords = (state, at) => (at ? `round ${at} of ${state.frames.length - 1}: ${state.frames[at].phase}`
   : `start, ${state.frames.length - 1} rounds`);
 
 // Every round with its pieces on their way, as [svg, milliseconds].
+/** @param {import("./types").State} state @returns {Generator<[string, number]>} */
 function* filmed(state) {
   const circle = new Circle(), last = state.frames.length - 1;
   const steps = Math.max(2, Math.min(FILM_STEPS, Math.floor(FILM_FRAMES / last)));
@@ -40,10 +47,12 @@ function* filmed(state) {
   }
 }
 
+/** @param {import("./types").State} state @param {(share: number) => void} told */
 async function film(state, told) {
   const canvas = make("canvas", { width: WIDTH, height: HEIGHT + HEAD }), paint = canvas.getContext("2d", { willReadFrequently: true });
   const frames = [], all = [...filmed(state)];
   let before = null;
+  if (!paint) throw new Error("expected a page that can draw pictures, found none");
   for (const [svg, ms] of all) {
     const image = new Image();
     image.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
@@ -58,12 +67,14 @@ async function film(state, told) {
 }
 
 // What is as before becomes transparent: a film is a tenth of the size.
+/** @param {ImageData} before @param {ImageData} now */
 function changed(before, now) {
   const was = new Uint32Array(before.data.buffer), is = new Uint32Array(now.data.buffer);
   return new ImageData(new Uint8ClampedArray(is.map((pixel, i) => (pixel === was[i] ? 0 : pixel)).buffer), now.width);
 }
 
 // Rows of pixels as PNG has them, each behind a 0, compressed.
+/** @param {ImageData} options */
 async function packed({ data, width, height }) {
   const rows = new Uint8Array(height * (4 * width + 1));
   for (let y = 0; y < height; y++) rows.set(data.subarray(4 * width * y, 4 * width * (y + 1)), y * (4 * width + 1) + 1);
@@ -72,6 +83,7 @@ async function packed({ data, width, height }) {
 }
 
 // Pictures one after the other in one file, as the third edition of the PNG specification has it.
+/** @param {{ data: Uint8Array, ms: number }[]} frames @param {number} width @param {number} height */
 function animated(frames, width, height) {
   const parts = [new Uint8Array([137, 80, 78, 71, 13, 10, 26, 10])];
   let number = 0;
@@ -86,14 +98,17 @@ function animated(frames, width, height) {
   return new Blob(parts, { type: "image/png" });
 }
 
+/** @param {...Iterable<number>} parts */
 const joined = (...parts) => new Uint8Array(parts.flatMap((part) => [...part]));
 
+/** @param {...number} numbers */
 function words(...numbers) {
   const view = new DataView(new ArrayBuffer(4 * numbers.length));
   numbers.forEach((number, i) => view.setUint32(4 * i, number));
   return new Uint8Array(view.buffer);
 }
 
+/** @param {string} type @param {Uint8Array | number[]} data */
 function chunk(type, data) {
   const named = joined([...type].map((letter) => letter.charCodeAt(0)), data);
   return joined(words(data.length), named, words(crc(named)));
@@ -104,12 +119,14 @@ const CRC = Uint32Array.from({ length: 256 }, (_, n) => {
   return n >>> 0;
 });
 
+/** @param {Uint8Array} bytes */
 function crc(bytes) {
   let sum = 0xffffffff;
   for (const byte of bytes) sum = CRC[(sum ^ byte) & 255] ^ (sum >>> 8);
   return (sum ^ 0xffffffff) >>> 0;
 }
 
+/** @param {Blob} blob @param {string} name */
 function download(blob, name) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);
@@ -119,7 +136,8 @@ function download(blob, name) {
 }
 
 // The two buttons of a player.
-function savers(player) {
+/** @param {import("./player.js").Player} player */
+export function savers(player) {
   const name = () => `allreduce-${player.state.algorithm.replaceAll(" ", "-")}-${player.state.frames[0].values.length}-ranks`;
   const svg = player.button("save SVG", "save SVG: this round as a picture", () =>
     download(new Blob([svgOf(player.state, player.at)], { type: "image/svg+xml" }), `${name()}-round-${player.at}.svg`));
@@ -127,6 +145,7 @@ function savers(player) {
     if (moving.disabled) return;
     moving.disabled = true;
     try {
+      /** @param {any} share */
       const told = (share) => put(moving, `saving ${Math.round(100 * share)} %`);
       const { state } = player, as = `${name()}.png`;
       download(await film(state, told), as);

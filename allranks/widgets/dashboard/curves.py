@@ -143,9 +143,10 @@ class Curves:
         return dict(sorted(found, key=lambda pair: pair[0]))
 
     def numbers(self) -> dict[tuple[int, str], int]:
-        # A number for each rank and member: all its curves have one colour.
+        # A number for each rank and member: all its curves have one colour, that of the rank.
         owners = sorted({(key.rank, key.member) for key in self.series})
-        return {owner: number for number, owner in enumerate(owners)}
+        alone = not any(member for _, member in owners)
+        return {owner: owner[0] if alone else number for number, owner in enumerate(owners)}
 
     def forget(self, rank: int) -> None:
         # A rank, or member, begins anew.

@@ -35,6 +35,7 @@ from allranks.widgets.dashboard.tables import (
     straggler,
     strip_tables,
 )
+from allranks.widgets.scripts import joined
 
 #: All pictures of a cell together; with tables, text and what the live view needs a cell stays
 #: below 200 kB.
@@ -77,7 +78,7 @@ def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
     body += images(figures, style)
     if figures.timings and (last := straggler(figures.timings)):
         body += f"<p>{escape(last)}</p>"
-    folded = {"values and timings as tables": "".join(map(table_html, tables(figures)))}
+    folded = {"values and times as tables": "".join(map(table_html, tables(figures)))}
     folded |= {escape(section.title): section_html(section) for section in figures.sections}
     for title, inside in folded.items():
         if inside:
@@ -96,9 +97,10 @@ def images(figures: CellModel, style: PlotStyle) -> str:
     found = [image(picture, words) for picture, words in _pictures(figures, style)]
     if not found:
         return ""
-    owners = [
-        f"{figures.noun} {rank} {member}".strip() for rank, member in figures.curves.numbers()
-    ]
+    owners = {
+        f"{figures.noun} {rank} {member}".strip(): number
+        for (rank, member), number in figures.curves.numbers().items()
+    }
     # Many ranks are drawn as one band, which needs no legend.
     legend = f"<p>{svg.legend(owners)}</p>" if 1 < len(owners) <= svg.MANY else ""
     return f"{legend}<div>{' '.join(found)}</div>"
@@ -120,7 +122,12 @@ def _pictures(figures: CellModel, style: PlotStyle) -> list[tuple[str, str]]:
         times = svg.draw_strips(figures.strips.by_rank())
         found.append((times, "each rank's time: see the table"))
     elif rows:
-        found.append((svg.bars(rows), "what each rank waited and transferred: see the table"))
+        found.append(
+            (
+                svg.bars(rows, figures.elapsed),
+                "what each rank waited and transferred: see the table",
+            )
+        )
     return found
 
 
@@ -189,17 +196,11 @@ _MEMBERS = 2000
 _DIGITS = 7
 
 FRONT = Path(__file__).parents[1] / "front"
-#: Joined in this order they are one module. There is no build step, and nothing is downloaded.
-_PARTS = (
-    "format.js", "data.js", "chart.js", "ranks.js", "members.js", "curves.js", "parallel.js",
-    "timings.js", "time_strips.js", "logs.js", "main.js",
-)  # fmt: skip
 
 
 @cache
 def panel_files() -> tuple[str, str]:
-    script = "\n".join((FRONT / name).read_text("utf-8") for name in _PARTS)
-    return script, (FRONT / "front.css").read_text("utf-8")
+    return joined(FRONT / "main.js"), (FRONT / "front.css").read_text("utf-8")
 
 
 def with_panel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, groupby, pairwise
@@ -11,7 +11,8 @@ from typing import Any
 
 from allranks.widgets.dashboard.curves import Curve, Curves
 from allranks.widgets.dashboard.tables import labels, seconds
-from allranks.widgets.dashboard.timings import KINDS, WAITING, RankRow, RankTime
+from allranks.widgets.dashboard.timings import TRANSFER, WAITING, RankRow, RankTime
+from allranks.widgets.palette import KINDS, RANKS, TIME
 
 _MOST_SMOOTHING = 0.99
 
@@ -65,18 +66,15 @@ def smoothed(points: list[tuple[float, float]], amount: float) -> list[tuple[flo
     return found
 
 
-#: Okabe and Ito's colours, distinct with any kind of colour vision, changed to stand out on white
-#: and on black alike.
-COLOURS = (
-    "#1f83c9", "#c27300", "#00966b", "#c96a9d", "#3a93c9", "#cf5300", "#9a8700", "#8a76c9",
-)  # fmt: skip
 #: A picture has paper of its own: no grey can be read on white and on black.
 PAPER, INK = "#ffffff", "#616161"
-WAIT, TRANSFER, WRONG = "#c27300", "#1f83c9", "#b3261e"
+WRONG = "#b3261e"
 _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
 #: How wide a letter of a label is, at most.
 _LETTER = 7
+#: The room beside the labels of an axis.
+_BESIDE = 10
 #: More ranks than this are drawn as their mean, between the least and the greatest.
 MANY = 16
 
@@ -142,19 +140,19 @@ def curve(
     for key, line in lines.items():
         faint = style.selected not in (None, key.rank)
         index = numbers[key.rank, key.member]
-        colour = COLOURS[index % len(COLOURS)]
+        colour = RANKS[index % len(RANKS)]
         if len(set(line)) == 1:
             # A line through a single point would be invisible.
             (x, y) = line[0]
             body += f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
         else:
-            body += _line(frame.path(line), colour, index // len(COLOURS), 0.2 if faint else 1)
+            body += _line(frame.path(line), colour, index // len(RANKS), 0.2 if faint else 1)
     return svg_page(_WIDTH, _HEIGHT, name, body + wrong)
 
 
 def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) -> str:
     edge = [(x, high) for x, _, _, high in band] + [(x, low) for x, low, *_ in band[::-1]]
-    colour = COLOURS[index % len(COLOURS)]
+    colour = RANKS[index % len(RANKS)]
     return (
         f'<polygon points="{frame.path(edge)}" fill="{colour}" fill-opacity="{opacity}"/>'
         + _line(frame.path([(x, mean) for x, _, mean, _ in band]), colour, dashes(index))
@@ -166,12 +164,12 @@ def _mark(x: float) -> str:
     return f'<path {line} stroke="{WRONG}" class="not-finite"/>'
 
 
-def legend(names: Sequence[str]) -> str:
-    """Returns the colours of the curves with these names, as HTML."""
+def legend(names: Mapping[str, int]) -> str:
+    """Returns the colours of the curves with these names, by their numbers, as HTML."""
     parts = []
-    for index, name in enumerate(names):
-        mark = "■" if index < len(COLOURS) else "▤"
-        colour = COLOURS[index % len(COLOURS)]
+    for name, index in names.items():
+        mark = "■" if index < len(RANKS) else "▤"
+        colour = RANKS[index % len(RANKS)]
         words = escape(name).replace(" ", "&nbsp;")  # a line ends between names only
         parts.append(f'<span style="color: {colour}">{mark}</span>&nbsp;{words}')
     return " &nbsp; ".join(parts)
@@ -182,19 +180,20 @@ def dashes(index: int) -> int:
     return (index + index // 4) % 4
 
 
-def bars(rows: Sequence[RankRow]) -> str:
-    # What each rank waited and transferred.
+def bars(rows: Sequence[RankRow], elapsed: float) -> str:
+    # What each rank waited and transferred, of the seconds of the cell.
     step = 18 if len(rows) <= MANY else 7
     height = _TOP + step * len(rows) + 8
-    most = max((row.wait_seconds + row.transfer_seconds for row in rows), default=0) or 1.0
+    most = max(elapsed, *(row.wait_seconds + row.transfer_seconds for row in rows)) or 1.0
     scale = (_WIDTH - _LEFT - 70) / most
-    body = draw_swatch(_LEFT, 6, WAIT, "waiting for other ranks")
-    body += draw_swatch(_LEFT + 160, 6, TRANSFER, "transfer")
+    body = draw_swatch(_LEFT, 6, TIME[WAITING], "waiting for other ranks")
+    body += draw_swatch(_LEFT + 160, 6, TIME[TRANSFER], "transfer")
+    body += draw_words(_WIDTH - 4, 14.5, f"of a cell of {seconds(most)}", "end")
     for index, row in enumerate(rows):
         y = _TOP + step * index
         wait, transfer = row.wait_seconds * scale, row.transfer_seconds * scale
-        body += draw_box(_LEFT, y, wait, step - 4, WAIT)
-        body += draw_box(_LEFT + wait, y, transfer, step - 4, TRANSFER)
+        body += draw_box(_LEFT, y, wait, step - 4, TIME[WAITING])
+        body += draw_box(_LEFT + wait, y, transfer, step - 4, TIME[TRANSFER])
         if step >= 12 or index % 8 == 0:
             body += draw_words(_LEFT - 6, y + 10, f"rank {row.rank}", "end")
             total = seconds(row.wait_seconds + row.transfer_seconds)
@@ -235,9 +234,14 @@ class _Frame:
         if self.y0 == self.y1:
             margin = abs(self.y0) * 0.1 or 0.5
             self.y0, self.y1 = self.y0 - margin, self.y1 + margin
+        self.heights = (log_ticks if self.log else ticks)(self.y0, self.y1, 5)
+        self.beside = labels(self.heights)
+        longest = max(map(len, self.beside), default=0)
+        self.left = max(_LEFT, longest * _LETTER + _BESIDE)
 
     def x(self, value: float) -> float:
-        return _LEFT + (value - self.x0) / (self.x1 - self.x0) * (_WIDTH - _LEFT - _RIGHT)
+        share = (value - self.x0) / (self.x1 - self.x0)
+        return self.left + share * (_WIDTH - self.left - _RIGHT)
 
     def y(self, value: float) -> float:
         height = math.log10(value) if self.log else value
@@ -249,11 +253,10 @@ class _Frame:
 
     def axes(self) -> str:
         body = ""
-        heights = (log_ticks if self.log else ticks)(self.y0, self.y1, 5)
-        for height, words in zip(heights, labels(heights), strict=True):
-            y = self.y(height)
-            body += f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" opacity="0.35"/>'
-            body += draw_words(_LEFT - 6, y + 4, words, "end")
+        for height, words in zip(self.heights, self.beside, strict=True):
+            y, end = self.y(height), _WIDTH - _RIGHT
+            body += f'<path d="M{self.left} {y:.1f}H{end}" stroke="{INK}" opacity="0.35"/>'
+            body += draw_words(self.left - 6, y + 4, words, "end")
         steps = ticks(self.x0, self.x1, 3.5)
         for value, words in zip(steps, labels(steps), strict=True):
             middle = min(self.x(value), _WIDTH - len(words) * _LETTER / 2)
@@ -330,9 +333,6 @@ def svg_page(width: int, height: int, title: str, body: str, titled: bool = True
     )
 
 
-#: Start-up, importing, computing, waiting, transfer: distinct with any kind of colour vision,
-#: and 3:1 against the paper at least.
-_KIND_COLOURS = ("#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9")
 _STRIP, _GAP, _BAR, _STRIP_RIGHT, _STRIP_BOTTOM = 560, 16, 170, 56, 18
 _STEP, _LOW_STEP = 20, 7
 #: Columns of a strip, and of a strip among very many ranks.
@@ -369,7 +369,7 @@ def _kinds(times: Sequence[RankTime]) -> str:
     for kind, name in enumerate(KINDS):
         if any(time.sums[kind] for time in times):
             said = "waiting for the rank of that number" if kind == WAITING else name
-            body += draw_swatch(x, 6, _KIND_COLOURS[kind], said)
+            body += draw_swatch(x, 6, TIME[kind], said)
             x += 28 + 6.2 * len(said)
     return body
 
@@ -388,8 +388,7 @@ def _strip(time: RankTime, y: float, height: int, longest: float) -> str:
                 paths.setdefault(kind, []).append(box)
                 top += tall
     body = "".join(
-        f'<path d="{"".join(parts)}" fill="{_KIND_COLOURS[kind]}"/>'
-        for kind, parts in paths.items()
+        f'<path d="{"".join(parts)}" fill="{TIME[kind]}"/>' for kind, parts in paths.items()
     )
     return body + (_numbers(time, y, longest) if height > _LOW_STEP else "")
 
@@ -429,6 +428,6 @@ def _whole_bar(time: RankTime, y: float, height: int, longest: float) -> str:
     for kind, value in enumerate(time.sums):
         width = value / longest * _BAR
         if width >= 0.1:
-            body += draw_box(x, y, width, height, _KIND_COLOURS[kind])
+            body += draw_box(x, y, width, height, TIME[kind])
         x += width
     return body

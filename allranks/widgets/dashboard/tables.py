@@ -10,7 +10,8 @@ from typing import Any
 from allranks.records.config import size_text
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.curves import Curves
-from allranks.widgets.dashboard.timings import KINDS, RankTime, Shares, Strips, TimingTable
+from allranks.widgets.dashboard.timings import RankTime, Shares, Strips, TimingTable
+from allranks.widgets.palette import KINDS
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def curve_table(curves: Curves, noun: str = "rank") -> Table:
 
 
 _TABLE_CALLS, _TABLE_RANKS, _PAGE_CALLS = 20, 16, 100
+#: Of the costliest calls, the bandwidth is sent part by part.
+_SPARKLINES = 10
 
 
 def rank_table(timings: TimingTable) -> Table:
@@ -126,7 +129,7 @@ def rank_table(timings: TimingTable) -> Table:
         calls = max(row.calls for row in rest)
         name = f"{label(row.rank for row in rest)}, mean"
         told.append([name, f"{calls:,}", seconds(wait), seconds(transfer)])
-    return Table("collectives", ["", "calls", "waiting", "transfer"], told, straggler(timings))
+    return Table("communication", ["", "calls", "waiting", "transfer"], told, straggler(timings))
 
 
 def call_table(timings: TimingTable) -> Table:
@@ -152,7 +155,10 @@ def timings_page(timings: TimingTable) -> dict[str, Any]:
     # JSON types only.
     return {
         "ranks": [vars(row) for row in timings.by_rank()],
-        "calls": [vars(row) for row in timings.by_call()[:_PAGE_CALLS]],
+        "calls": [
+            {**vars(row), "recent": timings.recent(row) if place < _SPARKLINES else []}
+            for place, row in enumerate(timings.by_call()[:_PAGE_CALLS])
+        ],
         "straggler": straggler(timings),
     }
 
@@ -177,7 +183,7 @@ def strip_tables(strips: Strips) -> list[Table]:
     every, steps = strips.by_rank(), strips.steps()[:_TABLE_RANKS]
     rows = [(time.rank, time.sums, _why(time)) for time in every[:_TABLE_RANKS]]
     left = label(time.rank for time in every[_TABLE_RANKS:]) if every[_TABLE_RANKS:] else ""
-    found = [_time_table("time", rows, f"{left} not in this table" if left else "")]
+    found = [_time_table("time of each rank", rows, f"{left} not in this table" if left else "")]
     if steps:
         title = f"a step, mean of {number(max(step.steps for step in steps))}"
         found.append(_time_table(title, [(step.rank, step.each, "") for step in steps]))

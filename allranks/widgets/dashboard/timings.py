@@ -8,7 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allranks.records.telemetry import CallTotals, Strip, Timings
+from allranks.records.telemetry import CallTotals, Strip, Timings, busbw
+from allranks.widgets.palette import KINDS
+
+#: Most values of the bandwidth over the cell.
+_RECENT = 32
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class TimingTable:
 
     def __init__(self) -> None:
         self._totals: dict[tuple[Any, ...], dict[int, CallTotals]] = {}
+        self._recent: dict[tuple[Any, ...], _Recent] = {}
         self.changed = False
 
     def __bool__(self) -> bool:
@@ -64,12 +69,21 @@ class TimingTable:
         for row in record.rows:
             totals = CallTotals.from_row(row)
             self._totals.setdefault(totals.key, {})[record.rank] = totals
+            # Of one rank: transfer, without waiting, takes all ranks about the same time.
+            recent = self._recent.setdefault(_kind(totals), _Recent(record.rank))
+            if recent.rank == record.rank:
+                recent.take(totals)
         self.changed = True
 
     def by_call(self) -> list[CallRow]:
         # The costliest first.
         rows = [_row_over_ranks(list(ranks.values())) for ranks in self._totals.values()]
         return sorted(rows, key=lambda row: -(row.wait_seconds + row.transfer_seconds))
+
+    def recent(self, row: CallRow) -> list[float]:
+        # The bus bandwidth in each part of the cell.
+        found = self._recent.get(_kind(row))
+        return [] if found is None else [float(f"{value:.3g}") for value in found.values]
 
     def by_rank(self) -> list[RankRow]:
         sums: dict[int, list[Any]] = {}
@@ -100,6 +114,37 @@ class TimingTable:
         return Straggler(rank, times[rank], calls, seconds[rank]) if seconds[rank] else None
 
 
+def _kind(row: CallRow | CallTotals) -> tuple[Any, ...]:
+    return row.op, row.name, row.dtype, row.nbytes, row.ranks
+
+
+class _Recent:
+    """The bus bandwidth of one kind of call on one rank, record by record; when there are too many
+    values, each two become one.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.values: list[float] = []
+        self._calls, self._seconds = 0, 0.0
+        self._each, self._waiting = 1, 0
+
+    def take(self, totals: CallTotals) -> None:
+        self._waiting += 1
+        calls, spent = totals.calls - self._calls, totals.moving_seconds - self._seconds
+        if self._waiting < self._each or calls <= 0:
+            return
+        self._calls, self._seconds, self._waiting = totals.calls, totals.moving_seconds, 0
+        value = busbw(totals.op, totals.ranks, totals.nbytes * calls, spent)
+        if value is None:
+            return
+        self.values.append(value)
+        if len(self.values) > _RECENT:
+            pairs = zip(self.values[::2], self.values[1::2], strict=False)
+            self.values = [(one + other) / 2 for one, other in pairs]
+            self._each *= 2
+
+
 def _row_over_ranks(totals: list[CallTotals]) -> CallRow:
     first, count = totals[0], len(totals)
     # The slowest rank ends a call: its bandwidth is that of all.
@@ -119,8 +164,8 @@ def _row_over_ranks(totals: list[CallTotals]) -> CallRow:
     )
 
 
-#: What a rank is at. Start-up is computing before the first step that the cell has logged.
-KINDS = ("start-up", "importing", "computing", "waiting", "transfer")
+#: What a rank is at, in the order of `KINDS`. Start-up is computing before the first step that the
+#: cell has logged.
 START_UP, IMPORTING, COMPUTING, WAITING, TRANSFER = range(5)
 
 #: Most bins that a page gets for all ranks together, and the most and least for one rank.

@@ -107,7 +107,7 @@ class LivePanel:
     @property
     def _looks_at_time(self) -> bool:
         # Whether a reader has opened that section.
-        return "time" not in self.settings.get("closed", ["time"])
+        return "Timeline" not in self.settings.get("closed", ["Timeline"])
 
     def panel(self, text: str) -> Data:
         """Returns the widget as a display's data, with a text for pages that show no widgets."""

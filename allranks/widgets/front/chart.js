@@ -1,145 +1,48 @@
-// The ranks' lines: a ring that forgets its oldest, and the part of it that is looked at.
-
-const KEPT_LINES = 600_000;
-const FOLDED_LINES = 50_000;
-const LINE_LENGTH = 2000;
-const ESCAPES = /\u001b\[[0-9;?]*[A-Za-z]/g;
-
-class Lines {
-  constructor() {
-    this.query = "";
-    this.only = null;
-    this.fold = true;
-    this.clear();
-  }
-
-  clear() {
-    this.texts = [];
-    this.ranks = [];
-    this.kinds = [];      // 0 out, 1 err, 2 a note of ours
-    this.open = new Map();
-    this.forgotten = 0;
-    this.skipped = 0;     // bytes
-    this.look();
-  }
-
-  get count() { return this.texts.length; }
-
-  // Takes in bytes of one rank; spans are those of standard error.
-  feed(rank, bytes, spans, skipped) {
-    if (skipped) this.push(rank, `… ${formatBytes(skipped)} are in the log file only`, 2);
-    this.skipped += skipped;
-    let tail = this.open.get(rank);
-    if (!tail) this.open.set(rank, tail = { decoder: new TextDecoder(), text: "", kind: 0 });
-    let at = 0;
-    for (const [start, end] of [...spans, [bytes.length, bytes.length]]) {
-      this.text(rank, tail, bytes.subarray(at, start), 0);
-      this.text(rank, tail, bytes.subarray(Math.max(at, start), end), 1);
-      at = Math.max(at, end);
-    }
-    if (this.count > KEPT_LINES) this.forget(this.count - KEPT_LINES + KEPT_LINES / 10);
-    this.extend();
-  }
-
-  text(rank, tail, bytes, kind) {
-    if (!bytes.length) return;
-    const pieces = tail.decoder.decode(bytes, { stream: true }).split("\n");
-    const last = pieces.length - 1;
-    for (let i = 0; i < last; i++) {
-      const line = i || !tail.text ? pieces[i] : tail.text + pieces[i];
-      this.push(rank, line, i || !tail.text ? kind : tail.kind);
-      if (!i) tail.text = "";
-    }
-    if (!tail.text) tail.kind = kind;
-    tail.text = (tail.text + pieces[last]).slice(-LINE_LENGTH);
-  }
-
-  push(rank, raw, kind) {
-    let line = raw;
-    if (line.includes("\r")) line = line.replace(/\r$/, "").replace(/^.*\r/s, "");
-    if (line.includes("\u001b")) line = line.replace(ESCAPES, "");
-    if (line.length > LINE_LENGTH) line = `${line.slice(0, LINE_LENGTH)} …`;
-    this.texts.push(line);
-    this.ranks.push(rank);
-    this.kinds.push(kind);
-  }
-
-  forget(count) {
-    for (const list of [this.texts, this.ranks, this.kinds]) list.splice(0, count);
-    this.forgotten += count;
-    this.look();
-  }
-
-  // Looks at other lines: those of one rank, those that hold a text.
-  look({ query = this.query, only = this.only, fold = this.fold } = {}) {
-    Object.assign(this, { query, only, fold });
-    this.pattern = query ? new RegExp(query.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "i") : null;
-    this.rows = [];
-    this.seen = new Map();
-    this.times = new Map();
-    this.sharers = new Map();
-    this.looked = 0;
-    this.among = 0;       // lines of all ranks, or of the one
-    this.extend();
-  }
-
-  // Brings the rows up to date with the lines that have come since.
-  extend() {
-    const { texts, ranks, rows, only, pattern } = this;
-    for (let i = this.looked; i < texts.length; i++) {
-      if (only !== null && ranks[i] !== only) continue;
-      this.among++;
-      if (pattern && !pattern.test(texts[i])) continue;
-      if (this.fold && only === null && rows.length < FOLDED_LINES && this.joins(i)) continue;
-      rows.push(i);
-    }
-    this.looked = texts.length;
-  }
-
-  // Whether another rank wrote this line, for the same time, so that the two are shown as one.
-  joins(i) {
-    const text = this.texts[i], rank = this.ranks[i];
-    const mine = `${rank} ${text}`;
-    const time = (this.times.get(mine) ?? 0) + 1;
-    this.times.set(mine, time);
-    const key = `${time} ${this.kinds[i]} ${text}`;
-    const first = this.seen.get(key);
-    if (first === undefined) {
-      this.seen.set(key, i);
-      return false;
-    }
-    const sharers = this.sharers.get(first) ?? [this.ranks[first]];
-    sharers.push(rank);
-    this.sharers.set(first, sharers);
-    return true;
-  }
-
-  row(index) {
-    const i = this.rows[index];
-    return { ranks: this.sharers.get(i) ?? [this.ranks[i]], text: this.texts[i], kind: this.kinds[i] };
-  }
-}
-
 // One chart on a canvas: lines, or a mean between the least and the greatest, and what the
 // pointer is over.
 
-const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
+import { formatLabels } from "./format.js";
+
+// `left` is the least: the labels of an axis need as much as their longest.
+export const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
+// The width of a letter of a label, at most, and the room beside it.
+const LETTER = 6.6, BESIDE = 12;
 const COLUMNS = 240;
 // At most this many steps with infinite values or NaN are marked.
-const MAX_MARKED_STEPS = 20;
+export const MAX_MARKED_STEPS = 20;
+
+const STEPS = [[1, Math.sqrt(2)], [2, Math.sqrt(10)], [5, Math.sqrt(50)], [10, Infinity]];
+
+// A canvas without anything on it, as sharp as the screen; null where it is not shown.
+/** @param {HTMLCanvasElement} canvas */
+export function blank(canvas) {
+  const width = canvas.clientWidth, height = canvas.clientHeight, ratio = devicePixelRatio || 1;
+  const paint = canvas.getContext("2d");
+  if (!width || !paint) return null;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+  paint.clearRect(0, 0, width, height);
+  paint.font = `11px ${getComputedStyle(canvas).fontFamily}`;
+  return paint;
+}
 
 // Round numbers between two others, about `count` of them, as in the still picture.
-function ticks(low, high, count) {
+/** @param {number} low @param {number} high @param {number} count */
+export function ticks(low, high, count) {
   const rough = (high - low) / count;
   const size = 10 ** Math.floor(Math.log10(rough));
   // The round step whose ratio to the wanted one is least.
-  const step = size * [1, 2, 5, 10].find((m, i) => rough < Math.sqrt([2, 10, 50, Infinity][i]) * size);
+  const step = size * (STEPS.find(([, bound]) => rough < bound * size) ?? STEPS[3])[0];
   const found = [];
   for (let n = Math.ceil(low / step); n <= high / step + 1e-9; n++) found.push(n * step);
   return found;
 }
 
 // Powers of ten, or 1, 2 and 5 times these, between two numbers whose log10 is given.
+/** @param {number} low @param {number} high @param {number} count */
 function logTicks(low, high, count) {
   if (high - low > count / 2) {
     return ticks(low, high, count).map((power) => Math.round(power * 1e6) / 1e6).filter(Number.isInteger).map((power) => 10 ** power);
@@ -151,7 +54,8 @@ function logTicks(low, high, count) {
 }
 
 // An exponential mean that does not start at 0; 0 leaves values as they are.
-function smooth(values, amount) {
+/** @param {number[]} values @param {number} amount */
+export function smooth(values, amount) {
   if (!amount) return values;
   let mean = 0, weight = 0;
   return values.map((value) => {
@@ -163,7 +67,8 @@ function smooth(values, amount) {
 }
 
 // Step, least, mean and greatest over lines, column by column.
-function spread(lines) {
+/** @param {import("./types").Line[]} lines */
+export function spread(lines) {
   let low = Infinity, high = -Infinity;
   for (const { xs } of lines) for (const x of xs) { low = Math.min(low, x); high = Math.max(high, x); }
   const columns = new Map(), width = (high - low) || 1;
@@ -182,8 +87,10 @@ function spread(lines) {
 }
 
 // Where values land on the canvas.
-function scales(lines, band, width, height, log, marks = []) {
+/** @param {import("./types").Line[]} lines @param {import("./types").Column[]} band @param {number} width @param {number} height @param {boolean} log @param {number[]} [marks] */
+export function scales(lines, band, width, height, log, marks = []) {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
+  /** @param {any} x @param {number} y */
   const see = (x, y) => {
     if (!Number.isFinite(x) || !Number.isFinite(y) || (log && y <= 0)) return;
     x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y);
@@ -197,27 +104,32 @@ function scales(lines, band, width, height, log, marks = []) {
   if (y0 === y1) { const room = Math.abs(y0) * 0.1 || 0.5; y0 -= room; y1 += room; }
   const room = (y1 - y0) * 0.04;
   y0 -= room; y1 += room;
-  const across = (width - EDGE.left - EDGE.right) / (x1 - x0);
+  const heights = (log ? logTicks : ticks)(y0, y1, 5), beside = formatLabels(heights);
+  const left = Math.max(EDGE.left, BESIDE + LETTER * Math.max(...beside.map((text) => text.length)));
+  const across = (width - left - EDGE.right) / (x1 - x0);
   const up = (height - EDGE.top - EDGE.bottom) / (y1 - y0);
-  return {
-    x0, x1, y0, y1,
-    x: (value) => EDGE.left + (value - x0) * across,
+  /** @type {import("./types").Scale} */
+  const scale = {
+    x0, x1, y0, y1, left, heights, beside,
+    x: (value) => left + (value - x0) * across,
     y: (value) => height - EDGE.bottom - ((log ? Math.log10(value) : value) - y0) * up,
-    step: (pixel) => x0 + (pixel - EDGE.left) / across,
+    step: (pixel) => x0 + (pixel - left) / across,
   };
+  return scale;
 }
 
-function drawAxes(paint, scale, width, height, log, ink, grid) {
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number} width @param {number} height @param {boolean} log @param {string} ink @param {string} grid */
+export function drawAxes(paint, scale, width, height, log, ink, grid) {
   paint.fillStyle = ink;
   paint.strokeStyle = grid;
   paint.lineWidth = 1;
   paint.textBaseline = "middle";
   paint.textAlign = "right";
-  const heights = (log ? logTicks : ticks)(scale.y0, scale.y1, 5), beside = formatLabels(heights);
+  const { heights, beside, left } = scale;
   heights.forEach((value, i) => {
     const y = Math.round(scale.y(value)) + 0.5;
-    paint.beginPath(); paint.moveTo(EDGE.left, y); paint.lineTo(width - EDGE.right, y); paint.stroke();
-    paint.fillText(beside[i], EDGE.left - 6, y);
+    paint.beginPath(); paint.moveTo(left, y); paint.lineTo(width - EDGE.right, y); paint.stroke();
+    paint.fillText(beside[i], left - 6, y);
   });
   paint.textAlign = "center";
   const steps = ticks(scale.x0, scale.x1, Math.max(2, Math.min(5, width / 105))), below = formatLabels(steps);
@@ -228,7 +140,8 @@ function drawAxes(paint, scale, width, height, log, ink, grid) {
 }
 
 // The first steps of curves whose values are infinite or NaN.
-function drawMarks(paint, scale, marks, height, colour) {
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number[]} marks @param {number} height @param {string} colour */
+export function drawMarks(paint, scale, marks, height, colour) {
   paint.strokeStyle = colour;
   paint.lineWidth = 1;
   paint.setLineDash([4, 3]);
@@ -239,7 +152,8 @@ function drawMarks(paint, scale, marks, height, colour) {
   paint.setLineDash([]);
 }
 
-function drawLine(paint, scale, xs, ys, style, log) {
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number[]} xs @param {number[]} ys @param {import("./types").LineStyle} style @param {boolean} log */
+export function drawLine(paint, scale, xs, ys, style, log) {
   paint.strokeStyle = style.colour;
   paint.globalAlpha = style.alpha;
   paint.lineWidth = style.width;
@@ -263,14 +177,12 @@ function drawLine(paint, scale, xs, ys, style, log) {
   paint.globalAlpha = 1;
 }
 
-function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {import("./types").Column[]} band @param {string} fill @param {boolean} log @param {number} [alpha] */
+export function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
   const floor = log ? 10 ** scale.y0 : -Infinity;
   const edge = [...band.map((c) => [c.x, c.high]), ...band.map((c) => [c.x, c.low]).reverse()];
   paint.beginPath();
-  edge.forEach(([x, y], i) => {
-    const point = [scale.x(x), scale.y(Math.max(y, floor))];
-    if (i) paint.lineTo(...point); else paint.moveTo(...point);
-  });
+  for (const [x, y] of edge) paint.lineTo(scale.x(x), scale.y(Math.max(y, floor)));
   paint.fillStyle = fill;
   paint.globalAlpha = alpha;
   paint.fill();
@@ -278,7 +190,8 @@ function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
 }
 
 // The index of the value nearest to x; steps mostly grow, so the search starts by halves.
-function nearest(xs, x) {
+/** @param {number[]} xs @param {any} x */
+export function nearest(xs, x) {
   let best = -1, distance = Infinity;
   for (let i = 0; i < xs.length; i++) {
     const here = Math.abs(xs[i] - x);

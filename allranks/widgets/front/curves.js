@@ -1,11 +1,24 @@
 // Curves: one chart a metric, per rank or as mean and spread, with log scale and smoothing.
 
+import { EDGE, MAX_MARKED_STEPS, blank, drawAxes, drawBand, drawLine, drawMarks, nearest, scales, smooth, spread } from "./chart.js";
+import { Choice, isDark, make, put } from "./elements.js";
+import { RANK_COLOURS, colour, formatNumber, formatRanks } from "./format.js";
+import { dashed, groupsOf, parametersOf } from "./groups.js";
+
 const MANY_CURVES = 16;
 
+/** @typedef {import("./types").Series} Series */
+/** @typedef {import("./types").SeriesLine} SeriesLine */
+/** @typedef {import("./types").Column} Column */
+/** @typedef {import("./types").Scale} Scale */
+
 class CurvesPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
+    /** @type {Map<string, Chart>} */
     this.charts = new Map();
+    this.said = "";
     const { log = false, mean = false, smoothing = 0 } = data.settings;
     this.smoothing = smoothing;
     this.log = make("input", { type: "checkbox", checked: log });
@@ -24,7 +37,7 @@ class CurvesPanel {
     this.mean.addEventListener("input", () => data.set({ mean: this.mean.checked }));
     for (const control of [this.log, this.mean, this.slider]) {
       control.addEventListener("input", () => {
-        this.smoothing = this.slider.value / 100;
+        this.smoothing = this.slider.valueAsNumber / 100;
         data.set({ log: this.log.checked, smoothing: this.smoothing });
         this.draw();
       });
@@ -36,23 +49,25 @@ class CurvesPanel {
   draw() {
     const owners = this.data.owners(), dark = isDark();
     if (this.data.settings.mean === undefined) this.mean.checked = owners.size > MANY_CURVES;
+    /** @type {Map<string, Series[]>} */
     const metrics = new Map();
-    for (const series of this.data.series.values()) {
-      if (!metrics.has(series.name)) metrics.set(series.name, []);
-      metrics.get(series.name).push(series);
-    }
+    for (const series of this.data.series.values()) metrics.set(series.name, [...metrics.get(series.name) ?? [], series]);
     for (const [name, list] of metrics) {
-      if (!this.charts.has(name)) {
-        const chart = new Chart(name, this);
-        this.charts.set(name, chart);
+      let chart = this.charts.get(name);
+      if (!chart) {
+        this.charts.set(name, chart = this.chart(name));
         this.grid.append(chart.element);
       }
       list.sort((a, b) => a.rank - b.rank || (a.member < b.member ? -1 : 1));
-      this.charts.get(name).draw(list, owners, dark);
+      chart.draw(list, owners, dark);
     }
     this.drawLegend(owners, dark);
   }
 
+  /** @param {string} name */
+  chart(name) { return new Chart(name, this); }
+
+  /** @param {Map<string, number>} owners @param {boolean} dark */
   drawLegend(owners, dark) {
     const said = this.mean.checked
       ? `mean, minimum and maximum of ${owners.size}` : [...owners.keys()].join() + dark;
@@ -70,14 +85,22 @@ class CurvesPanel {
   }
 }
 
+/** @param {Series} one @param {Series} other */
 const coincide = (one, other) => one.values.length === other.values.length && one.last[1] === other.last[1]
   && one.values.every((value, i) => value === other.values[i] && one.steps[i] === other.steps[i]);
 
 class Chart {
+  /** @param {string} name @param {CurvesPanel} panel */
   constructor(name, panel) {
     this.name = name;
     this.panel = panel;
+    /** @type {number | null} */
     this.at = null;
+    /** @type {Series[] | null} */
+    this.list = null;
+    /** @type {Map<string, number>} */
+    this.owners = new Map();
+    this.dark = false;
     this.canvas = make("canvas", { tabIndex: 0, role: "img" });
     this.tip = make("div", { className: "ar-tip", hidden: true });
     this.note = make("span", { className: "ar-note" });
@@ -88,7 +111,7 @@ class Chart {
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("blur", () => this.point(null));
     this.canvas.addEventListener("keydown", (event) => {
-      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const by = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
       if (!by) return;
       event.preventDefault();
       event.stopPropagation();
@@ -96,25 +119,21 @@ class Chart {
     });
   }
 
+  /** @param {number | null} pixel */
   point(pixel) {
     const width = this.canvas.clientWidth;
     this.at = pixel === null ? null : Math.max(EDGE.left, Math.min(width - EDGE.right, pixel));
     if (this.list) this.draw(this.list, this.owners, this.dark);
   }
 
+  /** @param {Series[]} list @param {Map<string, number>} owners @param {boolean} dark */
   draw(list, owners, dark) {
-    Object.assign(this, { list, owners, dark });
+    this.list = list;
+    this.owners = owners;
+    this.dark = dark;
     const { canvas, panel } = this, width = canvas.clientWidth, height = canvas.clientHeight;
-    if (!width) return;
-    const ratio = devicePixelRatio || 1;
-    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-    }
-    const style = getComputedStyle(canvas), paint = canvas.getContext("2d");
-    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
-    paint.clearRect(0, 0, width, height);
-    paint.font = `11px ${style.fontFamily}`;
+    const style = getComputedStyle(canvas), paint = blank(canvas);
+    if (!paint) return;
     const log = panel.log.checked, selected = panel.data.selected;
     const lines = list.map((series) => ({
       series,
@@ -123,7 +142,7 @@ class Chart {
     }));
     const band = panel.mean.checked ? spread(lines) : [];
     const drawn = band.length ? lines.filter((line) => line.series.rank === selected) : lines;
-    const marks = [...new Set(list.filter((one) => one.broken).map((one) => one.broken[0]))].slice(0, MAX_MARKED_STEPS);
+    const marks = [...new Set(list.flatMap((one) => (one.broken ? [one.broken[0]] : [])))].slice(0, MAX_MARKED_STEPS);
     const scale = scales(band.length ? drawn : lines, band, width, height, log, marks);
     this.annotate(list);
     this.describe(list);
@@ -137,24 +156,27 @@ class Chart {
       drawLine(paint, scale, band.map((c) => c.x), band.map((c) => c.mean), line, log);
     }
     for (const { series, xs, ys } of drawn) {
-      const index = owners.get(`${series.rank} ${series.member}`);
+      const index = owners.get(`${series.rank} ${series.member}`) ?? 0;
       const chosen = selected === null || selected === series.rank;
       drawLine(paint, scale, xs, ys, {
         colour: band.length ? ink : colour(index, dark),
         alpha: chosen ? 1 : 0.2,
         width: selected === series.rank ? 2.5 : 1.5,
-        dash: [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / LIGHT.length) % 4],
+        dash: [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / RANK_COLOURS) % 4],
       }, log);
     }
     this.drawTip(paint, scale, lines, band, height, ink);
   }
 
+  /** @param {CanvasRenderingContext2D} paint @param {Scale} scale @param {SeriesLine[]} lines @param {Column[]} band @param {number} height @param {string} ink */
   drawTip(paint, scale, lines, band, height, ink) {
     const { panel } = this;
     this.tip.hidden = this.at === null;
     if (this.at === null) return;
     const x = scale.step(this.at);
-    let step = x, rows;
+    /** @type {[string, number][]} */
+    let rows;
+    let step;
     if (band.length) {
       const column = band[nearest(band.map((c) => c.x), x)];
       step = Math.round(column.x);
@@ -180,6 +202,7 @@ class Chart {
   }
 
   // What stands beside the name.
+  /** @param {Series[]} list */
   annotate(list) {
     // What the notebook has kept is rounded; that its curves differ was found before.
     const same = list.length > 1 && !this.panel.data.apart?.includes(this.name) && list.every((one) => coincide(one, list[0]));
@@ -195,6 +218,7 @@ class Chart {
   }
 
   // What a screen reader says; also what tests read.
+  /** @param {Series[]} list */
   describe(list) {
     const lasts = list.slice(0, MANY_CURVES).map(({ rank, member, last }) =>
       `${this.panel.data.noun} ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`);
@@ -202,73 +226,17 @@ class Chart {
   }
 }
 
-// Curves of an ensemble, told apart by a parameter: a colour a value, or a band a value.
+// Curves of an ensemble, told apart by a parameter.
 
-const FEW_VALUES = 8, PARTS = 4;
-const DASHES = [[[], "━━"], [[6, 3], "╍╍"], [[2, 2], "┅┅"], [[8, 3, 2, 3], "━╍"]];
-// The fifth colour resembles the first: they differ in their dashes.
-const dashed = (index) => DASHES[(index + Math.floor(index / DASHES.length)) % DASHES.length];
-
-// The members by the values of a parameter; many different numbers are cut into parts of equal count.
-function groupsOf(members, name) {
-  const have = members.filter(({ parameters }) => name in parameters).map(({ number, parameters }) => [number, parameters[name]]);
-  const values = sortedValues(have.map(([, value]) => value));
-  let parts = values.map((value) => [value]);
-  if (values.length > FEW_VALUES) {
-    const count = values.every((value) => typeof value === "number") ? PARTS : FEW_VALUES;
-    parts = Array.from({ length: count }, (_, i) =>
-      values.slice(Math.floor(i * values.length / count), Math.floor((i + 1) * values.length / count)));
-  }
-  const place = new Map(parts.flatMap((part, index) => part.map((value) => [value, index])));
-  const labels = parts.map((part) => (part.length === 1 ? parameterWords(part[0])
-    : `${parameterWords(part[0])} to ${parameterWords(part[part.length - 1])}`));
-  const of = new Map(have.map(([number, value]) => [number, place.get(value)]));
-  const counts = labels.map((_, index) => [...of.values()].filter((one) => one === index).length);
-  return { name, labels, of, counts };
-}
-
-// Different values, numbers by their size, words as they came.
-function sortedValues(values) {
-  const different = [...new Set(values)];
-  return different.every((value) => typeof value === "number") ? different.sort((a, b) => a - b) : different;
-}
-
-const parameterWords = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value));
-
-// The parameters that differ between members.
-function parametersOf(members) {
-  const names = [...new Set(members.flatMap(({ parameters }) => Object.keys(parameters)))];
-  return names.filter((name) => sortedValues(members.map(({ parameters }) => parameters[name])).length > 1);
-}
-
-class Choice {
-  constructor(label, none, changed) {
-    this.none = none;
-    this.select = make("select", {});
-    this.element = make("label", {}, `${label} `, this.select);
-    this.select.addEventListener("change", () => { this.chosen = true; changed(); });
-  }
-
-  get value() { return this.select.value; }
-
-  offer(names, wanted) {
-    const said = names.join("\n");
-    if (said !== this.said) {
-      const before = this.value;
-      this.said = said;
-      this.select.replaceChildren(make("option", { value: "" }, this.none), ...names.map((name) => make("option", { value: name }, name)));
-      this.select.value = names.includes(before) ? before : "";
-    }
-    if (!this.chosen) this.select.value = wanted ?? "";
-  }
-}
-
-class GroupedCurves extends CurvesPanel {
+export class GroupedCurves extends CurvesPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     super(data);
+    this.said = "";
+    /** @type {import("./types").Groups | null} */
     this.groups = null;
     this.by = new Choice("by", "each member", () => this.draw());
-    this.element.firstElementChild.insertBefore(this.by.element, this.legend);
+    this.legend.before(this.by.element);
   }
 
   draw() {
@@ -278,15 +246,13 @@ class GroupedCurves extends CurvesPanel {
     const many = this.data.owners().size > MANY_CURVES;
     this.by.offer(names, many ? names[0] : "");
     this.groups = this.by.value ? groupsOf(members, this.by.value) : null;
-    for (const { name } of this.data.series.values()) {
-      if (this.charts.has(name)) continue;
-      const chart = new GroupedChart(name, this);
-      this.charts.set(name, chart);
-      this.grid.append(chart.element);
-    }
     super.draw();
   }
 
+  /** @param {string} name */
+  chart(name) { return new GroupedChart(name, this); }
+
+  /** @param {Map<string, number>} owners @param {boolean} dark */
   drawLegend(owners, dark) {
     if (!this.groups) { super.drawLegend(owners, dark); return; }
     const { name, labels, counts } = this.groups, said = JSON.stringify([this.groups.name, labels, counts, this.mean.checked, dark]);
@@ -302,9 +268,17 @@ class GroupedCurves extends CurvesPanel {
 }
 
 class GroupedChart extends Chart {
+  /** @param {string} name @param {GroupedCurves} panel */
+  constructor(name, panel) {
+    super(name, panel);
+    this.grouped = panel;
+  }
+
+  /** @param {Series[]} list @param {Map<string, number>} owners @param {boolean} dark */
   draw(list, owners, dark) {
-    const { groups, mean } = this.panel;
+    const { groups, mean } = this.grouped;
     if (!groups) { super.draw(list, owners, dark); return; }
+    /** @param {number} rank */
     const group = (rank) => groups.of.get(rank) ?? groups.labels.length;
     const mapped = new Map([...owners.keys()].map((owner) => [owner, group(parseInt(owner, 10))]));
     if (!mean.checked) { super.draw(list, mapped, dark); return; }
@@ -314,9 +288,11 @@ class GroupedChart extends Chart {
     this.drawBands(list, groups, dark);
   }
 
+  /** @param {Series[]} list @param {import("./types").Groups} groups @param {boolean} dark */
   drawBands(list, groups, dark) {
     const { canvas, panel } = this, width = canvas.clientWidth, height = canvas.clientHeight;
     const log = panel.log.checked, paint = canvas.getContext("2d"), style = getComputedStyle(canvas);
+    if (!paint) return;
     const lines = list.map((series) => ({ series, xs: [...series.steps, series.last[0]],
       ys: smooth([...series.values, series.last[1]], panel.smoothing) }));
     const bands = groups.labels.map((label, index) => ({ label, index,
@@ -334,16 +310,17 @@ class GroupedChart extends Chart {
       if (series.rank === panel.data.selected) drawLine(paint, scale, xs, ys, { colour: style.color, alpha: 1, width: 2.5, dash: [] }, log);
     }
     this.tip.hidden = this.at === null || !bands.length;
-    if (this.tip.hidden) return;
+    if (this.at === null || !bands.length) return;
     this.drawTip(paint, scale, [], bands[0].band, height, style.color);
     const x = scale.step(this.at), rows = bands.map(({ label, band }) => {
       const { mean, low, high } = band[nearest(band.map((c) => c.x), x)];
       return make("div", {}, `${groups.name}=${label}  ${formatNumber(mean)}  (${formatNumber(low)} to ${formatNumber(high)})`);
     });
-    this.tip.replaceChildren(this.tip.firstElementChild, ...rows);
+    this.tip.replaceChildren(...[...this.tip.children].slice(0, 1), ...rows);
   }
 
   // What a screen reader says: where each group stands now.
+  /** @param {import("./types").Groups} groups @param {{ label: string, index: number, band: Column[] }[]} bands */
   describeBands(groups, bands) {
     const said = bands.map(({ label, index, band }) => {
       const { mean, low, high } = band[band.length - 1];

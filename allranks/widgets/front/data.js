@@ -1,65 +1,57 @@
-// What is chosen after the cell goes into the notebook's file, where a page lets a widget see its notebook.
-
-// A page has one of each, whichever view has made it: what was chosen, by the view's key, and the notebooks.
-const chosen = (globalThis.allranksChosen ??= new Map());
-const notebooks = (globalThis.allranksNotebooks ??= new Set());
-
-// JupyterLab's and Notebook's widgets know the notebook that they stand in.
-function watch(model) {
-  const context = model?.widget_manager?.context;
-  if (!context?.saveState?.connect || notebooks.has(context)) return;
-  notebooks.add(context);
-  context.disposed?.connect(() => notebooks.delete(context));
-  // Before it is written: to change an output draws it anew, which must not happen at every click.
-  context.saveState.connect((_, state) => { if (state === "started") write(context); });
-}
-
-function choose(key, settings) {
-  chosen.set(key, settings);
-  for (const { model } of notebooks) if (outputs(model, key).length) model.dirty = true;
-}
-
-// Where a view stands in a notebook: the list of its outputs, its place there, and its page.
-function outputs(model, key) {
-  const found = [];
-  for (let at = 0; at < (model?.cells?.length ?? 0); at++) {
-    const list = model.cells.get(at).outputs;
-    for (let i = 0; i < (list?.length ?? 0); i++) {
-      const html = [list.get(i).data["text/html"] ?? ""].flat().join("");
-      if (html.startsWith(`<div data-allranks="${key}"`)) found.push([list, i, html]);
-    }
-  }
-  return found;
-}
-
-function write({ model }) {
-  for (const [key, settings] of chosen) {
-    const places = outputs(model, key);
-    for (const [list, i, html] of places) {
-      const output = list.get(i).toJSON(), said = encodeURIComponent(JSON.stringify(settings));
-      const after = html.replace(/^<div [^>]*>/, `<div data-allranks="${key}" data-chosen="${said}">`);
-      const focused = focusOf(key);
-      list.set(i, { ...output, data: { ...output.data, "text/html": after } });
-      if (focused >= 0) focusable(key)[focused]?.focus({ preventScroll: true });
-    }
-    if (places.length) chosen.delete(key);
-  }
-}
-
-// The new drawing takes the focus of the old one.
-const focusable = (key) => [...document.querySelectorAll(`[data-allranks="${key}"] :is(button, input, select, [tabindex])`)];
-const focusOf = (key) => focusable(key).indexOf(document.activeElement);
-
 // What the kernel has told so far, kept apart from what draws it: a view may come and go.
 
-class Data {
+import { choose, watch } from "./chosen.js";
+import { Lines } from "./lines.js";
+import { takeStrips } from "./rank_time.js";
+
+/** @typedef {import("./types").Member} Member */
+/** @typedef {import("./types").Series} Series */
+
+export class Data {
+  /** @type {Map<number, Member>} */
+  members = new Map();
+  /** @type {import("./types").Ensemble} */
+  ensemble = {};
+  /** @type {Map<number, import("./types").Tile>} */
+  ranks = new Map();
+  /** @type {Map<number, Series>} */
+  series = new Map();
+  /** @type {import("./types").Timings | null} */
+  timings = null;
+  /** @type {Map<number, import("./rank_time.js").RankTime>} */
+  strips = new Map();
+  /** @type {Map<string, string>} */
+  sections = new Map();
+  /** @type {Map<number, import("./types").Where>} */
+  where = new Map();
+  /** @type {Set<() => void>} */
+  views = new Set();
+  /** @type {string[]} */
+  apart = [];
+  stripsAt = 0;
+  memory = "";
+  seq = 0;
+  key = "";
+  mode = "";
+  noun = "rank";
+  title = "";
+  said = "";
+  elapsed = 0;
+  began = 0;
+  missed = false;
+  ended = false;
+  watched = false;
+  withLogs = false;
+  profiles = false;
+  profiled = "";
+  answer = "";
+
   // `model` is the widget's, or null where there is no kernel to listen to.
+  /** @param {import("./types").State} state @param {import("./types").Model | null} [model] */
   constructor({ points, ...state }, model = null) {
     this.model = model;
-    this.settings = { closed: ["time"], ...state.settings };
-    this.views = new Set();
+    this.settings = { closed: ["Timeline"], ...state.settings };
     this.lines = new Lines();
-    this.where = new Map();
     this.greeted = 0;
     this.start(state, points);
     if (!model) return;
@@ -75,9 +67,11 @@ class Data {
   }
 
   // Says something to the kernel, which listens until the cell ends.
+  /** @param {object} message */
   send(message) { this.model?.send(message); }
 
   // What a reader chooses outlives the cell: the kernel keeps it with the picture.
+  /** @param {import("./types").Settings} settings */
   set(settings) {
     Object.assign(this.settings, settings);
     if (this.ended) choose(this.key, this.settings);
@@ -86,13 +80,13 @@ class Data {
 
   get selected() { return this.settings.selected ?? null; }
 
+  /** @param {import("./types").State} state @param {DataView | null | undefined} points */
   start(state, points) {
     this.seq = state.seq;
     this.key = state.key;
     this.missed = false;
     this.mode = state.mode;
-    this.watched = state.watched;  // the ranks are another notebook's
-    this.paths = state.paths;
+    this.watched = Boolean(state.watched);  // the ranks are another notebook's
     this.noun = state.noun ?? "rank";
     this.title = state.title;
     this.members = new Map();
@@ -107,10 +101,11 @@ class Data {
     this.merge(state, points);
   }
 
+  /** @param {import("./types").Message} message @param {DataView[]} buffers */
   take(message, buffers) {
     if (message.anew) {
       this.lines.clear();
-      this.start(message, buffers[0]);
+      this.start(/** @type {import("./types").State} */ (message), buffers[0]);
     } else if (message.seq > this.seq) {
       this.missed ||= message.seq > this.seq + 1;
       if (this.missed && Date.now() - this.greeted > 2000) this.greet();
@@ -122,6 +117,7 @@ class Data {
     this.changed();
   }
 
+  /** @param {import("./types").Message} message @param {DataView | null | undefined} points */
   merge(message, points) {
     if (message.elapsed !== undefined) {
       this.elapsed = message.elapsed;
@@ -159,8 +155,9 @@ class Data {
     this.model = null;
   }
 
+  /** @param {import("./types").SeriesHead[]} heads @param {DataView | null | undefined} points */
   addPoints(heads, points) {
-    if (!heads.length) return;
+    if (!heads.length || !points) return;
     // A buffer may begin anywhere; numbers of eight bytes may not.
     const end = points.byteOffset + points.byteLength;
     const pairs = new Float64Array(points.buffer.slice(points.byteOffset, end));
@@ -168,7 +165,7 @@ class Data {
     for (const { number, name, rank, member, count, anew, stride, broken } of heads) {
       let series = this.series.get(number);
       if (!series || anew) {
-        series = { number, name, rank, member, steps: [], values: [] };
+        series = { number, name, rank, member, stride, broken: null, steps: [], values: [], last: [NaN, NaN] };
         this.series.set(number, series);
       }
       series.stride = stride;
@@ -182,6 +179,7 @@ class Data {
     }
   }
 
+  /** @param {import("./types").LogHead[]} heads @param {DataView[]} buffers */
   addLogs(heads, buffers) {
     if (heads.length) this.withLogs = true;
     heads.forEach(({ rank, spans, skipped }, index) => {
@@ -190,21 +188,30 @@ class Data {
     });
   }
 
-  // One colour a rank, or a rank and member, in every chart.
+  // The seconds of the cell: on the ranks' own clocks, which may be simulated, where these are known.
+  get seconds() {
+    const longest = Math.max(0, ...[...this.strips.values()].map((time) => time.seconds));
+    return longest || (this.ended ? this.elapsed : Math.max(0, (Date.now() - this.began) / 1000));
+  }
+
+  // One colour a rank, or a rank and member, in every chart: that of the rank's tile.
   owners() {
-    const keys = [...this.series.values()].map((one) => [one.rank, one.member]);
-    keys.sort((a, b) => a[0] - b[0] || (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0));
+    const keys = [...this.series.values()], alone = !keys.some(({ member }) => member);
+    keys.sort((a, b) => a.rank - b.rank || (a.member < b.member ? -1 : a.member > b.member ? 1 : 0));
+    /** @type {Map<string, number>} */
     const found = new Map();
-    for (const [rank, member] of keys) {
+    for (const { rank, member } of keys) {
       const key = `${rank} ${member}`;
-      if (!found.has(key)) found.set(key, found.size);
+      if (!found.has(key)) found.set(key, alone ? rank : found.size);
     }
     return found;
   }
 
   // A tile of a rank that runs a member stands for that member.
+  /** @param {import("./types").Tile} tile */
   owner({ rank, member }) { return this.noun === "member" ? member : rank; }
 
+  /** @param {import("./types").Selected} rank */
   select(rank) {
     this.set({ selected: this.selected === rank ? null : rank });
     this.changed();

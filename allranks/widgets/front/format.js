@@ -1,11 +1,15 @@
 // Words and numbers as people read them, and the colours of ranks.
 
-const LIGHT = ["#0072b2", "#c27300", "#00855f", "#b5478a", "#2b8cbe", "#c04a00", "#7d6c00", "#6a51a3"];
-const DARK = ["#56b4e9", "#f0a830", "#22c79a", "#e08fbf", "#9ad0f5", "#f0794a", "#e3d540", "#b3a2e0"];
+import { PALETTE } from "./palette.js";
 
-const colour = (index, dark) => (dark ? DARK : LIGHT)[index % LIGHT.length];
+// With more ranks the same colours come again, in other dashes.
+export const RANK_COLOURS = PALETTE.ranks.light.length;
 
-function formatNumber(value, digits = 4) {
+/** @param {number} index @param {boolean} dark */
+export const colour = (index, dark) => PALETTE.ranks[dark ? "dark" : "light"][index % RANK_COLOURS];
+
+/** @param {number} value @param {number} [digits] */
+export function formatNumber(value, digits = 4) {
   if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
@@ -14,7 +18,9 @@ function formatNumber(value, digits = 4) {
 }
 
 // Different numbers as different words, with as few digits as that takes.
-function formatLabels(values) {
+/** @param {number[]} values */
+export function formatLabels(values) {
+  /** @type {string[]} */
   let words = [];
   for (let digits = 4; digits < 17; digits++) {
     words = values.map((value) => formatNumber(Number(value.toPrecision(12)), digits));
@@ -23,34 +29,46 @@ function formatLabels(values) {
   return words;
 }
 
-function formatSeconds(value) {
+/** @param {number} value */
+export function formatSeconds(value) {
   if (value >= 60) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   if (value >= 1) return `${Number(value.toPrecision(3))} s`;
   if (value >= 1e-3) return `${Number((value * 1e3).toPrecision(3))} ms`;
   return `${Math.round(value * 1e6)} µs`;
 }
 
+/** @type {[string, number][]} */
+const UNITS = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]];
+
 // A duration of a column whose longest is `most`: all have the same unit.
-function formatSecondsLike(value, most) {
+/** @param {number} value @param {number} most */
+export function formatSecondsLike(value, most) {
   if (most >= 60) {
     const whole = Math.round(value);
     return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;
   }
-  const [unit, size] = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]].find(([, size]) => most >= size) ?? ["µs", 1e-6];
+  const [unit, size] = UNITS.find(([, size]) => most >= size) ?? UNITS[2];
   return `${(value / size).toFixed([10, 100].filter((bound) => most < bound * size).length)} ${unit}`;
 }
 
-function formatBytes(value) {
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+/** @type {[string, number][]} */
+const SIZES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+
+/** @param {number} value */
+export function formatBytes(value) {
+  for (const [unit, size] of SIZES) {
     if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   return `${Math.round(value)} B`;
 }
 
-const formatBandwidth = (value) => value === null ? "n/a" : `${formatBytes(value * 1e9)}/s`;
+/** @param {number | null} value */
+export const formatBandwidth = (value) => value === null ? "n/a" : `${formatBytes(value * 1e9)}/s`;
 
 // Ranks as 0, 2–3.
-function formatRanks(ranks, noun = "rank") {
+/** @param {number[]} ranks @param {string} [noun] */
+export function formatRanks(ranks, noun = "rank") {
+  /** @type {[number, number][]} */
   const spans = [];
   for (const rank of [...ranks].sort((a, b) => a - b)) {
     const last = spans[spans.length - 1];
@@ -60,17 +78,3 @@ function formatRanks(ranks, noun = "rank") {
   const said = spans.map(([a, b]) => (a === b ? `${a}` : `${a}–${b}`)).join(", ");
   return `${noun}${ranks.length === 1 ? "" : "s"} ${said}`;
 }
-
-// An element with properties, attributes (aria-…, data-…, role) and children.
-function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
-    else element[name] = value;
-  }
-  element.append(...children);
-  return element;
-}
-
-const isDark = () => document.body.dataset.jpThemeLight === "false"
-  || (!document.body.dataset.jpThemeLight && matchMedia("(prefers-color-scheme: dark)").matches);

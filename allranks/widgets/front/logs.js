@@ -1,12 +1,17 @@
 // Logs: the rows in sight only, so that hundreds of thousands of lines scroll and search at once.
 
+import { make, put } from "./elements.js";
+import { formatBytes, formatRanks } from "./format.js";
+
 const ROW = 18;
 const SPARE = 8;
 
-class LogsPanel {
+export class LogsPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
     this.follow = true;
+    this.typing = this.top = 0;
     this.search = make("input", { type: "search", placeholder: "search", "aria-label": "search the logs" });
     const { query = "", fold = true } = data.settings;
     this.search.value = query;
@@ -36,16 +41,17 @@ class LogsPanel {
       this.top = this.box.scrollTop;
       this.drawRows();
     });
-    this.top = 0;
   }
 
   get filled() { return Boolean(this.data.withLogs); }
 
+  /** @param {boolean} value */
   setFollow(value) {
     this.follow = value;
     this.followBox.checked = value;
   }
 
+  /** @param {import("./types").Settings} change */
   look(change) {
     this.data.set(change);
     this.data.lines.look(change);
@@ -78,6 +84,7 @@ class LogsPanel {
     this.sight.replaceChildren(...drawn);
   }
 
+  /** @param {ReturnType<import("./lines.js").Lines["row"]>} line @param {RegExp | null} pattern */
   row({ ranks, text, kind }, pattern) {
     const shown = make("span", {});
     const match = pattern ? pattern.exec(text) : null;

@@ -1,14 +1,40 @@
 // Members: the table of an ensemble, one row a member, and the control that adds more.
 
+import { make, put } from "./elements.js";
+import { formatNumber, formatSecondsLike } from "./format.js";
+
+/** @typedef {import("./types").Member} Member */
+
 // Around one column a parameter, whose keys begin with "=".
+/** @type {[string, string | null][]} */
 const BEFORE = [["member", "number"]];
+/** @type {[string, string | null][]} */
 const AFTER = [["state", "state"], ["rank", "rank"], ["metric", "metric"], ["time", "seconds"], ["", null]];
 const PAGE_ROWS = 100;
+/** @type {Record<string, string>} */
 const MEMBER_MARKS = { waiting: "·", running: "▶", finished: "✓", failed: "✗", stopped: "■", "stopped early": "▽" };
 
-class MembersPanel {
+/**
+ * @typedef {object} Row
+ * @property {HTMLTableCellElement[]} cells
+ * @property {HTMLButtonElement} choose
+ * @property {HTMLButtonElement} stop
+ * @property {HTMLElement} element
+ */
+
+export class MembersPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
+    /** @type {[string, string | null][]} */
+    this.columns = [];
+    /** @type {Set<string | null>} */
+    this.words = new Set();
+    /** @type {ReturnType<MembersPanel["head"]>[]} */
+    this.heads = [];
+    this.names = this.order = "";
+    this.longest = 0;
+    /** @type {Map<number, Row>} */
     this.rows = new Map();
     const { sorted = "number", down = false } = data.settings;
     this.sorted = sorted;
@@ -39,6 +65,7 @@ class MembersPanel {
       make("div", { className: "ar-scroll ar-high", tabIndex: 0, role: "region", "aria-label": "table of members" }, table), this.pages, this.star);
   }
 
+  /** @param {number} pages */
   turn(pages) {
     this.page += pages;
     this.draw();
@@ -47,27 +74,31 @@ class MembersPanel {
   get filled() { return this.data.members.size > 0; }
 
   // The columns follow the parameters, which may be others after members were added.
+  /** @param {Map<number, Member>} members */
   arrange(members) {
     const rows = [...members.values()], names = [...new Set(rows.flatMap((row) => Object.keys(row.parameters)))];
     const said = names.join();
-    if (said === this.names) return;
+    if (said === this.names && this.columns.length) return;
     this.names = said;
-    this.columns = [...BEFORE, ...names.map((name) => [name, `=${name}`]), ...AFTER];
+    this.columns = [...BEFORE, ...names.map((name) => /** @type {[string, string]} */ ([name, `=${name}`])), ...AFTER];
     this.words = new Set(["state", ...names.filter((name) =>
       rows.some((row) => typeof row.parameters[name] === "string")).map((name) => `=${name}`)]);
     this.heads = this.columns.map(([name, key]) => this.head(name, key));
     this.headRow.replaceChildren(...this.heads.map(({ cell }) => cell));
     this.rows.clear();
-    this.order = null;
+    this.order = "";
   }
 
-  value(row, key) { return (key.startsWith("=") ? row.parameters[key.slice(1)] : row[key]) ?? null; }
+  /** @param {Member} row @param {string} key */
+  value(row, key) { return (key.startsWith("=") ? row.parameters[key.slice(1)] : row[/** @type {keyof Member} */ (key)]) ?? null; }
 
+  /** @param {string} name @param {string | null} key */
   head(name, key) {
     // What stands over the buttons is no heading.
     const cell = key ? make("th", { scope: "col", className: this.words.has(key) ? "ar-left" : "" }) : make("td");
     const button = make("button", { type: "button", className: "ar-sort", hidden: !key }, name);
     button.addEventListener("click", () => {
+      if (!key) return;
       this.down = this.sorted === key && !this.down;
       this.page = 0;
       this.sorted = key;
@@ -102,27 +133,30 @@ class MembersPanel {
     this.next.disabled = this.page === last;
     const kept = sorted.length.toLocaleString("en"), all = (sorted.length + (ensemble.missing ?? 0)).toLocaleString("en");
     put(this.where, `rows ${first + 1}–${first + shown.length} of ${kept}${ensemble.missing ? `, the best of ${all} members` : ""}`);
-    for (const row of shown) {
+    const elements = shown.map((row) => {
       let parts = this.rows.get(row.number);
       if (!parts) this.rows.set(row.number, parts = this.parts(row.number));
       this.fill(parts, row, row.number === best);
-    }
-    const order = shown.map((row) => row.number), said = order.join();
+      return parts.element;
+    });
+    const said = shown.map((row) => row.number).join();
     if (said !== this.order) {
       this.order = said;
-      this.body.replaceChildren(...order.map((number) => this.rows.get(number).element));
+      this.body.replaceChildren(...elements);
     }
   }
 
   best() {
+    /** @type {[number, number] | null} */
     let best = null;
     for (const { number, state, metric } of this.data.members.values()) {
-      if (state !== "finished" || !Number.isFinite(metric)) continue;
+      if (state !== "finished" || metric === null || !Number.isFinite(metric)) continue;
       if (best === null || (this.data.ensemble.lower ? metric < best[1] : metric > best[1])) best = [number, metric];
     }
     return best && best[0];
   }
 
+  /** @param {Member} a @param {Member} b */
   compare(a, b) {
     const x = this.value(a, this.sorted), y = this.value(b, this.sorted), way = this.down ? -1 : 1;
     if (x === y) return a.number - b.number;
@@ -132,9 +166,10 @@ class MembersPanel {
     return (below ? -1 : 1) * way;
   }
 
+  /** @param {number} number */
   parts(number) {
     const cells = this.columns.slice(0, -1).map(([, key]) =>
-      make("td", { "data-column": key.replace("=", ""), className: this.words.has(key) ? "ar-left" : "" }));
+      make("td", { "data-column": (key ?? "").replace("=", ""), className: this.words.has(key) ? "ar-left" : "" }));
     const choose = make("button", { type: "button", className: "ar-choose", title: "show its curve" }, String(number));
     choose.addEventListener("click", () => this.data.select(number));
     cells[0].append(choose);
@@ -146,6 +181,7 @@ class MembersPanel {
     return { cells, choose, stop, element: make("tr", {}, ...cells, make("td", {}, stop)) };
   }
 
+  /** @param {Row} parts @param {Member} row @param {boolean} best */
   fill({ cells, choose, stop, element }, row, best) {
     const { state, error, metric } = row;
     const since = state === "running" ? (Date.now() - row.at) / 1000 : 0;

@@ -2,6 +2,7 @@
 // and puts it into the notebook, so that it is saved there too.
 
 class Page {
+  /** @param {import("./types").Model} model */
   constructor(model) {
     this.model = model;
     this.asked = false;
@@ -12,6 +13,7 @@ class Page {
     if (!this.listens) model.send({ kind: "opened" });
   }
 
+  /** @param {any} options */
   take({ all, cell, at, output, ended }) {
     if (all && !this.asked) {
       this.asked = this.listens = true;
@@ -24,6 +26,7 @@ class Page {
   }
 
   // Only where the page lets a widget see its notebook, as JupyterLab and Notebook do.
+  /** @param {string} name */
   find(name) {
     const cells = this.model.widget_manager?.context?.model?.cells ?? [];
     for (let i = 0; i < cells.length; i++) if (cells.get(i).id === name) return cells.get(i);
@@ -31,12 +34,13 @@ class Page {
   }
 
   // All outputs of a cell: what stands above them, as what the kernel itself has printed, stays.
+  /** @param {any} options */
   put({ cell: name, outputs, count }) {
     const cell = this.find(name);
     if (!cell) return;
     if (!this.first.has(name)) {
       const before = cell.outputs.toJSON();
-      const above = before.findIndex((one) => one.output_type !== "stream");
+      const above = before.findIndex((/** @type {{ output_type: string }} */ one) => one.output_type !== "stream");
       this.first.set(name, above < 0 ? before.length : above);
     }
     // As when the cell is run here: these come from its kernel.
@@ -51,6 +55,7 @@ class Page {
     this.model.send({ kind: "has", cell: name });
   }
 
+  /** @param {string} name @param {number} at @param {any} output */
   change(name, at, output) {
     const cell = this.find(name), index = this.first.get(name) + at;
     if (!cell) return;
@@ -59,4 +64,4 @@ class Page {
   }
 }
 
-export default { initialize({ model }) { new Page(model); } };
+export default { initialize(/** @type {{ model: import("./types").Model }} */ { model }) { new Page(model); } };

@@ -1,53 +1,59 @@
 // Parallel coordinates: an axis a parameter and one for the metric, a line a member.
 
+import { ticks } from "./chart.js";
+import { Choice, isDark, make, shape } from "./elements.js";
+import { colour, formatLabels, formatNumber } from "./format.js";
+import { FEW_VALUES, groupsOf, parameterWords, parametersOf, sortedValues } from "./groups.js";
+import { PALETTE } from "./palette.js";
+
 const PARALLEL = { height: 230, top: 26, bottom: 24, side: 70 };
-const POOR_TO_BEST = { light: [[179, 92, 0], [26, 111, 174]], dark: [[240, 168, 48], [86, 180, 233]] };
 const MANY_LINES = 60;
 // Lines of more members are left out, the worst first, as in the still picture.
 const MOST_LINES = 400;
-const svgNamespace = "http://www.w3.org/2000/svg";
+/** @typedef {import("./types").Member & { metric: number }} Measured */
+/** @typedef {import("./types").Parameter} Parameter */
 
-function shape(tag, attributes, ...children) {
-  const element = document.createElementNS(svgNamespace, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
-class ParallelPanel {
+export class ParallelPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
     this.by = new Choice("colour", "by the metric", () => this.draw());
+    this.how = this.said = "";
+    this.at = 0;
     this.picture = shape("svg", { class: "ar-parallel", role: "img" });
     this.legend = make("div", { className: "ar-legend" });
     this.element = make("div", {}, make("div", { className: "ar-bar" }, this.by.element,
       make("span", {}, "each line is a member: click one to highlight it"), this.legend), this.picture);
   }
 
-  get members() { return [...this.data.members.values()].filter(({ metric }) => Number.isFinite(metric)); }
+  /** @returns {Measured[]} */
+  get members() { return /** @type {Measured[]} */ ([...this.data.members.values()].filter(({ metric }) => Number.isFinite(metric))); }
   get filled() { return this.members.length > 1 && parametersOf(this.members).length > 0; }
 
   draw() {
     const { members } = this, names = parametersOf(members), { ensemble, selected } = this.data, dark = isDark();
     this.by.offer(names, "");
-    const width = Math.round(this.picture.parentElement.clientWidth);
+    const width = Math.round(this.element.clientWidth);
     const how = [width, dark, selected, this.by.value, ensemble.metric, ensemble.lower].join();
     // Many lines are drawn again once a second; what a person has chosen, at once.
     if (!width || (how === this.how && members.length > MANY_LINES && Date.now() - this.at < 900)) return;
     const said = how + members.map(({ number, metric }) => `${number} ${metric}`).join();
     if (said === this.said) return;
-    Object.assign(this, { how, said, at: Date.now() });
+    this.how = how;
+    this.said = said;
+    this.at = Date.now();
     const axes = [...names.map((name) => new Axis(name, members.map(({ parameters }) => parameters[name]))),
       new Axis(ensemble.metric || "metric", members.map(({ metric }) => metric))];
     axes.forEach((axis, i) => { axis.x = PARALLEL.side + i * (width - 2 * PARALLEL.side) / (axes.length - 1); });
     const colourOf = this.colours(members, axes[axes.length - 1], dark);
-    const sorted = this.drawn(members, selected).sort((a, b) => (a.number === selected) - (b.number === selected));
+    const sorted = this.drawn(members, selected).sort((a, b) => Number(a.number === selected) - Number(b.number === selected));
     const lines = sorted.map((member) => this.line(member, names, axes, colourOf(member), selected));
     this.picture.setAttribute("viewBox", `0 0 ${width} ${PARALLEL.height}`);
     this.picture.replaceChildren(...lines, ...axes.flatMap((axis) => axis.drawn()));
     this.describe(members, names);
   }
 
+  /** @param {Measured[]} members @param {import("./types").Selected} selected */
   drawn(members, selected) {
     const way = this.data.ensemble.lower ? 1 : -1;
     const best = [...members].sort((a, b) => way * (a.metric - b.metric));
@@ -55,18 +61,21 @@ class ParallelPanel {
   }
 
   // By a parameter's groups, or from the worst to the best; the legend says which is which.
+  /** @param {Measured[]} members @param {Axis} axis @param {boolean} dark */
   colours(members, axis, dark) {
     if (this.by.value) {
       const groups = groupsOf(members, this.by.value);
       this.explain(groups.labels.map((label, index) => [colour(index, dark), `${groups.name}=${label}`]));
-      return ({ number }) => colour(groups.of.get(number), dark);
+      return (/** @type {Measured} */ { number }) => colour(groups.of.get(number) ?? 0, dark);
     }
-    const [poor, best] = POOR_TO_BEST[dark ? "dark" : "light"];
-    const mixed = (share) => `rgb(${poor.map((one, i) => Math.round(one + share * (best[i] - one))).join(" ")})`;
+    const [poor, best] = PALETTE.worstToBest[dark ? "dark" : "light"];
+    /** @param {number} share */
+    const mixed = (share) => `rgb(${Array(3).fill(Math.round(poor + share * (best - poor))).join(" ")})`;
     this.explain([[mixed(0), "worst"], [mixed(1), "best"]]);
-    return ({ metric }) => mixed(this.data.ensemble.lower ? 1 - axis.share(metric) : axis.share(metric));
+    return (/** @type {Measured} */ { metric }) => mixed(this.data.ensemble.lower ? 1 - axis.share(metric) : axis.share(metric));
   }
 
+  /** @param {[string, string][]} marks */
   explain(marks) {
     this.legend.replaceChildren(...marks.map(([background, said]) => {
       const mark = make("i", { "aria-hidden": "true", className: "ar-swatch" });
@@ -75,6 +84,7 @@ class ParallelPanel {
     }));
   }
 
+  /** @param {Measured} member @param {string[]} names @param {Axis[]} axes @param {string} stroke @param {import("./types").Selected} selected */
   line(member, names, axes, stroke, selected) {
     const values = [...names.map((name) => member.parameters[name]), member.metric];
     const points = values.flatMap((value, i) => (value === undefined ? [] : [`${axes[i].x.toFixed(1)},${axes[i].y(value).toFixed(1)}`]));
@@ -87,6 +97,7 @@ class ParallelPanel {
   }
 
   // The table of members says the same to who does not see it, line by line.
+  /** @param {Measured[]} members @param {string[]} names */
   describe(members, names) {
     const { metric, lower } = this.data.ensemble;
     const best = members.reduce((a, b) => ((lower ? b.metric < a.metric : b.metric > a.metric) ? b : a));
@@ -98,22 +109,28 @@ class ParallelPanel {
 
 // Where a value stands: numbers on a scale, a log one where they span two decades; words one by one.
 class Axis {
+  /** @param {string} name @param {(import("./types").Parameter | undefined)[]} values */
   constructor(name, values) {
     this.name = name;
+    this.x = 0;
+    this.log = false;
+    this.ends = [0, 0];
     this.values = sortedValues(values.filter((value) => value !== undefined));
     this.numbers = this.values.every((value) => typeof value === "number");
-    if (!this.numbers) return;
-    const [low, high] = [this.values[0], this.values[this.values.length - 1]];
+    if (!this.numbers || !this.values.length) return;
+    const [low, high] = [Number(this.values[0]), Number(this.values[this.values.length - 1])];
     this.log = low > 0 && high / low >= 100;
     this.ends = [low, high];
   }
 
+  /** @param {import("./types").Parameter} value */
   share(value) {
     if (!this.numbers) return this.values.length > 1 ? this.values.indexOf(value) / (this.values.length - 1) : 0.5;
-    const at = this.log ? Math.log10 : Number, [low, high] = this.ends.map(at);
-    return low === high ? 0.5 : (at(value) - low) / (high - low);
+    const at = this.log ? Math.log10 : Number, [low, high] = this.ends.map((one) => at(one));
+    return low === high ? 0.5 : (at(Number(value)) - low) / (high - low);
   }
 
+  /** @param {import("./types").Parameter} value */
   y(value) { return PARALLEL.height - PARALLEL.bottom - this.share(value) * (PARALLEL.height - PARALLEL.top - PARALLEL.bottom); }
 
   // Each value where they are few; else round numbers, or decades.
@@ -128,7 +145,8 @@ class Axis {
   }
 
   drawn() {
-    const marks = this.marks(), labels = this.numbers ? formatLabels(marks) : marks.map(String);
+    const marks = this.marks(), labels = this.numbers ? formatLabels(marks.map(Number)) : marks.map(String);
+    /** @param {any} attributes @param {string} said */
     const text = (attributes, said) => shape("text", { fill: "currentColor", "font-size": 11, "paint-order": "stroke", class: "ar-axis-label", ...attributes }, said);
     return [
       shape("path", { d: `M${this.x} ${PARALLEL.top}V${PARALLEL.height - PARALLEL.bottom}`, stroke: "currentColor" }),

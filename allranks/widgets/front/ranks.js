@@ -1,8 +1,13 @@
 // Ranks: one tile a rank, which selects it in every other panel.
 
+import { isDark, make, put } from "./elements.js";
+import { colour, formatBytes, formatNumber } from "./format.js";
+
+/** @type {Record<string, string>} */
 const MARKS = { running: "▶", waiting: "◷", waited: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
 
-class RanksPanel {
+export class RanksPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
     this.tiles = new Map();
@@ -24,7 +29,7 @@ class RanksPanel {
           make("b", {}, make("span", { className: "ar-unseen" }, "rank "), String(rank)), " ", parts.state, " ", parts.use, " ",
           parts.line, " ", parts.more);
         parts.button.addEventListener("click", () => {
-          const owner = this.data.owner(this.data.ranks.get(rank));
+          const shown = this.data.ranks.get(rank), owner = shown ? this.data.owner(shown) : null;
           if (owner !== null) this.data.select(owner);
         });
         this.tiles.set(rank, parts);
@@ -35,6 +40,7 @@ class RanksPanel {
     }
   }
 
+  /** @param {any} parts @param {import("./types").Tile} tile @param {boolean} pressed @param {number} count */
   fill(parts, tile, pressed, count) {
     const whom = tile.waits_for && `waits for ${tile.waits_for}`;
     const doing = whom ? `${whom} in ${tile.activity}` : tile.activity || tile.state;
@@ -52,6 +58,8 @@ class RanksPanel {
     if (gpu.length) use.push(`gpu ${gpu.join(" ")}`);
     const { button } = parts;
     button.dataset.state = tile.state;
+    const owner = this.data.owner(tile);
+    button.style.setProperty("--ar-rank", owner === null ? "" : colour(owner, isDark()));
     button.setAttribute("aria-pressed", String(pressed));
     const said = [`rank ${tile.rank}`, doing, step, ...use, tile.device, tile.host && `${tile.host}, pid ${tile.pid}`, tile.line];
     button.title = said.filter(Boolean).join("\n");
@@ -61,16 +69,4 @@ class RanksPanel {
     put(parts.use, count > 16 ? "" : use.join(" · "));
     put(parts.line, count > 16 ? "" : tile.line);
   }
-}
-
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-// Pictures and tables that the kernel has drawn.
-function putHtml(element, html) {
-  if (html === element.shown) return;
-  element.shown = html;
-  element.innerHTML = html;
-  for (const table of element.querySelectorAll("table")) table.className = "ar-table";
 }

@@ -1,71 +1,10 @@
-// How each rank has spent its time, in bins: the same sums as in the picture without scripts.
-
-const TIME_KINDS = ["start-up", "importing", "computing", "waiting", "transfer"];
-const TIME_LIGHT = ["#7a67b8", "#c96a9d", "#00805b", "#c27300", "#1f83c9"];
-const TIME_DARK = ["#b3a2e0", "#e08fbf", "#22c79a", "#f0a830", "#56b4e9"];
-const WAITING = 3;
-
-class RankTime {
-  constructor(rank, { width, seconds, steps, waits, importing, shares, whom }) {
-    Object.assign(this, { rank, width, seconds, steps, waits, importing, shares, whom });
-    const firstAt = steps[1] ?? 0;
-    this.bins = whom.map((_, at) => {
-      const start = at * width;
-      // The time ends within its last bin.
-      const length = Math.max(0, Math.min(width, seconds - start));
-      const said = shares.map((kind) => (kind[at] / 255) * width);
-      const busy = said.reduce((a, b) => a + b, 0);
-      // Calls of several threads at once take more than the time that there is.
-      const [importing, waiting, transfer] = said.map((value) => value * (busy ? Math.min(1, length / busy) : 1));
-      const rest = Math.max(0, length - importing - waiting - transfer);
-      const before = Math.min(rest, Math.max(0, firstAt - start));
-      return [before, importing, rest - before, waiting, transfer];
-    });
-  }
-
-  // Seconds of each kind between two times, a bin counted by the part of it; and for whom it waited.
-  between(began, ended) {
-    const sums = [0, 0, 0, 0, 0], whom = new Map();
-    const last = Math.min(this.bins.length, Math.ceil(ended / this.width));
-    for (let at = Math.max(0, Math.floor(began / this.width)); at < last; at++) {
-      const start = at * this.width;
-      // What is known of the last bin lies within the part of it that has been.
-      const length = Math.min(this.width, this.seconds - start) || this.width;
-      const part = Math.max(0, Math.min(ended, start + length) - Math.max(began, start)) / length;
-      this.bins[at].forEach((value, kind) => { sums[kind] += value * part; });
-      if (this.whom[at] >= 0) whom.set(this.whom[at], (whom.get(this.whom[at]) ?? 0) + this.bins[at][WAITING] * part);
-    }
-    return { sums, whom };
-  }
-
-  // What a step took, as a mean from the first one that was logged to the last; null where there are none.
-  get step() {
-    const [first, firstAt, last, lastAt] = this.steps;
-    if (!(last > first)) return null;
-    const [before, importing, computing, waiting, transfer] = this.between(firstAt, lastAt).sums.map((one) => one / (last - first));
-    // Within the bin of the first step the two are not told apart.
-    return { count: last - first, sums: [0, importing, before + computing, waiting, transfer] };
-  }
-}
-
-// Takes in what the kernel tells: all bins of a rank, or those that have changed.
-function takeStrips(found, { rows, bins }) {
-  const bytes = Uint8Array.from(atob(bins), (one) => one.charCodeAt(0)), view = new DataView(bytes.buffer);
-  let at = 0;
-  for (const [rank, first, count, width, seconds, steps, waits, importing] of rows) {
-    const old = found.get(rank), begin = at;
-    at += 5 * count;
-    if (first && !(old && old.width === width && old.whom.length >= first)) continue;
-    const before = (list) => (first ? list.slice(0, first) : []);
-    const shares = [0, 1, 2].map((kind) =>
-      [...(first ? before(old.shares[kind]) : []), ...bytes.subarray(begin + kind * count, begin + (kind + 1) * count)]);
-    const whom = first ? before(old.whom) : [];
-    for (let i = 0; i < count; i++) whom.push(view.getInt16(begin + 3 * count + 2 * i, true));
-    found.set(rank, new RankTime(rank, { width, seconds, steps, waits, importing, shares, whom }));
-  }
-}
-
 // The strips on a canvas, and beside each what it comes to; a part of the time is looked at closer.
+
+import { blank, ticks } from "./chart.js";
+import { isDark, make, put, putHtml } from "./elements.js";
+import { formatLabels, formatNumber, formatRanks, formatSeconds, formatSecondsLike } from "./format.js";
+import { PALETTE } from "./palette.js";
+import { WAITING } from "./rank_time.js";
 
 const STRIP = { left: 58, gap: 16, right: 72, top: 4, bottom: 20, step: 20, low: 7 };
 const STRIP_COLUMN = 4;
@@ -73,10 +12,31 @@ const STRIP_COLUMN = 4;
 const NUMBER_WIDTH = 16;
 const LEAST_BINS = 4;
 
+/** @typedef {import("./rank_time.js").RankTime} RankTime */
+/** @typedef {[RankTime, number[], string]} TableRow the seconds of each kind, and why */
+
 // In seconds, as the axis: of a long time minutes would not tell two moments apart.
+/** @param {number[]} range */
 const formatPart = (range) => formatLabels(range).map((value) => `${value} s`).join(" to ");
 
+// Where a time stands, and a bar beside the strips.
+/** @param {number[]} range @param {number} ranks @param {number} whole the width */
+function stripScale([began, ended], ranks, whole) {
+  const bar = Math.round(Math.min(190, whole / 5)), step = ranks <= 16 ? STRIP.step : STRIP.low;
+  const width = Math.max(40, whole - STRIP.left - STRIP.gap - bar - STRIP.right);
+  return {
+    began, ended, step, width, height: STRIP.top + ranks * step, bar,
+    x: (/** @type {number} */ time) => STRIP.left + (time - began) / (ended - began) * width,
+    time: (/** @type {number} */ x) => began + (x - STRIP.left) / width * (ended - began),
+    inside: (/** @type {number} */ x) => Math.max(STRIP.left, Math.min(STRIP.left + width, x)),
+  };
+}
+
+/** @param {number[]} values */
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+
 class StripChart {
+  /** @param {import("./data.js").Data} data @param {() => void} changed */
   constructor(data, changed) {
     this.data = data;
     this.changed = changed;
@@ -84,6 +44,10 @@ class StripChart {
     this.tip = make("div", { className: "ar-tip", hidden: true });
     this.picked = make("div", { className: "ar-picked", hidden: true });
     this.element = make("figure", { className: "ar-strips" }, this.canvas, this.picked, this.tip);
+    this.scale = stripScale([0, 1], 1, 0);
+    this.held = this.scale;
+    /** @type {number | undefined} */
+    this.from = undefined;
     const { canvas } = this;
     canvas.addEventListener("pointerdown", (event) => this.grab(event));
     canvas.addEventListener("pointermove", (event) => (this.from === undefined ? this.point(event) : this.pick(event)));
@@ -101,6 +65,7 @@ class StripChart {
   // What is looked at: seconds from, and to.
   get range() { return this.data.settings.range ?? [0, this.longest]; }
 
+  /** @param {number} began @param {number} ended */
   zoom(began, ended) {
     const least = LEAST_BINS * Math.min(...this.times.map((time) => time.width));
     const length = Math.max(ended - began, Math.min(least, this.longest));
@@ -112,11 +77,13 @@ class StripChart {
   }
 
   // Closer by a factor, about a time: by itself about the middle.
+  /** @param {number} factor @param {number} [about] */
   closer(factor, about) {
     const [began, ended] = this.range, middle = about ?? (began + ended) / 2;
     this.zoom(middle - (middle - began) / factor, middle + (ended - middle) / factor);
   }
 
+  /** @param {number} part */
   move(part) {
     const [began, ended] = this.range, by = part * (ended - began);
     this.zoom(began + by, ended + by);
@@ -124,13 +91,16 @@ class StripChart {
 
   whole() { this.zoom(0, Infinity); }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     const part = event.shiftKey ? 0.5 : 0.1;
-    const act = {
+    /** @type {Record<string, () => void>} */
+    const acts = {
       "+": () => this.closer(2), "=": () => this.closer(2), "-": () => this.closer(0.5),
       ArrowLeft: () => this.move(-part), ArrowRight: () => this.move(part),
       Home: () => this.whole(), Escape: () => this.whole(),
-    }[event.key];
+    };
+    const act = acts[event.key];
     if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
@@ -138,15 +108,17 @@ class StripChart {
   }
 
   // Without a key the page scrolls.
+  /** @param {WheelEvent} event */
   wheel(event) {
     if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
     event.preventDefault();
     const turned = event.deltaY || event.deltaX;
-    if (turned) this.closer(turned < 0 ? 1.4 : 1 / 1.4, this.scale?.time(event.offsetX));
+    if (turned) this.closer(turned < 0 ? 1.4 : 1 / 1.4, this.scale.time(event.offsetX));
   }
 
+  /** @param {PointerEvent} event */
   grab(event) {
-    if (event.button || !this.scale || !this.data.strips.size) return;
+    if (event.button || !this.data.strips.size) return;
     this.canvas.setPointerCapture(event.pointerId);
     this.from = event.offsetX;
     // As it is now: strips go on growing meanwhile.
@@ -154,15 +126,23 @@ class StripChart {
     this.tip.hidden = true;
   }
 
+  // Of what is being picked, from left to right.
+  /** @param {PointerEvent} event */
+  ends({ offsetX }) {
+    return [this.from ?? offsetX, offsetX].map((x) => this.held.inside(x)).sort((one, other) => one - other);
+  }
+
+  /** @param {PointerEvent} event */
   pick(event) {
-    const [a, b] = [this.from, event.offsetX].map((x) => this.held.inside(x)).sort((one, other) => one - other);
+    const [a, b] = this.ends(event);
     Object.assign(this.picked.style, { left: `${a}px`, width: `${b - a}px`, height: `${this.held.height}px` });
     this.picked.hidden = b - a < 4;
   }
 
+  /** @param {PointerEvent} event */
   drop(event) {
     if (this.from === undefined) return;
-    const [a, b] = [this.from, event.offsetX].map((x) => this.held.inside(x)).sort((one, other) => one - other);
+    const [a, b] = this.ends(event);
     const { held } = this;
     this.let();
     if (b - a >= 4) this.zoom(held.time(a), held.time(b));
@@ -173,15 +153,16 @@ class StripChart {
     this.picked.hidden = true;
   }
 
+  /** @param {any} options */
   point({ offsetX, offsetY }) {
-    const { scale } = this, at = scale ? Math.floor((offsetY - STRIP.top) / scale.step) : -1;
-    const time = scale && this.times[at], moment = scale?.time(offsetX);
+    const { scale } = this, at = Math.floor((offsetY - STRIP.top) / scale.step);
+    const time = this.times[at], moment = scale.time(offsetX);
     this.tip.hidden = !time || offsetX !== scale.inside(offsetX) || moment > time.seconds;
     if (this.tip.hidden) return;
     const half = (scale.ended - scale.began) * STRIP_COLUMN / 2 / scale.width;
-    const { sums, whom } = time.between(moment - half, moment + half), all = sums.reduce((a, b) => a + b, 0) || 1;
+    const { sums, whom } = time.between(moment - half, moment + half), all = sum(sums) || 1;
     const most = [...whom].sort((a, b) => b[1] - a[1])[0];
-    const said = TIME_KINDS.map((name, kind) => [name, sums[kind] / all, kind]).filter(([, share]) => share >= 0.005);
+    const said = PALETTE.kinds.map((name, kind) => /** @type {const} */ ([name, sums[kind] / all, kind])).filter(([, share]) => share >= 0.005);
     this.tip.replaceChildren(make("b", {}, `rank ${time.rank}, ${formatNumber(moment)} s`), ...said.map(([name, share, kind]) =>
       make("div", {}, `${name}${kind === WAITING && most ? ` for rank ${most[0]}` : ""}  ${Math.round(100 * share)} %`)));
     const left = offsetX < this.canvas.clientWidth / 2;
@@ -189,27 +170,16 @@ class StripChart {
       top: `${STRIP.top + (at + 1) * scale.step + 2}px` });
   }
 
+  /** @param {boolean} dark */
   draw(dark) {
     const { canvas, times } = this, ranks = Math.max(times.length, Math.min(this.data.ranks.size, 128));
-    const step = ranks <= 16 ? STRIP.step : STRIP.low, height = STRIP.top + ranks * step + STRIP.bottom;
+    const scale = stripScale(this.range, ranks, canvas.clientWidth), { step } = scale, height = scale.height + STRIP.bottom;
     canvas.style.height = `${height}px`;
-    const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
-    if (!width) return;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const paint = canvas.getContext("2d"), style = getComputedStyle(canvas);
-    paint.setTransform(ratio, 0, 0, ratio, 0, 0);
-    paint.font = `11px ${style.fontFamily}`;
+    const paint = blank(canvas), style = getComputedStyle(canvas);
+    if (!paint) return;
+    this.scale = scale;
     paint.textBaseline = "middle";
-    const [began, ended] = this.range, bar = Math.round(Math.min(190, width / 5));
-    const across = Math.max(40, width - STRIP.left - STRIP.gap - bar - STRIP.right);
-    this.scale = {
-      began, ended, step, width: across, height: STRIP.top + ranks * step, bar,
-      x: (time) => STRIP.left + (time - began) / (ended - began) * across,
-      time: (x) => began + (x - STRIP.left) / across * (ended - began),
-      inside: (x) => Math.max(STRIP.left, Math.min(STRIP.left + across, x)),
-    };
-    const colours = dark ? TIME_DARK : TIME_LIGHT, { selected } = this.data;
+    const colours = PALETTE.time[dark ? "dark" : "light"], { selected } = this.data;
     const names = times.length ? times.map(({ rank }) => rank) : [...this.data.ranks.keys()].slice(0, ranks);
     names.forEach((rank, row) => {
       const y = STRIP.top + row * step;
@@ -228,13 +198,14 @@ class StripChart {
   }
 
   // In each column the kinds stand one upon the other.
+  /** @param {CanvasRenderingContext2D} paint @param {RankTime} time @param {number} y @param {number} height @param {string[]} colours */
   drawStrip(paint, time, y, height, colours) {
     const { scale } = this, columns = Math.floor(scale.width / STRIP_COLUMN);
-    const each = (scale.ended - scale.began) / columns, edge = (at) => Math.round(STRIP.left + at * scale.width / columns);
+    const each = (scale.ended - scale.began) / columns, edge = (/** @type {number} */ at) => Math.round(STRIP.left + at * scale.width / columns);
     for (let at = 0; at < columns; at++) {
       const start = scale.began + at * each;
       if (start + each / 2 > time.seconds) break;
-      const { sums } = time.between(start, start + each), all = sums.reduce((a, b) => a + b, 0) || 1;
+      const { sums } = time.between(start, start + each), all = sum(sums) || 1;
       let upto = 0, top = 0;
       sums.forEach((value, kind) => {
         upto += value / all;
@@ -248,10 +219,11 @@ class StripChart {
   }
 
   // For whom the rank waits, where it does little else for long enough to be read.
+  /** @param {CanvasRenderingContext2D} paint @param {RankTime} time @param {number} y */
   drawNumbers(paint, time, y) {
-    const { scale } = this, whose = (at) => {
+    const { scale } = this, whose = (/** @type {number} */ at) => {
       const bin = time.bins[at];
-      return bin && bin[WAITING] > bin.reduce((a, b) => a + b, 0) / 2 ? time.whom[at] : -1;
+      return bin && bin[WAITING] > sum(bin) / 2 ? time.whom[at] : -1;
     };
     paint.fillStyle = "#000000";
     paint.textAlign = "center";
@@ -263,6 +235,7 @@ class StripChart {
     }
   }
 
+  /** @param {CanvasRenderingContext2D} paint @param {RankTime} time @param {number} y @param {number} height @param {string[]} colours @param {string} ink */
   drawBar(paint, time, y, height, colours, ink) {
     const { scale } = this, { sums } = time.between(scale.began, scale.ended);
     let x = STRIP.left + scale.width + STRIP.gap;
@@ -276,9 +249,10 @@ class StripChart {
     paint.globalAlpha = 1;
     paint.fillStyle = ink;
     paint.textAlign = "left";
-    paint.fillText(formatSeconds(sums.reduce((a, b) => a + b, 0)), x + 6, y + height / 2);
+    paint.fillText(formatSeconds(sum(sums)), x + 6, y + height / 2);
   }
 
+  /** @param {CanvasRenderingContext2D} paint @param {number} height @param {string} ink */
   drawAxis(paint, height, ink) {
     const { scale } = this, marks = ticks(scale.began, scale.ended, Math.max(2, Math.min(6, scale.width / 90))), said = formatLabels(marks);
     paint.fillStyle = ink;
@@ -291,11 +265,12 @@ class StripChart {
   }
 
   // What a screen reader says; also what tests read.
+  /** @param {RankTime[]} times */
   describe(times) {
     const { began, ended } = this.scale;
     const each = times.slice(0, 16).map((time) => {
-      const { sums } = time.between(began, ended), all = sums.reduce((a, b) => a + b, 0) || 1;
-      const said = TIME_KINDS.map((name, kind) => [name, Math.round(100 * sums[kind] / all)]).filter(([, share]) => share);
+      const { sums } = time.between(began, ended), all = sum(sums) || 1;
+      const said = PALETTE.kinds.map((name, kind) => /** @type {const} */ ([name, Math.round(100 * sums[kind] / all)])).filter(([, share]) => share);
       return `rank ${time.rank} ${said.map(([name, share]) => `${name} ${share} %`).join(", ")}`;
     });
     const what = `each rank's time from ${formatPart([began, ended])}`;
@@ -308,15 +283,17 @@ class StripChart {
 const TIME_ROWS = 16;
 const NAMED = 3;
 
-class TimePanel {
+export class TimePanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
     this.chart = new StripChart(data, () => this.draw());
-    const button = (text, act) => {
+    const button = (/** @type {string} */ text, /** @type {() => void} */ act) => {
       const element = make("button", { type: "button", className: "ar-small" }, text);
       element.addEventListener("click", act);
       return element;
     };
+    this.drawn = "";
     this.key = make("span", { className: "ar-legend ar-kinds" });
     this.said = make("span", { role: "status" });
     this.bar = make("div", { className: "ar-bar" },
@@ -341,8 +318,8 @@ class TimePanel {
     this.chart.draw(dark);
     const { range } = data.settings;
     put(this.said, range ? formatPart(range) : "");
-    const colours = dark ? TIME_DARK : TIME_LIGHT;
-    this.key.replaceChildren(...TIME_KINDS.map((name, kind) => {
+    const colours = PALETTE.time[dark ? "dark" : "light"];
+    this.key.replaceChildren(...PALETTE.kinds.map((name, kind) => {
       const mark = make("i", { "aria-hidden": "true", className: "ar-swatch" });
       mark.style.background = colours[kind];
       return make("span", {}, mark, kind === WAITING ? "waiting, for the rank of that number" : name);
@@ -353,25 +330,26 @@ class TimePanel {
   drawTables() {
     const { times, range } = this.chart, zoomed = Boolean(this.data.settings.range), rows = times.slice(0, TIME_ROWS);
     if (!rows.length) return;
-    const parts = [this.table(zoomed ? "time in this part of the cell" : "time", rows.map((time) => {
+    const parts = [this.table(`time of each rank${zoomed ? " in this part of the cell" : ""}`, rows.map((time) => {
       const { sums, whom } = time.between(...range);
       const waits = zoomed ? [...whom].sort((a, b) => b[1] - a[1]) : time.waits;
       return [time, sums, this.why(time, waits, zoomed ? [] : time.importing, range)];
     }))];
-    const steps = rows.filter((time) => time.step);
+    const steps = rows.flatMap((time) => (time.step ? [{ time, ...time.step }] : []));
     if (steps.length) {
-      const count = Math.max(...steps.map((time) => time.step.count));
-      parts.push(this.table(`a step, mean of ${formatNumber(count)}`, steps.map((time) => [time, time.step.sums, ""])));
+      const count = Math.max(...steps.map((step) => step.count));
+      parts.push(this.table(`a step, mean of ${formatNumber(count)}`, steps.map(({ time, sums }) => [time, sums, ""])));
     }
     const left = times.slice(TIME_ROWS).map(({ rank }) => rank);
-    if (left.length) parts.push(make("p", { className: "ar-note" }, `${formatRanks(left)} not in these tables`));
+    if (left.length) parts.push([make("p", { className: "ar-note" }, `${formatRanks(left)} not in these tables`)]);
     this.tables.replaceChildren(...parts.flat());
   }
 
   // For whom a rank waited most, and what it imported.
+  /** @param {RankTime} time @param {[number, number][]} waits @param {[string, number][]} importing @param {number[]} range */
   why(time, waits, importing, [began, ended]) {
     const length = Math.min(ended, time.seconds) - began;
-    const named = (pairs, prefix, name) => {
+    const named = (/** @type {[number | string, number][]} */ pairs, /** @type {string} */ prefix, /** @type {string} */ name) => {
       const longest = Math.max(0, ...pairs.map(([, value]) => value));
       const found = pairs.slice(0, NAMED).filter(([, value]) => value >= 0.1 * longest && value >= 0.01 * length);
       return found.length ? [`${prefix} ${found.map(([one, value]) => `${name}${one} ${formatSeconds(value)}`).join(", ")}`] : [];
@@ -380,14 +358,19 @@ class TimePanel {
   }
 
   // Without the kinds that nobody has spent time in.
+  /** @param {string} title @param {TableRow[]} rows @returns {HTMLElement[]} */
   table(title, rows) {
-    const sum = (sums) => sums.reduce((a, b) => a + b, 0), most = Math.max(...rows.map(([, sums]) => sum(sums)));
-    const kinds = TIME_KINDS.map((_, kind) => kind).filter((kind) => rows.some(([, sums]) => sums[kind] > 0));
-    const head = ["rank", "all", ...kinds.map((kind) => TIME_KINDS[kind]), "for whom, and what"].map((text) => make("th", { scope: "col" }, text));
+    /** @param {any} sums */
+    const most = Math.max(...rows.map(([, sums]) => sum(sums)));
+    const kinds = PALETTE.kinds.map((_, kind) => kind).filter((kind) => rows.some(([, sums]) => sums[kind] > 0));
+    const head = ["rank", "all", ...kinds.map((kind) => PALETTE.kinds[kind]), "for whom, and what"].map((text) => make("th", { scope: "col" }, text));
     const body = rows.map(([time, sums, why]) => make("tr", {}, make("th", { scope: "row" }, `rank ${time.rank}`),
       ...[sum(sums), ...kinds.map((kind) => sums[kind])].map((value) => make("td", {}, formatSecondsLike(value, most))), make("td", {}, why)));
     const whys = rows.some(([, , why]) => why);
-    if (!whys) for (const row of [{ lastElementChild: head.pop() }, ...body]) row.lastElementChild.remove();
+    if (!whys) {
+      head.pop();
+      for (const row of body) row.lastChild?.remove();
+    }
     const table = make("table", { className: "ar-table ar-times", "aria-label": title }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
     table.classList.toggle("ar-whys", whys);
     return [make("p", { className: "ar-caption" }, title), table];

@@ -1,14 +1,25 @@
-// Timings: waiting against transfer for each rank, the straggler, and every kind of call.
+// Communication: waiting against transfer for each rank, the straggler, and every kind of call.
 
-class TimingsPanel {
+import { make, part, put, shape } from "./elements.js";
+import { formatBandwidth, formatBytes, formatSeconds } from "./format.js";
+
+export class TimingsPanel {
+  /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
+    /** @type {import("./types").Timings | null} */
+    this.drawn = null;
+    /** @type {import("./types").Selected} */
+    this.chosen = null;
+    this.seconds = 0;
+    this.whole = make("span", {});
     this.bars = make("div", { className: "ar-bars" });
     this.straggler = make("p", { className: "ar-straggler" });
     this.table = make("table", { className: "ar-table" });
+    /** @param {string} kind @param {string} text */
     const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
     this.element = make("div", { className: "ar-timings" },
-      make("div", { className: "ar-bar" }, key("wait", "waiting for other ranks"), key("transfer", "transfer")),
+      make("div", { className: "ar-bar" }, key("wait", "waiting for other ranks"), key("transfer", "transfer"), this.whole),
       this.bars, this.straggler, make("div", { className: "ar-scroll" }, this.table));
   }
 
@@ -16,10 +27,13 @@ class TimingsPanel {
 
   draw() {
     const { timings, selected } = this.data;
-    if (!timings || (timings === this.drawn && selected === this.chosen)) return;
+    const seconds = Number(this.data.seconds.toPrecision(3));
+    if (!timings || (timings === this.drawn && selected === this.chosen && seconds === this.seconds)) return;
+    this.seconds = seconds;
     this.drawn = timings;
     this.chosen = selected;
-    const most = Math.max(...timings.ranks.map((row) => row.wait_seconds + row.transfer_seconds)) || 1;
+    const most = Math.max(seconds, ...timings.ranks.map((row) => row.wait_seconds + row.transfer_seconds)) || 1;
+    put(this.whole, `of a cell of ${formatSeconds(most)}`);
     this.bars.classList.toggle("ar-many", timings.ranks.length > 16);
     this.bars.replaceChildren(...timings.ranks.map(({ rank, calls, wait_seconds: wait, transfer_seconds: transfer }) => {
       const bar = make("div", { className: "ar-track" }, part("wait", wait / most), part("transfer", transfer / most));
@@ -34,25 +48,28 @@ class TimingsPanel {
     this.drawTable(timings.calls);
   }
 
+  /** @param {import("./types").CallRow[]} calls */
   drawTable(calls) {
-    const peak = Math.max(...calls.map((call) => call.best_gbps ?? 0));
     const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "waiting", "transfer", "busbw", "best"]
       .map((text) => make("th", { scope: "col" }, text)));
     const rows = calls.map((call) => {
-      const bandwidth = call.busbw_gbps;
       const cells = [call.op, call.name, call.dtype, formatBytes(call.nbytes), call.calls.toLocaleString("en"),
-        formatSeconds(call.wait_seconds), formatSeconds(call.transfer_seconds), formatBandwidth(bandwidth),
+        formatSeconds(call.wait_seconds), formatSeconds(call.transfer_seconds), formatBandwidth(call.busbw_gbps),
         formatBandwidth(call.best_gbps)];
       const row = make("tr", {}, ...cells.map((text) => make("td", {}, text)));
-      if (bandwidth && peak) row.children[7].style.setProperty("--ar-share", `${100 * Math.min(1, bandwidth / peak)}%`);
+      if (call.recent.length > 1) row.children[7].prepend(sparkline(call.recent));
       return row;
     });
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   }
 }
 
-function part(kind, share) {
-  const element = make("i", { className: `ar-${kind}` });
-  element.style.width = `${100 * share}%`;
-  return element;
+// How the bandwidth was over the cell.
+/** @param {number[]} values */
+function sparkline(values) {
+  const low = Math.min(...values), high = Math.max(...values), said = `busbw over the cell: ${formatBandwidth(low)} to ${formatBandwidth(high)}`;
+  const points = values.map((value, i) =>
+    `${(1 + 58 * i / (values.length - 1)).toFixed(1)},${(13 - 12 * (high > low ? (value - low) / (high - low) : 0.5)).toFixed(1)}`);
+  return shape("svg", { class: "ar-spark", width: 60, height: 14, role: "img", "aria-label": said },
+    shape("title", {}, said), shape("polyline", { points: points.join(" "), fill: "none", stroke: "currentColor" }));
 }

@@ -59,7 +59,7 @@ def test_a_line_leads_from_the_parameters_of_each_member_to_its_metric(runs):
     ends = [float(points[-1].partition(",")[2]) for points in lines]
     # The best is the last, above the others, and its loss is the lowest of all: at the foot.
     assert ends == sorted(ends)
-    assert tags["line"][-1].get("stroke") == "rgb(26, 111, 174)"
+    assert tags["line"][-1].get("stroke") == "#101010"
     with pytest.raises(UsageError, match="found none"):
         runs.parallel("accuracy")
 

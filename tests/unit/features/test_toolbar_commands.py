@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,20 +11,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from allranks.command.export import export_script
 from allranks.command.notebook_cells import cells_of
 from allranks.magics.shell import EveryCell
-from tests.missing import skip_missing
+from tests.node import node
 
 START = "%distributed start {}\n%distributed on"
-
-
-def node() -> str:
-    try:
-        from playwright._impl._driver import compute_driver_executable
-    except ImportError:
-        found = shutil.which("node")
-        if found is None:
-            skip_missing("the extension's commands need node or Playwright: pip install playwright")
-        return found
-    return str(compute_driver_executable()[0])
 
 
 @pytest.fixture
@@ -34,14 +21,9 @@ def press(repository):
     static = repository / "allranks" / "features" / "toolbar" / "labextension" / "static"
     script = Path(__file__).with_name("toolbar_commands.mjs")
 
-    def press(arguments=(), typed="", labels=(), sources=(), cells=()):
-        lists = {"arguments": [*arguments], "labels": [*labels], "sources": [*sources]}
-        lists["cells"] = [*cells]
-        given = json.dumps({"typed": typed, **lists})
-        command = [node(), str(script), str(static), given]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def press(arguments=(), typed="", sources=(), cells=()):
+        lists = {"arguments": [*arguments], "sources": [*sources], "cells": [*cells]}
+        return json.loads(node(str(script), str(static), json.dumps({"typed": typed, **lists})))
 
     return press
 
@@ -63,11 +45,6 @@ def test_the_numbers_of_the_menu_start_ranks(press):
 def test_options_that_a_person_types_are_one_line(press):
     (found,) = press([{}], typed="-n 2\r\n\x85\x1c\u2028import os")["results"]
     assert found["sent"][-1] == START.format("-n 2 import os")
-
-
-def test_an_output_names_no_more_ranks_than_a_cluster_can_have(press):
-    labels = ["ranks 0–2, 5", "ranks 0–99999999999", "ranks 0–16000, 0–16000", "ranks 7–3"]
-    assert press(labels=labels)["labels"] == [[0, 1, 2, 5], [], [], []]
 
 
 def test_the_cells_that_the_launchers_card_writes_can_be_exported(press):

@@ -8,7 +8,6 @@ const load = async (name) => {
   return import(`data:text/javascript,${encodeURIComponent(source)}`);
 };
 const { plugins } = await load("ranks.js");
-const { ranksOf } = await load("chooser.js");
 const cells = await load("cells.js");
 const { makeNotebookRanks } = await load("notebook_ranks.js");
 
@@ -92,5 +91,4 @@ for (const args of JSON.parse(given).arguments) {
 }
 const runs = JSON.parse(given).cells.map(([source, state]) => cells.runsOnRanks(source, state));
 const starts = JSON.parse(given).sources.map((source) => cells.startsRanks(source));
-const labels = JSON.parse(given).labels.map((label) => ranksOf(label));
-process.stdout.write(JSON.stringify({ results, labels, runs, starts, first: cells.firstCells("-n 4") }));
+process.stdout.write(JSON.stringify({ results, runs, starts, first: cells.firstCells("-n 4") }));

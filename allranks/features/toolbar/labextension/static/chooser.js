@@ -13,71 +13,92 @@ const MOST_COLUMNS = 16;
 // A notebook may have any text as an output: a longer list of ranks is one of no cluster.
 const MOST_RANKS = 16_384;
 const LOOK_MS = 500;
-// As allranks prints a line: "ranks 0, 2–3 │ text"; "→" is before a value, "·" before a notice,
-// "!" before standard error.
-const LINE = /^(ranks? [\d–, ]+?|) *([│→·!]) ?(.*)$/;
-const LABEL = /^ranks? ([\d–, ]+):$/;
 
-export const ranksOf = (label) => {
-  const parts = label.replace(/^ranks? /, "").split(",").map((part) => part.split("–").map(Number));
-  const lengths = parts.map(([first, last = first]) => Math.max(0, last - first + 1));
+/** @typedef {[number, number][]} Spans the first and the last rank of each run of neighbours */
+/** @typedef {{ lines?: [Spans, number][], indent?: number, ranks?: Spans, title?: boolean }} Whose */
+
+/** @param {Spans} spans */
+export const ranksOf = (spans) => {
+  const lengths = spans.map(([first, last]) => Math.max(0, last - first + 1));
   if (!(lengths.reduce((sum, length) => sum + length, 0) <= MOST_RANKS)) return [];
-  return parts.flatMap(([first], index) => Array.from({ length: lengths[index] }, (_, at) => first + at));
+  return spans.flatMap(([first], index) => Array.from({ length: lengths[index] }, (_, at) => first + at));
 };
 
-// The text of a stream, or of a display of labelled lines; null for other outputs.
-const textOf = ({ output_type: type, text, data }) => {
-  const found = type === "stream" ? text : type === "display_data" ? data["text/plain"] : null;
-  const joined = Array.isArray(found) ? found.join("") : found;
-  if (joined == null || type === "stream") return joined ?? null;
-  const [first] = joined.split("\n");
-  return LINE.test(first) || LABEL.test(first) ? joined : null;
-};
+/** @param {string | string[]} [text] */
+const lines = (text = "") => [text].flat().join("").split("\n");
 
-/** Whether ranks have figures, tables or other output that is no text. */
-const isRich = ({ byRank }) => [...byRank.values()].flat().some(({ output_type: type }) => type !== "stream");
-
-/** Returns the outputs of each rank, as Jupyter's outputs; null if they are not labelled. */
+/**
+ * Returns the outputs of each rank, as Jupyter's outputs; null if there are none of several ranks.
+ * Whose they are is in the metadata of an output: of a text, the ranks of each run of lines.
+ *
+ * @param {any[]} outputs
+ */
 export const split = (outputs) => {
+  /** @type {Map<number, any[]>} */
   const byRank = new Map();
   // Outputs of no rank: the line about the start above, errors of the cell below.
+  /** @type {any[]} */
   const above = [];
+  /** @type {any[]} */
   const below = [];
-  const addCommon = (output) => (byRank.size ? below : above).push(output);
-  let ranks = [];
-  const add = (rank, text) => {
-    const own = byRank.get(rank) ?? byRank.set(rank, []).get(rank);
-    const last = own.at(-1);
+  const first = outputs.findIndex(({ metadata }) => metadata?.allranks);
+  const of = (/** @type {number} */ rank) => byRank.get(rank) ?? byRank.set(rank, []).get(rank) ?? [];
+  const add = (/** @type {number} */ rank, /** @type {string} */ text) => {
+    const own = of(rank), last = own.at(-1);
     if (last?.output_type === "stream") last.text += text;
     else own.push({ output_type: "stream", name: "stdout", text });
   };
-  for (const output of outputs) {
-    const text = textOf(output);
-    if (text !== null) {
-      for (const line of text.replace(/\n$/, "").split("\n")) {
-        const found = LINE.exec(line);
-        const label = LABEL.exec(line);
-        if (label) ranks = ranksOf(label[1]);
-        else if (found?.[1]) ranks = ranksOf(found[1]);
-        if (found && ranks.length) for (const rank of ranks) add(rank, `${found[3]}\n`);
-        else if (!label) addCommon({ output_type: "stream", name: "stdout", text: `${line}\n` });
+  outputs.forEach((output, at) => {
+    /** @type {Whose | undefined} */
+    const whose = output.metadata?.allranks;
+    if (whose?.lines) {
+      const left = lines(output.data["text/plain"]), indent = Number(whose.indent);
+      for (const [spans, count] of whose.lines) {
+        const text = left.splice(0, Number(count)).map((line) => `${line.slice(indent)}\n`).join("");
+        for (const rank of ranksOf(spans)) add(rank, text);
       }
-    } else if (output.output_type === "display_data" && ranks.length && Object.values(output.data).join("")) {
-      for (const rank of ranks) (byRank.get(rank) ?? byRank.set(rank, []).get(rank)).push(output);
+    } else if (whose?.ranks) {
+      if (!whose.title) for (const rank of ranksOf(whose.ranks)) of(rank).push(output);
     } else {
-      addCommon(output);
+      (at < first ? above : below).push(output);
     }
-  }
-  return byRank.size > 1 ? { byRank: new Map([...byRank].sort(([a], [b]) => a - b)), above, below } : null;
+  });
+  return byRank.size > 1 ? { byRank: new Map([...byRank].sort(([a], [b]) => a - b)), above, below, first } : null;
 };
 
+/**
+ * Whether ranks have figures, tables or other output that is no text.
+ *
+ * @param {Found} found
+ */
+const isRich = ({ byRank }) => [...byRank.values()].flat().some(({ output_type: type }) => type !== "stream");
+
+/**
+ * @typedef {object} Made what stands beside the outputs of one cell
+ * @property {HTMLElement} bar
+ * @property {HTMLElement} tabs
+ * @property {HTMLElement} grid
+ * @property {Map<string, HTMLElement>} buttons
+ * @property {(ranks: string) => void} choose
+ * @property {any[]} areas
+ * @property {string} first
+ * @property {string} chosen
+ * @property {string} usual the view without a choice of the user
+ * @property {number} at
+ */
+/** @typedef {NonNullable<ReturnType<typeof split>>} Found */
+
+// JupyterLab's own classes, which have no types here.
+/** @param {Record<string, any>} packages @param {any} trans */
 export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, trans) => {
   const views = new WeakMap();
-  const isRunning = (cell) => cell.model.executionState === "running";
+  const isRunning = (/** @type {any} */ cell) => cell.model.executionState === "running";
 
+  /** @param {any} area @param {any[]} outputs */
   const render = ({ model: { trusted }, rendermime }, outputs) =>
     new SimplifiedOutputArea({ model: new OutputAreaModel({ values: outputs, trusted }), rendermime });
 
+  /** @param {Made} made */
   const clear = (made) => {
     for (const area of made.areas) {
       // A cell that goes has taken it out of the page.
@@ -89,16 +110,33 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     made.grid.replaceChildren();
   };
 
-  /** Draws the chosen view of a cell's outputs beside the outputs themselves. */
+  /**
+   * Puts the choice where the outputs of the ranks begin: above them may be a panel, with buttons there.
+   *
+   * @param {any} cell @param {Made} made
+   */
+  const place = (cell, made) => {
+    const first = made.chosen === "all" ? cell.outputArea.widgets[made.at]?.node
+      : made.grid.querySelector(":scope > section:not(.jp-allranks-common)");
+    const top = made.tabs.childElementCount ? made.tabs : first;
+    if (top) made.bar.style.top = `${top.getBoundingClientRect().top - (made.bar.parentElement?.getBoundingClientRect().top ?? 0)}px`;
+  };
+
+  /**
+   * Draws the chosen view of a cell's outputs beside the outputs themselves.
+   *
+   * @param {any} cell @param {Made} made @param {Found} found @param {number} [rank]
+   */
   const draw = (cell, made, found, rank) => {
     const { chosen } = made;
     cell.outputArea.node.classList.toggle("jp-allranks-hidden", chosen !== "all");
     clear(made);
     if (chosen === "all") return;
     made.grid.classList.toggle("jp-mod-rich", chosen === "side" && isRich(found));
-    made.grid.style.setProperty("--jp-allranks-columns", Math.ceil(Math.sqrt(Math.min(found.byRank.size, MOST_COLUMNS))));
+    const columns = Math.ceil(Math.sqrt(Math.min(found.byRank.size, MOST_COLUMNS)));
+    made.grid.style.setProperty("--jp-allranks-columns", String(columns));
     const ranks = chosen === "side" ? [...found.byRank.keys()].slice(0, MOST_COLUMNS) : [rank];
-    const place = (title, outputs) => {
+    const put = (/** @type {string} */ title, /** @type {any[]} */ outputs) => {
       const area = render(cell.outputArea, outputs);
       const part = document.createElement("section");
       if (title) part.append(Object.assign(document.createElement("h4"), { textContent: title }));
@@ -107,12 +145,13 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
       made.areas.push(area);
       return part;
     };
-    const placeCommon = (outputs) => outputs.length && place("", outputs).classList.add("jp-allranks-common");
+    const placeCommon = (/** @type {any[]} */ outputs) => outputs.length && put("", outputs).classList.add("jp-allranks-common");
     placeCommon(found.above);
-    for (const one of ranks) place(chosen === "side" ? trans.__("rank %1", one) : "", found.byRank.get(one));
+    for (const one of ranks) put(chosen === "side" ? trans.__("rank %1", one) : "", found.byRank.get(one ?? -1) ?? []);
     placeCommon(found.below);
   };
 
+  /** @param {any} cell @returns {Made} */
   const make = (cell) => {
     const bar = Object.assign(document.createElement("div"), { className: "jp-allranks-chooser" });
     bar.setAttribute("role", "group");
@@ -136,18 +175,30 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     view.append(tabs, grid);
     // Collapsed outputs are not in the page.
     cell.node.querySelector(".jp-Cell-outputCollapser").after(bar, view);
-    bar.parentElement.classList.add("jp-allranks-outputs");
-    const choose = (ranks) => {
+    const wrapper = /** @type {HTMLElement} */ (bar.parentElement);
+    wrapper.classList.add("jp-allranks-outputs");
+    const choose = (/** @type {string} */ ranks) => {
       if (ranks === made.usual) cell.model.deleteMetadata(KEY);
       else cell.model.setMetadata(KEY, { ranks });
       refresh(cell);
     };
-    cell.disposed.connect(() => clear(made));
-    const made = { bar, tabs, grid, buttons, choose, areas: [], first: "", chosen: "all", usual: "all" };
+    // A panel grows, and images come late.
+    const sizes = new ResizeObserver(() => place(cell, made));
+    sizes.observe(wrapper);
+    cell.disposed.connect(() => {
+      sizes.disconnect();
+      clear(made);
+    });
+    /** @type {Made} */
+    const made = { bar, tabs, grid, buttons, choose, areas: [], first: "", chosen: "all", usual: "all", at: 0 };
     return made;
   };
 
-  /** Shows, updates or removes the choice, as the cell's outputs require. */
+  /**
+   * Shows, updates or removes the choice, as the cell's outputs require.
+   *
+   * @param {any} cell
+   */
   const refresh = (cell) => {
     if (cell.isDisposed) return;
     const found = split(cell.outputArea.model.toJSON());
@@ -162,25 +213,28 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     }
     const ranks = [...found.byRank.keys()];
     made.first = `${ranks[0]}`;
+    made.at = found.first;
     // Not while the cell runs: what is drawn again loses its state.
     made.usual = isRich(found) && !isRunning(cell) ? "side" : "all";
     const chosen = cell.model.getMetadata(KEY)?.ranks ?? made.usual;
     const rank = ranks.find((one) => `${one}` === chosen);
     made.chosen = rank === undefined ? "all" : "tabs";
     if (chosen === "side") made.chosen = "side";
-    for (const [value, button] of made.buttons) button.setAttribute("aria-pressed", value === made.chosen);
+    for (const [value, button] of made.buttons) button.setAttribute("aria-pressed", String(value === made.chosen));
     const focused = made.tabs.contains(document.activeElement);
     draw(cell, made, found, rank);
     if (made.chosen === "tabs") drawTabs(made, ranks, rank, focused);
+    place(cell, made);
   };
 
+  /** @param {Made} made @param {number[]} ranks @param {number | undefined} chosen @param {boolean} focused */
   const drawTabs = (made, ranks, chosen, focused) => {
     for (const rank of ranks) {
       const tab = Object.assign(document.createElement("button"), {
         textContent: trans.__("rank %1", rank),
         onclick: () => made.choose(`${rank}`),
       });
-      tab.setAttribute("aria-pressed", rank === chosen);
+      tab.setAttribute("aria-pressed", String(rank === chosen));
       made.tabs.append(tab);
       if (focused && rank === chosen) tab.focus({ preventScroll: true });
     }
@@ -188,7 +242,11 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
 
   const watched = new WeakSet();
 
-  /** Follows the outputs of a cell, once it is in the page. */
+  /**
+   * Follows the outputs of a cell, once it is in the page.
+   *
+   * @param {any} cell
+   */
   return async (cell) => {
     if (cell.model.type !== "code" || watched.has(cell)) return;
     watched.add(cell);
@@ -203,7 +261,7 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
       scheduled = true;
     };
     // Not the signals of the outputs: text that is appended has none.
-    cell.model.sharedModel.changed.connect((_, { sourceChange }) => sourceChange || schedule());
+    cell.model.sharedModel.changed.connect((/** @type {any} */ _, /** @type {any} */ { sourceChange }) => sourceChange || schedule());
     refresh(cell);
   };
 };

@@ -1,0 +1,205 @@
+// The records that the kernel and the panel exchange, for the checks of types only.
+
+export type Selected = number | null;
+
+export interface Settings {
+  closed?: string[];
+  selected?: Selected;
+  range?: [number, number] | null;
+  log?: boolean;
+  mean?: boolean;
+  smoothing?: number;
+  query?: string;
+  fold?: boolean;
+  sorted?: string;
+  down?: boolean;
+}
+
+export interface Tile {
+  rank: number;
+  host: string;
+  device: string;
+  pid: number;
+  state: string;
+  activity: string;
+  waits_for: string;
+  line: string;
+  rss_nbytes: number;
+  cpu_percent: number;
+  gpu_nbytes: number;
+  gpu_own_nbytes: number;
+  gpu_total_nbytes: number;
+  gpu_percent: number;
+  gpu_celsius: number;
+  step: number | null;
+  member: number | null;
+}
+
+/** A step and a value; a value that is not finite, as text, where `broken`. */
+export type Point = [number, number];
+
+export interface SeriesHead {
+  number: number;
+  name: string;
+  rank: number;
+  member: string;
+  count: number;
+  anew?: boolean;
+  stride: number;
+  broken?: [number, string] | null;
+}
+
+export interface Series {
+  number: number;
+  name: string;
+  rank: number;
+  member: string;
+  steps: number[];
+  values: number[];
+  stride: number;
+  broken: [number, string] | null;
+  last: Point;
+}
+
+export type Parameter = number | string | boolean;
+
+export interface Member {
+  number: number;
+  state: string;
+  error: string;
+  rank: number | null;
+  metric: number | null;
+  seconds: number | null;
+  parameters: Record<string, Parameter>;
+  at: number;
+}
+
+export interface Ensemble {
+  metric?: string;
+  lower?: boolean;
+  missing?: number;
+  said?: string;
+}
+
+export interface CallRow {
+  op: string;
+  name: string;
+  dtype: string;
+  nbytes: number;
+  calls: number;
+  wait_seconds: number;
+  transfer_seconds: number;
+  busbw_gbps: number | null;
+  best_gbps: number | null;
+  /** The bus bandwidth in each part of the cell; empty where it is not known. */
+  recent: number[];
+}
+
+export interface RankRow {
+  rank: number;
+  calls: number;
+  wait_seconds: number;
+  transfer_seconds: number;
+}
+
+export interface Timings {
+  ranks: RankRow[];
+  calls: CallRow[];
+  straggler: string;
+}
+
+export type Pairs<T> = [T, number][];
+
+export interface StripsMessage {
+  rows: [number, number, number, number, number, number[], Pairs<number>, Pairs<string>][];
+  bins: string;
+}
+
+export interface Where { line?: string; activity?: string; text?: string }
+
+export interface LogHead { rank: number; spans: Point[]; skipped: number }
+
+/** What changes: any part of it may be missing. */
+export interface Message {
+  seq: number;
+  anew?: boolean;
+  elapsed?: number;
+  ended?: boolean;
+  withLogs?: boolean;
+  ranks?: Tile[];
+  said?: string;
+  timings?: Timings | null;
+  strips?: StripsMessage | null;
+  memory?: string;
+  sections?: Record<string, string>;
+  profiles?: boolean;
+  profiled?: string;
+  answer?: string;
+  members?: (Ensemble & { rows: Member[] }) | null;
+  where?: Where & { rank: number; what?: string };
+  curves?: SeriesHead[];
+  logs?: LogHead[];
+}
+
+export interface State extends Message {
+  key: string;
+  mode: string;
+  watched?: boolean;
+  paths: Record<string, string>;
+  noun?: string;
+  title: string;
+  settings?: Settings;
+  points?: DataView | null;
+}
+
+/** What a saved notebook has. */
+export interface KeptState extends Omit<State, "curves" | "logs"> {
+  apart: string[];
+  curves: (Omit<Series, "last" | "values"> & { values: (number | null)[] })[];
+  logs: { rank: number; skipped: number; pieces: [string, boolean][] }[];
+}
+
+/** Jupyter's side of a widget, as far as a page has it: its classes have no types here. */
+export interface Model {
+  get(name: string): any;
+  on(name: string, act: (message: any, buffers: DataView[]) => void): void;
+  send(message: object): void;
+  widget_manager?: { context?: any; kernel?: { interrupt?: () => void } };
+}
+
+export interface Line { xs: number[]; ys: number[] }
+
+export interface SeriesLine extends Line { series: Series }
+
+export interface Column { x: number; low: number; mean: number; high: number }
+
+export interface Scale {
+  /** Where the axis begins, and what is written beside it. */
+  left: number;
+  heights: number[];
+  beside: string[];
+  x0: number;
+  x1: number;
+  y0: number;
+  y1: number;
+  x(value: number): number;
+  y(value: number): number;
+  step(pixel: number): number;
+}
+
+export interface LineStyle { colour: string; alpha: number; width: number; dash: number[] }
+
+export interface Groups { name: string; labels: string[]; of: Map<number, number>; counts: number[] }
+
+/** A section of the panel. */
+export interface Panel {
+  element: HTMLElement;
+  readonly filled: boolean;
+  draw(): void;
+}
+
+declare global {
+  var allranksChosen: Map<string, Settings>;
+  var allranksNotebooks: Set<any>;
+  var allranksViews: Map<string, (box: HTMLElement) => boolean>;
+}
