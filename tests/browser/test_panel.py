@@ -196,7 +196,7 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     expect(lab.output(1).locator(".ar-bar-row").nth(0)).to_have_class(re.compile("ar-faded"))
     expect(lab.output(1).locator(".ar-bar-row").nth(1)).not_to_have_class(re.compile("ar-faded"))
     with lab.page.expect_download() as saved:
-        button(lab, "Save").click()
+        button(lab, "Save values (CSV)").click()
     assert saved.value.suggested_filename == "curves.csv"
     lab.page.wait_for_function(BELOW_PANEL, arg=panel(lab).element_handle())
 
