@@ -63,6 +63,8 @@ export const split = (outputs) => {
 /**
  * @typedef {object} Made what stands beside the outputs of one cell
  * @property {HTMLElement} bar
+ * @property {HTMLElement} view
+ * @property {ResizeObserver} sizes
  * @property {HTMLElement} tabs
  * @property {HTMLElement} grid
  * @property {HTMLSelectElement} select
@@ -146,10 +148,6 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     const grid = Object.assign(document.createElement("div"), { className: "jp-allranks-grid" });
     const view = Object.assign(document.createElement("div"), { className: "jp-allranks-view" });
     view.append(tabs, grid);
-    // Collapsed outputs are not in the page.
-    cell.node.querySelector(".jp-Cell-outputCollapser").after(bar, view);
-    const wrapper = /** @type {HTMLElement} */ (bar.parentElement);
-    wrapper.classList.add("jp-allranks-outputs");
     const choose = (/** @type {string} */ ranks) => {
       if (ranks === "all") cell.model.deleteMetadata(KEY);
       else cell.model.setMetadata(KEY, { ranks });
@@ -158,13 +156,27 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     select.onchange = () => choose(select.value === "tabs" ? made.first : select.value);
     // A panel grows, and images come late.
     const sizes = new ResizeObserver(() => place(cell, made));
-    sizes.observe(wrapper);
     cell.disposed.connect(() => {
       sizes.disconnect();
       clear(made);
     });
-    const made = { bar, tabs, grid, select, choose, areas: [], first: "", at: 0 };
+    const made = { bar, view, sizes, tabs, grid, select, choose, areas: [], first: "", at: 0 };
     return made;
+  };
+
+  /**
+   * Puts what is beside the outputs into the page, where it is not there: JupyterLab may have drawn the cell anew.
+   *
+   * @param {any} cell @param {Made} made
+   */
+  const attach = (cell, { bar, view, sizes }) => {
+    // Collapsed outputs are not in the page.
+    const collapser = cell.node.querySelector(".jp-Cell-outputCollapser");
+    if (!collapser || bar.parentElement === collapser.parentElement) return;
+    collapser.after(bar, view);
+    collapser.parentElement.classList.add("jp-allranks-outputs");
+    sizes.disconnect();
+    sizes.observe(collapser.parentElement);
   };
 
   /**
@@ -178,6 +190,7 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }) =
     let made = views.get(cell);
     if (!made && !found) return;
     if (!made) views.set(cell, (made = make(cell)));
+    attach(cell, made);
     made.bar.hidden = !found;
     if (!found) {
       clear(made);
