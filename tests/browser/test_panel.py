@@ -347,6 +347,7 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     assert zoomed(lab) == part
     for name in ("Interrupt", "Profile"):
         expect(button(lab, name)).to_be_hidden()
+    expect(panel(lab).locator(".ar-status")).to_have_text(re.compile(r"^4 ranks ✓ \d"))
     expect(graph).to_be_visible()
     look_closer(lab)
     tip_of(lab)
