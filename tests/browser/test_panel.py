@@ -196,7 +196,7 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     expect(lab.output(1).locator(".ar-bar-row").nth(0)).to_have_class(re.compile("ar-faded"))
     expect(lab.output(1).locator(".ar-bar-row").nth(1)).not_to_have_class(re.compile("ar-faded"))
     with lab.page.expect_download() as saved:
-        button(lab, "Save").click()
+        button(lab, "Save values (CSV)").click()
     assert saved.value.suggested_filename == "curves.csv"
     lab.page.wait_for_function(BELOW_PANEL, arg=panel(lab).element_handle())
 
@@ -347,6 +347,7 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     assert zoomed(lab) == part
     for name in ("Interrupt", "Profile"):
         expect(button(lab, name)).to_be_hidden()
+    expect(panel(lab).locator(".ar-status")).to_have_text(re.compile(r"^4 ranks ✓ \d"))
     expect(graph).to_be_visible()
     look_closer(lab)
     tip_of(lab)

@@ -56,6 +56,20 @@ test("what a reader chooses is told to the kernel until the cell ends", () => {
   assert.equal(model.sent.length, 2);
 });
 
+test("tiles give way to one line where every rank has finished, and stay where one says more", () => {
+  const tile = (rank, state) => ({ rank, state, member: null });
+  const data = (...states) => new Data({ ...STATE, ranks: states.map((state, rank) => tile(rank, state)), ended: true });
+  assert.equal(data("finished", "finished").tilesShown, false);
+  assert.equal(data("finished", "failed").tilesShown, true);
+  assert.equal(new Data({ ...STATE, ranks: [tile(0, "finished")] }).tilesShown, true);
+  const chosen = data("finished", "finished");
+  chosen.select(1);
+  assert.equal(chosen.tilesShown, true);
+  // They do not go away from under the pointer.
+  chosen.select(1);
+  assert.equal(chosen.tilesShown, true);
+});
+
 test("the logs hold which lines are standard error", () => {
   const model = modelOf(), data = new Data(STATE, model);
   const text = new TextEncoder().encode("out\nerr\n");

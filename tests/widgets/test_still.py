@@ -89,6 +89,17 @@ def test_the_text_names_values_and_the_straggler():
     assert re.search(r"allreduce g +50 × 1 kB +250 ms +100 ms +500 kB/s", said)
 
 
+def test_tables_of_many_ranks_have_a_row_for_those_that_hardly_differ():
+    made = CellModel([hello(rank) for rank in range(64)])
+    for rank in range(64):
+        wait = 0.1 if rank == 1 else 2 + rank / 10_000
+        made.take(Timings(rank, 1, (totals(50, wait, 0.4, {1: (50, wait)}),)), [])
+    made.end()
+    said = text(made)
+    assert re.search(r"^  ranks 0, 2–63 +50 +2 s +400 ms$", said, re.MULTILINE)
+    assert re.search(r"^  rank 1 +50 +100 ms +400 ms$", said, re.MULTILINE)
+
+
 def test_values_that_are_not_finite_are_left_out_of_the_picture():
     made = CellModel([hello(0)])
     log(made, 0, "loss", [(0, 1.0), (1, math.nan), (2, 3.0)])

@@ -253,7 +253,7 @@ export class Circle {
 
 // The parent of each rank where sums go up a tree, whose root has none; null where they take other ways.
 /** @param {import("./types").Frame[]} frames @returns {Map<number, number> | null} */
-function parents(frames) {
+export function parents(frames) {
   const up = new Map();
   for (const { sender, receiver, adds } of frames.flatMap(({ messages }) => messages)) {
     if (adds && up.has(sender)) return null;
@@ -264,7 +264,7 @@ function parents(frames) {
 
 // The root on top, each rank above its children.
 /** @param {Map<number, number>} up @param {number} ranks @param {number} node */
-function treePlaces(up, ranks, node) {
+export function treePlaces(up, ranks, node) {
   const all = Array.from({ length: ranks }, (_, rank) => rank);
   let leaves = 0, deepest = 0;
   /** @type {number[][]} */

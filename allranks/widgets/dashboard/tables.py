@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
 from allranks.records.config import size_text
 from allranks.records.ranks import label
@@ -116,19 +117,43 @@ _TABLE_CALLS, _TABLE_RANKS, _PAGE_CALLS = 20, 16, 100
 _SPARKLINES = 10
 
 
+#: The greatest value has so many parts; fewer where too many rows would be left.
+_PARTS = (50, 10, 4)
+
+
+_Row = TypeVar("_Row")
+
+
+def alike(
+    rows: Sequence[_Row],
+    most: int,
+    values: Callable[[_Row], Sequence[float]],
+    words: Callable[[_Row], str] = lambda _: "",
+) -> list[list[_Row]]:
+    """Returns the rows in groups whose values hardly differ, if there are more than ``most``.
+
+    The ``words`` of a group are the same.
+    """
+    groups = [[row] for row in rows]
+    greatest = max((value for row in rows for value in values(row)), default=0.0) or 1.0
+    for parts in _PARTS:
+        if len(groups) <= most:
+            break
+        found: dict[tuple[str | int, ...], list[_Row]] = {}
+        for row in rows:
+            shares = (round(value / greatest * parts) for value in values(row))
+            found.setdefault((words(row), *shares), []).append(row)
+        groups = [*found.values()]
+    return groups
+
+
 def rank_table(timings: TimingTable) -> Table:
     rows = timings.by_rank()
-    told = [
-        [f"rank {r.rank}", f"{r.calls:,}", seconds(r.wait_seconds), seconds(r.transfer_seconds)]
-        for r in rows[:_TABLE_RANKS]
-    ]
-    if len(rows) > _TABLE_RANKS:
-        rest = rows[_TABLE_RANKS:]
-        wait = sum(row.wait_seconds for row in rest) / len(rest)
-        transfer = sum(row.transfer_seconds for row in rest) / len(rest)
-        calls = max(row.calls for row in rest)
-        name = f"{label(row.rank for row in rest)}, mean"
-        told.append([name, f"{calls:,}", seconds(wait), seconds(transfer)])
+    told = []
+    for group in alike(rows, _TABLE_RANKS, lambda row: (row.wait_seconds, row.transfer_seconds)):
+        calls = max(row.calls for row in group)
+        means = (fmean(row.wait_seconds for row in group), fmean(r.transfer_seconds for r in group))
+        told.append([label(row.rank for row in group), f"{calls:,}", *map(seconds, means)])
     return Table("communication", ["", "calls", "waiting", "transfer"], told, straggler(timings))
 
 
@@ -180,41 +205,56 @@ _WORTH = 0.1
 
 
 def strip_tables(strips: Strips) -> list[Table]:
-    every, steps = strips.by_rank(), strips.steps()[:_TABLE_RANKS]
-    rows = [(time.rank, time.sums, _why(time)) for time in every[:_TABLE_RANKS]]
-    left = label(time.rank for time in every[_TABLE_RANKS:]) if every[_TABLE_RANKS:] else ""
-    found = [_time_table("time of each rank", rows, f"{left} not in this table" if left else "")]
+    every, steps = strips.by_rank(), strips.steps()
+    with_seconds = len(every) <= _TABLE_RANKS
+    rows = [((time.rank,), time.sums, _why(time, with_seconds)) for time in every]
+    found = [_time_table("time of each rank", rows)]
     if steps:
         title = f"a step, mean of {number(max(step.steps for step in steps))}"
-        found.append(_time_table(title, [(step.rank, step.each, "") for step in steps]))
+        found.append(_time_table(title, [((step.rank,), step.each, "") for step in steps]))
     return found
 
 
-def _time_table(title: str, rows: Sequence[tuple[int, Shares, str]], note: str = "") -> Table:
+#: Ranks, their seconds of each kind, and why.
+_TimeRow = tuple[tuple[int, ...], Shares, str]
+
+
+def _merged(rows: list[_TimeRow]) -> _TimeRow:
+    # Their means.
+    sums = tuple(map(fmean, zip(*(sums for _, sums, _ in rows), strict=True)))
+    return tuple(rank for ranks, *_ in rows for rank in ranks), sums, rows[0][2]
+
+
+def _time_table(title: str, every: Sequence[_TimeRow]) -> Table:
+    groups = [
+        _merged(group) for group in alike(every, _TABLE_RANKS, lambda r: r[1], lambda r: r[2])
+    ]
+    rows, left = groups[:_TABLE_RANKS], groups[_TABLE_RANKS:]
+    note = f"{label(r for ranks, *_ in left for r in ranks)} not in this table" if left else ""
     # A kind in which no rank spent time has no column.
     kinds = [kind for kind in range(len(KINDS)) if any(sums[kind] for _, sums, _ in rows)]
     most = max((sum(sums) for _, sums, _ in rows), default=0.0)
     whys = any(why for *_, why in rows)
     told = [
         [
-            f"rank {rank}",
+            label(ranks),
             seconds_like(sum(sums), most),
             *(seconds_like(sums[kind], most) for kind in kinds),
             *([why] if whys else []),
         ]
-        for rank, sums, why in rows
+        for ranks, sums, why in rows
     ]
     head = ["", "all", *(KINDS[kind] for kind in kinds), *([""] if whys else [])]
     return Table(title, head, told, note, words=(0, len(head) - 1) if whys else (0,))
 
 
-def _why(time: RankTime) -> str:
+def _why(time: RankTime, with_seconds: bool) -> str:
     said = []
     waits = [(f"rank {rank}", value) for rank, value in time.waits if rank >= 0]
     for what, pairs in (("waits for", waits), ("imports", time.importing)):
         longest = max((value for _, value in pairs), default=0.0)
         named = [
-            f"{name} {seconds(value)}"
+            f"{name} {seconds(value)}" if with_seconds else name
             for name, value in pairs[:_NAMED]
             if value >= _WORTH * longest and value >= 0.01 * time.seconds
         ]

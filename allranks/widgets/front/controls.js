@@ -10,6 +10,11 @@ export class Controls {
     this.data = data;
     this.asked = false;
     this.said = this.drawn = "";
+    this.fold = make("button", { type: "button", className: "ar-fold", "aria-label": "tiles of the ranks" });
+    this.fold.addEventListener("click", () => {
+      data.set({ tiles: !data.tilesShown });
+      data.changed();
+    });
     this.status = make("span", { className: "ar-status", role: "status" });
     this.interrupt = this.button("Interrupt", "interrupt the cell; a second click kills the ranks", () => this.press());
     this.where = this.button("Where are they?", "show the line and the stack of every rank", () => {
@@ -18,7 +23,7 @@ export class Controls {
     });
     this.profile = this.button("Profile", "draw a flame graph of the next 5 seconds", () => data.send({ kind: "profile" }));
     this.profiled = make("p", { className: "ar-note ar-profiled", role: "status" });
-    this.save = this.button("Save", "download the curves as CSV", () => download("curves.csv", curvesAsCsv(data)));
+    this.save = this.button("Save values (CSV)", "download the curves as a file", () => download("curves.csv", curvesAsCsv(data)));
     this.stacks = make("div", { className: "ar-where", hidden: true, role: "group", "aria-label": "where each rank is now" });
     this.stop = this.button("Stop all", "stop running and waiting members; finished ones stay", () => {
       this.stop.classList.add("ar-pressed");
@@ -27,7 +32,7 @@ export class Controls {
     this.bar = make("div", { className: "ar-track ar-progress", role: "progressbar", "aria-label": "members that have ended",
       "aria-valuemin": 0 });
     this.element = make("div", {},
-      make("div", { className: "ar-head" }, this.status, this.stop, this.interrupt, this.where, this.profile, this.save),
+      make("div", { className: "ar-head" }, this.fold, this.status, this.stop, this.interrupt, this.where, this.profile, this.save),
       this.bar, this.profiled, this.stacks);
   }
 
@@ -59,8 +64,11 @@ export class Controls {
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));
     const who = this.data.members.size ? this.data.ensemble.said ?? ""
       : `${formatRanks([...this.data.ranks.keys()])}: ${this.data.said}`;
+    this.fold.setAttribute("aria-expanded", String(this.data.tilesShown));
     const took = ended ? formatSeconds(this.data.elapsed) : formatSeconds(elapsed || 0).replace("0 µs", "0 s");
-    put(this.status, this.data.title ? this.data.title : (this.data.members.size && !ended ? `${who} · ${took} so far` : `${who}, ${took}`));
+    const { title, finished, members } = this.data;
+    if (finished && !title && !members.size) put(this.status, `${countRanks([...this.data.ranks.keys()])} ✓ ${took}`);
+    else put(this.status, title || (members.size && !ended ? `${who} · ${took} so far` : `${who}, ${took}`));
     this.status.title = this.status.textContent;
     if (this.asked && this.data.where.size) this.drawStacks();
   }
@@ -92,3 +100,7 @@ export class Controls {
       this.button("Close", "close", () => { this.stacks.hidden = true; this.asked = false; this.data.where.clear(); }));
   }
 }
+
+// All ranks by their number, others by their names.
+/** @param {number[]} ranks */
+const countRanks = (ranks) => (ranks.every((rank, at) => rank === at) ? `${ranks.length} rank${ranks.length === 1 ? "" : "s"}` : formatRanks(ranks));

@@ -50,7 +50,8 @@ export class Data {
   /** @param {import("./types").State} state @param {import("./types").Model | null} [model] */
   constructor({ points, ...state }, model = null) {
     this.model = model;
-    this.settings = { closed: ["Timeline"], ...state.settings };
+    // Below a panel that has come because of much text, that text stands too.
+    this.settings = { closed: state.mode === "full" ? ["Timeline"] : ["Timeline", "Logs"], ...state.settings };
     this.lines = new Lines();
     this.greeted = 0;
     this.start(state, points);
@@ -207,13 +208,22 @@ export class Data {
     return found;
   }
 
+  // Whether all has gone well, and nothing is left to say of single ranks.
+  get finished() {
+    return this.ended && [...this.ranks.values()].every(({ state }) => state === "finished" || state === "idle");
+  }
+
+  get tilesShown() { return this.settings.tiles ?? (!this.finished || this.selected !== null); }
+
   // A tile of a rank that runs a member stands for that member.
   /** @param {import("./types").Tile} tile */
   owner({ rank, member }) { return this.noun === "member" ? member : rank; }
 
   /** @param {import("./types").Selected} rank */
   select(rank) {
-    this.set({ selected: this.selected === rank ? null : rank });
+    // After the end, tiles stay under the pointer.
+    const tiles = this.ended && this.tilesShown ? { tiles: true } : {};
+    this.set({ selected: this.selected === rank ? null : rank, ...tiles });
     this.changed();
   }
 

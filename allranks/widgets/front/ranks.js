@@ -11,6 +11,7 @@ export class RanksPanel {
   constructor(data) {
     this.data = data;
     this.tiles = new Map();
+    this.withMemory = false;
     this.element = make("div", { className: "ar-tiles", role: "group", "aria-label": "ranks" });
   }
 
@@ -18,7 +19,10 @@ export class RanksPanel {
 
   draw() {
     const { ranks, selected } = this.data;
+    this.element.hidden = !this.data.tilesShown;
     this.element.classList.toggle("ar-many", ranks.size > 16);
+    // Of all ranks or of none: a rank that has left the cell says no more.
+    this.withMemory = [...ranks.values()].every((tile) => tile.rss_nbytes);
     for (const [rank, tile] of ranks) {
       let parts = this.tiles.get(rank);
       if (!parts) {
@@ -48,7 +52,7 @@ export class RanksPanel {
     const step = tile.member === null ? at : `member ${tile.member}`;
     const use = [];
     if (tile.cpu_percent >= 0) use.push(`${tile.cpu_percent} % cpu`);
-    if (tile.rss_nbytes) use.push(formatBytes(tile.rss_nbytes));
+    if (this.withMemory) use.push(formatBytes(tile.rss_nbytes));
     const gpu = [];
     if (tile.gpu_own_nbytes) gpu.push(`${formatBytes(tile.gpu_own_nbytes)}, all`);
     if (tile.gpu_nbytes) gpu.push(formatBytes(tile.gpu_nbytes));

@@ -1,5 +1,6 @@
 // The strips on a canvas, and beside each what it comes to; a part of the time is looked at closer.
 
+import { alike, mean } from "./alike.js";
 import { blank, ticks } from "./chart.js";
 import { isDark, make, put, putHtml } from "./elements.js";
 import { formatLabels, formatNumber, formatRanks, formatSeconds, formatSecondsLike } from "./format.js";
@@ -13,7 +14,7 @@ const NUMBER_WIDTH = 16;
 const LEAST_BINS = 4;
 
 /** @typedef {import("./rank_time.js").RankTime} RankTime */
-/** @typedef {[RankTime, number[], string]} TableRow the seconds of each kind, and why */
+/** @typedef {[number[], number[], string]} TableRow ranks, their seconds of each kind, and why */
 
 // In seconds, as the axis: of a long time minutes would not tell two moments apart.
 /** @param {number[]} range */
@@ -30,6 +31,16 @@ function stripScale([began, ended], ranks, whole) {
     time: (/** @type {number} */ x) => began + (x - STRIP.left) / width * (ended - began),
     inside: (/** @type {number} */ x) => Math.max(STRIP.left, Math.min(STRIP.left + width, x)),
   };
+}
+
+// For whom a rank waited, and what it imported, without the seconds.
+const names = (/** @type {string} */ why) => why.replace(/ [\d.]+ (min [\d.]+ )?(s|ms|µs)/g, "");
+
+// Rows that are alike, as one: their means.
+/** @param {TableRow[]} rows @returns {TableRow} */
+function merged(rows) {
+  const [[, sums, why]] = rows, whom = names(why), same = rows.every((row) => row[2] === why);
+  return [rows.flatMap(([ranks]) => ranks), sums.map((_, kind) => mean(rows.map((row) => row[1][kind]))), same ? why : whom];
 }
 
 /** @param {number[]} values */
@@ -328,20 +339,18 @@ export class TimePanel {
   }
 
   drawTables() {
-    const { times, range } = this.chart, zoomed = Boolean(this.data.settings.range), rows = times.slice(0, TIME_ROWS);
-    if (!rows.length) return;
-    const parts = [this.table(`time of each rank${zoomed ? " in this part of the cell" : ""}`, rows.map((time) => {
+    const { times, range } = this.chart, zoomed = Boolean(this.data.settings.range);
+    if (!times.length) return;
+    const parts = [this.table(`time of each rank${zoomed ? " in this part of the cell" : ""}`, times.map((time) => {
       const { sums, whom } = time.between(...range);
       const waits = zoomed ? [...whom].sort((a, b) => b[1] - a[1]) : time.waits;
-      return [time, sums, this.why(time, waits, zoomed ? [] : time.importing, range)];
+      return [[time.rank], sums, this.why(time, waits, zoomed ? [] : time.importing, range)];
     }))];
-    const steps = rows.flatMap((time) => (time.step ? [{ time, ...time.step }] : []));
+    const steps = times.flatMap((time) => (time.step ? [{ time, ...time.step }] : []));
     if (steps.length) {
       const count = Math.max(...steps.map((step) => step.count));
-      parts.push(this.table(`a step, mean of ${formatNumber(count)}`, steps.map(({ time, sums }) => [time, sums, ""])));
+      parts.push(this.table(`a step, mean of ${formatNumber(count)}`, steps.map(({ time, sums }) => [[time.rank], sums, ""])));
     }
-    const left = times.slice(TIME_ROWS).map(({ rank }) => rank);
-    if (left.length) parts.push([make("p", { className: "ar-note" }, `${formatRanks(left)} not in these tables`)]);
     this.tables.replaceChildren(...parts.flat());
   }
 
@@ -358,13 +367,15 @@ export class TimePanel {
   }
 
   // Without the kinds that nobody has spent time in.
-  /** @param {string} title @param {TableRow[]} rows @returns {HTMLElement[]} */
-  table(title, rows) {
+  /** @param {string} title @param {TableRow[]} every @returns {HTMLElement[]} */
+  table(title, every) {
+    const groups = alike(every, TIME_ROWS, ([, sums]) => sums, ([, , why]) => names(why)), left = groups.slice(TIME_ROWS).flat().flatMap(([ranks]) => ranks);
+    const rows = groups.slice(0, TIME_ROWS).map((group) => merged(group));
     /** @param {any} sums */
     const most = Math.max(...rows.map(([, sums]) => sum(sums)));
     const kinds = PALETTE.kinds.map((_, kind) => kind).filter((kind) => rows.some(([, sums]) => sums[kind] > 0));
     const head = ["rank", "all", ...kinds.map((kind) => PALETTE.kinds[kind]), "for whom, and what"].map((text) => make("th", { scope: "col" }, text));
-    const body = rows.map(([time, sums, why]) => make("tr", {}, make("th", { scope: "row" }, `rank ${time.rank}`),
+    const body = rows.map(([ranks, sums, why]) => make("tr", {}, make("th", { scope: "row" }, formatRanks(ranks)),
       ...[sum(sums), ...kinds.map((kind) => sums[kind])].map((value) => make("td", {}, formatSecondsLike(value, most))), make("td", {}, why)));
     const whys = rows.some(([, , why]) => why);
     if (!whys) {
@@ -373,6 +384,7 @@ export class TimePanel {
     }
     const table = make("table", { className: "ar-table ar-times", "aria-label": title }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
     table.classList.toggle("ar-whys", whys);
-    return [make("p", { className: "ar-caption" }, title), table];
+    const note = left.length ? [make("p", { className: "ar-note" }, `${formatRanks(left)} not in this table`)] : [];
+    return [make("p", { className: "ar-caption" }, title), table, ...note];
   }
 }

@@ -1,7 +1,10 @@
 // Communication: waiting against transfer for each rank, the straggler, and every kind of call.
 
+import { alike, mean } from "./alike.js";
 import { make, part, put, shape } from "./elements.js";
-import { formatBandwidth, formatBytes, formatSeconds } from "./format.js";
+import { formatBandwidth, formatBytes, formatRanks, formatSeconds } from "./format.js";
+
+const MANY_ROWS = 16;
 
 export class TimingsPanel {
   /** @param {import("./data.js").Data} data */
@@ -12,6 +15,8 @@ export class TimingsPanel {
     /** @type {import("./types").Selected} */
     this.chosen = null;
     this.seconds = 0;
+    /** @type {Map<string, number>} */
+    this.places = new Map();
     this.whole = make("span", {});
     this.bars = make("div", { className: "ar-bars" });
     this.straggler = make("p", { className: "ar-straggler" });
@@ -34,14 +39,16 @@ export class TimingsPanel {
     this.chosen = selected;
     const most = Math.max(seconds, ...timings.ranks.map((row) => row.wait_seconds + row.transfer_seconds)) || 1;
     put(this.whole, `of a cell of ${formatSeconds(most)}`);
-    this.bars.classList.toggle("ar-many", timings.ranks.length > 16);
-    this.bars.replaceChildren(...timings.ranks.map(({ rank, calls, wait_seconds: wait, transfer_seconds: transfer }) => {
+    const groups = alike(timings.ranks, MANY_ROWS, (row) => [row.wait_seconds, row.transfer_seconds]);
+    this.bars.replaceChildren(...groups.map((rows) => {
+      const ranks = rows.map(({ rank }) => rank), who = formatRanks(ranks), calls = Math.max(...rows.map((row) => row.calls));
+      const wait = mean(rows.map((row) => row.wait_seconds)), transfer = mean(rows.map((row) => row.transfer_seconds));
       const bar = make("div", { className: "ar-track" }, part("wait", wait / most), part("transfer", transfer / most));
       const words = `${formatSeconds(wait)} + ${formatSeconds(transfer)}`;
       const row = make("div", { className: "ar-bar-row", role: "img",
-        "aria-label": `rank ${rank}: waited ${formatSeconds(wait)}, transferred ${formatSeconds(transfer)} in ${calls} calls` },
-        make("span", { className: "ar-who" }, `rank ${rank}`), bar, make("span", {}, words));
-      row.classList.toggle("ar-faded", selected !== null && selected !== rank);
+        "aria-label": `${who}: waited ${formatSeconds(wait)}, transferred ${formatSeconds(transfer)} in ${calls} calls` },
+        make("span", { className: "ar-who" }, who), bar, make("span", {}, words));
+      row.classList.toggle("ar-faded", selected !== null && !ranks.includes(selected));
       return row;
     }));
     put(this.straggler, timings.straggler);
@@ -52,7 +59,10 @@ export class TimingsPanel {
   drawTable(calls) {
     const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "waiting", "transfer", "busbw", "best"]
       .map((text) => make("th", { scope: "col" }, text)));
-    const rows = calls.map((call) => {
+    // Each call stays where it has come first: the costliest may be another one in a moment.
+    for (const call of calls) if (!this.places.has(keyOf(call))) this.places.set(keyOf(call), this.places.size);
+    const placed = [...calls].sort((a, b) => (this.places.get(keyOf(a)) ?? 0) - (this.places.get(keyOf(b)) ?? 0));
+    const rows = placed.map((call) => {
       const cells = [call.op, call.name, call.dtype, formatBytes(call.nbytes), call.calls.toLocaleString("en"),
         formatSeconds(call.wait_seconds), formatSeconds(call.transfer_seconds), formatBandwidth(call.busbw_gbps),
         formatBandwidth(call.best_gbps)];
@@ -63,6 +73,9 @@ export class TimingsPanel {
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
   }
 }
+
+/** @param {import("./types").CallRow} call */
+const keyOf = ({ op, name, dtype, nbytes }) => [op, name, dtype, nbytes].join(" ");
 
 // How the bandwidth was over the cell.
 /** @param {number[]} values */

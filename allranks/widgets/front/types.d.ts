@@ -5,6 +5,7 @@ export type Selected = number | null;
 export interface Settings {
   closed?: string[];
   selected?: Selected;
+  tiles?: boolean;
   range?: [number, number] | null;
   log?: boolean;
   mean?: boolean;

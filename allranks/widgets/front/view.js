@@ -53,7 +53,7 @@ export function show(data, el) {
     controls.draw();
     ranks.draw();
     for (const { name, panel, element, body } of panels) {
-      element.hidden = !(panel.filled || (data.mode === "full" && !ENSEMBLES.includes(name)));
+      element.hidden = !(panel.filled || (data.mode === "full" && !data.ended && !ENSEMBLES.includes(name)));
       if (!element.hidden && !body.hidden) panel.draw();
     }
   };

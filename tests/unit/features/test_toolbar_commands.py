@@ -22,10 +22,8 @@ def press(repository):
     script = Path(__file__).with_name("toolbar_commands.mjs")
 
     def press(arguments=(), typed="", sources=(), cells=()):
-        lists = {"arguments": [*arguments], "sources": [*sources]}
-        lists["cells"] = [*cells]
-        given = json.dumps({"typed": typed, **lists})
-        return json.loads(node(str(script), str(static), given))
+        lists = {"arguments": [*arguments], "sources": [*sources], "cells": [*cells]}
+        return json.loads(node(str(script), str(static), json.dumps({"typed": typed, **lists})))
 
     return press
 

@@ -57,7 +57,7 @@ const packages = {
   nullTranslator: { load: () => trans },
   LabIcon: class { element() { return made(); } },
   MenuSvg: class { constructor() { this.aboutToClose = signal(); } addItem() {} },
-  NotebookActions: { executed: signal() },
+  NotebookActions: { executed: signal(), executionScheduled: signal() },
   Notification: { error: () => "", dismiss: () => {} },
   KernelMessage: {},
   ...cells,

@@ -76,14 +76,16 @@ const isRich = ({ byRank }) => [...byRank.values()].flat().some(({ output_type: 
 /**
  * @typedef {object} Made what stands beside the outputs of one cell
  * @property {HTMLElement} bar
+ * @property {HTMLElement} view
+ * @property {ResizeObserver} sizes
  * @property {HTMLElement} tabs
  * @property {HTMLElement} grid
- * @property {Map<string, HTMLButtonElement>} buttons
+ * @property {Map<string, HTMLElement>} buttons
  * @property {(ranks: string) => void} choose
  * @property {any[]} areas
  * @property {string} first
- * @property {string} chosen the view
- * @property {string} usual the view without a choice
+ * @property {string} chosen
+ * @property {string} usual the view without a choice of the user
  * @property {number} at
  */
 /** @typedef {NonNullable<ReturnType<typeof split>>} Found */
@@ -131,9 +133,10 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     const { chosen } = made;
     cell.outputArea.node.classList.toggle("jp-allranks-hidden", chosen !== "all");
     clear(made);
-    made.grid.classList.toggle("jp-mod-rich", chosen === "side" && isRich(found));
-    made.grid.style.setProperty("--jp-allranks-columns", `${Math.ceil(Math.sqrt(Math.min(found.byRank.size, MOST_COLUMNS)))}`);
     if (chosen === "all") return;
+    made.grid.classList.toggle("jp-mod-rich", chosen === "side" && isRich(found));
+    const columns = Math.ceil(Math.sqrt(Math.min(found.byRank.size, MOST_COLUMNS)));
+    made.grid.style.setProperty("--jp-allranks-columns", String(columns));
     const ranks = chosen === "side" ? [...found.byRank.keys()].slice(0, MOST_COLUMNS) : [rank];
     const put = (/** @type {string} */ title, /** @type {any[]} */ outputs) => {
       const area = render(cell.outputArea, outputs);
@@ -172,10 +175,6 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     const grid = Object.assign(document.createElement("div"), { className: "jp-allranks-grid" });
     const view = Object.assign(document.createElement("div"), { className: "jp-allranks-view" });
     view.append(tabs, grid);
-    // Collapsed outputs are not in the page.
-    cell.node.querySelector(".jp-Cell-outputCollapser").after(bar, view);
-    const wrapper = /** @type {HTMLElement} */ (bar.parentElement);
-    wrapper.classList.add("jp-allranks-outputs");
     const choose = (/** @type {string} */ ranks) => {
       if (ranks === made.usual) cell.model.deleteMetadata(KEY);
       else cell.model.setMetadata(KEY, { ranks });
@@ -183,14 +182,28 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     };
     // A panel grows, and images come late.
     const sizes = new ResizeObserver(() => place(cell, made));
-    sizes.observe(wrapper);
     cell.disposed.connect(() => {
       sizes.disconnect();
       clear(made);
     });
     /** @type {Made} */
-    const made = { bar, tabs, grid, buttons, choose, areas: [], first: "", chosen: "all", usual: "all", at: 0 };
+    const made = { bar, view, sizes, tabs, grid, buttons, choose, areas: [], first: "", chosen: "all", usual: "all", at: 0 };
     return made;
+  };
+
+  /**
+   * Puts what is beside the outputs into the page, where it is not there: JupyterLab may have drawn the cell anew.
+   *
+   * @param {any} cell @param {Made} made
+   */
+  const attach = (cell, { bar, view, sizes }) => {
+    // Collapsed outputs are not in the page.
+    const collapser = cell.node.querySelector(".jp-Cell-outputCollapser");
+    if (!collapser || bar.parentElement === collapser.parentElement) return;
+    collapser.after(bar, view);
+    collapser.parentElement.classList.add("jp-allranks-outputs");
+    sizes.disconnect();
+    sizes.observe(collapser.parentElement);
   };
 
   /**
@@ -204,6 +217,7 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     let made = views.get(cell);
     if (!made && !found) return;
     if (!made) views.set(cell, (made = make(cell)));
+    attach(cell, made);
     made.bar.hidden = !found;
     if (!found) {
       clear(made);

@@ -193,9 +193,13 @@ export const plugins = (packages) => {
       panel.toggleClass("jp-allranks-notebook", ranks.size > 0);
       panel.content.widgets.forEach(mark);
     };
+    // JupyterLab makes the cells of a notebook one by one: some may have come after the last look.
+    const scheduled = (_, { notebook, cell }) => notebook === panel.content && watch(cell);
     cells.changed.connect(follow);
     ranks.changed.connect(markAll);
+    NotebookActions.executionScheduled.connect(scheduled);
     panel.disposed.connect(() => {
+      NotebookActions.executionScheduled.disconnect(scheduled);
       cells.changed.disconnect(follow);
       ranks.changed.disconnect(markAll);
     });
