@@ -845,6 +845,16 @@ class MultiHostAgents:
         """Has spare processes take the places of dead ranks, if possible on the same host. All
         other spare processes take part in it. Returns why there are too few, or "".
         """
+        with self._lock:  # the wire's thread notes deaths
+            taken = self._choose_spares(dead)
+        if isinstance(taken, str):
+            return taken
+        for host, seats in taken.items():
+            self._say(host, Seat(list(dead), seats))
+        return ""
+
+    def _choose_spares(self, dead: Sequence[int]) -> dict[str, list[tuple[int, int]]] | str:
+        """Returns the seats on each host, or why there are too few spare processes."""
         fresh = [rank for rank in dead if rank not in self._seated]
         spare = sum(map(len, self._spares_on.values()))
         if spare < len(fresh):
@@ -864,9 +874,7 @@ class MultiHostAgents:
         for rank in dead:  # also those that wait since the last try, which has failed
             host, number = self._seated[rank]
             taken[host].append((number, rank))
-        for host, seats in taken.items():
-            self._say(host, Seat(list(dead), seats))
-        return ""
+        return taken
 
     def _say(self, host: str, command: Command) -> None:
         self._wire.command(host, "say", to_line(command).decode())
@@ -946,12 +954,19 @@ class MultiHostAgents:
                 self._replaced[rank] = pid
                 self._deliver(event, host)
             case SpareExit(place):
-                with suppress(ValueError):  # it was about to become a rank
-                    self._spares_on[host].remove(place)
+                with self._lock:
+                    if place in self._spares_on[host]:
+                        self._spares_on[host].remove(place)
+                    # If it was about to become a rank, another one takes its place.
+                    seats = self._seated.items()
+                    self._seated = {rank: seat for rank, seat in seats if seat != (host, place)}
             case Exit(rank, pid):
-                if self._replaced.get(rank, pid) == pid:  # else it comes again
-                    self._seated.pop(rank, None)
-                    self._dead[rank] = {"host": host, **vars(event)}
+                end = {"host": host, **vars(event)}
+                with self._lock:
+                    # It may come again, also after a spare process was chosen, or has the place.
+                    if self._replaced.get(rank, pid) == pid and self._dead.get(rank) != end:
+                        self._seated.pop(rank, None)
+                        self._dead[rank] = end
                 self._tell_controller(host, rank, pid)
                 self._hold(event, host)
             case LauncherExit():

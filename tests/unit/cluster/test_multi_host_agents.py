@@ -204,6 +204,13 @@ def test_a_host_without_spare_processes_takes_one_of_another_host(healing):
     assert seats(healing) == {"h1": [], "h2": [], "h3": [[8, 3]]}
 
 
+def test_a_spare_process_that_dies_before_it_has_its_place_makes_way_for_another_one(healing):
+    healing.agents.seat_spares([3])
+    healing.say("h2", {"event": "spare_exit", "place": 5, "code": -9})
+    assert healing.agents.seat_spares([3]) == ""
+    assert seats(healing) == {"h1": [[2, 3]], "h2": [], "h3": []}
+
+
 def test_if_none_is_left_the_problem_says_how_to_have_more(healing):
     problem = healing.agents.seat_spares([0, 1, 2, 3])
     assert problem.startswith("expected a spare process for each of ranks 0–3, found 3")
@@ -261,6 +268,16 @@ def test_a_rank_stays_dead_for_the_next_notebook_until_its_replacement_has_joine
     healing.say("h2", killed | {"pid": 8})
     healing.agents.say(Up())
     assert [end["pid"] for end in healing.states[-1]["dead"]] == [8]
+
+
+def test_a_death_that_is_told_again_leaves_the_choice_of_its_spare_process(healing):
+    healing.take_care()
+    healing.say("h2", KILLED)
+    healing.agents.seat_spares([3])
+    healing.say("h2", KILLED)
+    healing.agents.seat_spares([3])
+    assert seats(healing) == {"h1": [], "h2": [[5, 3]], "h3": []}
+    assert healing.states[-1]["spares_on"] == {"h1": [2], "h2": [], "h3": [8]}
 
 
 def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):

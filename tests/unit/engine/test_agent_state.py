@@ -109,9 +109,16 @@ def here():
 def there():
     made = Agent(THERE)
     made.say(Join({"port": 1}), Serve("prted"))
-    for number in range(2, 6):
-        made.fork(number)
+    for number in range(2, 5):
+        assert OpenGate() not in made.fork(number)
+    assert made.fork(5) == [OpenGate()]
     return made
+
+
+def variables(rank: int, local_rank: int) -> dict[str, str]:
+    """Those of a host with two of three ranks."""
+    numbers = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": local_rank, "LOCAL_SIZE": 2}
+    return {f"OMPI_COMM_WORLD_{name}": str(each) for name, each in numbers.items()}
 
 
 def test_processes_begin_when_the_last_one_is_there():
@@ -124,9 +131,23 @@ def test_processes_begin_when_the_last_one_is_there():
 def test_ranks_and_spare_processes_have_the_seats_of_the_configuration(there):
     assert there.state.ranks == {102: 1, 103: 2}
     assert there.state.spares == {104: 4, 105: 5}
-    variables = {"RANK": "1", "SIZE": "3", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
-    [_, fork] = Agent(THERE).apply(StubCame(2, (), {"OMPI_COMM_WORLD_RANK": "2"}))
-    assert fork.variables == {f"OMPI_COMM_WORLD_{name}": it for name, it in variables.items()}
+
+
+def test_programs_find_their_rank_in_variables_though_the_launcher_counts_spare_processes():
+    agent = Agent(THERE)
+    forks = [agent.apply(StubCame(n, (), {"OMPI_COMM_WORLD_RANK": str(n)}))[-1] for n in (2, 3)]
+    assert [fork.variables for fork in forks] == [variables(1, 0), variables(2, 1)]
+    agent.apply(*(Forked(100 + fork.number, fork) for fork in forks))
+    agent.fork(4)
+    agent.apply(ProcessEnded(103, KILLED))
+    [_, wake] = agent.say(Seat([2], [(4, 2)]))
+    assert wake.variables == variables(2, 1)
+
+
+def test_a_process_that_replaces_a_rank_has_the_variables_of_the_first_one():
+    agent, first = Agent(HERE), {"OMPI_COMM_WORLD_RANK": "1"}
+    assert agent.apply(StubCame(1, (), first))[-1].variables == {}
+    assert agent.apply(StubCame(0, [1], {"OMPI_COMM_WORLD_RANK": "0"}))[-1].variables == first
 
 
 def test_what_is_said_twice_is_done_once():
@@ -196,11 +217,17 @@ def test_spare_processes_take_the_places_of_dead_ranks_and_all_others_hear_of_it
     assert (first.pid, first.rank, first.variables) == (104, -1, {})
     assert wake == Tell(Replaces(1, 105))
     assert (other.pid, other.rank, other.dead) == (105, 1, [1])
-    assert other.variables["OMPI_COMM_WORLD_RANK"] == "1"
+    assert other.variables == variables(1, 0)
     assert there.state.ranks == {103: 2, 105: 1}
     assert [wake.pid for wake in there.say(Seat([0], []))] == [104]  # the other is a rank
     assert there.told(ProcessEnded(105, KILLED)) == [Exit(1, 105, KILLED, False)]
     assert there.told(ProcessEnded(104, KILLED)) == [SpareExit(4, KILLED)]
+
+
+def test_on_several_hosts_the_launcher_loses_each_process_that_has_ended(there):
+    ends = [there.apply(ProcessEnded(pid, KILLED)) for pid in (102, 103, 104, 105)]
+    freed = [each for commands in ends for each in commands if isinstance(each, EndStub)]
+    assert freed == [EndStub(pid, 0) for pid in (102, 103, 104, 105)]
 
 
 def test_a_process_of_an_attempt_that_failed_makes_way_for_the_next_one(there):
@@ -226,7 +253,10 @@ def test_ranks_stay_for_the_next_notebook_which_gets_the_earlier_events(here):
     [ended] = here.told(ProcessEnded(101, KILLED))
     assert not here.state.stopping
     assert here.told(Attached(True)) == [planned, registered, ended, Watched()]
-    assert here.told(Attached(False)) == [planned, registered, ended]
+    here.fork(2, [1], pid=201)
+    assert here.told(Attached(False)) == [planned, registered]
+    assert here.told(LauncherEnded(0)) == [LauncherExit(0)]
+    assert not here.state.stopping  # a notebook has them
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from allranks.engine.host.caretaker_state import (
     ToHost,
 )
 from allranks.records.agent import (
+    Admitted,
     Event,
     Exit,
     HostDown,
@@ -183,8 +184,13 @@ def test_the_end_of_a_process_that_was_replaced_leaves_its_rank_alive(known):
 def test_ranks_end_when_the_last_one_has_died_for_which_no_other_process_has_come(care):
     care.tell("h1", Exit(0, 7, -9, False))
     care.tell("h2", Replaces(0, 8))
+    care.tell("h1", Exit(0, 7, -9, False))
     assert told(care.tell("h2", Exit(1, 9, -9, False))) == []
-    assert told(care.tell("h2", Exit(0, 8, -9, False))) == STOPS
+    care.tell("h2", Admitted(1))
+    assert told(care.tell("h2", Exit(0, 8, -9, False))) == []
+    care.tell("h1", Replaces(0, 10))
+    assert told(care.tell("h1", Exit(1, 11, -9, False))) == []
+    assert told(care.tell("h1", Exit(0, 10, -9, False))) == STOPS
 
 
 @pytest.mark.parametrize("event", [NobodyCame(), Terminated()])
@@ -235,14 +241,35 @@ def test_ranks_without_mpis_job_end_unless_a_host_is_found_to_be_lost_meanwhile(
         care.now += 5
         care.tell("h1", LauncherExit(1))
         over_at = care.now + LEASE + 2 * BEAT_SECONDS
-        if lost:
-            care.tell("h2", HostDown("was lost"))
-        else:
-            care.now = over_at - 1
-            care.tell("h2", Running(0))
+        care.now = over_at - 1
         care.tell("h1", Running(0))
+        care.tell("h2", HostDown("was lost") if lost else Running(0))
+        assert care.state.wake_at == over_at
         care.now = over_at
         assert told(care.apply(TimeCame())) == ([] if lost else STOPS)
+        assert care.state.wake_at > care.now
+
+
+def test_the_end_of_mpis_job_on_another_host_than_the_first_ends_nothing(care):
+    care.tell("h2", LauncherExit(1))
+    for _ in range(3):
+        care.now += LEASE
+        care.tell("h1", Running(0))
+        care.tell("h2", Running(0))
+        assert care.apply(TimeCame()) == []
+
+
+def test_ranks_that_a_notebook_starts_again_have_another_job():
+    care = Care()
+    care.take_over()
+    care.tell("h1", LauncherExit(1))
+    care.hand_over()
+    for starts_again in (True, False):
+        care.apply(NotebookSaid(Keep(KNOWN | {"starts_again": starts_again})))
+    care.now += LEASE
+    care.take_over()
+    care.now += 3 * BEAT_SECONDS
+    assert care.apply(TimeCame()) == []
 
 
 def test_ranks_that_are_not_replaced_end_at_once_with_mpis_job():

@@ -106,6 +106,8 @@ def test_an_interruption_is_over_in_time_or_with_it_the_link(link):
     assert not link.state.over
     assert link.look(1) == []
     assert link.state.over == "it was interrupted for 30 s"
+    link.apply(Refused())
+    assert link.state.over == "it was interrupted for 30 s"
 
 
 def test_a_notebook_that_cannot_be_reached_at_first_has_the_whole_lease():

@@ -239,6 +239,7 @@ def test_a_host_that_cannot_begin_says_why_and_ends(host, again):
     [told] = host.apply(NotBegun("no room"))
     assert news(told) == {"event": "host_refused", "problem": "no room"}
     assert host.state.why == ("could not begin again" if again else "could not begin")
+    assert host.apply(RanksRead()) == []
 
 
 @pytest.mark.parametrize(
