@@ -10,9 +10,9 @@ lost hosts on other hosts (`PLACING`, `STARTING`), and load what they have saved
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from allranks.cluster.failures import ProcessExit, death_lines
 from allranks.records import requests
@@ -74,6 +74,13 @@ class Up:
 
 
 @dataclass(frozen=True)
+class Note:
+    """Saves what the next notebook needs, if this one ends: see `Recovery.continued`."""
+
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class StartAgain:
     """Starts all ranks again on the hosts that are left; then `Recovery.placed`."""
 
@@ -92,7 +99,7 @@ class Say:
     text: str
 
 
-Command = Seat | Ask | Up | StartAgain | Limit | Say
+Command = Seat | Ask | Up | Note | StartAgain | Limit | Say
 
 
 class Recovery:
@@ -149,6 +156,32 @@ class Recovery:
         #: What was kept in the places of new ranks, and why it could not be read.
         self.kept: dict[int, Mapping[str, Any]] = {}
         self.unread: dict[str, None] = {}
+
+    @classmethod
+    def continued(cls, record: Mapping[str, Any], places: Mapping[str, Sequence[int]]) -> Self:
+        """Returns the recovery of a notebook that has ended while all ranks were started again on
+        these hosts. It goes on with `restarted`.
+        """
+        found = cls(dict(record["before"]), 0, record["own"], can_start_again=True)
+        found.step, found.starts_again, found.goes_on = Step.PLACING, True, record["goes_on"]
+        found.host_of = {rank: host for host, there in places.items() for rank in there}
+        found._copies, found._sets = set(record["copies"]), record["sets"]
+        found.gone = {end["rank"]: ProcessExit(**end) for end in record["gone"]}
+        found.not_saved, found.left_out = dict(record["not_saved"]), dict(record["left_out"])
+        return found
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        return {
+            "before": list(self.before.items()),
+            "own": sorted(self.own),
+            "goes_on": self.goes_on,
+            "copies": sorted(self._copies),
+            "sets": self._sets,
+            "gone": [asdict(end) for end in self.gone.values()],
+            "not_saved": list(self.not_saved.items()),
+            "left_out": list(self.left_out.items()),
+        }
 
     @property
     def is_over(self) -> bool:
@@ -219,6 +252,11 @@ class Recovery:
         if self.step is Step.UP:
             self.new |= set(ranks)
             self._restore()
+
+    def restarted(self) -> None:
+        """Another notebook goes on with it."""
+        if self.step is Step.PLACING:
+            self._place()
 
     def seated(self, problem: str) -> None:
         """The answer to `Seat`: why the processes cannot take the places, or ""."""
@@ -315,6 +353,7 @@ class Recovery:
             self._give_up(f"it was tried {_TRIES} times")
             return
         self._tries += 1
+        self.commands.append(Note(self._record))
         if not after:
             self.commands.append(Seat(sorted(self._dead)))
 
@@ -385,7 +424,7 @@ class Recovery:
 
     def _place(self) -> None:
         self._wait(Step.PLACING, 0.0)
-        self.commands.append(StartAgain())
+        self.commands += [Note(self._record), StartAgain()]
 
     def _load(self) -> None:
         arguments = {"sets": self._sets, "saved": sorted(self._copies)}
@@ -441,6 +480,7 @@ class Recovery:
             self.kept |= {rank: content for rank, content in told.items() if content["names"]}
         elif not self.unread and self._take_back(told):
             return
+        self.commands.append(Note({}))
         self._wait(Step.UP, 0.0)
 
     def _take_back(self, told: Mapping[int, Mapping[str, Any]]) -> bool:
@@ -456,6 +496,8 @@ class Recovery:
         version = min(content["version"] for content in told.values())
         wanted = {"version": version, "saved": sorted((self.own | self._copies) & reads)}
         if reads:
+            # Once they have restored it, they no longer say that they are new.
+            self.commands.append(Note(self._record))
             self._ask(Step.RESTORING, requests.RESTORE, sorted(reads), _FILES_SECONDS, wanted)
         return bool(reads)
 

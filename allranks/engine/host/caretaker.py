@@ -8,8 +8,7 @@ folder that only this user may enter; they are in no file.
 While a notebook has the ranks, the caretaker only answers others
 (`allranks.engine.host.attachment`). When the notebook ends, it connects to the hosts' relays, makes
 them disconnect the ranks, and stores their events. A notebook that attaches gets the sockets, what
-the last one knew (``state``), and these events. If none comes in time, the caretaker ends all; also
-if the notebook has ended while it started ranks again, because only it knew their variables.
+the last one knew (``state``), and these events. If none comes in time, the caretaker ends all.
 
 Standard output carries one JSON event a line, standard input one command a line.
 """
@@ -183,7 +182,7 @@ class Caretaker:
         self._poller.unregister(0)
         self._heard = b""
         # A notebook that is to take its ranks with it leaves that to its caretaker as well.
-        self._is_over = not self._attachment.stays or self._state["starts_again"]
+        self._is_over = not self._attachment.stays
         self._attachment.begin()
         self._looked = time.monotonic()
         owner, ended = secrets.token_hex(8).encode(), set(self._state["ended"])
@@ -283,6 +282,8 @@ class Caretaker:
         event = told["event"]
         if not self._hosts[name].is_up:
             return
+        if self._state["starts_again"] and not event.startswith("host_"):
+            return  # of ranks that the next notebook starts once more
         if event == "running":
             self._note_running(name, _number(told["cell"], _MOST_CELLS))
         if event in ("exit", *_ALIVE_AGAIN):
