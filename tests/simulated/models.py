@@ -225,7 +225,10 @@ def _start_stub(
 
     def stub() -> None:
         agent = Socket()
-        agent.connect(address)
+        try:
+            agent.connect(address)
+        except ConnectionRefusedError:
+            this_process().die(1)  # the host agent has ended
         request = {"environment": environ, "descriptors": [], "replaced": list(replaced)}
         text = json.dumps(request).encode()
         agent.sendall(len(text).to_bytes(8, "little") + text)
