@@ -447,11 +447,11 @@ class Connection:
     def step(self, seconds: float) -> list[InterruptRequested]:
         """Handles events within ``seconds``; returns the interrupts among them.
 
-        It handles all events before it raises what reading or showing one of them raised, so that
-        no reply is lost; the next call returns the interrupts.
+        It handles all events before it raises what reading or showing one of them raised, with the
+        others' errors as notes, so that no reply is lost; the next call returns the interrupts.
         """
         pressed: list[InterruptRequested] = []
-        failed: Exception | None = None
+        failed: dict[str, Exception] = {}
         for event in self.inbox.wait(seconds):
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
@@ -471,12 +471,15 @@ class Connection:
                 else:
                     self._handle(event)
             except Exception as error:
-                failed = failed or error
-        if failed is None:
+                failed.setdefault(f"{type(error).__name__}: {error}", error)
+        if not failed:
             return pressed
         for press in pressed:
             self.inbox.put(press)
-        raise failed
+        (_, first), *others = failed.items()
+        for text, _ in others:
+            first.add_note(text)
+        raise first
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles events until ``done`` or the time is over; interrupts stay for the next wait."""

@@ -270,8 +270,6 @@ class HealedCells(Cells):
         """New ranks take back what was kept in their places."""
         done = self._new_recovery(replaces=False)
         self._run(done, tell, lambda: done.ranks_are_new(new))
-        if done.presses:
-            raise KeyboardInterrupt
         return done
 
     def _continue(self, record: Mapping[str, Any], tell: Callable[[str], None]) -> None:

@@ -322,7 +322,11 @@ class Recovery:
             return
         waits, took = label(self._waits_for()), f"it took {self._seconds:g} s"
         if self._seconds_left:
-            how = "interrupt twice to kill all ranks" if self._replaces else "interrupt to go on"
+            how = (
+                "interrupt twice to kill all ranks"
+                if self._replaces
+                else "interrupt to go on without it"
+            )
             self._say(f"{waits}: still {self.step.value}; {how}")
             self.commands.append(Limit(self._seconds_left))
             self._seconds_left = 0.0

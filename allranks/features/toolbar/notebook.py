@@ -94,7 +94,7 @@ def wants_variables(message: dict[str, Any]) -> bool:
 
 
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
-    ranks = read_statuses(running.hellos, answers, left=running._have_left)
+    ranks = read_statuses(running.hellos, answers, left=running.have_left)
     _send(
         {
             "ranks": [

@@ -263,6 +263,16 @@ def test_ranks_that_only_restore_are_left_as_they_are_at_the_next_death():
         assert [each.name for each in recovery.commands if isinstance(each, Ask)] == ["settle"]
 
 
+def test_ranks_that_only_restore_say_so_and_an_interrupt_goes_on_without():
+    recovery = new_ranks()
+    recovery.time_is_over()
+    said = [each.text for each in recovery.commands if isinstance(each, Say)]
+    assert said == ["ranks 0–5: still reading what was kept; interrupt to go on without it"]
+    recovery.interrupted()
+    assert recovery.step is Step.UP
+    assert text_of_new(recovery, [3]).endswith("has no variables: you have interrupted it")
+
+
 # Random sequences.
 
 _FAULTS = ("kill", "kill", "kill", "host", "job", "press", "time")
