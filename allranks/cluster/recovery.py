@@ -26,7 +26,6 @@ _FILES_SECONDS = 120.0
 _SLOW_SECONDS = 2.0
 #: How often dead ranks are replaced, and how often all ranks are started again.
 _TRIES, _STARTS = 5, 3
-_SHOWN_NAMES = 5
 _ANOTHER = "another rank has died meanwhile"
 
 
@@ -322,12 +321,8 @@ class Recovery:
             return
         waits, took = label(self._waits_for()), f"it took {self._seconds:g} s"
         if self._seconds_left:
-            how = (
-                "interrupt twice to kill all ranks"
-                if self._replaces
-                else "interrupt to go on without it"
-            )
-            self._say(f"{waits}: still {self.step.value}; {how}")
+            does = "twice to kill all ranks" if self._replaces else "to go on without it"
+            self._say(f"{waits}: still {self.step.value}; interrupt {does}")
             self.commands.append(Limit(self._seconds_left))
             self._seconds_left = 0.0
         elif self.step is Step.SEATING:
