@@ -104,6 +104,24 @@ def test_the_next_notebook_says_which_ranks_have_no_variables_after_a_replacemen
     )
 
 
+@simulated(seeds=5)
+def test_a_rank_that_dies_while_a_new_one_takes_back_what_was_kept_is_replaced_at_once(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    victim, other = world.chance.sample(range(6), 2)
+
+    def die() -> None:
+        world.rank(victim).p.freeze(1.0)
+        world.kill_rank(other)
+
+    notebook.start()
+    world.when("settle", die, after=0.0)
+    world.after(0.2, world.kill_rank, victim)
+    notebook.cell(reduce(seconds=1.0, sets=1))
+    assert not notebook.cluster.dead
+    assert not notebook.cell(reduce(sets=2)).error
+
+
 @simulated(seeds=10, hosts=4)
 def test_a_second_host_that_is_lost_while_ranks_start_again_costs_only_its_own_variables(
     world: ClusterWorld, notebook: SimulatedNotebook
