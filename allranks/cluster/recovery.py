@@ -108,9 +108,10 @@ class Recovery:
     ``hosts`` has the host of each rank, and ``own`` the ranks that have saved their variables for
     the process that replaces them. If ``replaces`` is false, it ends with the next death.
 
-    ``gone`` are the ends of ranks whose variables have ended with a process, ``new`` the ranks that
-    take back what was kept, ``goes_on`` is the commit from which a training continues, ``presses``
-    the number of interrupts. It ends in step `Step.UP`, or in `Step.LOST` because of a ``problem``.
+    ``gone`` are the ends of ranks whose variables have ended with a process, ``kept`` is what new
+    ranks have taken back, and ``unread`` has the reasons why they could not. ``goes_on`` is the
+    commit from which a training continues, ``presses`` the number of interrupts. It ends in step
+    `Step.UP`, or in `Step.LOST` because of a ``problem``.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Recovery:
     ) -> None:
         self.step, self.problem = Step.UP, ""
         self.epoch, self.goes_on, self.presses = epoch, 0, 0
-        self.own, self.new = set(own), set[int]()
+        self.own, self._new = set(own), set[int]()
         self.gone: dict[int, ProcessExit] = {}
         self.commands: list[Command] = []
         #: Whether all ranks are, or were, started again.
@@ -152,7 +153,6 @@ class Recovery:
         self._sets: dict[str, list[int]] = {}
         self.places: Mapping[str, Sequence[int]] = {}
         self._died_once, self._died_twice = set[int](), set[int]()
-        #: What was kept in the places of new ranks, and why it could not be read.
         self.kept: dict[int, Mapping[str, Any]] = {}
         self.unread: dict[str, None] = {}
 
@@ -249,7 +249,7 @@ class Recovery:
     def ranks_are_new(self, ranks: Collection[int]) -> None:
         """These ranks run, and have not been asked yet to restore what was kept."""
         if self.step is Step.UP:
-            self.new |= set(ranks)
+            self._new |= set(ranks)
             self._restore()
 
     def restarted(self) -> None:
@@ -305,6 +305,9 @@ class Recovery:
         elif self._request == requests.RESTORE or has_its_own:  # it has removed the file
             self._copies.discard(rank)
             self.own.discard(rank)
+        if self._request == requests.RESTORE and not problem:
+            self._new.discard(rank)
+            self.kept |= {rank: content} if content["names"] else {}
         self._look()
 
     def interrupted(self) -> None:
@@ -475,9 +478,7 @@ class Recovery:
         problems = [why for _, (_, why) in sorted(self._answers.items())]
         self.unread |= dict.fromkeys(filter(None, [*problems, problem]))
         told = {rank: content for rank, (content, why) in self._answers.items() if not why}
-        if self._request == requests.RESTORE:
-            self.kept |= {rank: content for rank, content in told.items() if content["names"]}
-        elif not self.unread and self._take_back(told):
+        if self._request == requests.SETTLE and not self.unread and self._take_back(told):
             return
         self.commands.append(Note({}))
         self._wait(Step.UP, 0.0)
@@ -486,11 +487,11 @@ class Recovery:
         """New ranks take back what was kept in their places, also those that another death has
         kept from it. Returns whether there are any.
         """
-        self.new |= {rank for rank, content in told.items() if content["new"]}
+        self._new |= {rank for rank, content in told.items() if content["new"]}
         if not self.starts_again:
-            old = (told[rank]["goes_on"] for rank in told.keys() - self.new)
+            old = (told[rank]["goes_on"] for rank in told.keys() - self._new - self.gone.keys())
             self.goes_on = min(old, default=0)
-        reads = self.new & told.keys() - self._died_twice
+        reads = self._new & told.keys() - self._died_twice
         # Each host has its own files, of which the last may be of a version that not all have.
         version = min(content["version"] for content in told.values())
         wanted = {"version": version, "saved": sorted((self.own | self._copies) & reads)}
@@ -509,7 +510,9 @@ class Recovery:
     def _note_dead(self, ends: Iterable[ProcessExit]) -> list[ProcessExit]:
         """Returns those of ranks that had not died yet."""
         fresh = [end for end in ends if end.rank not in self._dead]
-        self._dead |= {end.rank: end for end in fresh}
+        for end in fresh:
+            self._dead[end.rank] = end
+            self.kept.pop(end.rank, None)
         if fresh and not self.is_over and self.step not in _STARTS_AGAIN:
             self._say(death_lines(fresh))
         return fresh
