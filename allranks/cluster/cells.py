@@ -505,7 +505,7 @@ class Cells:
         return self._running is not None or self._crew is not None
 
     @property
-    def _have_left(self) -> dict[int, str]:
+    def have_left(self) -> dict[int, str]:
         """The ranks that have left the running cell, with the status of their replies."""
         run = self._running
         return {} if run is None else {rank: one.status for rank, one in run.replies.items()}

@@ -253,15 +253,21 @@ class Cluster(Calls):
         self._kept.hold()
         self._kept.stay(True)
         try:
-            self.count = left.cell
+            record = connection.record if connection.record.get("cells", -1) >= left.cell else {}
+            self.count = record.get("cells", left.cell)
             self._begin(left.epoch)
+            self._saved = set(record.get("own", ()))
+            if not told:
+                self._continue(record, tell or self.news.append)
+                return left
             if left.members:
                 self._end_members(left.members)
             if not left.unseen:
                 connection.resume()
                 connection.ask(requests.SEND, {}, ranks=connection.roster.alive, strict=False)
-            # Another notebook has replaced them, and has ended before this.
-            if new := {rank for rank, about in told.items() if about["new"]}:
+            # Another notebook has replaced them, and has ended before it said what they have.
+            new = {rank for rank, about in told.items() if about["new"]}
+            if new := new | told.keys() & {end["rank"] for end in record.get("gone", ())}:
                 done = self._restore(new, tell or self.news.append)
                 self.news.append(text_of_new(done, new))
         except BaseException:

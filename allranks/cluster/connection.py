@@ -138,6 +138,8 @@ class Connection:
         self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
         self._early_exits: list[failures.ProcessExit] = []
+        #: What the notebook before has noted of its recovery.
+        self.record: Mapping[str, Any] = {}
         #: Whether a cell waits until ranks have answered requests of clients.
         self.awaits_clients = False
         # No thread, feature or socket may refer to the connection: it closes with its last
@@ -291,6 +293,17 @@ class Connection:
         (agents,) = self._agents
         return agents.seat_spares(dead)
 
+    def note(self, record: dict[str, Any]) -> None:
+        """Saves what the next notebook needs to go on with a recovery, on several hosts."""
+        for agent in self._agents:
+            agent.note(record)
+
+    def places(self) -> dict[str, list[int]]:
+        """Returns the ranks of each of several hosts."""
+        (agents,) = self._agents
+        assert isinstance(agents, MultiHostAgents)
+        return agents.hosts()
+
     def relocate(self) -> dict[str, list[int]]:
         """Starts all ranks again on the hosts that are left; returns the ranks of each, which is
         empty if no host is left. They are up once the roster misses none.
@@ -324,7 +337,8 @@ class Connection:
     def attach(self) -> dict[int, dict[str, Any]]:
         """Takes over the ranks; returns each living rank's answer about its last cell.
 
-        Raises UsageError if a rank does not answer, or all have just ended; they stay detached.
+        Raises UsageError if a rank does not answer, or all have just ended; they stay detached. If
+        they are being started again, none answers.
         """
         taken, deliver = self._taken, self._agent_listener()
         assert taken is not None
@@ -338,11 +352,14 @@ class Connection:
                 self._agents.append(
                     MultiHostAgents(self._launcher, self._config, self._wire, deliver, taken.hosts)
                 )
+            (agent,) = self._agents
+            self.record = agent.record
             with self._asking(requests.ATTACH, {}) as (ask, got):
-                self._reach(ask, got)
-            gone = {end.rank: end for end in self._early_ends()}
+                if not agent.starts_again:
+                    self._reach(ask, got)
+            gone = {end.rank: end for end in self._early_ends()} if got else {}
             told = {rank: answer.content for rank, (answer, _) in got.items() if rank not in gone}
-            if not told:
+            if not told and not agent.starts_again:
                 raise UsageError(_JUST_ENDED)
         except BaseException:
             self.let_go()
@@ -351,8 +368,8 @@ class Connection:
         # The host agent decides whether ranks end that other notebooks have had.
         self._finalizer.atexit = not taken.stays and not taken.shared
         # Ranks that died while no notebook was attached have sent no Hello to this one.
-        one = self.roster.hellos[min(told)]
         for rank, end in gone.items():
+            one = self.roster.hellos[min(told)]
             log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
             hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
             self.roster.hellos.setdefault(rank, hello)
@@ -452,11 +469,11 @@ class Connection:
     def step(self, seconds: float) -> list[InterruptRequested]:
         """Handles events within ``seconds``; returns the interrupts among them.
 
-        It handles all events before it raises what reading or showing one of them raised, so that
-        no reply is lost; the next call returns the interrupts.
+        It handles all events before it raises what reading or showing one of them raised, with the
+        others' errors as notes, so that no reply is lost; the next call returns the interrupts.
         """
         pressed: list[InterruptRequested] = []
-        failed: Exception | None = None
+        failed: dict[str, Exception] = {}
         for event in self.inbox.wait(seconds):
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
@@ -476,12 +493,15 @@ class Connection:
                 else:
                     self._handle(event)
             except Exception as error:
-                failed = failed or error
-        if failed is None:
+                failed.setdefault(f"{type(error).__name__}: {error}", error)
+        if not failed:
             return pressed
         for press in pressed:
             self.inbox.put(press)
-        raise failed
+        (_, first), *others = failed.items()
+        for text, _ in others:
+            first.add_note(text)
+        raise first
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles events until ``done`` or the time is over; interrupts stay for the next wait."""

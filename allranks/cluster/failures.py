@@ -473,7 +473,7 @@ class RankRegistry:
     def replace(self, ranks: Iterable[int]) -> None:
         """These dead ranks were replaced; some of the new processes may have died again."""
         for rank in ranks:
-            del self.dead[rank]
+            self.dead.pop(rank, None)
             self.lines.pop(rank, None)
             if rank in self.died_again:
                 self.dead[rank] = self.died_again[rank]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from allranks.cluster.connection import AnswersSoFar, Connection
 from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.recovered import text_of
-from allranks.cluster.recovery import Ask, Limit, Recovery, Say, Seat, StartAgain, Step, Up
+from allranks.cluster.recovery import Ask, Limit, Note, Recovery, Say, Seat, StartAgain, Step, Up
 from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
 from allranks.errors import CellFailed, ClusterLost, UsageError
@@ -29,24 +29,25 @@ _STEP_SECONDS = 0.1
 class RecoveryDriver:
     """Passes on to a recovery what happens, and does what it commands."""
 
-    def __init__(self, ranks: Connection, recovery: Recovery, tell: Callable[[str], None]) -> None:
-        self._ranks, self._recovery, self._tell = ranks, recovery, tell
+    def __init__(
+        self, ranks: Connection, recovery: Recovery, tell: Callable[[str], None], cells: int = 0
+    ) -> None:
+        self._ranks, self._recovery, self._tell, self._cells = ranks, recovery, tell, cells
         self._limit = Countdown(0.0)
         #: What it knows already: the ends of ranks, the ends of the job, and lost hosts; the ranks
         #: that have come, and those that have answered the last request.
         self._known: dict[str, set[Any]] = defaultdict(set)
         self._got: AnswersSoFar = {}
 
-    def run(self, new: Collection[int] = ()) -> None:
-        """Returns at the end of the recovery; ``new`` ranks only restore what was kept. Raises
-        ClusterLost if it fails; all are killed then.
+    def run(self, begin: Callable[[], None] = lambda: None) -> None:
+        """Returns at the end of the recovery, which deaths or lost hosts begin, or the event
+        ``begin``. Raises ClusterLost if it fails; all are killed then.
         """
         recovery = self._recovery
         with self._ranks.inbox.hearing_interrupts(), ExitStack() as self._request:
             self._pass_on()
-            if new:
-                recovery.ranks_are_new(new)
-                self._pass_on()
+            begin()
+            self._pass_on()
             while not recovery.is_over:
                 presses = 0
                 try:
@@ -112,6 +113,8 @@ class RecoveryDriver:
                     roster.replace(joined)
                     if not roster.dead:
                         ranks.all_up()
+                case Note(record):
+                    ranks.note({"cells": self._cells, **record})
                 case StartAgain():
                     self._request.close()
                     self._known.clear()
@@ -258,24 +261,39 @@ class HealedCells(Cells):
         began = time.monotonic()
         self._await_abandoned()
         self._epoch.follow(self._ranks.epoch)
-        done = self._recover(tell)
+        done = self._new_recovery()
+        self._run(done, tell)
         self._epoch.begin(done.epoch)
         return text_of(done, time.monotonic() - began), done.presses > 0
 
     def _restore(self, new: Collection[int], tell: Callable[[str], None]) -> Recovery:
         """New ranks take back what was kept in their places."""
-        done = self._recover(tell, new)
-        if done.presses:
-            raise KeyboardInterrupt
+        done = self._new_recovery(replaces=False)
+        self._run(done, tell, lambda: done.ranks_are_new(new))
         return done
 
-    def _recover(self, tell: Callable[[str], None], new: Collection[int] = ()) -> Recovery:
+    def _continue(self, record: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        """Starts all ranks again, because another notebook has ended while it did that."""
+        began = time.monotonic()
+        done = Recovery.continued(record, self._ranks.places())
+        self._run(done, tell, done.restarted)
+        tell(text_of(done, time.monotonic() - began))
+        if done.presses:
+            raise KeyboardInterrupt
+
+    def _new_recovery(self, replaces: bool = True) -> Recovery:
         ranks = self._ranks
         hosts = {rank: hello.host for rank, hello in sorted(ranks.roster.hellos.items())}
-        done = Recovery(hosts, self._epoch.number, self._saved, ranks.can_relocate, not new)
-        RecoveryDriver(ranks, done, tell).run(new)
-        self._saved, self.goes_on = done.own, done.goes_on
-        return done
+        return Recovery(hosts, self._epoch.number, self._saved, ranks.can_relocate, replaces)
+
+    def _run(
+        self,
+        recovery: Recovery,
+        tell: Callable[[str], None],
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        RecoveryDriver(self._ranks, recovery, tell, self.count).run(begin)
+        self._saved, self.goes_on = recovery.own, recovery.goes_on
 
     @contextmanager
     def crew(self, ranks_each: int) -> Iterator[MemberSlots]:

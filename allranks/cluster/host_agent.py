@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import IO, Any
 
 import psutil
@@ -216,6 +217,9 @@ class HostAgentProcess:
 
     # What is asked of several hosts only: this one is there.
 
+    starts_again = False
+    record: Mapping[str, Any] = MappingProxyType({})
+
     def begin(self) -> str:
         return ""
 
@@ -235,6 +239,9 @@ class HostAgentProcess:
         return ""
 
     def take_care(self, folder: str) -> None:
+        pass
+
+    def note(self, record: dict[str, Any]) -> None:
         pass
 
     def listen(self, deliver: DeliverEvent) -> None:
@@ -557,7 +564,9 @@ class MultiHostAgents:
         #: The name of the last relocation. A host's answer to an earlier one may come after it.
         self._relocation = ""
         #: Whether ranks are started again, and do not have their variables yet.
-        self._starts_again = False
+        self.starts_again = False
+        #: What the next notebook needs to go on with this one's recovery.
+        self.record: Mapping[str, Any] = {}
         self._began = 0.0
         self._test: NetworkTest | None = None
         #: For a notebook that attaches: the ranks that have died, and where its clients connect.
@@ -654,7 +663,7 @@ class MultiHostAgents:
         self._place(places)
         # First: a host's answer to the last relocation may come in this moment.
         self._relocation = secrets.token_hex(8)
-        self._moving, self._starts_again = set(places), True
+        self._moving, self.starts_again = set(places), True
         self._dead, self._replaced, self._told = {}, {}, {}
         self._save()
         self._held = HeldEnds(self._deliver, self._config.heals)
@@ -700,6 +709,11 @@ class MultiHostAgents:
         with suppress(Empty):
             ready.get(timeout=_READY_SECONDS)
 
+    def note(self, record: dict[str, Any]) -> None:
+        """Saves what the next notebook needs to go on with this one's recovery."""
+        self.record = record
+        self._save()
+
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
         if self._caretaker is not None:
@@ -724,7 +738,8 @@ class MultiHostAgents:
                 "addresses": self.addresses,
                 "ended": list(self._ended_hosts),
                 "lost": self._reported,
-                "starts_again": self._starts_again,
+                "starts_again": self.starts_again,
+                "record": self.record,
                 "spares": self._spares,
                 "seats": self._seats,
                 "spares_on": self._spares_on,
@@ -751,6 +766,8 @@ class MultiHostAgents:
         self._seated = {rank: (host, place) for rank, (host, place) in state["seated"]}
         self.job = self._launcher.take_over(self._hosts, state["job"])
         self._wire.host_of = self._host_of
+        self.starts_again, self.record = state["starts_again"], state["record"]
+        self._moving = set(self.addresses) if self.starts_again else set()
         self._reported = state["lost"]
         for host, why in self._reported.items():
             if self.ranks_of(host):  # they have not been started on other hosts yet
@@ -834,7 +851,7 @@ class MultiHostAgents:
         for host in self._hosts[:1] if isinstance(command, Clients) else self._hosts:
             self._say(host.name, command)
         if isinstance(command, Up):
-            self._starts_again = False
+            self.starts_again = False
             with self._lock:  # the wire's thread notes deaths
                 for rank, pid in self._replaced.items():
                     if rank in self._dead and self._dead[rank]["pid"] != pid:

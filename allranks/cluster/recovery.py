@@ -10,9 +10,9 @@ lost hosts on other hosts (`PLACING`, `STARTING`), and load what they have saved
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from allranks.cluster.failures import ProcessExit, death_lines
 from allranks.records import requests
@@ -26,7 +26,6 @@ _FILES_SECONDS = 120.0
 _SLOW_SECONDS = 2.0
 #: How often dead ranks are replaced, and how often all ranks are started again.
 _TRIES, _STARTS = 5, 3
-_SHOWN_NAMES = 5
 _ANOTHER = "another rank has died meanwhile"
 
 
@@ -74,6 +73,13 @@ class Up:
 
 
 @dataclass(frozen=True)
+class Note:
+    """Saves what the next notebook needs, if this one ends: see `Recovery.continued`."""
+
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class StartAgain:
     """Starts all ranks again on the hosts that are left; then `Recovery.placed`."""
 
@@ -92,7 +98,7 @@ class Say:
     text: str
 
 
-Command = Seat | Ask | Up | StartAgain | Limit | Say
+Command = Seat | Ask | Up | Note | StartAgain | Limit | Say
 
 
 class Recovery:
@@ -102,9 +108,10 @@ class Recovery:
     ``hosts`` has the host of each rank, and ``own`` the ranks that have saved their variables for
     the process that replaces them. If ``replaces`` is false, it ends with the next death.
 
-    ``gone`` are the ends of ranks whose variables have ended with a process, ``new`` the ranks that
-    take back what was kept, ``goes_on`` is the commit from which a training continues, ``presses``
-    the number of interrupts. It ends in step `Step.UP`, or in `Step.LOST` because of a ``problem``.
+    ``gone`` are the ends of ranks whose variables have ended with a process, ``kept`` is what new
+    ranks have taken back, and ``unread`` has the reasons why they could not. ``goes_on`` is the
+    commit from which a training continues, ``presses`` the number of interrupts. It ends in step
+    `Step.UP`, or in `Step.LOST` because of a ``problem``.
     """
 
     def __init__(
@@ -117,7 +124,7 @@ class Recovery:
     ) -> None:
         self.step, self.problem = Step.UP, ""
         self.epoch, self.goes_on, self.presses = epoch, 0, 0
-        self.own, self.new = set(own), set[int]()
+        self.own, self._new = set(own), set[int]()
         self.gone: dict[int, ProcessExit] = {}
         self.commands: list[Command] = []
         #: Whether all ranks are, or were, started again.
@@ -146,9 +153,34 @@ class Recovery:
         self._sets: dict[str, list[int]] = {}
         self.places: Mapping[str, Sequence[int]] = {}
         self._died_once, self._died_twice = set[int](), set[int]()
-        #: What was kept in the places of new ranks, and why it could not be read.
         self.kept: dict[int, Mapping[str, Any]] = {}
         self.unread: dict[str, None] = {}
+
+    @classmethod
+    def continued(cls, record: Mapping[str, Any], places: Mapping[str, Sequence[int]]) -> Self:
+        """Returns the recovery of a notebook that has ended while all ranks were started again on
+        these hosts. It goes on with `restarted`.
+        """
+        found = cls(dict(record["before"]), 0, record["own"], can_start_again=True)
+        found.step, found.starts_again, found.goes_on = Step.PLACING, True, record["goes_on"]
+        found.host_of = {rank: host for host, there in places.items() for rank in there}
+        found._copies, found._sets = set(record["copies"]), record["sets"]
+        found.gone = {end["rank"]: ProcessExit(**end) for end in record["gone"]}
+        found.not_saved, found.left_out = dict(record["not_saved"]), dict(record["left_out"])
+        return found
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        return {
+            "before": list(self.before.items()),
+            "own": sorted(self.own),
+            "goes_on": self.goes_on,
+            "copies": sorted(self._copies),
+            "sets": self._sets,
+            "gone": [asdict(end) for end in self.gone.values()],
+            "not_saved": list(self.not_saved.items()),
+            "left_out": list(self.left_out.items()),
+        }
 
     @property
     def is_over(self) -> bool:
@@ -217,8 +249,13 @@ class Recovery:
     def ranks_are_new(self, ranks: Collection[int]) -> None:
         """These ranks run, and have not been asked yet to restore what was kept."""
         if self.step is Step.UP:
-            self.new |= set(ranks)
+            self._new |= set(ranks)
             self._restore()
+
+    def restarted(self) -> None:
+        """Another notebook goes on with it."""
+        if self.step is Step.PLACING:
+            self._place()
 
     def seated(self, problem: str) -> None:
         """The answer to `Seat`: why the processes cannot take the places, or ""."""
@@ -268,6 +305,9 @@ class Recovery:
         elif self._request == requests.RESTORE or has_its_own:  # it has removed the file
             self._copies.discard(rank)
             self.own.discard(rank)
+        if self._request == requests.RESTORE and not problem:
+            self._new.discard(rank)
+            self.kept |= {rank: content} if content["names"] else {}
         self._look()
 
     def interrupted(self) -> None:
@@ -284,8 +324,8 @@ class Recovery:
             return
         waits, took = label(self._waits_for()), f"it took {self._seconds:g} s"
         if self._seconds_left:
-            how = "interrupt twice to kill all ranks" if self._replaces else "interrupt to go on"
-            self._say(f"{waits}: still {self.step.value}; {how}")
+            does = "twice to kill all ranks" if self._replaces else "to go on without it"
+            self._say(f"{waits}: still {self.step.value}; interrupt {does}")
             self.commands.append(Limit(self._seconds_left))
             self._seconds_left = 0.0
         elif self.step is Step.SEATING:
@@ -315,6 +355,7 @@ class Recovery:
             self._give_up(f"it was tried {_TRIES} times")
             return
         self._tries += 1
+        self.commands.append(Note(self._record))
         if not after:
             self.commands.append(Seat(sorted(self._dead)))
 
@@ -385,7 +426,7 @@ class Recovery:
 
     def _place(self) -> None:
         self._wait(Step.PLACING, 0.0)
-        self.commands.append(StartAgain())
+        self.commands += [Note(self._record), StartAgain()]
 
     def _load(self) -> None:
         arguments = {"sets": self._sets, "saved": sorted(self._copies)}
@@ -437,25 +478,26 @@ class Recovery:
         problems = [why for _, (_, why) in sorted(self._answers.items())]
         self.unread |= dict.fromkeys(filter(None, [*problems, problem]))
         told = {rank: content for rank, (content, why) in self._answers.items() if not why}
-        if self._request == requests.RESTORE:
-            self.kept |= {rank: content for rank, content in told.items() if content["names"]}
-        elif not self.unread and self._take_back(told):
+        if self._request == requests.SETTLE and not self.unread and self._take_back(told):
             return
+        self.commands.append(Note({}))
         self._wait(Step.UP, 0.0)
 
     def _take_back(self, told: Mapping[int, Mapping[str, Any]]) -> bool:
         """New ranks take back what was kept in their places, also those that another death has
         kept from it. Returns whether there are any.
         """
-        self.new |= {rank for rank, content in told.items() if content["new"]}
+        self._new |= {rank for rank, content in told.items() if content["new"]}
         if not self.starts_again:
-            old = (told[rank]["goes_on"] for rank in told.keys() - self.new)
+            old = (told[rank]["goes_on"] for rank in told.keys() - self._new - self.gone.keys())
             self.goes_on = min(old, default=0)
-        reads = self.new & told.keys() - self._died_twice
+        reads = self._new & told.keys() - self._died_twice
         # Each host has its own files, of which the last may be of a version that not all have.
         version = min(content["version"] for content in told.values())
         wanted = {"version": version, "saved": sorted((self.own | self._copies) & reads)}
         if reads:
+            # Once they have restored it, they no longer say that they are new.
+            self.commands.append(Note(self._record))
             self._ask(Step.RESTORING, requests.RESTORE, sorted(reads), _FILES_SECONDS, wanted)
         return bool(reads)
 
@@ -468,7 +510,9 @@ class Recovery:
     def _note_dead(self, ends: Iterable[ProcessExit]) -> list[ProcessExit]:
         """Returns those of ranks that had not died yet."""
         fresh = [end for end in ends if end.rank not in self._dead]
-        self._dead |= {end.rank: end for end in fresh}
+        for end in fresh:
+            self._dead[end.rank] = end
+            self.kept.pop(end.rank, None)
         if fresh and not self.is_over and self.step not in _STARTS_AGAIN:
             self._say(death_lines(fresh))
         return fresh

@@ -67,7 +67,7 @@ class DetachedCell:
     @classmethod
     def of(cls, told: Mapping[int, Mapping[str, Any]]) -> DetachedCell:
         """Combines the ranks' answers to an attaching notebook."""
-        cell = max(each["cell"] for each in told.values())
+        cell = max((each["cell"] for each in told.values()), default=0)
         last = {rank: each for rank, each in told.items() if each["cell"] == cell and cell}
         running = tuple(rank for rank, each in last.items() if each["busy"])
         # Without ranks, a cell is for all.
@@ -75,7 +75,7 @@ class DetachedCell:
         names = [each["label"] for each in last.values()]
         members = {rank: each["cell"] for rank, each in told.items() if each["member"]}
         epoch = Epoch(
-            number=max(each["epoch"] for each in told.values()),
+            number=max((each["epoch"] for each in told.values()), default=0),
             dirty=any(each["dirty"] and not each["busy"] for each in told.values()),
             traffic=any(each["traffic"] for each in told.values()),
         )

@@ -325,6 +325,8 @@ class Rank:
                 # The main thread may wait in MPI for a host that is lost, and no longer return.
                 self._answer(record, payloads)
             else:
+                if record.name == requests.HEAL:
+                    world.current().is_healing = True  # until it is answered
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
     def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:

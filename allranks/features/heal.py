@@ -30,7 +30,7 @@ class RankHeal(RankFeature):
         {requests.HEAL, requests.SETTLE, requests.RESTORE, requests.SAVE, requests.LOAD}
     )
 
-    records = (wire.Ask, wire.RunCell, wire.RunMember)
+    records = (wire.RunCell, wire.RunMember)
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
@@ -49,11 +49,7 @@ class RankHeal(RankFeature):
             )
 
     def message_received(self, record: wire.Record, payloads: list[bytes]) -> None:
-        if not isinstance(record, wire.Ask):
-            world.current().lacks_variables = False  # what is kept may now be older
-        elif record.name == requests.HEAL:
-            # Not during a cell, where the request is refused.
-            world.current().is_healing = not self._rank.cell()
+        world.current().lacks_variables = False  # what is kept may now be older
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         if name == requests.HEAL:

@@ -225,7 +225,10 @@ def _start_stub(
 
     def stub() -> None:
         agent = Socket()
-        agent.connect(address)
+        try:
+            agent.connect(address)
+        except ConnectionRefusedError:
+            this_process().die(1)  # the host agent has ended
         request = {"environment": environ, "descriptors": [], "replaced": list(replaced)}
         text = json.dumps(request).encode()
         agent.sendall(len(text).to_bytes(8, "little") + text)
@@ -383,6 +386,8 @@ class Rank:
         #: Whether it joins with new ranks, or has been asked to; whether it has taken the place of
         #: a rank, and has not been asked yet to restore what was kept.
         self._is_healing, self._is_new = False, spare is not None or bool(dead)
+        #: Whether it has loaded its variables, whose file is still there.
+        self._has_loaded = False
         self._last_cell = {"cell": 0, "label": "", "ranks": (), "seconds": 0.0}
         self._is_unseen = self._is_dirty = self._has_failed = self._had_traffic = False
         self._epoch = 0
@@ -573,11 +578,17 @@ class Rank:
         return {"warning": ""}
 
     def _on_settle(self) -> dict[str, Any]:
+        if self._has_loaded:
+            self._has_loaded = False
+            self.p.host.files.pop(_KEPT.format(self.rank), None)
         return {"goes_on": 0, "version": 0, "new": self._is_new}
 
     def _on_restore(self, version: int, saved: Collection[int] = ()) -> dict[str, Any]:
         self._is_new = False
-        return {"names": [], "seconds": 0.0}
+        found = self.p.host.files.pop(_KEPT.format(self.rank), None)
+        if self.rank in saved and found is not None:
+            self.vars.update(json.loads(found))
+        return {"names": list(self.vars), "seconds": 0.0}
 
     def _on_save(self) -> dict[str, Any]:
         system.sleep(self.world.rng.uniform(0.01, 0.21))
@@ -586,7 +597,7 @@ class Rank:
 
     def _on_load(self, sets: object, saved: Collection[int]) -> dict[str, Any]:
         system.sleep(self.world.rng.uniform(0.05, 0.35))
-        self._is_new = self.rank not in saved
+        self._is_new, self._has_loaded = self.rank not in saved, True
         if self.rank in saved:
             self.vars.update(json.loads(self.p.host.files[_KEPT.format(self.rank)]))
         return {"problem": ""}

@@ -105,7 +105,8 @@ def test_the_next_notebook_says_which_ranks_have_no_variables_after_a_replacemen
     notebook.stay()
     notebook.cell(work(sets=1))
     victim = world.chance.randrange(6)
-    world.when("heal", notebook.kill, after=world.chance.uniform(0, 0.05))
+    step, most = world.chance.choice([("heal", 0.05), ("restore", 0.002)])
+    world.when(step, notebook.kill, after=world.chance.uniform(0, most))
     world.after(0.2, world.kill_rank, victim)
     notebook.dies_in(reduce(seconds=1.0, sets=2))
     told = notebook.told("no variables")
@@ -116,6 +117,24 @@ def test_the_next_notebook_says_which_ranks_have_no_variables_after_a_replacemen
     assert not replaced or told or second.was_told_of([victim]), (
         f"nothing was said of rank {victim}"
     )
+
+
+@simulated(seeds=5)
+def test_a_rank_that_dies_while_a_new_one_takes_back_what_was_kept_is_replaced_at_once(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    victim, other = world.chance.sample(range(6), 2)
+
+    def die() -> None:
+        world.rank(victim).p.freeze(1.0)
+        world.kill_rank(other)
+
+    notebook.start()
+    world.when("settle", die, after=0.0)
+    world.after(0.2, world.kill_rank, victim)
+    notebook.cell(reduce(seconds=1.0, sets=1))
+    assert not notebook.cluster.dead
+    assert not notebook.cell(reduce(sets=2)).error
 
 
 @simulated(seeds=10, hosts=4)
@@ -191,18 +210,24 @@ def test_a_death_without_a_spare_process_costs_only_the_variables_of_its_rank(
     assert notebook.state == "running"
 
 
-@simulated(seeds=5)
-def test_ranks_end_if_their_kernel_dies_while_it_starts_them_again(
+@simulated(seeds=10)
+def test_ranks_whose_kernel_dies_while_it_starts_them_again_have_their_variables_at_last(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
     notebook.start()
     notebook.stay()
-    step = world.chance.choice(["relay of h1 begins", "load"])
-    world.when(step, notebook.kill, after=world.chance.uniform(0, 0.04))
+    notebook.cell(work(sets=1))
+    step = world.chance.choice(["save", "relay of h1 begins", "load", "settle"])
+    world.when(step, notebook.kill, after=world.chance.uniform(0, 0.1))
     world.after(world.chance.uniform(0, 1), world.kill_on, "h3", "agent")
-    notebook.dies_in(reduce(seconds=2.0, sets=1))
-    world.pass_time(15)  # until the caretaker has ended, too
-    assert not world.new_notebook().attach(notebook)
+    notebook.dies_in(reduce(seconds=2.0, sets=2))
+    world.pass_time(world.chance.choice([0.0, 2.0, 15.0]))
+    assert world.new_notebook().attach(notebook)
+    for rank in range(4):
+        assert world.rank(rank).vars["x"] in (1, 2)
+    world.notebook.cell(reduce(sets=3))
+    assert not world.notebook.cell(reduce(sets=4)).error
+    assert world.notebook.was_told_of([4, 5])
 
 
 @simulated(seeds=4)
@@ -210,10 +235,10 @@ def test_a_notebook_that_looks_for_ranks_while_these_are_ended_disturbs_nothing(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
     notebook.start()
-    notebook.stay()
-    world.when("load", notebook.kill, after=world.chance.uniform(0, 0.04))
-    world.after(world.chance.uniform(0, 1), world.kill_on, "h3", "agent")
-    notebook.dies_in(reduce(seconds=2.0, sets=1))
+    notebook.stay(3.0)
+    notebook.kill()
+    world.cut_off("h3", 6.0)  # which cannot end at once
+    world.pass_time(3.5)
     assert not world.new_notebook().attach(notebook)
 
 

@@ -8,8 +8,7 @@ folder that only this user may enter; they are in no file.
 While a notebook has the ranks, the caretaker only answers others
 (`allranks.engine.host.attachment`). When the notebook ends, it connects to the hosts' relays, makes
 them disconnect the ranks, and stores their events. A notebook that attaches gets the sockets, what
-the last one knew (``state``), and these events. If none comes in time, the caretaker ends all; also
-if the notebook has ended while it started ranks again, because only it knew their variables.
+the last one knew (``state``), and these events. If none comes in time, the caretaker ends all.
 
 Standard output carries one event a line, standard input one command a line
 (`allranks.records.agent`). What it decides is in `allranks.engine.host.caretaker_state`.

@@ -244,7 +244,7 @@ class CaretakerState:
         self._commands.append(Listen())
         self._send_to_all(b"detach")
         # A notebook that takes its ranks with it leaves that to its caretaker as well.
-        if not stays or self._state["starts_again"]:
+        if not stays:
             self._end()
 
     def _end(self) -> None:
@@ -297,6 +297,8 @@ class CaretakerState:
         event = agent.read_event(line)
         if not self._hosts[name].is_up:
             return
+        if self._state["starts_again"] and not isinstance(event, agent.HostEvent):
+            return  # of ranks that the next notebook starts once more
         if isinstance(event, agent.Exit | agent.Admitted | agent.Replaces):
             _check(event.rank, self._size)
         if not isinstance(event, _NO_NEWS) and not self._keep(name, line):

@@ -157,7 +157,7 @@ def as_text(log: str) -> str:
 
 
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
-    ranks = read_statuses(running.hellos, answers, left=running._have_left)
+    ranks = read_statuses(running.hellos, answers, left=running.have_left)
     ranks = [replace(one, state="dead") if one.rank in running.dead else one for one in ranks]
     _send(
         {

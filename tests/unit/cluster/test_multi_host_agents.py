@@ -246,6 +246,14 @@ def test_ranks_cannot_start_again_without_a_host(healing):
     assert not healing.again
 
 
+def test_the_next_notebook_gets_the_record_of_a_recovery(healing):
+    healing.take_care()
+    healing.agents.note({"copies": [0, 1]})
+    healing.agents.relocate()
+    assert healing.states[-1]["record"] == {"copies": [0, 1]}
+    assert healing.states[-1]["starts_again"]
+
+
 def test_a_choice_of_spare_processes_is_saved_before_they_hear_of_it(healing):
     healing.take_care()
     healing.agents.seat_spares([3])

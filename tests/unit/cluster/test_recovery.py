@@ -228,6 +228,25 @@ def test_a_rank_that_what_was_kept_ends_twice_does_not_restore_it_a_third_time()
     assert played.recovery.step is Step.UP
 
 
+def test_a_rank_that_has_restored_what_was_kept_does_not_do_it_again_after_another_death():
+    played = Played(Step.HEALING)
+    played.recovery.ranks_died([killed(1)])
+    played.go_on(Step.RESTORING, requests.RESTORE)
+    assert played.asked.ranks == (1, 3)
+    played.recovery.rank_answered(3, RESTORED)
+    played.recovery.ranks_died([killed(1)])
+    played.go_on(Step.RESTORING, requests.SETTLE)
+    for rank in range(6):
+        played.recovery.rank_answered(
+            rank, SETTLED | {"new": rank == 1, "goes_on": 7 * (rank != 3)}
+        )
+    played.obey()
+    assert played.asked.ranks == (1,)
+    played.recovery.rank_answered(1, {"names": [], "seconds": 0.0})
+    assert "ranks 1, 3 were replaced, with model kept 12 s ago" in text_of(played.recovery, 1.0)
+    assert played.recovery.goes_on == 7
+
+
 def test_what_takes_long_is_said_with_the_ranks_that_are_waited_for():
     played = Played(Step.RESTORING, requests.SETTLE)
     for rank in (0, 1, 2, 3):
@@ -261,6 +280,16 @@ def test_ranks_that_only_restore_are_left_as_they_are_at_the_next_death():
         event(recovery)
         assert recovery.step is Step.UP
         assert [each.name for each in recovery.commands if isinstance(each, Ask)] == ["settle"]
+
+
+def test_ranks_that_only_restore_say_so_and_an_interrupt_goes_on_without():
+    recovery = new_ranks()
+    recovery.time_is_over()
+    said = [each.text for each in recovery.commands if isinstance(each, Say)]
+    assert said == ["ranks 0–5: still reading what was kept; interrupt to go on without it"]
+    recovery.interrupted()
+    assert recovery.step is Step.UP
+    assert text_of_new(recovery, [3]).endswith("has no variables: you have interrupted it")
 
 
 # Random sequences.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -46,6 +47,9 @@ class Ranks:
         self.places = {host: list(ranks) for host, ranks in HOSTS.items()}
         self.loaded: list[list[int]] = []
         self.asked: list[tuple[str, set[int]]] = []
+        self.record: dict[str, Any] = {}
+        #: How many requests there were at each record.
+        self.noted: list[int] = []
         self.problem, self.is_up, self.state = "", False, "running"
         self._now: Callable[[], object] = lambda: None
         self._come()
@@ -91,6 +95,10 @@ class Ranks:
 
     def seat_spares(self, dead: list[int]) -> str:
         return self.problem
+
+    def note(self, record: dict[str, Any]) -> None:
+        self.record = json.loads(json.dumps(record))
+        self.noted.append(len(self.asked))
 
     def all_up(self) -> None:
         self.is_up = True
@@ -325,6 +333,39 @@ def test_ranks_that_restore_do_not_wait_for_one_that_had_died_before():
     ranks = Ranks({})
     dies(1)(ranks)
     done = Recovery(dict.fromkeys(range(6), "h1"), replaces=False)
-    RecoveryDriver(ranks, done, lambda text: None).run([3])  # type: ignore[arg-type]
+    driver = RecoveryDriver(ranks, done, lambda text: None)  # type: ignore[arg-type]
+    driver.run(lambda: done.ranks_are_new([3]))
     assert ranks.asked == [(requests.SETTLE, {0, 2, 3, 4, 5}), (requests.RESTORE, {3})]
     assert ranks.roster.dead.keys() == {1}
+
+
+class Ended(BaseException):
+    """The notebook has ended."""
+
+
+@pytest.mark.parametrize("step", ["start", "load"])
+def test_another_notebook_goes_on_with_what_was_noted_before_the_ranks_were_started_again(step):
+    def end(ranks: Ranks) -> None:
+        raise Ended
+
+    ranks = Ranks({step: [end]})
+    loses("h3")(ranks)
+    with pytest.raises(Ended):
+        recover(ranks)
+    ranks.got = {}
+    loses("h2")(ranks)  # while no notebook has them
+    done = Recovery.continued(ranks.record, ranks.places)
+    RecoveryDriver(ranks, done, lambda text: None).run(done.restarted)  # type: ignore[arg-type]
+    assert ranks.is_up
+    assert ranks.loaded[-1] == [0, 1]
+    assert "ranks 2–5 started again without variables" in text_of(done, 1.0)
+
+
+def test_a_record_is_saved_before_what_it_describes_and_is_empty_at_the_end():
+    settled = ANSWERS[requests.SETTLE] | {"new": True}
+    ranks = Ranks({"settle": [lambda ranks: ranks.answer(range(6), settled)]})
+    replace(ranks)
+    heal, restore = 0, 2  # the requests before which it was saved
+    assert [name for name, _ in ranks.asked] == ["heal", "settle", "restore"]
+    assert ranks.noted == [heal, restore, 3]
+    assert ranks.record == {"cells": 0}

@@ -8,7 +8,7 @@ import pytest
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit, RankRegistry
-from allranks.cluster.sockets import EventQueue, InterruptRequested, RankSockets
+from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
 from allranks.errors import UsageError
 from allranks.records.wire import Answer
 
@@ -25,6 +25,24 @@ def test_an_interrupt_stays_for_the_next_wait_and_does_not_end_each_step_of_this
     Connection.wait_until(ranks, lambda: len(steps) == 3, 60)
     assert steps == [[InterruptRequested()], [], []]
     assert inbox.wait(0) == [InterruptRequested()]
+
+
+def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
+    inbox, handled = EventQueue(), []
+
+    def handle(event):
+        handled.append(event.name)
+        raise ValueError(f"cannot show {event.name}")
+
+    for event in map(FromHostAgent, ("a", "b", "b")):
+        inbox.put(event)
+    inbox.put(InterruptRequested())
+    ranks = SimpleNamespace(inbox=inbox, _handle=handle)
+    with pytest.raises(ValueError, match="cannot show a") as failed:
+        Connection.step(ranks, 0)
+    assert failed.value.__notes__ == ["ValueError: cannot show b"]
+    assert handled == ["a", "b", "b"]
+    assert Connection.step(ranks, 0) == [InterruptRequested()]
 
 
 class Attaching:

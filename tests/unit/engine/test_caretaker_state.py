@@ -28,6 +28,7 @@ from allranks.records.agent import (
     Event,
     Exit,
     HostDown,
+    HostEnds,
     HostSilent,
     Keep,
     Launcher,
@@ -147,13 +148,21 @@ def test_ranks_that_stay_are_disconnected_and_given_to_the_next_notebook():
     assert care.hand_over().news == []
 
 
-@pytest.mark.parametrize("known", [{}, {"starts_again": True}])
-def test_ranks_that_do_not_stay_or_start_again_are_ended(known):
-    care = Care(**known)
-    commands = care.take_over(stays=bool(known))
+def test_ranks_that_do_not_stay_are_ended():
+    care = Care()
+    commands = care.take_over(stays=False)
     assert commands[0] == Listen()
     assert told(commands)[2:] == STOPS
     assert not care.state.has_ended
+
+
+def test_what_happens_to_ranks_that_the_next_notebook_starts_once_more_is_no_news():
+    care = Care(starts_again=True)
+    care.take_over()
+    lost = HostEnds("its daemon has ended")
+    for event in (Exit(0, 7, -9, False), Running(3), lost):
+        care.tell("h1", event)
+    assert care.hand_over().news == [("h1", to_line(lost).decode())]
 
 
 def test_a_host_that_connects_again_gets_what_it_has_not_confirmed(care):

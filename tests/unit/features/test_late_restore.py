@@ -38,9 +38,21 @@ def rank():
     return run
 
 
+def receiver(busy=False):
+    """A rank that receives records in the thread of its connection."""
+    rank = SimpleNamespace(answered=[], queued=[], refused=[], wire=SimpleNamespace(busy=busy))
+    rank.rank = 0
+    rank._features = SimpleNamespace(message_received=lambda *_: None, requests_while_busy=set())
+    queue = lambda call, ask, payloads: rank.queued.append(ask)  # noqa: E731
+    rank._loop = SimpleNamespace(call_soon_threadsafe=queue)
+    rank._answer = lambda ask, payloads: rank.answered.append(ask)
+    rank._refuse = lambda ask, why: rank.refused.append(ask)
+    return rank
+
+
 def test_a_rank_that_was_asked_to_join_with_new_ones_says_so_until_it_has_tried(rank):
     def check(heals, about):
-        heals.message_received(HEAL, [])
+        Rank._receive(receiver(), HEAL, [])
         seen = [about()["healing"]]
         heals._join = lambda dead, epoch: seen.append(about()["healing"])
         heals.answer(requests.HEAL, HEAL.arguments, [])
@@ -79,21 +91,30 @@ def test_a_rank_says_which_others_were_not_replaced(rank):
 
 @pytest.mark.parametrize("healing", [True, False])
 def test_a_rank_that_waits_in_mpi_for_a_lost_host_saves_in_another_thread(healing):
-    answered, queued = [], []
-    rank = SimpleNamespace(
-        _features=SimpleNamespace(message_received=lambda *_: None, requests_while_busy=set()),
-        _loop=SimpleNamespace(call_soon_threadsafe=lambda call, ask, payloads: queued.append(ask)),
-        _answer=lambda ask, payloads: answered.append(ask),
-        wire=SimpleNamespace(busy=False),
-    )
-    save = Ask(2, requests.SAVE, {})
+    rank, save = receiver(), Ask(2, requests.SAVE, {})
 
     def receive():
         world.current().is_healing = healing
         Rank._receive(rank, save, [])
 
     loopback.run(1, receive)
-    assert (answered, queued) == (([save], []) if healing else ([], [save]))
+    assert (rank.answered, rank.queued) == (([save], []) if healing else ([], [save]))
+
+
+def test_a_rank_that_refuses_to_join_because_its_cell_has_just_begun_does_not_wait_in_mpi(rank):
+    def check(heals, about):
+        busy = receiver(busy=True)  # the cell has begun just before the request is looked at
+
+        def received(record, payloads):
+            if isinstance(record, heals.records):
+                heals.message_received(record, payloads)
+
+        busy._features.message_received = received
+        Rank._receive(busy, HEAL, [])
+        assert busy.refused == [HEAL]
+        assert not about()["healing"]
+
+    rank(check)
 
 
 def test_saved_variables_stay_on_disk_until_all_ranks_have_loaded_theirs(rank, monkeypatch):
