@@ -11,7 +11,7 @@
 #   make grade   all 55 submissions that the test of nbgrader has, of which "make test-all" grades a part
 #   make docs    the documentation as a site, in build/site
 #   make docs-branch NAME=0.2.0 ALIAS=latest  the same on the branch gh-pages, beside other versions
-#   make dist    the sdist and the wheel, in dist/
+#   make dist    the sdist and the wheel, in dist/, and those of allranks-without-mpi
 #   make release VERSION=0.2.0  all of a release but the publication: version, dist, checks, docs
 #   make test-lowest   the core's tests with the lower bounds of pyproject.toml, exactly
 #   make test-prereleases   the same with pre-releases of ipykernel, jupyterlab, numpy and mpi4py
@@ -164,6 +164,7 @@ dist: $(VENV)/.made
 	@$(PIP) install --quiet --constraint constraints.txt hatchling
 	rm -rf dist
 	$(BIN)/python -m hatchling build -t sdist -t wheel -d dist
+	$(BIN)/python -m tests.without_mpi dist/allranks-*.tar.gz dist
 
 release: $(VENV)/.test
 	@$(if $(VERSION),,echo 'Type for example: make release VERSION=0.2.0' >&2; exit 2;) \

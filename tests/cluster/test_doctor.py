@@ -59,6 +59,13 @@ def test_a_machine_on_which_cells_run_is_well():
     assert all(one.remedy for one in found.values() if one.state == WRONG)
 
 
+def test_both_distributions_of_allranks_are_wrong(tmp_path):
+    path = pretend(tmp_path, allranks_without_mpi="0.2.0")
+    _, found = doctor(PYTHONPATH=path, **NO_MPI)
+    assert found["allranks"].state == WRONG
+    assert "pip uninstall allranks allranks-without-mpi" in found["allranks"].remedy
+
+
 def test_it_says_why_an_mpi_is_used():
     _, found = doctor(ALLRANKS_MPIEXEC=str(Path(sys.executable).parent / "mpiexec"))
     assert "/mpiexec (named by ALLRANKS_MPIEXEC): 2 processes" in found["MPI"].found

