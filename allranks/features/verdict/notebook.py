@@ -15,7 +15,7 @@ from typing import Any
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
 from allranks.cluster.options import LineCommand, StartOption
 from allranks.errors import UsageError
-from allranks.features.verdict import LEAST_STEPS, MEASURED, VARIABLE
+from allranks.features.verdict import CHECK, LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import CellParts, NotANumber, RankPart
 from allranks.features.verdict.results import NOT_NUMBERS
@@ -132,22 +132,32 @@ class NotebookVerdict(NotebookFeature):
             "numbers of one or two cells, as 12 15; default: the last one with a loop",
         ),
     )
-    commands = frozenset({"verdict"})
+    commands = frozenset({"check", "verdict"})
     arriving: tuple[type[Record], ...] = ()
 
     def __init__(self) -> None:
         self._watched: Watched | None = None
+        self._judges = False
+        #: What the ranks check in the next cell.
+        self._check = ""
         #: By the numbers that the notebook shows.
         self._cells: dict[int, CellParts] = {}
 
     def started(self, cluster: ClusterContext) -> None:
         said = cluster.settings.get(VARIABLE) or os.environ.get(VARIABLE, "")
         # One rank waits for none, and is the process of simulated ranks.
-        self.in_cells = cluster.size > 1 and said != "off"
+        self._judges = cluster.size > 1 and said != "off"
+        self.in_cells = self._judges or bool(self._check)
         self._watched = None
 
     def cell_started(self) -> None:
-        if self.cell is not None and self.cell.shown and len(self.cell.ranks) > 1:
+        if self.cell is None or not self.cell.shown:
+            return
+        if self._check:
+            check, self._check = self._check, ""
+            self.cell.ask_soon(CHECK, {"what": check}, lambda _: None, self.cell.ranks)
+            self.in_cells = self._judges
+        if self._judges and len(self.cell.ranks) > 1:
             self._watched = Watched(self.cell)
             self.arriving = (Timings, Points, Pulse, Reply)
 
@@ -214,9 +224,14 @@ class NotebookVerdict(NotebookFeature):
             del self._cells[old]
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """``why`` takes words, and returns a text. ``verdict`` takes the number of a cell, and
+        """``why`` takes words, and returns a text. ``check`` takes what the ranks check in the next
+        cell, ``nan`` or ``weights``. ``verdict`` takes the number of a cell, and
         returns the lines of its causes.
         """
+        if name == "check":
+            (self._check,) = arguments
+            self.in_cells = True
+            return None
         if name == "verdict":
             (number,) = arguments
             parts = self._cells.get(number)
