@@ -23,8 +23,9 @@ from allranks.errors import NotFinite
 
 #: In a smaller call the look would be more than a hundredth of its time.
 LEAST_NBYTES = 4096
-#: The calls with a checksum: the first ones of a cell, then each 16th.
+#: The calls with a checksum: the first ones of a cell, then each 16th, or 64th of small ones.
 _FIRST, _STRIDE, _MOST = 64, 16, 512
+_SMALL_NBYTES, _SMALL_STRIDE = 64 << 10, 64
 _SAMPLED = 64
 
 
@@ -73,11 +74,12 @@ class InputNumbers:
             self._look_closer(call, source, number)
         elif self.not_finite:
             self.not_finite.pop(call.packed, None)
-        if (number <= _FIRST or number % _STRIDE == 0) and len(self.brought) < _MOST:
+        stride = _STRIDE if call.nbytes >= _SMALL_NBYTES else _SMALL_STRIDE
+        if (number <= _FIRST or number % stride == 0) and len(self.brought) < _MOST:
             some = source.reshape(-1)[:: -(-size // _SAMPLED)]
-            varied = bool((some != some[0]).any())
-            checksum = zlib.crc32(some.tobytes())
-            self.brought.append(Brought(group, number, call.nbytes, checksum, varied))
+            data = some.tobytes()
+            varied = data != data[: some.itemsize] * some.size
+            self.brought.append(Brought(group, number, call.nbytes, zlib.crc32(data), varied))
 
     def _look_closer(self, call: Call, source: Array, number: int) -> None:
         at = (0, source.size >> 1, source.size - 1)

@@ -188,6 +188,7 @@ class NotebookVerdict(NotebookFeature):
             )
         if line:
             watched.cell.notice(line)
+            watched.cell.name_cause(line)
             watched.cell.show_output()
 
     def _line_of(self, watched: Watched) -> str:

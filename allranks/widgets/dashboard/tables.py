@@ -153,6 +153,7 @@ def timings_page(timings: TimingTable) -> dict[str, Any]:
     return {
         "ranks": [vars(row) for row in timings.by_rank()],
         "calls": [vars(row) for row in timings.by_call()[:_PAGE_CALLS]],
+        "cause": timings.cause,
         "straggler": straggler(timings),
     }
 

@@ -56,6 +56,8 @@ class TimingTable:
     def __init__(self) -> None:
         self._totals: dict[tuple[Any, ...], dict[int, CallTotals]] = {}
         self.changed = False
+        self.cause = ""
+        """Why the cell was slow, or wrong; known after its end, if one cause stands out."""
 
     def __bool__(self) -> bool:
         return bool(self._totals)

@@ -4,10 +4,11 @@ class TimingsPanel {
   constructor(data) {
     this.data = data;
     this.bars = make("div", { className: "ar-bars" });
+    this.cause = make("p", { className: "ar-cause" });
     this.straggler = make("p", { className: "ar-straggler" });
     this.table = make("table", { className: "ar-table" });
     const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
-    this.element = make("div", { className: "ar-timings" },
+    this.element = make("div", { className: "ar-timings" }, this.cause,
       make("div", { className: "ar-bar" }, key("wait", "waiting for other ranks"), key("transfer", "transfer")),
       this.bars, this.straggler, make("div", { className: "ar-scroll" }, this.table));
   }
@@ -30,6 +31,7 @@ class TimingsPanel {
       row.classList.toggle("ar-faded", selected !== null && selected !== rank);
       return row;
     }));
+    put(this.cause, timings.cause ?? "");
     put(this.straggler, timings.straggler);
     this.drawTable(timings.calls);
   }
