@@ -53,6 +53,8 @@ class Watched:
         self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
         #: How often in a row it was NaN before it was a number, for each that ever was one.
         self._gaps: dict[tuple[int, str, str], int] = {}
+        #: How often it was a number.
+        self._numbers: dict[tuple[int, str, str], int] = {}
         self._replies: dict[int, Reply] = {}
 
     def take(self, record: Record, payloads: list[bytes]) -> None:
@@ -75,7 +77,7 @@ class Watched:
                 continue
             self._logged[key] = self._logged.get(key, 0) + count
             if not math.isnan(sum(values)):
-                self._take_number(key)
+                self._take_numbers(key, count)
                 continue
             # The sum of opposite infinities is NaN as well.
             for step, value in zip(steps, values, strict=True):
@@ -83,9 +85,10 @@ class Watched:
                     first, times = self._not_numbers.get(key, (step, 0))
                     self._not_numbers[key] = first, times + 1
                 else:
-                    self._take_number(key)
+                    self._take_numbers(key, 1)
 
-    def _take_number(self, key: tuple[int, str, str]) -> None:
+    def _take_numbers(self, key: tuple[int, str, str], count: int) -> None:
+        self._numbers[key] = self._numbers.get(key, 0) + count
         _, times = self._not_numbers.pop(key, (0.0, 0))
         self._gaps[key] = max(times, self._gaps.get(key, 0))
 
@@ -97,11 +100,13 @@ class Watched:
         if self.logged < LEAST_STEPS:
             return []
         return [
-            NotANumber(key[1], key[0], step)
+            NotANumber(key[1], key[0], step, key[2])
             for key, (step, times) in self._not_numbers.items()
             # A value that was never a number, or was NaN for as long before, may be one that is not
-            # measured in each step.
-            if times >= NOT_NUMBERS and times > self._gaps.get(key, times)
+            # measured in each step; so may one that was measured once.
+            if times >= NOT_NUMBERS
+            and times > self._gaps.get(key, times)
+            and self._numbers.get(key, 0) > 1
         ]
 
     @property

@@ -67,6 +67,7 @@ class RankVerdict(RankFeature):
         #: What the next cell checks.
         self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
+        self._times = ThreadTimes()
         self._looks: deque[tuple[float, Path, Doing, float, float]] = deque(maxlen=_KEPT_LOOKS)
 
     def started(self, rank: RankContext) -> None:
@@ -131,7 +132,7 @@ class RankVerdict(RankFeature):
     def _sample(self) -> None:
         if self._has_counters:
             try:
-                sample = read_counters(world.current().journal.now())
+                sample = read_counters(world.current().journal.now(), self._times)
             except (OSError, ValueError):  # not Linux, or a kernel without these counters
                 self._has_counters = False
             else:
@@ -208,9 +209,29 @@ class RankVerdict(RankFeature):
         return {"brought": brought, "not_finite": not_finite, "models": models}
 
 
-def read_counters(at: float) -> Sample:
+class ThreadTimes:
+    """Adds up the times of a process's threads, also of those that have ended since the last time.
+
+    A thread's times are how long it ran, and could have run.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+        self._ended = [0, 0]
+
+    def add_up(self, threads: dict[str, tuple[int, int]]) -> tuple[int, int]:
+        for thread, times in self._last.items():
+            # A new thread may have the number of one that has ended.
+            if thread not in threads or threads[thread][0] < times[0]:
+                self._ended = [a + b for a, b in zip(self._ended, times, strict=True)]
+        self._last = threads
+        run, ready = (sum(column) for column in zip(*threads.values(), self._ended, strict=True))
+        return run, ready
+
+
+def read_counters(at: float, times: ThreadTimes | None = None) -> Sample:
     """Returns the counters of this process. Raises OSError where the system has none."""
-    run = ready = main_ready = 0
+    threads: dict[str, tuple[int, int]] = {}
     main = str(os.getpid())
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -220,10 +241,9 @@ def read_counters(at: float) -> Sample:
             if thread == main:
                 raise
             continue  # a thread that has ended meanwhile
-        run += ran
-        ready += waited
-        if thread == main:
-            main_ready = waited
+        threads[thread] = ran, waited
+    run, ready = (times or ThreadTimes()).add_up(threads)
+    main_ready = threads[main][1]
     if not run:
         raise OSError("this kernel does not count the time of threads")
     with open("/proc/self/statm", "rb") as file:

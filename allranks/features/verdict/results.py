@@ -37,15 +37,17 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
     if not cell.not_numbers:
         return []
     first = min(one.step for one in cell.not_numbers)
-    name = min(one.name for one in cell.not_numbers if one.step == first)
-    ranks = tuple(sorted(o.rank for o in cell.not_numbers if o.step == first and o.name == name))
+    name, member = min((o.name, o.member) for o in cell.not_numbers if o.step == first)
+    same = [one for one in cell.not_numbers if (one.name, one.member) == (name, member)]
+    ranks = tuple(sorted(one.rank for one in same if one.step == first))
     later = {one.rank for one in cell.not_numbers} - {*ranks}
+    value = f"{name} of member {member}" if member else name
     others = f", later on {label(sorted(later))}" if later else ""
     return [
         Verdict(
             "nan",
             1.0,
-            f"{name} is NaN since step {first:g} on {label(ranks)}{others}",
+            f"{value} is NaN since step {first:g} on {label(ranks)}{others}",
             f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
             ranks,
         )
