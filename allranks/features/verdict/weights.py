@@ -167,7 +167,7 @@ def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) ->
     begins, ends = kind.on_train_begin, kind.on_train_batch_end
 
     def follow(callbacks: Any) -> Followed | None:
-        own, model = weights(), getattr(callbacks, "_model", None)
+        own, model = weights(), getattr(callbacks, "model", None)
         return own.began(model, _of_keras) if own is not None and model is not None else None
 
     @wraps(begins)
@@ -185,7 +185,7 @@ def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) ->
                 followed.step()
         own = weights()
         if own is not None:
-            own.compare(getattr(self, "_model", None))
+            own.compare(getattr(self, "model", None))
 
     kind.on_train_begin, kind.on_train_batch_end = on_train_begin, on_train_batch_end
 
