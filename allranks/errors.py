@@ -21,6 +21,8 @@ AllranksError
     │   └── Deadlock          ranks wait for messages of each other
     ├── RankLeft              a collective can never complete: a rank it needs has left the cell
     │   └── RankLost          a rank it needs has died, or its host cannot be reached
+    ├── NotFinite             with --check nan, a rank has NaN or infinity in its input of a sum
+    ├── WeightsDiffer         with --check weights, the ranks' weights differ after a step
     ├── StaleHandle           an asynchronous handle belongs to an epoch that has ended
     ├── TransportFailed       NCCL has failed, or the GPU itself
     └── NotInitialized        a collective was called before ``init()``
@@ -186,6 +188,14 @@ class CollectiveMismatch(CollectiveError):
 
 class Deadlock(CollectiveMismatch):
     """Ranks wait for messages of each other, and none can go on."""
+
+
+class NotFinite(CollectiveError):
+    """A rank has NaN or infinity in its input of a sum or an average; no data was moved."""
+
+
+class WeightsDiffer(CollectiveError):
+    """The ranks' weights differ after a step of an optimizer."""
 
 
 class RankLeft(CollectiveError):

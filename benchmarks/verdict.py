@@ -32,10 +32,13 @@ from allranks.features.verdict.weights import Weights
 # The one of this rank.
 (feature,) = [one for one in gc.get_objects() if type(one) is verdicts.RankVerdict]
 
+# Of one cell: its first calls and steps have more of them.
+numbers, followed = InputNumbers(), Weights()
+
 def set_looks(on):
     # As the feature does for each cell; the looks at lines go on in another thread.
-    worlds.current().numbers = InputNumbers() if on else None
-    feature._weights = Weights() if on else None
+    worlds.current().numbers = numbers if on else None
+    feature._weights = followed if on else None
     feature._looks_at_lines = on
 
 def in_turns(stretch, pairs):

@@ -49,6 +49,7 @@ from allranks.collectives.ops.reducing import (
     reducescatter,
     reducescatter_async,
 )
+from allranks.collectives.ops.sameness import same_on_all_ranks
 from allranks.collectives.start import runtime
 from allranks.collectives.start.runtime import (
     activity,
@@ -149,6 +150,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "renew",
+    "same_on_all_ranks",
     "scatter",
     "scatter_async",
     "scope",

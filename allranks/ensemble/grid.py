@@ -74,7 +74,7 @@ _OPERATIONS = """
     allreduce_async grouped_allreduce_async reducescatter_async grouped_reducescatter_async
     reduce_async allgather_async grouped_allgather_async gather_async scatter_async
     broadcast_async alltoall_async poll synchronize
-    broadcast_object allgather_object
+    broadcast_object allgather_object same_on_all_ranks
     ReduceOp Average Sum Min Max Product Adasum Compression
     ProcessSet global_process_set add_process_set remove_process_set
     empty records timeline keep

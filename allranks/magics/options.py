@@ -78,6 +78,7 @@ class CellOptions:
     local: bool = False
     fold: bool = True
     view: str = "auto"
+    check: str | None = None
     profile: bool = False
     save: str | None = None
     interrupt_kills: bool = False
@@ -152,6 +153,8 @@ def cell_parser() -> Parser:
     add("--no-fold", dest="fold", action="store_false", help=said)
     said = "the live panel: always, when it has something to show, or text only"
     add("--view", choices=("full", "auto", "plain"), help=said)
+    said = "raise where the ranks' weights differ after a step, or a rank adds NaN to a sum"
+    add("--check", choices=("weights", "nan"), help=said)
     add("--profile", action="store_true", help="show a flame graph of the ranks' time in the cell")
     add("--save", metavar="FILE", help=_SAVE)
     for option in CELL_OPTIONS.values():
@@ -225,6 +228,11 @@ def parse_cell(line: str) -> CellOptions:
     check_timeout(options.timeout, "--timeout", " ")
     if options.save and not options.profile:
         raise UsageError(f"--save needs --profile. Type: --profile --save {options.save}")
+    if options.check and options.features:
+        raise UsageError(
+            f"--check needs a cell that ranks run, found --{next(iter(options.features))}. "
+            f"Leave out --check {options.check}"
+        )
     return options
 
 

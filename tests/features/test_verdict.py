@@ -103,6 +103,17 @@ def test_ranks_with_the_same_random_numbers_are_named(notebook):
     assert "the same numbers" not in own.text
 
 
+def test_a_check_raises_before_nan_is_spread(notebook):
+    wrong = "import numpy as np\nx = np.ones(3)\nif rank == 1: x[2] = np.nan\ntotal = allreduce(x)"
+    cell = notebook.on_ranks(wrong, "-n 3 --check nan", timeout=_SECONDS)
+    assert cell.status == "error"
+    said = r"NotFinite: allreduce at .* found nan in 1 of 3 places, the first at \(2,\). No data"
+    assert re.search(said, cell.text)
+    assert re.search(r"rank 1 .*raised NotFinite at line 5", cell.text)
+    # Only the cell with the option is checked.
+    notebook.on_ranks(wrong, "-n 3", timeout=_SECONDS).ok()
+
+
 def test_a_cell_that_breaks_python_does_not_fail_for_its_verdict(notebook):
     cell = run(notebook, '[0.1, globals().update({1: []}), setattr(__builtins__, "open", None)][0]')
     cell.ok()

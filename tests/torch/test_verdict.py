@@ -68,6 +68,12 @@ def said_of(ranks, reduce, call):
 
 
 def test_weights_of_a_function_that_differ_from_the_start_are_named(ranks):
+    checked = ranks.on_ranks(
+        MANUAL.format(reduce=REDUCE) + "train(rank)", "--check weights", timeout=_SECONDS
+    )
+    assert checked.status == "error"
+    assert "WeightsDiffer: expected the same weights on all ranks after step 1" in checked.text
+    assert "array 0 (100, 80): other values on every rank, by at most " in checked.text
     (said,) = said_of(ranks, REDUCE, "train(rank)")
     assert "differ in 4 of 4 arrays: " in said
     assert "although gradients were reduced: they differed before the first step" in said

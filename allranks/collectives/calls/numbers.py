@@ -13,15 +13,19 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from allranks.collectives.arrays.reductions import Array, ReduceOp
 from allranks.collectives.calls.call import Call
 from allranks.collectives.calls.guard import Packed
 from allranks.collectives.calls.rank_state import RankState
+from allranks.errors import NotFinite
 
 #: In a smaller call the look would be more than a hundredth of its time.
 LEAST_NBYTES = 4096
-#: The calls with a checksum: the first ones of a cell, then each 16th.
+#: The calls with a checksum: the first ones of a cell, then each 16th, or 64th of small ones.
 _FIRST, _STRIDE, _MOST = 64, 16, 512
+_SMALL_NBYTES, _SMALL_STRIDE = 64 << 10, 64
 _SAMPLED = 64
 
 
@@ -39,7 +43,7 @@ class Brought(NamedTuple):
     varied: bool
 
 
-class NotFinite:
+class NotFiniteCalls:
     """Calls of one kind, one after the other, to which the rank brought NaN or infinity."""
 
     def __init__(self, call: Call, number: int) -> None:
@@ -49,14 +53,19 @@ class NotFinite:
 
 
 class InputNumbers:
-    """The numbers of one cell."""
+    """The numbers of one cell. With ``every``, all numbers of all calls have to be finite."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: bool = False) -> None:
+        self.every = every
         self.brought: list[Brought] = []
-        self.not_finite: dict[Packed, NotFinite] = {}
+        self.not_finite: dict[Packed, NotFiniteCalls] = {}
         self._calls: dict[int, int] = defaultdict(int)
 
     def look_at(self, call: Call, source: Array) -> None:
+        if self.every:
+            _check(call, source)
+        if call.nbytes < LEAST_NBYTES:
+            return
         group, item, size = call.members.number, source.item, source.size
         self._calls[group] = number = self._calls[group] + 1
         total = item(0) + item(size >> 1) + item(size - 1)
@@ -65,11 +74,12 @@ class InputNumbers:
             self._look_closer(call, source, number)
         elif self.not_finite:
             self.not_finite.pop(call.packed, None)
-        if (number <= _FIRST or number % _STRIDE == 0) and len(self.brought) < _MOST:
+        stride = _STRIDE if call.nbytes >= _SMALL_NBYTES else _SMALL_STRIDE
+        if (number <= _FIRST or number % stride == 0) and len(self.brought) < _MOST:
             some = source.reshape(-1)[:: -(-size // _SAMPLED)]
-            varied = bool((some != some[0]).any())
-            checksum = zlib.crc32(some.tobytes())
-            self.brought.append(Brought(group, number, call.nbytes, checksum, varied))
+            data = some.tobytes()
+            varied = data != data[: some.itemsize] * some.size
+            self.brought.append(Brought(group, number, call.nbytes, zlib.crc32(data), varied))
 
     def _look_closer(self, call: Call, source: Array, number: int) -> None:
         at = (0, source.size >> 1, source.size - 1)
@@ -78,13 +88,30 @@ class InputNumbers:
             return
         found = self.not_finite.get(call.packed)
         if found is None:
-            found = self.not_finite[call.packed] = NotFinite(call, number)
+            found = self.not_finite[call.packed] = NotFiniteCalls(call, number)
         found.count += 1
 
 
-def is_looked_at(op: ReduceOp, dtype: Any, nbytes: int) -> bool:
+def _check(call: Call, source: Array) -> None:
+    finite = np.isfinite(source)
+    if finite.all():
+        return
+    wrong = np.argwhere(~finite)
+    first = tuple(map(int, wrong[0]))
+    at = f", the first at {first}" if first else ""
+    raise NotFinite(
+        f"{call.spec.op} at {call.site} expected finite numbers, found {source[first]} in "
+        f"{len(wrong):,} of {source.size:,} places{at}. No data was moved. Look at the batch of "
+        "this rank, the learning rate, divisions and logarithms."
+    )
+
+
+def is_looked_at(own: RankState, op: ReduceOp, dtype: Any, nbytes: int) -> bool:
+    """Whether calls of a kind are looked at."""
+    every = own.numbers is not None and own.numbers.every
     # Infinity is a usual beginning of a minimum.
-    return dtype.kind == "f" and nbytes >= LEAST_NBYTES and op.name in ("Sum", "Average")
+    large = every or nbytes >= LEAST_NBYTES
+    return dtype.kind == "f" and large and op.name in ("Sum", "Average")
 
 
 def looking(own: RankState, move: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from allranks.collectives.arrays.reductions import (
 from allranks.collectives.calls.call import Call, Offer, Steps, Transport, as_bytes
 from allranks.collectives.calls.guard import JOIN, Spec, describe_group, pack
 from allranks.collectives.calls.numbers import is_looked_at, looking
+from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.gpu.dlpack import ALIGNED
 from allranks.collectives.host.shared_memory import keep, one_block_bytes
 from allranks.collectives.host.staging import split
@@ -85,7 +86,13 @@ class ReductionPlan:
             found.setdefault(dtype, []).append(index)
             self.reductions.append(Arithmetic(op, dtype, group.size, *factors))
         self.batches = [
-            Batch(where, [shapes[index] for index in where], self.reductions[where[0]], device)
+            Batch(
+                group.own,
+                where,
+                [shapes[index] for index in where],
+                self.reductions[where[0]],
+                device,
+            )
             for where in found.values()
         ]
         """The arrays of each dtype, which move together."""
@@ -153,7 +160,12 @@ class Batch:
     """Arrays of one dtype, one after the other."""
 
     def __init__(
-        self, where: list[int], shapes: list[tuple[int, ...]], reduction: Arithmetic, device: str
+        self,
+        own: RankState,
+        where: list[int],
+        shapes: list[tuple[int, ...]],
+        reduction: Arithmetic,
+        device: str,
     ) -> None:
         self.where, self.shapes, self.dtype = where, shapes, reduction.dtype
         self.in_one_copy = bool(device) and len(where) > _SINGLE_COPIES
@@ -168,7 +180,7 @@ class Batch:
             self.size = -(-end // step) * step
         # Not on a GPU, where a look would wait for its work.
         self.is_looked_at = not device and is_looked_at(
-            reduction.op, self.dtype, self.size * self.dtype.itemsize
+            own, reduction.op, self.dtype, self.size * self.dtype.itemsize
         )
         self.staging = self.reduction = reduction
         if len(where) > 1 and not reduction.half:

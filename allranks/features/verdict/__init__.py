@@ -8,6 +8,9 @@ cell has ended (`notebook.py`), and pure functions of these records find the cau
 #: The request that a rank answers with its part of a cell, see `RankVerdict.answer`.
 MEASURED = "measured"
 
+#: The request for checks in the next cell; ``what`` is ``nan`` or ``weights``.
+CHECK = "check"
+
 #: Where its value is ``off``, no cell is judged.
 VARIABLE = "ALLRANKS_VERDICT"
 

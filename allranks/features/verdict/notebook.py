@@ -15,7 +15,7 @@ from typing import Any
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
 from allranks.cluster.options import LineCommand, StartOption
 from allranks.errors import UsageError
-from allranks.features.verdict import LEAST_STEPS, MEASURED, VARIABLE
+from allranks.features.verdict import CHECK, LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import CellParts, NotANumber, RankPart
 from allranks.features.verdict.results import NOT_NUMBERS
@@ -53,6 +53,8 @@ class Watched:
         self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
         #: How often in a row it was NaN before it was a number, for each that ever was one.
         self._gaps: dict[tuple[int, str, str], int] = {}
+        #: How often it was a number.
+        self._numbers: dict[tuple[int, str, str], int] = {}
         self._replies: dict[int, Reply] = {}
 
     def take(self, record: Record, payloads: list[bytes]) -> None:
@@ -75,7 +77,7 @@ class Watched:
                 continue
             self._logged[key] = self._logged.get(key, 0) + count
             if not math.isnan(sum(values)):
-                self._take_number(key)
+                self._take_numbers(key, count)
                 continue
             # The sum of opposite infinities is NaN as well.
             for step, value in zip(steps, values, strict=True):
@@ -83,9 +85,10 @@ class Watched:
                     first, times = self._not_numbers.get(key, (step, 0))
                     self._not_numbers[key] = first, times + 1
                 else:
-                    self._take_number(key)
+                    self._take_numbers(key, 1)
 
-    def _take_number(self, key: tuple[int, str, str]) -> None:
+    def _take_numbers(self, key: tuple[int, str, str], count: int) -> None:
+        self._numbers[key] = self._numbers.get(key, 0) + count
         _, times = self._not_numbers.pop(key, (0.0, 0))
         self._gaps[key] = max(times, self._gaps.get(key, 0))
 
@@ -97,11 +100,13 @@ class Watched:
         if self.logged < LEAST_STEPS:
             return []
         return [
-            NotANumber(key[1], key[0], step)
+            NotANumber(key[1], key[0], step, key[2])
             for key, (step, times) in self._not_numbers.items()
             # A value that was never a number, or was NaN for as long before, may be one that is not
-            # measured in each step.
-            if times >= NOT_NUMBERS and times > self._gaps.get(key, times)
+            # measured in each step; so may one that was measured once.
+            if times >= NOT_NUMBERS
+            and times > self._gaps.get(key, times)
+            and self._numbers.get(key, 0) > 1
         ]
 
     @property
@@ -132,22 +137,32 @@ class NotebookVerdict(NotebookFeature):
             "numbers of one or two cells, as 12 15; default: the last one with a loop",
         ),
     )
-    commands = frozenset({"verdict"})
+    commands = frozenset({"check", "verdict"})
     arriving: tuple[type[Record], ...] = ()
 
     def __init__(self) -> None:
         self._watched: Watched | None = None
+        self._judges = False
+        #: What the ranks check in the next cell.
+        self._check = ""
         #: By the numbers that the notebook shows.
         self._cells: dict[int, CellParts] = {}
 
     def started(self, cluster: ClusterContext) -> None:
         said = cluster.settings.get(VARIABLE) or os.environ.get(VARIABLE, "")
         # One rank waits for none, and is the process of simulated ranks.
-        self.in_cells = cluster.size > 1 and said != "off"
+        self._judges = cluster.size > 1 and said != "off"
+        self.in_cells = self._judges or bool(self._check)
         self._watched = None
 
     def cell_started(self) -> None:
-        if self.cell is not None and self.cell.shown and len(self.cell.ranks) > 1:
+        if self.cell is None or not self.cell.shown:
+            return
+        if self._check:
+            check, self._check = self._check, ""
+            self.cell.ask_soon(CHECK, {"what": check}, lambda _: None, self.cell.ranks)
+            self.in_cells = self._judges
+        if self._judges and len(self.cell.ranks) > 1:
             self._watched = Watched(self.cell)
             self.arriving = (Timings, Points, Pulse, Reply)
 
@@ -178,6 +193,7 @@ class NotebookVerdict(NotebookFeature):
             )
         if line:
             watched.cell.notice(line)
+            watched.cell.name_cause(line)
             watched.cell.show_output()
 
     def _line_of(self, watched: Watched) -> str:
@@ -214,9 +230,14 @@ class NotebookVerdict(NotebookFeature):
             del self._cells[old]
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """``why`` takes words, and returns a text. ``verdict`` takes the number of a cell, and
+        """``why`` takes words, and returns a text. ``check`` takes what the ranks check in the next
+        cell, ``nan`` or ``weights``. ``verdict`` takes the number of a cell, and
         returns the lines of its causes.
         """
+        if name == "check":
+            (self._check,) = arguments
+            self.in_cells = True
+            return None
         if name == "verdict":
             (number,) = arguments
             parts = self._cells.get(number)

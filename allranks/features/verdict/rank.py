@@ -23,7 +23,7 @@ from allranks.collectives.calls.guard import Site, shown_name, source_line
 from allranks.collectives.calls.journal import named
 from allranks.collectives.calls.numbers import InputNumbers
 from allranks.engine.features import Answered, RankContext, RankFeature
-from allranks.features.verdict import MEASURED, VARIABLE, weights
+from allranks.features.verdict import CHECK, MEASURED, VARIABLE, weights
 from allranks.features.verdict.records import (
     Brought,
     CodeLine,
@@ -57,14 +57,17 @@ class RankVerdict(RankFeature):
     """Keeps the beginnings of cells, and samples of this process."""
 
     records = (RunCell,)
-    requests_while_busy = frozenset({MEASURED})
+    requests_while_busy = frozenset({CHECK, MEASURED})
 
     def __init__(self) -> None:
         #: When each of the last cells came, by the journal's clock, and its number in the notebook.
         self._cells: dict[int, tuple[float, int]] = {}
         self._found: dict[int, tuple[InputNumbers, Weights]] = {}
         self._weights: Weights | None = None
+        #: What the next cell checks.
+        self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
+        self._times = ThreadTimes()
         self._looks: deque[tuple[float, Path, Doing, float, float]] = deque(maxlen=_KEPT_LOOKS)
 
     def started(self, rank: RankContext) -> None:
@@ -78,10 +81,9 @@ class RankVerdict(RankFeature):
 
         # One rank has no other to compare with.
         self._compares = self._looks_at_lines and rank.size > 1
-        if self._compares:
-            PostImportHook(
-                weights.MODULES, lambda module: weights.install(module, lambda: self._weights)
-            ).install()
+        PostImportHook(
+            weights.MODULES, lambda module: weights.install(module, lambda: self._weights)
+        ).install()
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, RunCell):
@@ -91,9 +93,18 @@ class RankVerdict(RankFeature):
                 old = next(iter(self._cells))
                 del self._cells[old]
                 self._found.pop(old, None)
-            if self._compares:
-                this.numbers, self._weights = InputNumbers(), Weights()
+            check, self._check = self._check, ""
+            before: InputNumbers | None = this.numbers
+            if self._compares or check:
+                this.numbers = InputNumbers(every=check == "nan")
+                self._weights = Weights(compares=check == "weights")
                 self._found[record.cell] = this.numbers, self._weights
+            else:
+                this.numbers = self._weights = None
+            if check == "nan" or (before is not None and before.every):
+                # What is looked at is decided once for each kind of calls.
+                for group in list(this.groups.values()):
+                    group.plans.clear()
 
     # A cell may have replaced functions of Python until it ends. It must not fail for these hooks.
 
@@ -121,7 +132,7 @@ class RankVerdict(RankFeature):
     def _sample(self) -> None:
         if self._has_counters:
             try:
-                sample = read_counters(world.current().journal.now())
+                sample = read_counters(world.current().journal.now(), self._times)
             except (OSError, ValueError):  # not Linux, or a kernel without these counters
                 self._has_counters = False
             else:
@@ -140,6 +151,9 @@ class RankVerdict(RankFeature):
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         """Returns this rank's part of a cell; one that it has not run has the number -1."""
+        if name == CHECK:
+            self._check = arguments["what"]
+            return {}, []
         began, number = self._cells.get(arguments["cell"], (inf, -1))
         ended = min((at for at, _ in self._cells.values() if at > began), default=inf)
         self._sample()
@@ -195,9 +209,29 @@ class RankVerdict(RankFeature):
         return {"brought": brought, "not_finite": not_finite, "models": models}
 
 
-def read_counters(at: float) -> Sample:
+class ThreadTimes:
+    """Adds up the times of a process's threads, also of those that have ended since the last time.
+
+    A thread's times are how long it ran, and could have run.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+        self._ended = [0, 0]
+
+    def add_up(self, threads: dict[str, tuple[int, int]]) -> tuple[int, int]:
+        for thread, times in self._last.items():
+            # A new thread may have the number of one that has ended.
+            if thread not in threads or threads[thread][0] < times[0]:
+                self._ended = [a + b for a, b in zip(self._ended, times, strict=True)]
+        self._last = threads
+        run, ready = (sum(column) for column in zip(*threads.values(), self._ended, strict=True))
+        return run, ready
+
+
+def read_counters(at: float, times: ThreadTimes | None = None) -> Sample:
     """Returns the counters of this process. Raises OSError where the system has none."""
-    run = ready = main_ready = 0
+    threads: dict[str, tuple[int, int]] = {}
     main = str(os.getpid())
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -207,10 +241,9 @@ def read_counters(at: float) -> Sample:
             if thread == main:
                 raise
             continue  # a thread that has ended meanwhile
-        run += ran
-        ready += waited
-        if thread == main:
-            main_ready = waited
+        threads[thread] = ran, waited
+    run, ready = (times or ThreadTimes()).add_up(threads)
+    main_ready = threads[main][1]
     if not run:
         raise OSError("this kernel does not count the time of threads")
     with open("/proc/self/statm", "rb") as file:

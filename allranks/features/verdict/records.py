@@ -240,6 +240,7 @@ class NotANumber(NamedTuple):
     name: str
     rank: int
     step: float
+    member: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ reductions that do not have the sizes of the weights, or with fewer reductions t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 from allranks.features.verdict import LEAST_STEPS
@@ -23,6 +24,8 @@ SAME_CALLS, SAME_PART = 8, 0.9
 DATA_NBYTES = 64
 #: An array is reduced in this part of the steps, at least.
 REDUCED_PART = 0.9
+#: Besides the gradients, a step reduces this part of their bytes at most, and as many more.
+MOST_REDUCED, LEAST_NBYTES = 1.05, 4096
 #: Differences that are smaller, in parts of the largest number, may come from the processors.
 LEAST_DIFFERENCE = 1e-5
 
@@ -37,15 +40,17 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
     if not cell.not_numbers:
         return []
     first = min(one.step for one in cell.not_numbers)
-    name = min(one.name for one in cell.not_numbers if one.step == first)
-    ranks = tuple(sorted(o.rank for o in cell.not_numbers if o.step == first and o.name == name))
+    name, member = min((o.name, o.member) for o in cell.not_numbers if o.step == first)
+    same = [one for one in cell.not_numbers if (one.name, one.member) == (name, member)]
+    ranks = tuple(sorted(one.rank for one in same if one.step == first))
     later = {one.rank for one in cell.not_numbers} - {*ranks}
+    value = f"{name} of member {member}" if member else name
     others = f", later on {label(sorted(later))}" if later else ""
     return [
         Verdict(
             "nan",
             1.0,
-            f"{name} is NaN since step {first:g} on {label(ranks)}{others}",
+            f"{value} is NaN since step {first:g} on {label(ranks)}{others}",
             f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
             ranks,
         )
@@ -162,6 +167,10 @@ def _compared(cell: CellParts, loop: Loop | None, models: list[Model]) -> Verdic
         return None
     example = f"{name}, largest difference {largest:.2g}" if ended_alike else name
     reduced = _reduced(cell, loop, first)
+    every = cell.ranks[0].models
+    if len(every) > 1 and reduced != set():
+        # Each rank may have one of them for itself, with arrays of the same sizes.
+        reduced = {*first.names} if _reduces_all(loop, every) else None
     if reduced is None:
         return None
     if not reduced:
@@ -264,11 +273,16 @@ def _reduced(cell: CellParts, loop: Loop | None, model: Model) -> set[str] | Non
     None if these do not tell it.
     """
     part = cell.ranks[0]
-    reductions = {at for at, kind in enumerate(part.kinds) if "reduce" in kind.op.lower()}
-    data = {at for at in reductions if part.kinds[at].nbytes > DATA_NBYTES}
-    if not any(call.kind in data for call in part.calls):
-        return set() if not part.left_out else None
-    if loop is None:
+    reductions = {at for at, kind in enumerate(part.kinds) if _is_allreduce(kind)}
+    data = {at for at, kind in enumerate(part.kinds) if kind.nbytes > DATA_NBYTES}
+    counts = Counter(call.kind for call in part.calls)
+    if not any(counts[at] for at in data & reductions):
+        # They may exchange gradients in another way.
+        other = sum(counts[at] for at in data if "broadcast" not in part.kinds[at].op.lower())
+        return set() if not part.left_out and other < LEAST_STEPS else None
+    # What is reduced to one rank, or to parts, is that of sharded weights.
+    sharded = any("reduce" in kind.op.lower() and not _is_allreduce(kind) for kind in part.kinds)
+    if loop is None or sharded:
         return None
     # Fewer reductions than steps may average the weights now and then.
     whole = loop.steps * (len(part.calls) + part.left_out) / len(loop.first.calls)
@@ -277,12 +291,28 @@ def _reduced(cell: CellParts, loop: Loop | None, model: Model) -> set[str] | Non
     counts = Counter(call.kind for call in loop.first.calls if call.kind in reductions)
     steps = loop.steps * min(1.0, model.steps / whole)
     nbytes = sum(part.kinds[kind].nbytes * count for kind, count in counts.items()) / steps
-    # A small array may be missing.
-    if nbytes > sum(model.nbytes) - 0.5 * min(model.nbytes):
+    # A small array may be missing. Much more may be activations, as of tensor parallelism.
+    most = MOST_REDUCED * sum(model.nbytes) + LEAST_NBYTES
+    if sum(model.nbytes) - 0.5 * min(model.nbytes) < nbytes <= most:
         return {*model.names}
     sizes = {part.kinds[kind].nbytes for kind, n in counts.items() if n >= REDUCED_PART * steps}
     found = {name for name, size in model.arrays if size in sizes}
     return found or _all_but_one(model, sizes) or None
+
+
+def _is_allreduce(kind: Kind) -> bool:
+    return "allreduce" in kind.op.lower().replace("_", "")
+
+
+def _reduces_all(loop: Loop | None, models: Sequence[Model]) -> bool:
+    """Whether the allreduces of a step have the bytes of all models."""
+    if loop is None:
+        return False
+    kinds = loop.first.part.kinds
+    reduced = [kinds[call.kind] for call in loop.first.calls]
+    nbytes = sum(kind.nbytes for kind in reduced if _is_allreduce(kind)) / loop.steps
+    whole = sum(sum(model.nbytes) for model in models)
+    return REDUCED_PART * whole <= nbytes <= MOST_REDUCED * whole + LEAST_NBYTES
 
 
 def _all_but_one(model: Model, sizes: set[int]) -> set[str]:

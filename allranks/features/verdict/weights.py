@@ -14,6 +14,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from allranks.collectives.ops.sameness import differences
+from allranks.errors import WeightsDiffer
 from allranks.features.verdict.records import Model
 
 MODULES = ("torch.optim.optimizer", "keras.src.callbacks.callback_list")
@@ -34,8 +36,30 @@ class Followed:
 
     def step(self) -> None:
         self.steps += 1
-        if self.steps & (self.steps - 1) == 0:
+        if self.is_due:
             self.sample()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the number of steps is 1, 2, 4, 8 and so on."""
+        return self.steps & (self.steps - 1) == 0
+
+    def compare(self) -> None:
+        """Compares the weights of all ranks. Collective.
+
+        Raises:
+            WeightsDiffer: they differ.
+        """
+        of = self.of()
+        found = differences(dict(self._arrays(of))) if of is not None else []
+        if found:
+            steps = f"step {self.steps}" if self.steps else "no step"
+            raise WeightsDiffer(
+                f"expected the same weights on all ranks after {steps} in this cell, found:\n  "
+                + "\n  ".join(found)
+                + "\nBroadcast the weights before the first step, reduce the gradients of all of "
+                "them, and give the optimizers of all ranks the same settings."
+            )
 
     def sample(self, names: Mapping[int, str] | None = None) -> None:
         of = self.of()
@@ -68,9 +92,10 @@ class Followed:
 
 
 class Weights:
-    """What is followed in one cell."""
+    """What is followed in one cell. With ``compares``, the ranks compare all of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, compares: bool = False) -> None:
+        self.compares = compares
         self._followed: dict[int, Followed] = {}
 
     def began(self, of: Any, arrays: Callable[[Any], list[tuple[str, Any]]]) -> Followed:
@@ -80,6 +105,12 @@ class Weights:
             found = self._followed[id(of)] = Followed(of, arrays)
             found.sample()
         return found
+
+    def compare(self, of: Any) -> None:
+        """Compares what an optimizer or a model has, if this is wanted after this step."""
+        found = self._followed.get(id(of)) if self.compares else None
+        if found is not None and found.is_due:
+            found.compare()
 
     @property
     def steps(self) -> int:
@@ -98,7 +129,7 @@ def install(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
         _install_keras(module, weights)
 
 
-# A hook must not fail the training that it is called in.
+# A hook must not fail the training in which it is called, unless the user wants a comparison.
 
 
 def _install_torch(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
@@ -113,6 +144,7 @@ def _install_torch(module: ModuleType, weights: Callable[[], Weights | None]) ->
         if own is not None:
             with suppress(Exception):
                 own.began(optimizer, _of_torch).step()
+            own.compare(optimizer)
 
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
@@ -135,7 +167,7 @@ def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) ->
     begins, ends = kind.on_train_begin, kind.on_train_batch_end
 
     def follow(callbacks: Any) -> Followed | None:
-        own, model = weights(), getattr(callbacks, "_model", None)
+        own, model = weights(), getattr(callbacks, "model", None)
         return own.began(model, _of_keras) if own is not None and model is not None else None
 
     @wraps(begins)
@@ -151,6 +183,9 @@ def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) ->
             followed = follow(self)
             if followed is not None:
                 followed.step()
+        own = weights()
+        if own is not None:
+            own.compare(getattr(self, "model", None))
 
     kind.on_train_begin, kind.on_train_batch_end = on_train_begin, on_train_batch_end
 

@@ -76,6 +76,8 @@ def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, st
 def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
     body = f"<p><b>{escape(summary(figures))}</b></p>"
     body += images(figures, style)
+    if figures.timings.cause:
+        body += f"<p>{escape(figures.timings.cause)}</p>"
     if figures.timings and (last := straggler(figures.timings)):
         body += f"<p>{escape(last)}</p>"
     folded = {"values and times as tables": "".join(map(table_html, tables(figures)))}

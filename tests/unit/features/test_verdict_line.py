@@ -13,7 +13,7 @@ from allranks.cluster.features import CellContext, ClusterContext
 from allranks.errors import Report, UsageError
 from allranks.features.verdict import notebook
 from allranks.features.verdict.notebook import NotebookVerdict
-from allranks.features.verdict.rank import _grown, _thinned, read_counters
+from allranks.features.verdict.rank import ThreadTimes, _grown, _thinned, read_counters
 from allranks.features.verdict.records import CellParts, Sample
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Reply
@@ -175,7 +175,8 @@ def test_a_value_that_was_never_measured_or_has_recovered_is_no_cause(feature):
     never = [(step, float("nan")) for step in range(50)]
     recovered = [*never[:40], *((step, 1.0) for step in range(40, 50))]
     opposite = [(step, float("inf") if step % 2 else -float("inf")) for step in range(50)]
-    for pairs in (never, recovered, opposite):
+    once = [(0, 1.0), *never[1:]]
+    for pairs in (never, recovered, opposite, once):
         assert run(feature, Shown(SLOW), points(0, pairs)) == []
 
 
@@ -212,6 +213,15 @@ def test_containers_that_grow_in_most_seconds_are_named():
     del rows[0]["late"]
     assert _grown(rows) == {"history": (0, 5)}
     assert _grown([]) == {}
+
+
+def test_the_times_of_threads_that_have_ended_are_kept():
+    times = ThreadTimes()
+    assert times.add_up({"1": (10, 1), "2": (5, 2)}) == (15, 3)
+    assert times.add_up({"1": (20, 1)}) == (25, 3)
+    # Another thread has the number of the one that has ended.
+    assert times.add_up({"1": (30, 2), "2": (1, 0)}) == (36, 4)
+    assert times.add_up({"1": (30, 2), "2": (0, 0)}) == (36, 4)
 
 
 def test_the_counters_of_a_process_are_those_of_its_threads():

@@ -181,10 +181,29 @@ def test_differences_as_between_processors_are_no_mistake():
     assert found(with_parts(cell(WORK), *rows)) == []
 
 
-@pytest.mark.parametrize("nbytes", [40_000, 200_000 // 7])
+@pytest.mark.parametrize("nbytes", [40_000, 200_000 // 7, 250_000])
 def test_weights_of_other_sizes_than_the_reductions_may_differ_on_purpose(nbytes):
     parts = cell(WORK, kinds=[replaced_nbytes(nbytes)])
     assert found(with_parts(parts, *models(ALL))) == []
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [Kind("reduce_scatter", "In[3]:9", sum(NBYTES), 0, "")],
+        [Kind("send", "In[3]:8", sum(NBYTES), 0, ""), GRADIENTS._replace(nbytes=8)],
+    ],
+)
+def test_sharded_weights_and_gradients_that_go_another_way_are_no_mistake(kinds):
+    assert found(with_parts(cell(WORK, kinds=kinds), *models(ALL))) == []
+
+
+def test_a_model_that_each_rank_has_beside_a_common_one_is_no_mistake():
+    # One of two models of the same sizes is reduced.
+    rows = [{"models": model(rank, ALL)["models"] + model(rank)["models"]} for rank in range(3)]
+    assert found(with_parts(cell(WORK), *rows)) == []
+    both = cell(WORK, kinds=[GRADIENTS, GRADIENTS._replace(name="In[3]:11")])
+    assert found(with_parts(both, *rows))[0][0] == "weights"
 
 
 def test_weights_of_other_shapes_on_each_rank_differ_on_purpose():

@@ -384,6 +384,12 @@ def test_a_value_that_is_not_a_number_comes_first():
     assert found[0].text == "loss is NaN since step 40 on rank 1, later on ranks 0, 2"
 
 
+def test_a_value_of_a_member_that_is_not_a_number_is_named_with_the_member():
+    lost = [NotANumber("loss", 1, 40, "rate=0.1"), NotANumber("loss", 1, 45, "rate=0.01")]
+    (found,) = verdicts(cell([0.01] * 3, not_numbers=lost))
+    assert found.text == "loss of member rate=0.1 is NaN since step 40 on rank 1"
+
+
 def test_different_numbers_of_steps_are_counted():
     parts = cell([0.01, 0.01], steps=97, left=(1,), waits_at=9)
     found = verdicts(parts)[0]
