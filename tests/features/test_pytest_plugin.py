@@ -364,7 +364,6 @@ def test_each_worker_of_xdist_has_a_cluster(pytester: pytest.Pytester) -> None:
 
 
 def test_coverage_has_the_lines_of_all_ranks_in_one_report(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("pytest_cov", reason="needs pytest-cov: pip install pytest-cov")
     pytester.makepyfile(
         covered="""
             def covered(rank):
