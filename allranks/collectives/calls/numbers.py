@@ -76,7 +76,8 @@ class InputNumbers:
             self.not_finite.pop(call.packed, None)
         stride = _STRIDE if call.nbytes >= _SMALL_NBYTES else _SMALL_STRIDE
         if (number <= _FIRST or number % stride == 0) and len(self.brought) < _MOST:
-            some = source.reshape(-1)[:: -(-size // _SAMPLED)]
+            # Of all orders in memory, in the same order, without a copy of the whole.
+            some = source.flat[:: -(-size // _SAMPLED)]
             data = some.tobytes()
             varied = data != data[: some.itemsize] * some.size
             self.brought.append(Brought(group, number, call.nbytes, zlib.crc32(data), varied))
@@ -111,7 +112,9 @@ def is_looked_at(own: RankState, op: ReduceOp, dtype: Any, nbytes: int) -> bool:
     every = own.numbers is not None and own.numbers.every
     # Infinity is a usual beginning of a minimum.
     large = every or nbytes >= LEAST_NBYTES
-    return dtype.kind == "f" and large and op.name in ("Sum", "Average")
+    # Numbers of Python are computed with, which do not warn: those of longdouble would.
+    is_float = dtype.kind == "f" and dtype.itemsize <= 8
+    return is_float and large and op.name in ("Sum", "Average")
 
 
 def looking(own: RankState, move: Callable[..., Any]) -> Callable[..., Any]:

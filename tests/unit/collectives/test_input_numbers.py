@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -96,6 +97,17 @@ def test_checksums_of_the_same_calls_can_be_compared():
     assert [a.call for a, _ in pairs] == [b.call for _, b in pairs] == [1, 2, 3, 4, 5, 6, 7]
     assert [a.checksum == b.checksum for a, b in pairs] == [True] * 3 + [False] * 3 + [True]
     assert [a.varied for a, _ in pairs] == [True] * 6 + [False]
+
+
+def test_equal_arrays_of_other_orders_in_memory_have_the_same_checksum():
+    square = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
+    first, second = looked_at([lambda r: c.allreduce(np.asarray(square, order="CF"[r]))])
+    assert first.brought == second.brought
+
+
+def test_no_number_of_long_double_warns():
+    with warnings.catch_warnings(action="error"):
+        looked_at([lambda _: c.allreduce(np.full(SIZE, np.inf, np.longdouble))])
 
 
 def test_of_many_calls_few_have_a_checksum():
