@@ -25,7 +25,7 @@ from allranks.widgets.dashboard.tables import Table, labels, number, seconds, se
 from allranks.widgets.dashboard.view import Ask, ClickHandler, LivePanel
 from allranks.widgets.displays import bar_data, bar_line, rewrite_line
 from allranks.widgets.notebook import NotebookView
-from allranks.widgets.palette import WORST_TO_BEST
+from allranks.widgets.palette import RANKS, WORST_TO_BEST
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
 
@@ -177,7 +177,7 @@ def _images(
     if not found or not figures.curves:
         return images(figures, style)
     marks = "".join(
-        f'<span style="color: {svg.RANKS[index]}">'
+        f'<span style="color: {RANKS[index]}">'
         f"{_DASHES[group_dash(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
         for index, (name, who) in enumerate(found.items())
     )

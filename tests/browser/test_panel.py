@@ -117,7 +117,8 @@ CHOSEN = """panel => ({
     checked: [...panel.querySelectorAll(".ar-bar input[type=checkbox]")].map(one => one.checked),
     smoothing: panel.querySelector("input[type=range]").value,
     selected: [...panel.querySelectorAll("[aria-pressed=true] b")].map(one => one.textContent),
-    closed: [...panel.querySelectorAll(".ar-title[aria-expanded=false]")].map(one => one.textContent),
+    closed: [...panel.querySelectorAll(".ar-title[aria-expanded=false]")]
+        .map(one => one.textContent),
 })"""
 
 

@@ -47,11 +47,10 @@ class PlotStyle:
         smoothing, axes, steps = (settings.get(name) for name in ("smoothing", "axes", "steps"))
         smoothing = smoothing if isinstance(smoothing, int | float) else 0.0
         pairs = axes.items() if isinstance(axes, dict) else ()
+        part: tuple[float, float] | None = None
         match steps:
             case [int() | float() as first, int() | float() as last] if first < last:
                 part = first, last
-            case _:
-                part = None
         return cls(
             log=bool(settings.get("log")),
             mean=None if mean is None else bool(mean),
