@@ -19,13 +19,13 @@ from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard import saved_panel, svg
 from allranks.widgets.dashboard.cell_model import CellModel, Logs, Tiles
 from allranks.widgets.dashboard.curves import Curve, Curves, Key
+from allranks.widgets.dashboard.plot import DEFAULT_STYLE, MANY, PlotStyle, group_dash
 from allranks.widgets.dashboard.saved_panel import image, images
-from allranks.widgets.dashboard.svg import DEFAULT_STYLE, PlotStyle
 from allranks.widgets.dashboard.tables import Table, labels, number, seconds, seconds_like
 from allranks.widgets.dashboard.view import Ask, ClickHandler, LivePanel
 from allranks.widgets.displays import bar_data, bar_line, rewrite_line
 from allranks.widgets.notebook import NotebookView
-from allranks.widgets.palette import WORST_TO_BEST
+from allranks.widgets.palette import RANKS, WORST_TO_BEST
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
 
@@ -173,17 +173,17 @@ def _images(
     figures: CellModel, members: MemberTable, rows: Sequence[MemberRow], style: PlotStyle
 ) -> str:
     # Many members are drawn as a band for each value of a parameter.
-    found = groups(rows) if len(rows) > svg.MANY else {}
+    found = groups(rows) if len(rows) > MANY else {}
     if not found or not figures.curves:
         return images(figures, style)
     marks = "".join(
-        f'<span style="color: {svg.RANKS[index]}">'
-        f"{_DASHES[svg.dashes(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
+        f'<span style="color: {RANKS[index]}">'
+        f"{_DASHES[group_dash(index)]}</span> {escape(name)} ({len(who)}) &nbsp; "
         for index, (name, who) in enumerate(found.items())
     )
     pictures = []
     for name in figures.curves.names[:_METRICS]:
-        drawn = svg.curve(figures.curves, name, _COLUMNS, "member", style, list(found.values()))
+        drawn = svg.curve(figures.curves, name, _COLUMNS, "member", style, found)
         pictures.append(image(drawn, f"{name} by {', '.join(found)}: see the table"))
     if drawn := parallel(rows, members.metric, members.lower):
         pictures.append(image(drawn, "each member from its parameters to its metric"))
@@ -412,7 +412,7 @@ def plot(members: Sequence[Member], name: str, by: str | None) -> Picture:
     text = Table("", [name, "members", "step", "last"], rows).text()
     picture = svg.curve(curves, name, _PLOT_POINTS, "line")
     numbers = {name: at for at, name in enumerate(groups)}
-    legend = svg.legend(numbers) if len(groups) <= svg.MANY else ""
+    legend = svg.legend(numbers) if len(groups) <= MANY else ""
     return Picture(f"<div><p>{legend}</p>{image(picture, text)}</div>", text)
 
 

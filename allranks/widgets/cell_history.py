@@ -16,8 +16,8 @@ from typing import Any
 from allranks.errors import UsageError
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.curves import Key
+from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.saved_panel import bundle
-from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import seconds
 from allranks.widgets.dashboard.view import LivePanel
 from allranks.widgets.text import Data

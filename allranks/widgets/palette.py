@@ -13,6 +13,8 @@ _PALETTE = json.loads(_FOUND[1])
 
 #: Of ranks, or of members, on white paper: after the last one, the first is dashed.
 RANKS: tuple[str, ...] = tuple(_PALETTE["ranks"]["light"])
+#: Lengths of dashes and gaps, for more ranks than there are colours.
+DASHES: tuple[list[int], ...] = tuple(_PALETTE["dashes"])
 #: What a rank spends its time on, and the colours of that on white paper.
 KINDS: tuple[str, ...] = tuple(_PALETTE["kinds"])
 TIME: tuple[str, ...] = tuple(_PALETTE["time"]["light"])

@@ -117,7 +117,8 @@ CHOSEN = """panel => ({
     checked: [...panel.querySelectorAll(".ar-bar input[type=checkbox]")].map(one => one.checked),
     smoothing: panel.querySelector("input[type=range]").value,
     selected: [...panel.querySelectorAll("[aria-pressed=true] b")].map(one => one.textContent),
-    closed: [...panel.querySelectorAll("[aria-expanded=false]")].map(one => one.textContent),
+    closed: [...panel.querySelectorAll(".ar-title[aria-expanded=false]")]
+        .map(one => one.textContent),
 })"""
 
 
@@ -351,6 +352,7 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     expect(graph).to_be_visible()
     look_closer(lab)
     tip_of(lab)
+    button(lab, "tiles of the ranks").click()
     panel(lab).locator(".ar-tile").nth(2).click()
     found += axe.look(lab, "after")
     # It has changed the theme twice.

@@ -15,6 +15,11 @@ test("different labels of an axis differ, with as few digits as that takes", () 
   assert.deepEqual(formatLabels([1.00001, 1.00002]), ["1.00001", "1.00002"]);
 });
 
+test("the labels of one axis have one notation", () => {
+  assert.deepEqual(formatLabels([0, 5e6, 1e7]), ["0", "5e6", "1e7"]);
+  assert.deepEqual(formatLabels([0, 5e5, 1e6]), ["0", "500,000", "1,000,000"]);
+});
+
 test("a duration has the unit that fits it", () => {
   assert.deepEqual([75, 1.234, 0.00123, 0].map(formatSeconds), ["1 min 15 s", "1.23 s", "1.23 ms", "0 µs"]);
 });

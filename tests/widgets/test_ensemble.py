@@ -17,7 +17,7 @@ from allranks.ensemble.view import (
     table_html,
 )
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
-from allranks.widgets.dashboard.svg import PlotStyle
+from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.tables import Table, seconds_like
 from allranks.widgets.dashboard.view import LivePanel
 from tests.widgets.test_stores import hello, log

@@ -14,8 +14,8 @@ import pytest
 from allranks.ensemble.view import MemberRow, MemberTable
 from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
+from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.saved_panel import bundle
-from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.view import LivePanel
 from tests.widgets.test_still import figures, images
 from tests.widgets.test_stores import hello, log

@@ -12,7 +12,6 @@ from zlib import crc32
 
 from allranks.widgets.dashboard.svg import (
     INK,
-    TRANSFER,
     WRONG,
     draw_box,
     draw_swatch,
@@ -21,9 +20,10 @@ from allranks.widgets.dashboard.svg import (
     ticks,
 )
 from allranks.widgets.dashboard.tables import labels
+from allranks.widgets.palette import KINDS, TIME
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 64, 16, 34, 24
-_WAITING = "#b0b0b0"
+_WAITING, _TRANSFER = (TIME[KINDS.index(kind)] for kind in ("waiting", "transfer"))
 _MAP = 384
 _ZOOMS = (2, 4, 8)
 _HEAD, _HEADS = 24, 80
@@ -126,7 +126,7 @@ class _Diagram:
 
     def _legend(self, lost: bool) -> str:
         body = draw_swatch(_LEFT, 6, _WAITING, "waiting")
-        body += draw_swatch(_LEFT + 80, 6, TRANSFER, "collective")
+        body += draw_swatch(_LEFT + 80, 6, _TRANSFER, "collective")
         if lost or self._stalled:
             body += draw_swatch(_LEFT + 172, 6, WRONG, "never received, or waiting forever")
         return body
@@ -137,7 +137,7 @@ class _Diagram:
         y = self._y(event.rank) - height / 2
         body = draw_box(x, y, ready - x, height, _WAITING) if ready - x > 0.3 else ""
         if event.kind == "collective":
-            body += draw_box(ready, y, max(2.0, end - ready), height, TRANSFER)
+            body += draw_box(ready, y, max(2.0, end - ready), height, _TRANSFER)
         return _part(event.about, body) if body else ""
 
     def _endless_waits(self) -> str:
@@ -197,7 +197,7 @@ def _map(size: int, each: int, sent: Sequence[Any]) -> str:
         f'<rect x="{_LEFT}" y="{_TOP}" width="{_MAP}" height="{_MAP}" fill="none" stroke="{INK}"/>'
     )
     for row, column, nbytes, is_lost in sent:
-        colour = WRONG if is_lost else TRANSFER
+        colour = WRONG if is_lost else _TRANSFER
         x, y = _LEFT + column * side, _TOP + row * side
         about = f"{_ranks(row, each, size)} to {_ranks(column, each, size)}: {nbytes:,} B"
         body += _part(
@@ -213,7 +213,7 @@ def _map(size: int, each: int, sent: Sequence[Any]) -> str:
     body += draw_words(_LEFT, 16, "rank 0")
     body += draw_words(_LEFT + _MAP, 16, f"rank {last}", "end")
     if sent:
-        body += draw_swatch(_LEFT, _TOP + _MAP + 8, TRANSFER, f"up to {most:,} bytes")
+        body += draw_swatch(_LEFT, _TOP + _MAP + 8, _TRANSFER, f"up to {most:,} bytes")
     if lost:
         body += draw_swatch(_LEFT + 160, _TOP + _MAP + 8, WRONG, "with messages never received")
     return svg_page(_LEFT + _MAP + 24, _TOP + _MAP + 26, "", body, titled=False)

@@ -25,7 +25,7 @@ from allranks.records.ranks import label
 from allranks.widgets.dashboard import svg
 from allranks.widgets.dashboard.cell_model import CellModel, Logs, PanelSection
 from allranks.widgets.dashboard.curves import Curves
-from allranks.widgets.dashboard.svg import DEFAULT_STYLE, PlotStyle, thin
+from allranks.widgets.dashboard.plot import DEFAULT_STYLE, MANY, PlotStyle, thin
 from allranks.widgets.dashboard.tables import (
     Table,
     call_table,
@@ -102,20 +102,20 @@ def images(figures: CellModel, style: PlotStyle) -> str:
         for (rank, member), number in figures.curves.numbers().items()
     }
     # Many ranks are drawn as one band, which needs no legend.
-    legend = f"<p>{svg.legend(owners)}</p>" if 1 < len(owners) <= svg.MANY else ""
+    legend = f"<p>{svg.legend(owners)}</p>" if 1 < len(owners) <= MANY else ""
     return f"{legend}<div>{' '.join(found)}</div>"
 
 
 def _pictures(figures: CellModel, style: PlotStyle) -> list[tuple[str, str]]:
     curves = figures.curves
     names = curves.names[:_PICTURES]
-    lines = sum(min(svg.MANY, len(curves.of(name))) for name in names) or 1
+    lines = sum(min(MANY, len(curves.of(name))) for name in names) or 1
     points = int(max(12, min(400, _PICTURES_NBYTES / _POINT_NBYTES / lines)))
     found = []
     for name in names:
         lasts = [f"{figures.noun} {key.rank} {s.last[1]:.4g}" for key, s in curves.of(name).items()]
         picture = svg.curve(curves, name, points, figures.noun, style)
-        found.append((picture, f"{name}: {', '.join(lasts[: svg.MANY])}"))
+        found.append((picture, f"{name}: {', '.join(lasts[:MANY])}"))
     found += _memory_pictures(figures)
     rows = figures.timings.by_rank()
     if figures.strips:
@@ -134,7 +134,7 @@ def _pictures(figures: CellModel, style: PlotStyle) -> list[tuple[str, str]]:
 def _memory_pictures(figures: CellModel) -> list[tuple[str, str]]:
     curves, style = figures.memory.curves, PlotStyle(log=False)
     return [
-        (svg.curve(curves, name, _MEMORY_POINTS, style=style), f"{name}: see the table")
+        (svg.curve(curves, name, _MEMORY_POINTS, style=style, x_name="s"), f"{name}: see the table")
         for name in figures.memory.shown
     ]
 

@@ -4,67 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, groupby, pairwise
-from typing import Any
 
-from allranks.widgets.dashboard.curves import Curve, Curves
+from allranks.widgets.dashboard.curves import Curves
+from allranks.widgets.dashboard.plot import (
+    DEFAULT_STYLE,
+    MANY,
+    Plot,
+    PlotBand,
+    PlotLine,
+    PlotStyle,
+    Point,
+    plot_of,
+)
 from allranks.widgets.dashboard.tables import labels, seconds
 from allranks.widgets.dashboard.timings import TRANSFER, WAITING, RankRow, RankTime
-from allranks.widgets.palette import KINDS, RANKS, TIME
-
-_MOST_SMOOTHING = 0.99
-
-
-@dataclass(frozen=True)
-class PlotStyle:
-    """How curves are drawn.
-
-    ``log`` None: on a log scale where they fall steeply; ``mean`` None: as one band where there
-    are many. ``smoothing`` is the weight of what was before. One may be ``selected``. Members of
-    an ensemble are ``ordered`` by a column, a parameter's name behind ``=``, perhaps ``down``.
-    """
-
-    log: bool | None = None
-    mean: bool | None = None
-    smoothing: float = 0.0
-    selected: int | None = None
-    ordered: str = "number"
-    down: bool = False
-
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> PlotStyle:
-        # On a page an axis is linear until it is clicked.
-        mean, selected = settings.get("mean"), settings.get("selected")
-        smoothing = settings.get("smoothing")
-        smoothing = smoothing if isinstance(smoothing, int | float) else 0.0
-        return cls(
-            log=bool(settings.get("log")),
-            mean=None if mean is None else bool(mean),
-            smoothing=max(0.0, min(smoothing, _MOST_SMOOTHING)),
-            selected=selected if isinstance(selected, int) else None,
-            ordered=str(settings.get("sorted", "number")),
-            down=bool(settings.get("down")),
-        )
-
-
-#: Where there is no page on which anybody could choose.
-DEFAULT_STYLE = PlotStyle()
-
-
-def smoothed(points: list[tuple[float, float]], amount: float) -> list[tuple[float, float]]:
-    """Returns an exponential mean of finite values that does not start at 0, as on the page."""
-    if not amount:
-        return points
-    mean = weight = 0.0
-    found = []
-    for x, y in points:
-        mean = amount * mean + (1 - amount) * y
-        weight = amount * weight + (1 - amount)
-        found.append((x, mean / weight))
-    return found
-
+from allranks.widgets.palette import DASHES, KINDS, RANKS, TIME
 
 #: A picture has paper of its own: no grey can be read on white and on black.
 PAPER, INK = "#ffffff", "#616161"
@@ -75,19 +31,10 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 24, 24
 _LETTER = 7
 #: The room beside the labels of an axis.
 _BESIDE = 10
-#: More ranks than this are drawn as their mean, between the least and the greatest.
-MANY = 16
-
 #: Values that have fallen so far, at half of the points, are drawn on a log scale.
 _FALLS = 10
 
-#: At most this many steps with infinite values or NaN are marked.
-_MARKS = 20
 _STEPS = ((1, math.sqrt(2)), (2, math.sqrt(10)), (5, math.sqrt(50)), (10, math.inf))
-
-_Point = tuple[float, float]
-#: Step, least, mean and greatest.
-_Column = tuple[float, float, float, float]
 
 
 def curve(
@@ -96,66 +43,49 @@ def curve(
     points: int,
     noun: str = "rank",
     style: PlotStyle = DEFAULT_STYLE,
-    groups: Sequence[Collection[int]] = (),
+    groups: Mapping[str, Collection[int]] | None = None,
+    x_name: str = "step",
 ) -> str:
-    """Returns the picture of one metric.
-
-    Each of ``groups`` of ranks or members is drawn as one band, in its own colour.
-    """
-    lines = {
-        key: thin(smoothed(_points(series), style.smoothing), points)
-        for key, series in curves.of(name).items()
-    }
-    if style.log:
-        # A log scale has no place for the others, on the page neither.
-        lines = {key: [point for point in line if point[1] > 0] for key, line in lines.items()}
-    count = len(lines)
-    bands: dict[int, list[_Column]] = {}
-    if groups:
-        for index, who in enumerate(groups):
-            bands[index] = spread([line for key, line in lines.items() if key.rank in who], points)
-    elif style.mean if style.mean is not None else len(lines) > MANY:
-        bands[0] = spread(lines.values(), points)
-    if bands:
-        lines = {}
-    every = [point for line in lines.values() for point in line]
-    every += [(x, y) for band in bands.values() for x, low, _, high in band for y in (low, high)]
+    """Returns the picture of one metric; see `plot_of` for the arguments."""
+    plot = plot_of(curves, name, points, noun, style, groups, x_name)
+    every = [point for line in plot.lines for point in line.points]
+    every += [
+        (x, y) for band in plot.bands for x, low, _, high in band.columns for y in (low, high)
+    ]
     broken = curves.broken(name, noun)
     wrong = draw_words(_LEFT + 6, _TOP + 12, broken, colour=WRONG) if broken else ""
-    marked = sorted({series.broken[0] for series in curves.of(name).values() if series.broken})
     if not every:
         return svg_page(_WIDTH, _HEIGHT, name, wrong)
-    frame = _Frame([*(x for x, _ in every), *marked], [y for _, y in every], style.log)
+    frame = _Frame([*(x for x, _ in every), *plot.marks], [y for _, y in every], plot)
     body = frame.axes()
-    body += "".join(_mark(frame.x(step)) for step in marked[:_MARKS])
-    body += "".join(
-        _band(frame, band, index, 0.15 if groups else 0.25) for index, band in bands.items()
-    )
-    if bands:
-        what = f"{count} curves" if len(bands) == 1 else f"{len(bands)} groups of curves"
+    body += "".join(_mark(frame.x(step)) for step in plot.marks)
+    body += "".join(_band(frame, band, 0.15 if groups else 0.25) for band in plot.bands)
+    if bands := plot.bands:
+        count = bands[0].count
+        what = f"{count} curves" if not groups else f"{len(bands)} groups of curves"
         body += draw_words(_WIDTH - _RIGHT, 14, f"mean, minimum and maximum of {what}", "end")
     elif same := curves.coinciding(name):
         body += draw_words(_WIDTH - _RIGHT, 14, f"{same} curves coincide", "end")
-    numbers = curves.numbers()
-    for key, line in lines.items():
-        faint = style.selected not in (None, key.rank)
-        index = numbers[key.rank, key.member]
-        colour = RANKS[index % len(RANKS)]
-        if len(set(line)) == 1:
-            # A line through a single point would be invisible.
-            (x, y) = line[0]
-            body += f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
-        else:
-            body += _line(frame.path(line), colour, index // len(RANKS), 0.2 if faint else 1)
+    body += "".join(_curve(frame, line) for line in plot.lines if line.points)
     return svg_page(_WIDTH, _HEIGHT, name, body + wrong)
 
 
-def _band(frame: _Frame, band: Sequence[_Column], index: int, opacity: float) -> str:
-    edge = [(x, high) for x, _, _, high in band] + [(x, low) for x, low, *_ in band[::-1]]
-    colour = RANKS[index % len(RANKS)]
+def _curve(frame: _Frame, line: PlotLine) -> str:
+    colour = INK if frame.plot.bands else RANKS[line.index % len(RANKS)]
+    if len(set(line.points)) > 1:
+        return _line(frame.path(line.points), colour, line.dash, 0.2 if line.faint else 1)
+    # A line through a single point would be invisible.
+    x, y = line.points[0]
+    return f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>'
+
+
+def _band(frame: _Frame, band: PlotBand, opacity: float) -> str:
+    edge = [(x, high) for x, _, _, high in band.columns]
+    edge += [(x, low) for x, low, *_ in band.columns[::-1]]
+    colour = RANKS[band.index % len(RANKS)]
     return (
         f'<polygon points="{frame.path(edge)}" fill="{colour}" fill-opacity="{opacity}"/>'
-        + _line(frame.path([(x, mean) for x, _, mean, _ in band]), colour, dashes(index))
+        + _line(frame.path([(x, mean) for x, _, mean, _ in band.columns]), colour, band.dash)
     )
 
 
@@ -173,11 +103,6 @@ def legend(names: Mapping[str, int]) -> str:
         words = escape(name).replace(" ", "&nbsp;")  # a line ends between names only
         parts.append(f'<span style="color: {colour}">{mark}</span>&nbsp;{words}')
     return " &nbsp; ".join(parts)
-
-
-def dashes(index: int) -> int:
-    # One of four: the fifth colour resembles the first.
-    return (index + index // 4) % 4
 
 
 def bars(rows: Sequence[RankRow], elapsed: float) -> str:
@@ -201,32 +126,16 @@ def bars(rows: Sequence[RankRow], elapsed: float) -> str:
     return svg_page(_WIDTH, height, "collectives", body, titled=False)
 
 
-def spread(lines: Iterable[Sequence[_Point]], columns: int) -> list[_Column]:
-    """Returns ``(step, least, mean, greatest)`` over lines, in at most ``columns`` columns."""
-    every = sorted(point for line in lines for point in line)
-    if not every:
-        return []
-    first, width = every[0][0], (every[-1][0] - every[0][0]) or 1.0
-    found: dict[int, list[_Point]] = {}
-    for x, y in every:
-        found.setdefault(min(columns - 1, int((x - first) / width * columns)), []).append((x, y))
-    band = []
-    for column in sorted(found):
-        values = [y for _, y in found[column]]
-        x = sum(x for x, _ in found[column]) / len(values)
-        band.append((x, min(values), sum(values) / len(values), max(values)))
-    return band
-
-
 class _Frame:
-    """The axes of one picture; ``log`` None: a log scale where values fall steeply."""
+    """The axes of one picture."""
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float], log: bool | None) -> None:
-        self.x0, self.x1 = min(xs), max(xs)
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], plot: Plot) -> None:
+        self.plot = plot
+        self.x0, self.x1 = self._across(min(xs)), self._across(max(xs))
         self.y0, self.y1 = min(ys), max(ys)
         middle = sorted(ys)[len(ys) // 2]
         falls = self.y0 > 0 and self.y1 > _FALLS * middle
-        self.log = falls if log is None else log
+        self.log = falls if plot.log_y is None else plot.log_y
         if self.log:
             self.y0, self.y1 = math.log10(self.y0), math.log10(self.y1)
         if self.x0 == self.x1:
@@ -239,8 +148,11 @@ class _Frame:
         longest = max(map(len, self.beside), default=0)
         self.left = max(_LEFT, longest * _LETTER + _BESIDE)
 
+    def _across(self, value: float) -> float:
+        return math.log10(value) if self.plot.log_x else value
+
     def x(self, value: float) -> float:
-        share = (value - self.x0) / (self.x1 - self.x0)
+        share = (self._across(value) - self.x0) / (self.x1 - self.x0)
         return self.left + share * (_WIDTH - self.left - _RIGHT)
 
     def y(self, value: float) -> float:
@@ -248,7 +160,7 @@ class _Frame:
         share = (height - self.y0) / (self.y1 - self.y0)
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
-    def path(self, points: Iterable[_Point]) -> str:
+    def path(self, points: Iterable[Point]) -> str:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
 
     def axes(self) -> str:
@@ -257,10 +169,14 @@ class _Frame:
             y, end = self.y(height), _WIDTH - _RIGHT
             body += f'<path d="M{self.left} {y:.1f}H{end}" stroke="{INK}" opacity="0.35"/>'
             body += draw_words(self.left - 6, y + 4, words, "end")
-        steps = ticks(self.x0, self.x1, 3.5)
+        steps = (log_ticks if self.plot.log_x else ticks)(self.x0, self.x1, 3.5)
+        begin = self.left - 14.0
         for value, words in zip(steps, labels(steps), strict=True):
             middle = min(self.x(value), _WIDTH - len(words) * _LETTER / 2)
+            begin = min(begin, middle - len(words) * _LETTER / 2 - 6)
             body += draw_words(middle, _HEIGHT - 8, words, "middle")
+        # The name of the axis stands before its numbers.
+        body += draw_words(begin, _HEIGHT - 8, self.plot.x_name, "end")
         return body
 
 
@@ -284,26 +200,8 @@ def ticks(low: float, high: float, count: float) -> list[float]:
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _points(series: Curve) -> list[_Point]:
-    pairs = [*zip(series.steps, series.values, strict=True), series.last]
-    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
-
-
-def thin(points: list[_Point], most: int) -> list[_Point]:
-    """Returns the points with the least and greatest of each stretch kept, so that peaks stay."""
-    if len(points) <= most:
-        return points
-    size = math.ceil(2 * len(points) / most)
-    kept: list[_Point] = []
-    for start in range(0, len(points), size):
-        part = list(enumerate(points[start : start + size]))
-        ends = {min(part, key=lambda one: one[1][1]), max(part, key=lambda one: one[1][1])}
-        kept += [point for _, point in sorted(ends)]
-    return [*kept, points[-1]]
-
-
 def _line(path: str, colour: str, dash: int, opacity: float = 1) -> str:
-    dashed = f' stroke-dasharray="{6 // dash},3"' if dash else ""
+    dashed = f' stroke-dasharray="{",".join(map(str, DASHES[dash]))}"' if dash else ""
     dashed += f' opacity="{opacity}"' if opacity < 1 else ""
     return (
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashed} '

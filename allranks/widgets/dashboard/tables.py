@@ -39,12 +39,14 @@ class Table:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Returns a number with some digits, as ``0.01234`` or ``1.5e-07``."""
+    """Returns a number with some digits, as ``0.01234`` or ``1.5e-7``."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}"
-    return f"{value:,.{digits}g}"
+    shown = f"{value:,.{digits}g}"
+    head, e, power = shown.partition("e")
+    return f"{head}e{int(power)}" if e else shown
 
 
 def labels(values: Sequence[float]) -> list[str]:
@@ -53,7 +55,13 @@ def labels(values: Sequence[float]) -> list[str]:
         words = [number(value, digits) for value in values]
         if len(set(words)) == len(set(values)):
             break
-    return words
+    # One notation: where one number has an exponent, all have.
+    return [_with_exponent(value) for value in values] if any("e" in w for w in words) else words
+
+
+def _with_exponent(value: float) -> str:
+    head, _, power = f"{value:.11e}".partition("e")
+    return f"{float(head):.12g}e{int(power)}" if value else "0"
 
 
 def seconds(value: float) -> str:

@@ -22,6 +22,7 @@ from allranks.widgets.dashboard.cell_model import (
     CellModel,
     Logs,
 )
+from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.saved_panel import (
     bundle,
     memory_page,
@@ -31,7 +32,6 @@ from allranks.widgets.dashboard.saved_panel import (
     text,
     with_panel,
 )
-from allranks.widgets.dashboard.svg import PlotStyle
 from allranks.widgets.dashboard.tables import timings_page
 from allranks.widgets.displays import VIEW, ProgressLine, bar_data, make_widget
 from allranks.widgets.notebook import NotebookView

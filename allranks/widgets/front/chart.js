@@ -8,8 +8,6 @@ export const EDGE = { left: 58, right: 10, top: 8, bottom: 22 };
 // The width of a letter of a label, at most, and the room beside it.
 const LETTER = 6.6, BESIDE = 12;
 const COLUMNS = 240;
-// At most this many steps with infinite values or NaN are marked.
-export const MAX_MARKED_STEPS = 20;
 
 const STEPS = [[1, Math.sqrt(2)], [2, Math.sqrt(10)], [5, Math.sqrt(50)], [10, Infinity]];
 
@@ -86,57 +84,91 @@ export function spread(lines) {
     ({ x: c.x / c.n, low: c.low, mean: c.sum / c.n, high: c.high }));
 }
 
-// Where values land on the canvas.
-/** @param {import("./types").Line[]} lines @param {import("./types").Column[]} band @param {number} width @param {number} height @param {boolean} log @param {number[]} [marks] */
-export function scales(lines, band, width, height, log, marks = []) {
+// Where values land on the canvas; null if there are none.
+/** @param {import("./types").Plot} plot @param {number} width @param {number} height @returns {import("./types").Scale | null} */
+export function scales({ lines, bands, marks, log, range, named }, width, height) {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
-  /** @param {any} x @param {number} y */
-  const see = (x, y) => {
-    if (!Number.isFinite(x) || !Number.isFinite(y) || (log && y <= 0)) return;
+  const inside = (/** @type {number} */ x) => !(log.x && x <= 0) && (!range || (range[0] <= x && x <= range[1]));
+  const see = (/** @type {number} */ x, /** @type {number} */ y) => {
+    if (!Number.isFinite(x) || !Number.isFinite(y) || (log.y && y <= 0) || !inside(x)) return;
     x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y);
   };
   for (const { xs, ys } of lines) xs.forEach((x, i) => see(x, ys[i]));
-  for (const { x, low, high } of band) { see(x, low); see(x, high); }
+  for (const { columns } of bands) for (const { x, low, high } of columns) { see(x, low); see(x, high); }
   if (x0 > x1) return null;
-  for (const x of marks) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); }
-  if (log) { y0 = Math.log10(y0); y1 = Math.log10(y1); }
+  for (const x of marks.filter(inside)) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); }
+  if (range) [x0, x1] = [Math.max(range[0], log.x ? x0 : -Infinity), range[1]];
+  const first = x0, last = x1, across = log.x ? Math.log10 : Number, up = log.y ? Math.log10 : Number;
+  [x0, x1, y0, y1] = [across(x0), across(x1), up(y0), up(y1)];
   if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
   if (y0 === y1) { const room = Math.abs(y0) * 0.1 || 0.5; y0 -= room; y1 += room; }
   const room = (y1 - y0) * 0.04;
   y0 -= room; y1 += room;
-  const heights = (log ? logTicks : ticks)(y0, y1, 5), beside = formatLabels(heights);
+  const heights = (log.y ? logTicks : ticks)(y0, y1, 5), beside = formatLabels(heights);
   const left = Math.max(EDGE.left, BESIDE + LETTER * Math.max(...beside.map((text) => text.length)));
-  const across = (width - left - EDGE.right) / (x1 - x0);
-  const up = (height - EDGE.top - EDGE.bottom) / (y1 - y0);
-  /** @type {import("./types").Scale} */
-  const scale = {
-    x0, x1, y0, y1, left, heights, beside,
-    x: (value) => left + (value - x0) * across,
-    y: (value) => height - EDGE.bottom - ((log ? Math.log10(value) : value) - y0) * up,
-    step: (pixel) => x0 + (pixel - left) / across,
+  const names = named ? (bands.length ? bands : lines).map(({ label }) => label.length) : [];
+  const right = width - (names.length ? Math.min(width / 4, BESIDE + LETTER * Math.max(...names)) : EDGE.right);
+  const wide = (right - left) / (x1 - x0), tall = (height - EDGE.top - EDGE.bottom) / (y1 - y0);
+  return {
+    x0, x1, y0, y1, first, last, left, right, top: EDGE.top, bottom: height - EDGE.bottom, heights, beside,
+    x: (value) => left + (across(value) - x0) * wide,
+    y: (value) => height - EDGE.bottom - (up(value) - y0) * tall,
+    step: (pixel) => { const at = x0 + (pixel - left) / wide; return log.x ? 10 ** at : at; },
   };
-  return scale;
 }
 
-/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number} width @param {number} height @param {boolean} log @param {string} ink @param {string} grid */
-export function drawAxes(paint, scale, width, height, log, ink, grid) {
+/**
+ * @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {import("./types").Plot} plot
+ * @param {number} width @param {number} height @param {string} ink @param {string} grid
+ */
+export function drawAxes(paint, scale, { xName, log }, width, height, ink, grid) {
   paint.fillStyle = ink;
   paint.strokeStyle = grid;
   paint.lineWidth = 1;
   paint.textBaseline = "middle";
   paint.textAlign = "right";
-  const { heights, beside, left } = scale;
+  const { heights, beside, left, right } = scale;
   heights.forEach((value, i) => {
     const y = Math.round(scale.y(value)) + 0.5;
-    paint.beginPath(); paint.moveTo(left, y); paint.lineTo(width - EDGE.right, y); paint.stroke();
+    paint.beginPath(); paint.moveTo(left, y); paint.lineTo(right, y); paint.stroke();
     paint.fillText(beside[i], left - 6, y);
   });
   paint.textAlign = "center";
-  const steps = ticks(scale.x0, scale.x1, Math.max(2, Math.min(5, width / 105))), below = formatLabels(steps);
+  const steps = (log.x ? logTicks : ticks)(scale.x0, scale.x1, Math.max(2, Math.min(5, width / 105))), below = formatLabels(steps);
+  let begin = left - 14;
   steps.forEach((step, i) => {
     const middle = Math.min(scale.x(step), width - paint.measureText(below[i]).width / 2);
+    begin = Math.min(begin, middle - paint.measureText(below[i]).width / 2 - 8);
     paint.fillText(below[i], middle, height - 9);
   });
+  // The name of the axis stands before its numbers.
+  paint.textAlign = "right";
+  paint.fillText(xName, begin, height - 9);
+}
+
+// Names beside the right ends of what they name.
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {import("./types").Plot} plot @param {(index: number) => string} colourOf */
+export function drawNames(paint, scale, { lines, bands }, colourOf) {
+  const ends = bands.length ? bands.map(({ label, index, columns }) => ({ label, index, value: columns[columns.length - 1].mean }))
+    : lines.map(({ label, index, ys }) => ({ label, index, value: ys[ys.length - 1] }));
+  const bounds = [scale.top, scale.bottom];
+  const heights = ends.map(({ value }) => (Number.isFinite(scale.y(value)) ? scale.y(value) : bounds[1]));
+  paint.textAlign = "left";
+  apart(heights, 12, bounds[0] + 4, bounds[1] - 4).forEach((y, i) => {
+    paint.fillStyle = colourOf(ends[i].index);
+    paint.fillText(ends[i].label, scale.right + 6, y);
+  });
+}
+
+// Heights, moved apart until the words there do not cover each other.
+/** @param {number[]} heights @param {number} room @param {number} top @param {number} bottom */
+export function apart(heights, room, top, bottom) {
+  const order = heights.map((_, at) => at).sort((a, b) => heights[a] - heights[b]), found = [...heights];
+  let free = top;
+  for (const at of order) free = (found[at] = Math.max(found[at], free)) + room;
+  let most = bottom;
+  for (const at of order.reverse()) most = (found[at] = Math.min(found[at], most)) - room;
+  return found;
 }
 
 // The first steps of curves whose values are infinite or NaN.
@@ -147,13 +179,28 @@ export function drawMarks(paint, scale, marks, height, colour) {
   paint.setLineDash([4, 3]);
   for (const step of marks) {
     const x = Math.round(scale.x(step)) + 0.5;
+    if (!(x >= scale.left && x <= scale.right)) continue;
     paint.beginPath(); paint.moveTo(x, EDGE.top); paint.lineTo(x, height - EDGE.bottom); paint.stroke();
   }
   paint.setLineDash([]);
 }
 
-/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number[]} xs @param {number[]} ys @param {import("./types").LineStyle} style @param {boolean} log */
-export function drawLine(paint, scale, xs, ys, style, log) {
+// Draws within the axes: of a part of the steps, lines go on beyond it.
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {() => void} draw */
+function within(paint, { left, right, top, bottom }, draw) {
+  paint.save();
+  paint.beginPath(); paint.rect(left - 1, top - 3, right - left + 2, bottom - top + 6); paint.clip();
+  draw();
+  paint.restore();
+}
+
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number[]} xs @param {number[]} ys @param {import("./types").LineStyle} style */
+export function drawLine(paint, scale, xs, ys, style) {
+  within(paint, scale, () => strokeLine(paint, scale, xs, ys, style));
+}
+
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {number[]} xs @param {number[]} ys @param {import("./types").LineStyle} style */
+function strokeLine(paint, scale, xs, ys, style) {
   paint.strokeStyle = style.colour;
   paint.globalAlpha = style.alpha;
   paint.lineWidth = style.width;
@@ -162,9 +209,10 @@ export function drawLine(paint, scale, xs, ys, style, log) {
   paint.beginPath();
   let drawing = false;
   for (let i = 0; i < xs.length; i++) {
-    const ok = Number.isFinite(ys[i]) && !(log && ys[i] <= 0);
-    if (ok && drawing) paint.lineTo(scale.x(xs[i]), scale.y(ys[i]));
-    else if (ok) paint.moveTo(scale.x(xs[i]), scale.y(ys[i]));
+    // Of what is not positive there is no logarithm.
+    const x = scale.x(xs[i]), y = scale.y(ys[i]), ok = Number.isFinite(x) && Number.isFinite(y);
+    if (ok && drawing) paint.lineTo(x, y);
+    else if (ok) paint.moveTo(x, y);
     drawing = ok;
   }
   paint.stroke();
@@ -177,12 +225,19 @@ export function drawLine(paint, scale, xs, ys, style, log) {
   paint.globalAlpha = 1;
 }
 
-/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {import("./types").Column[]} band @param {string} fill @param {boolean} log @param {number} [alpha] */
-export function drawBand(paint, scale, band, fill, log, alpha = 0.25) {
-  const floor = log ? 10 ** scale.y0 : -Infinity;
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {import("./types").Column[]} band @param {string} fill @param {number} alpha */
+export function drawBand(paint, scale, band, fill, alpha) {
+  within(paint, scale, () => fillBand(paint, scale, band, fill, alpha));
+}
+
+/** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {import("./types").Column[]} band @param {string} fill @param {number} alpha */
+function fillBand(paint, scale, band, fill, alpha) {
   const edge = [...band.map((c) => [c.x, c.high]), ...band.map((c) => [c.x, c.low]).reverse()];
   paint.beginPath();
-  for (const [x, y] of edge) paint.lineTo(scale.x(x), scale.y(Math.max(y, floor)));
+  for (const [x, y] of edge) {
+    const height = scale.y(y);
+    paint.lineTo(scale.x(x), Number.isFinite(height) ? height : scale.bottom);
+  }
   paint.fillStyle = fill;
   paint.globalAlpha = alpha;
   paint.fill();

@@ -1,29 +1,49 @@
-// Curves: one chart a metric, per rank or as mean and spread, with log scale and smoothing.
+// Curves: one chart a metric, per rank or as mean and spread, with log scales, smoothing and zoom.
 
-import { EDGE, MAX_MARKED_STEPS, blank, drawAxes, drawBand, drawLine, drawMarks, nearest, scales, smooth, spread } from "./chart.js";
-import { Choice, isDark, make, put } from "./elements.js";
+import {
+  EDGE, blank, drawAxes, drawBand, drawLine, drawMarks, drawNames, nearest, scales,
+} from "./chart.js";
+import { Choice, isDark, make, put, shape } from "./elements.js";
 import { RANK_COLOURS, colour, formatNumber, formatRanks } from "./format.js";
-import { dashed, groupsOf, parametersOf } from "./groups.js";
-
-const MANY_CURVES = 16;
+import { groupsOf, parametersOf } from "./groups.js";
+import { PALETTE } from "./palette.js";
+import { MANY_CURVES, groupDash, lineDash, plotOf } from "./plot.js";
 
 /** @typedef {import("./types").Series} Series */
-/** @typedef {import("./types").SeriesLine} SeriesLine */
-/** @typedef {import("./types").Column} Column */
-/** @typedef {import("./types").Scale} Scale */
+/** @typedef {import("./types").Plot} Plot */
 
-class CurvesPanel {
+// In the legend and beside values: the colour, and where that is not enough the dashes.
+/** @param {number} index @param {number} dash @param {boolean} dark */
+function mark(index, dash, dark) {
+  if (!dash) {
+    const swatch = make("i", { "aria-hidden": "true", className: "ar-swatch" });
+    swatch.style.background = colour(index, dark);
+    return swatch;
+  }
+  return shape("svg", { class: "ar-dashed", width: 24, height: 8, "aria-hidden": "true" },
+    shape("path", { d: "M0 4H24", stroke: colour(index, dark), "stroke-width": 2.5, "stroke-dasharray": PALETTE.dashes[dash].join(" ") }));
+}
+
+export class CurvesPanel {
   /** @param {import("./data.js").Data} data */
   constructor(data) {
     this.data = data;
     /** @type {Map<string, Chart>} */
     this.charts = new Map();
+    /** @type {import("./types").Groups | null} */
+    this.groups = null;
     this.said = "";
+    // Where the pointer is: the chart and the step, which all charts show.
+    /** @type {{ chart: Chart, step: number } | null} */
+    this.hover = null;
+    this.waiting = 0;
     const { log = false, mean = false, smoothing = 0 } = data.settings;
-    this.smoothing = smoothing;
     this.log = make("input", { type: "checkbox", checked: log });
     this.mean = make("input", { type: "checkbox", checked: mean });
     this.slider = make("input", { type: "range", min: 0, max: 99, value: 100 * smoothing });
+    this.by = new Choice("by", "each member", () => this.draw());
+    this.whole = make("button", { type: "button", className: "ar-small", hidden: true }, "all steps");
+    this.whole.addEventListener("click", () => this.zoom(null));
     this.legend = make("div", { className: "ar-legend" });
     this.grid = make("div", { className: "ar-charts" });
     this.element = make("div", {},
@@ -31,14 +51,13 @@ class CurvesPanel {
         make("label", {}, this.mean, " mean and spread"),
         make("label", {}, this.log, " log scale"),
         make("label", {}, "smoothing ", this.slider),
-        this.legend),
+        this.whole, this.by.element, this.legend),
       this.grid);
     // Before the drawing that the same click leads to, which sets what nobody has chosen.
     this.mean.addEventListener("input", () => data.set({ mean: this.mean.checked }));
     for (const control of [this.log, this.mean, this.slider]) {
       control.addEventListener("input", () => {
-        this.smoothing = this.slider.valueAsNumber / 100;
-        data.set({ log: this.log.checked, smoothing: this.smoothing });
+        data.set({ log: this.log.checked, smoothing: this.slider.valueAsNumber / 100, ...(control === this.log ? { axes: {} } : {}) });
         this.draw();
       });
     }
@@ -46,42 +65,89 @@ class CurvesPanel {
 
   get filled() { return this.data.series.size > 0; }
 
+  // Which axes of a chart are logarithmic: its own choice, or that of all charts.
+  /** @param {string} name */
+  logOf(name) {
+    const own = this.data.settings.axes?.[name];
+    return { x: own?.x ?? false, y: own?.y ?? this.log.checked };
+  }
+
+  /** @param {string} name @param {"x" | "y"} axis */
+  turn(name, axis) {
+    const { axes = {} } = this.data.settings;
+    this.data.set({ axes: { ...axes, [name]: { ...axes[name], [axis]: !this.logOf(name)[axis] } } });
+    this.draw();
+  }
+
+  // The same steps in all charts; all of them for null.
+  /** @param {[number, number] | null} steps */
+  zoom(steps) {
+    this.data.set({ steps });
+    this.draw();
+  }
+
+  /** @param {Chart | null} chart @param {number} [step] */
+  point(chart, step = NaN) {
+    this.hover = chart && { chart, step };
+    this.waiting ||= requestAnimationFrame(() => {
+      this.waiting = 0;
+      for (const one of this.charts.values()) one.paint();
+    });
+  }
+
   draw() {
-    const owners = this.data.owners(), dark = isDark();
-    if (this.data.settings.mean === undefined) this.mean.checked = owners.size > MANY_CURVES;
+    const owners = this.data.owners(), dark = isDark(), { settings, selected, noun } = this.data;
+    const members = [...this.data.members.values()], names = parametersOf(members);
+    this.by.element.hidden = !names.length;
+    // Where curves are too many to be told apart, they are grouped unasked.
+    this.by.offer(names, owners.size > MANY_CURVES ? names[0] : "");
+    this.groups = this.by.value ? groupsOf(members, this.by.value) : null;
+    if (settings.mean === undefined) this.mean.checked = owners.size > MANY_CURVES;
+    this.whole.hidden = !settings.steps;
     /** @type {Map<string, Series[]>} */
     const metrics = new Map();
     for (const series of this.data.series.values()) metrics.set(series.name, [...metrics.get(series.name) ?? [], series]);
     for (const [name, list] of metrics) {
       let chart = this.charts.get(name);
       if (!chart) {
-        this.charts.set(name, chart = this.chart(name));
+        this.charts.set(name, chart = new Chart(name, this));
         this.grid.append(chart.element);
       }
       list.sort((a, b) => a.rank - b.rank || (a.member < b.member ? -1 : 1));
-      chart.draw(list, owners, dark);
+      const choice = { owners, noun, groups: this.groups, mean: this.mean.checked, smoothing: this.slider.valueAsNumber / 100,
+        selected, log: this.logOf(name), range: settings.steps ?? null };
+      chart.show(plotOf(name, list, choice), list, dark);
     }
     this.drawLegend(owners, dark);
   }
 
-  /** @param {string} name */
-  chart(name) { return new Chart(name, this); }
-
   /** @param {Map<string, number>} owners @param {boolean} dark */
   drawLegend(owners, dark) {
-    const said = this.mean.checked
-      ? `mean, minimum and maximum of ${owners.size}` : [...owners.keys()].join() + dark;
+    const { groups, mean: { checked: mean } } = this, { noun, selected } = this.data;
+    const said = JSON.stringify([groups && [groups.name, groups.labels, groups.counts], mean, dark, selected, [...owners.keys()]]);
     if (said === this.said) return;
     this.said = said;
-    if (this.mean.checked || owners.size > 2 * MANY_CURVES) {
-      this.legend.replaceChildren(this.mean.checked ? said : `${owners.size} curves`);
-      return;
+    if (groups) {
+      const what = mean ? ["mean between minimum and maximum of"] : [];
+      this.legend.replaceChildren(...what, ...groups.labels.map((label, index) =>
+        make("span", {}, mark(index, mean ? groupDash(index) : 0, dark), `${groups.name}=${label} (${groups.counts[index]})`)));
+    } else if (mean) {
+      this.legend.replaceChildren(`mean, minimum and maximum of ${owners.size}`);
+    } else if (owners.size > 2 * MANY_CURVES) {
+      this.legend.replaceChildren(`${owners.size} curves`);
+    } else {
+      this.legend.replaceChildren(...[...owners].map(([owner, index]) => this.owner(owner, index, selected, dark, noun)));
     }
-    this.legend.replaceChildren(...[...owners].map(([owner, index]) => {
-      const mark = make("i", { "aria-hidden": "true", className: "ar-swatch" });
-      mark.style.background = colour(index, dark);
-      return make("span", {}, mark, `${this.data.noun} ${owner.trim()}`);
-    }));
+  }
+
+  // An owner in the legend, which selects it as its tile does.
+  /** @param {string} owner @param {number} index @param {import("./types").Selected} selected @param {boolean} dark @param {string} noun */
+  owner(owner, index, selected, dark, noun) {
+    const rank = parseInt(owner, 10);
+    const element = make("button", { type: "button", className: "ar-owner", "aria-pressed": String(rank === selected) },
+      mark(index, lineDash(index), dark), `${noun} ${owner.trim()}`);
+    element.addEventListener("click", () => this.data.select(rank));
+    return element;
   }
 }
 
@@ -94,238 +160,174 @@ class Chart {
   constructor(name, panel) {
     this.name = name;
     this.panel = panel;
-    /** @type {number | null} */
-    this.at = null;
-    /** @type {Series[] | null} */
-    this.list = null;
-    /** @type {Map<string, number>} */
-    this.owners = new Map();
+    /** @type {Plot | null} */
+    this.plot = null;
+    /** @type {import("./types").Scale | null} */
+    this.scale = null;
     this.dark = false;
-    this.canvas = make("canvas", { tabIndex: 0, role: "img" });
+    // Where the pointer has gone down, to zoom in.
+    /** @type {number | null} */
+    this.from = null;
+    this.canvas = make("canvas", { tabIndex: 0, role: "img", title: "drag over some steps to zoom in, double-click to show all" });
     this.tip = make("div", { className: "ar-tip", hidden: true });
+    this.picked = make("div", { className: "ar-picked", hidden: true });
     this.note = make("span", { className: "ar-note" });
     this.broken = make("span", { className: "ar-problem" });
+    this.lasts = make("span", { className: "ar-lasts" });
+    this.axes = { x: this.axis("x"), y: this.axis("y") };
     this.element = make("figure", { className: "ar-chart" },
-      make("figcaption", {}, make("span", {}, name), this.note, this.broken), this.canvas, this.tip);
-    this.canvas.addEventListener("pointermove", (event) => this.point(event.offsetX));
-    this.canvas.addEventListener("pointerleave", () => this.point(null));
-    this.canvas.addEventListener("blur", () => this.point(null));
-    this.canvas.addEventListener("keydown", (event) => {
+      make("figcaption", {}, make("span", { className: "ar-name" }, name), this.note, this.broken, this.axes.x, this.axes.y, this.lasts), this.canvas, this.picked, this.tip);
+    this.listen(this.canvas);
+  }
+
+  /** @param {"x" | "y"} axis */
+  axis(axis) {
+    const button = make("button", { type: "button", className: "ar-axis", "aria-label": `log ${axis} of ${this.name}` }, `log ${axis}`);
+    button.addEventListener("click", () => this.panel.turn(this.name, axis));
+    return button;
+  }
+
+  /** @param {HTMLCanvasElement} canvas */
+  listen(canvas) {
+    canvas.addEventListener("pointermove", ({ offsetX }) => { this.pick(offsetX); this.point(offsetX); });
+    canvas.addEventListener("pointerleave", () => this.panel.point(null));
+    canvas.addEventListener("blur", () => this.panel.point(null));
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      canvas.setPointerCapture(event.pointerId);
+      this.from = event.offsetX;
+    });
+    canvas.addEventListener("pointerup", ({ offsetX }) => {
+      const { from, scale } = this, [a, b] = [from ?? offsetX, offsetX].sort((one, other) => one - other);
+      this.drop();
+      if (scale && b - a >= 4) this.panel.zoom([Math.max(scale.step(a), scale.first), Math.min(scale.step(b), scale.last)]);
+    });
+    canvas.addEventListener("pointercancel", () => this.drop());
+    canvas.addEventListener("dblclick", () => this.panel.zoom(null));
+    canvas.addEventListener("keydown", (event) => {
       const by = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
-      if (!by) return;
+      if (!by && event.key !== "Escape") return;
       event.preventDefault();
       event.stopPropagation();
-      this.point((this.at ?? this.canvas.clientWidth / 2) + by * (event.shiftKey ? 40 : 8));
+      if (!by) { this.panel.zoom(null); return; }
+      const { hover } = this.panel, at = hover && this.scale ? this.scale.x(hover.step) : canvas.clientWidth / 2;
+      this.point(at + by * (event.shiftKey ? 40 : 8));
     });
   }
 
-  /** @param {number | null} pixel */
+  /** @param {number} pixel */
+  pick(pixel) {
+    if (this.from === null) return;
+    const [a, b] = [this.from, pixel].sort((one, other) => one - other);
+    Object.assign(this.picked.style, { left: `${a}px`, width: `${b - a}px`, top: `${this.canvas.offsetTop}px`, height: `${this.canvas.clientHeight - EDGE.bottom}px` });
+    this.picked.hidden = b - a < 4;
+  }
+
+  drop() {
+    this.from = null;
+    this.picked.hidden = true;
+  }
+
+  /** @param {number} pixel */
   point(pixel) {
-    const width = this.canvas.clientWidth;
-    this.at = pixel === null ? null : Math.max(EDGE.left, Math.min(width - EDGE.right, pixel));
-    if (this.list) this.draw(this.list, this.owners, this.dark);
+    const { scale } = this;
+    if (scale) this.panel.point(this, scale.step(Math.max(scale.left, Math.min(scale.right, pixel))));
   }
 
-  /** @param {Series[]} list @param {Map<string, number>} owners @param {boolean} dark */
-  draw(list, owners, dark) {
-    this.list = list;
-    this.owners = owners;
+  /** @param {Plot} plot @param {Series[]} list @param {boolean} dark */
+  show(plot, list, dark) {
+    this.plot = plot;
     this.dark = dark;
-    const { canvas, panel } = this, width = canvas.clientWidth, height = canvas.clientHeight;
-    const style = getComputedStyle(canvas), paint = blank(canvas);
-    if (!paint) return;
-    const log = panel.log.checked, selected = panel.data.selected;
-    const lines = list.map((series) => ({
-      series,
-      xs: [...series.steps, series.last[0]],
-      ys: smooth([...series.values, series.last[1]], panel.smoothing),
-    }));
-    const band = panel.mean.checked ? spread(lines) : [];
-    const drawn = band.length ? lines.filter((line) => line.series.rank === selected) : lines;
-    const marks = [...new Set(list.flatMap((one) => (one.broken ? [one.broken[0]] : [])))].slice(0, MAX_MARKED_STEPS);
-    const scale = scales(band.length ? drawn : lines, band, width, height, log, marks);
-    this.annotate(list);
-    this.describe(list);
-    if (!scale) return;
-    const grid = style.getPropertyValue("--ar-line"), ink = style.color;
-    drawAxes(paint, scale, width, height, log, ink, grid);
-    drawMarks(paint, scale, marks, height, style.getPropertyValue("--ar-error"));
-    if (band.length) {
-      drawBand(paint, scale, band, colour(0, dark), log);
-      const line = { colour: colour(0, dark), alpha: 1, width: 2, dash: [] };
-      drawLine(paint, scale, band.map((c) => c.x), band.map((c) => c.mean), line, log);
-    }
-    for (const { series, xs, ys } of drawn) {
-      const index = owners.get(`${series.rank} ${series.member}`) ?? 0;
-      const chosen = selected === null || selected === series.rank;
-      drawLine(paint, scale, xs, ys, {
-        colour: band.length ? ink : colour(index, dark),
-        alpha: chosen ? 1 : 0.2,
-        width: selected === series.rank ? 2.5 : 1.5,
-        dash: [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / RANK_COLOURS) % 4],
-      }, log);
-    }
-    this.drawTip(paint, scale, lines, band, height, ink);
+    for (const axis of /** @type {const} */ (["x", "y"])) this.axes[axis].setAttribute("aria-pressed", String(plot.log[axis]));
+    this.annotate(plot, list);
+    this.describe(plot, list);
+    this.paint();
   }
 
-  /** @param {CanvasRenderingContext2D} paint @param {Scale} scale @param {SeriesLine[]} lines @param {Column[]} band @param {number} height @param {string} ink */
-  drawTip(paint, scale, lines, band, height, ink) {
-    const { panel } = this;
-    this.tip.hidden = this.at === null;
-    if (this.at === null) return;
-    const x = scale.step(this.at);
-    /** @type {[string, number][]} */
-    let rows;
-    let step;
-    if (band.length) {
-      const column = band[nearest(band.map((c) => c.x), x)];
-      step = Math.round(column.x);
-      rows = [["mean", column.mean], ["minimum", column.low], ["maximum", column.high]];
-    } else {
-      const picks = lines.map(({ series, xs, ys }) => {
-        const i = nearest(xs, x);
-        return { series, step: xs[i], value: ys[i] };
-      });
-      step = picks[0].step;
-      rows = picks.slice(0, MANY_CURVES).map(({ series, value }) =>
-        [`${panel.data.noun} ${series.rank} ${series.member}`.trim(), value]);
+  paint() {
+    const { canvas, plot, dark } = this, style = getComputedStyle(canvas), paint = plot && blank(canvas);
+    if (!paint) return;
+    const width = canvas.clientWidth, height = canvas.clientHeight, ink = style.color;
+    const scale = this.scale = scales(plot, width, height);
+    if (!scale) return;
+    drawAxes(paint, scale, plot, width, height, ink, style.getPropertyValue("--ar-line"));
+    drawMarks(paint, scale, plot.marks, height, style.getPropertyValue("--ar-error"));
+    for (const { columns, index } of plot.bands) drawBand(paint, scale, columns, colour(index, dark), plot.bands.length > 1 ? 0.15 : 0.25);
+    for (const { columns, index, dash } of plot.bands) {
+      drawLine(paint, scale, columns.map((c) => c.x), columns.map((c) => c.mean), { colour: colour(index, dark), alpha: 1, width: 2, dash: PALETTE.dashes[dash] });
     }
-    const at = Math.round(scale.x(step)) + 0.5;
+    for (const { xs, ys, index, dash, faint, strong } of plot.lines) {
+      drawLine(paint, scale, xs, ys, { colour: plot.bands.length ? ink : colour(index, dark), alpha: faint ? 0.2 : 1, width: strong ? 2.5 : 1.5, dash: PALETTE.dashes[dash] });
+    }
+    if (plot.named) drawNames(paint, scale, plot, (index) => colour(index, dark));
+    this.drawTip(paint, scale, plot, ink);
+  }
+
+  /** @param {CanvasRenderingContext2D} paint @param {import("./types").Scale} scale @param {Plot} plot @param {string} ink */
+  drawTip(paint, scale, plot, ink) {
+    const { hover } = this.panel;
+    this.tip.hidden = hover?.chart !== this;
+    if (!hover) return;
+    const [first] = [...plot.bands.map(({ columns }) => columns.map((c) => c.x)), ...plot.lines.map(({ xs }) => xs)];
+    const step = first ? first[nearest(first, hover.step)] : hover.step;
+    const at = Math.round(scale.x(hover.chart === this ? step : hover.step)) + 0.5;
+    if (at < scale.left || at > scale.right) return;
     paint.strokeStyle = ink;
     paint.globalAlpha = 0.6;
-    paint.beginPath(); paint.moveTo(at, EDGE.top); paint.lineTo(at, height - EDGE.bottom); paint.stroke();
+    paint.beginPath(); paint.moveTo(at, EDGE.top); paint.lineTo(at, this.canvas.clientHeight - EDGE.bottom); paint.stroke();
     paint.globalAlpha = 1;
-    this.tip.replaceChildren(make("b", {}, `step ${formatNumber(step)}`),
-      ...rows.map(([who, value]) => make("div", {}, `${who}  ${formatNumber(value)}`)));
-    this.tip.style.left = at < this.canvas.clientWidth / 2 ? `${at + 10}px` : "";
-    this.tip.style.right = at < this.canvas.clientWidth / 2 ? "" : `${this.canvas.clientWidth - at + 10}px`;
+    if (this.tip.hidden) return;
+    const shown = plot.bands.length ? Math.round(step) : step;
+    this.tip.replaceChildren(make("b", {}, `step ${formatNumber(shown)}`), ...this.values(plot, hover.step).map(([sign, who, value]) =>
+      make("div", {}, ...sign, `${who}  ${value}`)));
+    const left = at < this.canvas.clientWidth / 2;
+    this.tip.style.left = left ? `${at + 10}px` : "";
+    this.tip.style.right = left ? "" : `${this.canvas.clientWidth - at + 10}px`;
   }
 
-  // What stands beside the name.
-  /** @param {Series[]} list */
-  annotate(list) {
+  // The marks, names and values at a step.
+  /** @param {Plot} plot @param {number} step @returns {[Element[], string, string][]} */
+  values({ bands, lines }, step) {
+    if (!bands.length) {
+      return lines.slice(0, MANY_CURVES).map(({ label, index, dash, xs, ys }) => [[mark(index, dash, this.dark)], label, formatNumber(ys[nearest(xs, step)])]);
+    }
+    const at = bands.map(({ columns }) => columns[nearest(columns.map((c) => c.x), step)]);
+    if (!this.panel.groups) return [[[], "mean", formatNumber(at[0].mean)], [[], "minimum", formatNumber(at[0].low)], [[], "maximum", formatNumber(at[0].high)]];
+    return bands.map(({ label, index, dash }, i) =>
+      [[mark(index, dash, this.dark)], label, `${formatNumber(at[i].mean)}  (${formatNumber(at[i].low)} to ${formatNumber(at[i].high)})`]);
+  }
+
+  // What stands beside the name: what is wrong, and the last values.
+  /** @param {Plot} plot @param {Series[]} list */
+  annotate(plot, list) {
     // What the notebook has kept is rounded; that its curves differ was found before.
-    const same = list.length > 1 && !this.panel.data.apart?.includes(this.name) && list.every((one) => coincide(one, list[0]));
+    const same = list.length > 1 && !this.panel.data.apart.includes(this.name) && list.every((one) => coincide(one, list[0]));
     put(this.note, same ? `${list.length} curves coincide` : "");
     const broken = new Map();
     for (const { rank, broken: found } of list) {
       if (!found) continue;
-      const what = `${found[1]} at step ${formatNumber(found[0])}`;
+      const what = `${found[1]} at step ${formatNumber(Number(found[0]))}`;
       broken.set(what, [...(broken.get(what) ?? []), rank]);
     }
     put(this.broken, [...broken].map(([what, who]) =>
       `${formatRanks(who, this.panel.data.noun)}: ${what}`).join("; "));
+    const few = same || list.length === 1 ? plot.lines.slice(0, 1) : plot.lines.length <= RANK_COLOURS && !plot.bands.length ? plot.lines : [];
+    const said = JSON.stringify([few.map(({ last }) => last), same, this.dark]);
+    if (said === this.lasts.dataset.said) return;
+    this.lasts.dataset.said = said;
+    this.lasts.replaceChildren(...few.map(({ label, last, index, dash }) => make("span", { title: `${label}: the last value` },
+      ...(same || few.length === 1 ? [] : [mark(index, dash, this.dark)]), formatNumber(last))));
   }
 
   // What a screen reader says; also what tests read.
-  /** @param {Series[]} list */
-  describe(list) {
-    const lasts = list.slice(0, MANY_CURVES).map(({ rank, member, last }) =>
-      `${this.panel.data.noun} ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`);
-    this.canvas.setAttribute("aria-label", `${this.name}: ${lasts.join(", ")}`);
-  }
-}
-
-// Curves of an ensemble, told apart by a parameter.
-
-export class GroupedCurves extends CurvesPanel {
-  /** @param {import("./data.js").Data} data */
-  constructor(data) {
-    super(data);
-    this.said = "";
-    /** @type {import("./types").Groups | null} */
-    this.groups = null;
-    this.by = new Choice("by", "each member", () => this.draw());
-    this.legend.before(this.by.element);
-  }
-
-  draw() {
-    const members = [...this.data.members.values()], names = parametersOf(members);
-    this.by.element.hidden = !names.length;
-    // Where curves are too many to be told apart, they are grouped unasked.
-    const many = this.data.owners().size > MANY_CURVES;
-    this.by.offer(names, many ? names[0] : "");
-    this.groups = this.by.value ? groupsOf(members, this.by.value) : null;
-    super.draw();
-  }
-
-  /** @param {string} name */
-  chart(name) { return new GroupedChart(name, this); }
-
-  /** @param {Map<string, number>} owners @param {boolean} dark */
-  drawLegend(owners, dark) {
-    if (!this.groups) { super.drawLegend(owners, dark); return; }
-    const { name, labels, counts } = this.groups, said = JSON.stringify([this.groups.name, labels, counts, this.mean.checked, dark]);
-    if (said === this.said) return;
-    this.said = said;
-    const what = this.mean.checked ? ["mean between minimum and maximum of"] : [];
-    this.legend.replaceChildren(...what, ...labels.map((label, index) => {
-      const mark = make("i", { "aria-hidden": "true", className: "ar-dashes" }, this.mean.checked ? dashed(index)[1] : "━━");
-      mark.style.color = colour(index, dark);
-      return make("span", {}, mark, `${name}=${label} (${counts[index]})`);
-    }));
-  }
-}
-
-class GroupedChart extends Chart {
-  /** @param {string} name @param {GroupedCurves} panel */
-  constructor(name, panel) {
-    super(name, panel);
-    this.grouped = panel;
-  }
-
-  /** @param {Series[]} list @param {Map<string, number>} owners @param {boolean} dark */
-  draw(list, owners, dark) {
-    const { groups, mean } = this.grouped;
-    if (!groups) { super.draw(list, owners, dark); return; }
-    /** @param {number} rank */
-    const group = (rank) => groups.of.get(rank) ?? groups.labels.length;
-    const mapped = new Map([...owners.keys()].map((owner) => [owner, group(parseInt(owner, 10))]));
-    if (!mean.checked) { super.draw(list, mapped, dark); return; }
-    super.draw([], mapped, dark); // an empty chart of the right size
-    this.list = list;
-    this.annotate(list);
-    this.drawBands(list, groups, dark);
-  }
-
-  /** @param {Series[]} list @param {import("./types").Groups} groups @param {boolean} dark */
-  drawBands(list, groups, dark) {
-    const { canvas, panel } = this, width = canvas.clientWidth, height = canvas.clientHeight;
-    const log = panel.log.checked, paint = canvas.getContext("2d"), style = getComputedStyle(canvas);
-    if (!paint) return;
-    const lines = list.map((series) => ({ series, xs: [...series.steps, series.last[0]],
-      ys: smooth([...series.values, series.last[1]], panel.smoothing) }));
-    const bands = groups.labels.map((label, index) => ({ label, index,
-      band: spread(lines.filter(({ series }) => groups.of.get(series.rank) === index)) })).filter(({ band }) => band.length);
-    const scale = width ? scales([], bands.flatMap(({ band }) => band), width, height, log) : null;
-    this.describeBands(groups, bands);
-    if (!scale) return;
-    drawAxes(paint, scale, width, height, log, style.color, style.getPropertyValue("--ar-line"));
-    for (const { index, band } of bands) drawBand(paint, scale, band, colour(index, dark), log, 0.15);
-    for (const { index, band } of bands) {
-      drawLine(paint, scale, band.map((c) => c.x), band.map((c) => c.mean),
-        { colour: colour(index, dark), alpha: 1, width: 2, dash: dashed(index)[0] }, log);
-    }
-    for (const { series, xs, ys } of lines) {
-      if (series.rank === panel.data.selected) drawLine(paint, scale, xs, ys, { colour: style.color, alpha: 1, width: 2.5, dash: [] }, log);
-    }
-    this.tip.hidden = this.at === null || !bands.length;
-    if (this.at === null || !bands.length) return;
-    this.drawTip(paint, scale, [], bands[0].band, height, style.color);
-    const x = scale.step(this.at), rows = bands.map(({ label, band }) => {
-      const { mean, low, high } = band[nearest(band.map((c) => c.x), x)];
-      return make("div", {}, `${groups.name}=${label}  ${formatNumber(mean)}  (${formatNumber(low)} to ${formatNumber(high)})`);
-    });
-    this.tip.replaceChildren(...[...this.tip.children].slice(0, 1), ...rows);
-  }
-
-  // What a screen reader says: where each group stands now.
-  /** @param {import("./types").Groups} groups @param {{ label: string, index: number, band: Column[] }[]} bands */
-  describeBands(groups, bands) {
-    const said = bands.map(({ label, index, band }) => {
-      const { mean, low, high } = band[band.length - 1];
-      return `${groups.name}=${label}, ${groups.counts[index]} members: mean ${formatNumber(mean)}, ${formatNumber(low)} to ${formatNumber(high)}`;
-    });
-    this.canvas.setAttribute("aria-label", `${this.name}: ${said.join("; ")}`);
+  /** @param {Plot} plot @param {Series[]} list */
+  describe({ bands }, list) {
+    const { groups, data: { noun } } = this.panel;
+    const said = groups && bands.length ? bands.map(({ label, count, columns }) => {
+      const { mean, low, high } = columns[columns.length - 1];
+      return `${label}, ${count} members: mean ${formatNumber(mean)}, ${formatNumber(low)} to ${formatNumber(high)}`;
+    }).join("; ") : list.slice(0, MANY_CURVES).map(({ rank, member, last }) =>
+      `${noun} ${rank} ${member}`.trim() + ` ${formatNumber(last[1])} at step ${formatNumber(last[0])}`).join(", ");
+    this.canvas.setAttribute("aria-label", `${this.name}: ${said}`);
   }
 }

@@ -213,7 +213,7 @@ export class Data {
     return this.ended && [...this.ranks.values()].every(({ state }) => state === "finished" || state === "idle");
   }
 
-  get tilesShown() { return this.settings.tiles ?? (!this.finished || this.selected !== null); }
+  get tilesShown() { return this.settings.tiles ?? !this.finished; }
 
   // A tile of a rank that runs a member stands for that member.
   /** @param {import("./types").Tile} tile */
@@ -221,9 +221,7 @@ export class Data {
 
   /** @param {import("./types").Selected} rank */
   select(rank) {
-    // After the end, tiles stay under the pointer.
-    const tiles = this.ended && this.tilesShown ? { tiles: true } : {};
-    this.set({ selected: this.selected === rank ? null : rank, ...tiles });
+    this.set({ selected: this.selected === rank ? null : rank });
     this.changed();
   }
 

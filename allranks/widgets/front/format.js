@@ -26,7 +26,9 @@ export function formatLabels(values) {
     words = values.map((value) => formatNumber(Number(value.toPrecision(12)), digits));
     if (new Set(words).size === new Set(values).size) break;
   }
-  return words;
+  // One notation: where one number has an exponent, all have.
+  if (!words.some((word) => word.includes("e"))) return words;
+  return values.map((value) => (value ? String(Number(value.toPrecision(12)).toExponential()).replace("e+", "e") : "0"));
 }
 
 /** @param {number} value */

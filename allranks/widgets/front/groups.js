@@ -4,11 +4,6 @@
 
 export const FEW_VALUES = 8;
 const PARTS = 4;
-/** @type {[number[], string][]} */
-const DASHES = [[[], "━━"], [[6, 3], "╍╍"], [[2, 2], "┅┅"], [[8, 3, 2, 3], "━╍"]];
-// The fifth colour resembles the first: they differ in their dashes.
-/** @param {number} index */
-export const dashed = (index) => DASHES[(index + Math.floor(index / DASHES.length)) % DASHES.length];
 
 // The members by the values of a parameter; many different numbers are cut into parts of equal count.
 /** @param {import("./types").Member[]} members @param {string} name */

@@ -1,6 +1,7 @@
 // Members: the table of an ensemble, one row a member, and the control that adds more.
 
 import { make, put } from "./elements.js";
+import { parameterWords } from "./groups.js";
 import { formatNumber, formatSecondsLike } from "./format.js";
 
 /** @typedef {import("./types").Member} Member */
@@ -36,9 +37,10 @@ export class MembersPanel {
     this.longest = 0;
     /** @type {Map<number, Row>} */
     this.rows = new Map();
-    const { sorted = "number", down = false } = data.settings;
-    this.sorted = sorted;
-    this.down = down;
+    // Until somebody chooses: as they came, and when all have ended the best first.
+    const { sorted = null, down = false } = data.settings;
+    this.chosen = sorted;
+    this.chosenDown = down;
     this.page = 0;
     this.back = make("button", { type: "button", className: "ar-button", "aria-label": "previous members" }, "‹");
     this.next = make("button", { type: "button", className: "ar-button", "aria-label": "next members" }, "›");
@@ -61,8 +63,8 @@ export class MembersPanel {
     this.star = make("p", { className: "ar-star" });
     const table = make("table", { className: "ar-members" }, make("thead", {}, this.headRow), this.body);
     this.more = make("div", { className: "ar-bar" }, make("label", {}, "add ", this.field), add, this.answer);
-    this.element = make("div", {}, this.more,
-      make("div", { className: "ar-scroll ar-high", tabIndex: 0, role: "region", "aria-label": "table of members" }, table), this.pages, this.star);
+    this.element = make("div", {}, this.star, this.more,
+      make("div", { className: "ar-scroll ar-high", tabIndex: 0, role: "region", "aria-label": "table of members" }, table), this.pages);
   }
 
   /** @param {number} pages */
@@ -72,6 +74,10 @@ export class MembersPanel {
   }
 
   get filled() { return this.data.members.size > 0; }
+
+  get sorted() { return this.chosen ?? (this.data.ended ? "metric" : "number"); }
+
+  get down() { return this.chosen === null ? this.data.ended && !this.data.ensemble.lower : this.chosenDown; }
 
   // The columns follow the parameters, which may be others after members were added.
   /** @param {Map<number, Member>} members */
@@ -99,10 +105,11 @@ export class MembersPanel {
     const button = make("button", { type: "button", className: "ar-sort", hidden: !key }, name);
     button.addEventListener("click", () => {
       if (!key) return;
-      this.down = this.sorted === key && !this.down;
+      const down = this.chosen === key && !this.chosenDown;
       this.page = 0;
-      this.sorted = key;
-      this.data.set({ sorted: key, down: this.down });
+      this.chosen = key;
+      this.chosenDown = down;
+      this.data.set({ sorted: key, down });
       this.draw();
     });
     cell.append(button);
@@ -121,8 +128,7 @@ export class MembersPanel {
       else cell.removeAttribute("aria-sort");
     }
     const best = this.best();
-    put(this.star, best === null ? ""
-      : `★ the best of those that have finished: the ${ensemble.lower ? "lowest" : "highest"} ${ensemble.metric}`);
+    put(this.star, best === null ? "" : this.heading(best));
     this.longest = [...members.values()].reduce((most, row) => Math.max(most, row.seconds ?? 0), 0);
     const sorted = [...members.values()].sort((a, b) => this.compare(a, b));
     const last = Math.max(0, Math.ceil(sorted.length / PAGE_ROWS) - 1);
@@ -144,6 +150,14 @@ export class MembersPanel {
       this.order = said;
       this.body.replaceChildren(...elements);
     }
+  }
+
+  // The best of those that have finished.
+  /** @param {number} number */
+  heading(number) {
+    const { members, ensemble } = this.data, { metric = null, parameters = {} } = members.get(number) ?? {};
+    const at = Object.entries(parameters).map(([name, value]) => `${name}=${parameterWords(value)}`).join(", ");
+    return `★ best: ${ensemble.metric} ${formatNumber(metric ?? NaN)}${at ? ` at ${at}` : ""} (member ${number})`;
   }
 
   best() {

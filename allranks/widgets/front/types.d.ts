@@ -8,11 +8,13 @@ export interface Settings {
   tiles?: boolean;
   range?: [number, number] | null;
   log?: boolean;
+  axes?: Record<string, { x?: boolean; y?: boolean }>;
+  steps?: [number, number] | null;
   mean?: boolean;
   smoothing?: number;
   query?: string;
   fold?: boolean;
-  sorted?: string;
+  sorted?: string | null;
   down?: boolean;
 }
 
@@ -170,19 +172,60 @@ export interface Model {
 
 export interface Line { xs: number[]; ys: number[] }
 
-export interface SeriesLine extends Line { series: Series }
-
 export interface Column { x: number; low: number; mean: number; high: number }
 
+export interface PlotLine extends Line {
+  label: string;
+  rank: number;
+  /** Of the colour, and of the dashes. */
+  index: number;
+  dash: number;
+  faint: boolean;
+  strong: boolean;
+  last: number;
+}
+
+export interface PlotBand { label: string; index: number; dash: number; count: number; columns: Column[] }
+
+/** What one chart shows. */
+export interface Plot {
+  name: string;
+  xName: string;
+  log: { x: boolean; y: boolean };
+  range: [number, number] | null;
+  lines: PlotLine[];
+  bands: PlotBand[];
+  marks: number[];
+  /** Whether names stand beside the lines or bands. */
+  named: boolean;
+}
+
+export interface PlotChoice {
+  owners: Map<string, number>;
+  noun: string;
+  groups: Groups | null;
+  mean: boolean;
+  smoothing: number;
+  selected: Selected;
+  log: { x: boolean; y: boolean };
+  range: [number, number] | null;
+}
+
+/** Ends are logarithms where an axis is logarithmic; `first` and `last` are steps. */
 export interface Scale {
-  /** Where the axis begins, and what is written beside it. */
-  left: number;
-  heights: number[];
-  beside: string[];
   x0: number;
   x1: number;
   y0: number;
   y1: number;
+  first: number;
+  last: number;
+  left: number;
+  right: number;
+  top: number;
+  bottom: number;
+  /** What is written beside the axis. */
+  heights: number[];
+  beside: string[];
   x(value: number): number;
   y(value: number): number;
   step(pixel: number): number;

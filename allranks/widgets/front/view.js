@@ -2,7 +2,7 @@
 
 import { AddedPanel } from "./added.js";
 import { Controls } from "./controls.js";
-import { GroupedCurves } from "./curves.js";
+import { CurvesPanel } from "./curves.js";
 import { make } from "./elements.js";
 import { LogsPanel } from "./logs.js";
 import { MembersPanel } from "./members.js";
@@ -12,7 +12,7 @@ import { TimePanel } from "./time_strips.js";
 import { TimingsPanel } from "./timings.js";
 
 /** @type {[string, new (data: import("./data.js").Data, name: string) => import("./types").Panel][]} */
-const PANELS = [["Members", MembersPanel], ["Curves", GroupedCurves], ["Parameters", ParallelPanel],
+const PANELS = [["Members", MembersPanel], ["Curves", CurvesPanel], ["Parameters", ParallelPanel],
   ["Communication", TimingsPanel], ["Timeline", TimePanel], ["Logs", LogsPanel]];
 const ENSEMBLES = ["Members", "Parameters"];
 
