@@ -99,3 +99,12 @@ def test_a_rank_that_died_fails_the_test_also_if_the_others_passed(
     found = result(request, "passed", "died")
     assert found.outcome == "failed"
     assert str(found.longrepr).splitlines() == ["a rank died", "rank 0 passed"]
+
+
+def test_ranks_that_are_all_lost_fail_the_test_with_the_reason(
+    request: pytest.FixtureRequest,
+) -> None:
+    test = merged.RanksOfTest(2, {}, {}, None, "ClusterLost: rank 1 died", None)
+    (found,) = merged.reports(request.config, request.node, test)
+    assert (found.when, found.outcome) == ("call", "failed")
+    assert str(found.longrepr) == "ClusterLost: rank 1 died"
