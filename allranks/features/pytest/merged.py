@@ -56,7 +56,8 @@ def reports(config: pytest.Config, item: pytest.Item, test: RanksOfTest) -> list
     for when in _WHEN:
         ended = phases[when]
         # A rank that has died did so in the setup only if no other rank went on.
-        died = test.dead if when == ("call" if phases["call"] else "setup") else []
+        in_setup = bool(phases["setup"]) and not phases["call"]
+        died = test.dead if when == ("setup" if in_setup else "call") else []
         failed = any(data["outcome"] != "passed" for data in found)
         if not (ended or died) or (when == "call" and failed):
             continue

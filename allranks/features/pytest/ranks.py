@@ -12,6 +12,7 @@ import pytest
 
 import allranks
 from allranks.cluster.calls import CapturedOutput
+from allranks.cluster.failures import NEXT_CELL
 from allranks.cluster.variables import OnRank
 from allranks.errors import (
     AllranksError,
@@ -243,7 +244,9 @@ def _reports(failure: AllranksError | None) -> dict[int, Report]:
 
 
 def _text(failure: AllranksError | None) -> str:
-    return "" if failure is None else f"{type(failure).__name__}: {failure}"
+    if failure is None:
+        return ""
+    return f"{type(failure).__name__}: {failure}".replace(f"{NEXT_CELL} ", "")
 
 
 def _category(name: str) -> type[Warning]:
