@@ -61,7 +61,7 @@ def test_an_allreduce_is_compared_with_the_fastest_mpi():
     measured = result("collectives", runs=[run])
     assert "| 4 | 2.0 | 1.0 | 3.0 | 0.5 | 3.00 | 0.50 |" in collectives.table(measured)
     sentence = collectives.at_a_glance(measured)
-    assert "3 times as long as with mpi4py on the fastest of Open MPI and Intel MPI" in sentence
+    assert "3.00 times as long as with mpi4py on the fastest of Open MPI and Intel MPI" in sentence
     name = collectives.short_name("Intel(R) MPI Library 2021.18.1 for Linux* OS")
     assert (name, collectives.number_of("Open MPI v5.0.11, package")) == ("Intel MPI", "5.0.11")
 
