@@ -160,7 +160,7 @@ class Region(np.ndarray[Any, np.dtype[np.uint8]]):
     keeps only the innermost array of the same type alive.
     """
 
-    # Without a dictionary an array is made and freed in three quarters of the time.
+    # Without a dictionary an array is made and freed sooner.
     __slots__ = ("where", "whole", "window")
 
     window: Window
