@@ -216,10 +216,10 @@ def at_a_glance(result: dict[str, Any]) -> str:
     ]
     *mpis, last = run["mpis"]
     return (
-        f"An allreduce of {first[1]} on {run['ranks']} ranks takes {first[0]:.2g} times as long as "
+        f"An allreduce of {first[1]} on {run['ranks']} ranks takes {first[0]:.2f} times as long as "
         f"with mpi4py on the fastest of {', '.join(mpis)} and {last}, as all ranks compare their "
         "calls first; "
-        + ", ".join(f"one of {text} {ratio:.2g} times" for ratio, text in others)
+        + ", ".join(f"one of {text} {ratio:.2f} times" for ratio, text in others)
         + f" (numpy arrays, measured {result['date']})."
     )
 

@@ -1,10 +1,12 @@
 """The figures of the README and of docs/benchmarks.md: what the samples say, and where."""
 
+import subprocess
+from multiprocessing.connection import Client
 from typing import Any
 
 import pytest
 
-from benchmarks import collectives, hub, report, results, students
+from benchmarks import collectives, hub, launches, report, results, students
 
 MACHINE = {
     "processor": "A processor",
@@ -61,9 +63,41 @@ def test_an_allreduce_is_compared_with_the_fastest_mpi():
     measured = result("collectives", runs=[run])
     assert "| 4 | 2.0 | 1.0 | 3.0 | 0.5 | 3.00 | 0.50 |" in collectives.table(measured)
     sentence = collectives.at_a_glance(measured)
-    assert "3 times as long as with mpi4py on the fastest of Open MPI and Intel MPI" in sentence
+    assert "3.00 times as long as with mpi4py on the fastest of Open MPI and Intel MPI" in sentence
     name = collectives.short_name("Intel(R) MPI Library 2021.18.1 for Linux* OS")
     assert (name, collectives.number_of("Open MPI v5.0.11, package")) == ("Intel MPI", "5.0.11")
+
+
+def test_a_turn_takes_as_long_as_the_slowest_rank_of_one_launch(monkeypatch):
+    turns = []
+
+    def ranks(size: int, *_: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        name = settings[launches.NAME]
+        links = [Client(settings[launches.ADDRESS]) for _ in range(size)]
+        for rank, link in enumerate(links):
+            link.send((name, rank, "an MPI"))
+            link.recv()
+        while any(requests := [link.recv() for link in links]):
+            turns.append((name, requests[0]))
+            for rank, link in enumerate(links):
+                link.send(1.0 + rank)
+        return subprocess.CompletedProcess([], 0, f"of {name}")
+
+    monkeypatch.setattr("tests.mpi.launch.mpiexec", ranks)
+    with launches.side_by_side(2, {"a": ("python",), "b": ("python",)}) as found:
+        assert [found[name].turn("mpi4py", 64, 10) for name in "ba"] == [2.0, 2.0]
+    assert turns == [("b", ("mpi4py", 64, 10)), ("a", ("mpi4py", 64, 10))]
+    assert found["a"].output.result() == "of a"
+
+
+def test_ranks_that_fail_before_their_first_turn_end_a_measurement(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "no library")
+    monkeypatch.setattr("tests.mpi.launch.mpiexec", lambda *_, **__: failed)
+    with (
+        pytest.raises(RuntimeError, match="2 ranks of a have failed:\nno library"),
+        launches.side_by_side(2, {"a": ("python",), "b": ("python",)}),
+    ):
+        pass
 
 
 def test_readme_and_page_show_what_was_measured():

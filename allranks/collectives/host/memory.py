@@ -160,6 +160,9 @@ class Region(np.ndarray[Any, np.dtype[np.uint8]]):
     keeps only the innermost array of the same type alive.
     """
 
+    # Without a dictionary an array is made and freed sooner.
+    __slots__ = ("where", "whole", "window")
+
     window: Window
     where: tuple[int, int, int]
     whole: ref[NDArray[Any]]
@@ -188,6 +191,11 @@ class Borrowed(NamedTuple):
 
 _MOST_NUMBER = (1 << 16) - 1
 """The highest number of a segment in a `Place`."""
+
+
+def _has_own_memory(array: Any) -> bool:
+    # numpy has allocated it, so it is in no window. To find its address takes longer.
+    return type(array) is np.ndarray and array.flags.owndata
 
 
 class Window:
@@ -226,6 +234,8 @@ class Window:
         if type(base) is Region and getattr(base, "window", None) is self and base.whole() is array:
             # Asking numpy for the address takes longer than all of this.
             return base.where[0] + 1, base.where[1]
+        if _has_own_memory(array if base is None else base):
+            return 0, 0
         at = array.__array_interface__["data"][0]
         for index, start in enumerate(self.starts):
             if start <= at and at + array.nbytes <= self._ends[index]:
@@ -317,7 +327,8 @@ class Window:
         """A region there; None if the memory that ``after`` left has been taken back meanwhile."""
         index, offset, nbytes = where
         whole = self._mapped[(self.board.rank, index + 1)]
-        region = whole[offset : offset + nbytes].view(Region)
+        region = whole[offset : offset + nbytes]
+        assert isinstance(region, Region)
         region.window, region.where = self, where
         lease, leases = Lease(region, self._ended.append), self._leases
         lease.where = where

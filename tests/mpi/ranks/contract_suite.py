@@ -147,6 +147,8 @@ def test_allreduce_of_arrays_in_the_window_is_the_same(dtype):
                 mine = c.empty(count, dtype)
                 mine[:] = parts[RANK]
             same(c.allreduce(mine, c.Sum), reduced(c.Sum, parts))
+            twice = reduced(c.Sum, [part * 2 for part in parts])
+            same(c.allreduce(mine, c.Sum, prescale_factor=2.0), twice)
             assert (mine == parts[RANK]).all()
 
 
