@@ -202,8 +202,9 @@ def _names(variables: dict[str, Any]) -> dict[int, str]:
     """Returns the names of the arrays of torch's models that are variables of the cell."""
     found: dict[int, str] = {}
     for name, value in variables.items():
-        if name[:1] != "_" and hasattr(value, "named_parameters"):
-            with suppress(Exception):
+        # A cell may have added other names than texts, and objects with strange attributes.
+        with suppress(Exception):
+            if name[:1] != "_" and hasattr(value, "named_parameters"):
                 for path, array in value.named_parameters():
                     found.setdefault(id(array), f"{name}.{path.removeprefix('module.')}")
     return found

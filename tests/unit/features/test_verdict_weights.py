@@ -1,0 +1,107 @@
+"""The weights of optimizers are sampled at steps 1, 2, 4, 8 and at the end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from allranks.features.verdict.weights import Weights, install
+
+
+class Tensor:
+    """As much of a tensor as is looked at."""
+
+    requires_grad = True
+
+    def __init__(self, numbers):
+        self.numbers = np.array(numbers, np.float64)
+        self.shape = self.numbers.shape
+
+    def is_floating_point(self):
+        return True
+
+    def element_size(self):
+        return self.numbers.itemsize
+
+    def nelement(self):
+        return self.numbers.size
+
+    numel = nelement
+
+    def detach(self):
+        return self
+
+    cpu = double = detach
+
+    def numpy(self):
+        return self.numbers.copy()
+
+    def reshape(self, _):
+        return Tensor(self.numbers.reshape(-1))
+
+    def __getitem__(self, part):
+        return Tensor(self.numbers[part])
+
+
+class Optimizer:
+    def __init__(self, *tensors):
+        self.param_groups = [{"params": tensors}]
+
+
+def hooks_of(weights):
+    """What torch calls before and after each step."""
+    found = {}
+    module = SimpleNamespace(
+        __name__="torch.optim.optimizer",
+        register_optimizer_step_pre_hook=lambda hook: found.update(before=hook),
+        register_optimizer_step_post_hook=lambda hook: found.update(after=hook),
+    )
+    install(module, lambda: weights)
+    return found["before"], found["after"]
+
+
+def train(weights, optimizer, steps):
+    before, after = hooks_of(weights)
+    for _ in range(steps):
+        before(optimizer, (), {})
+        for tensor in optimizer.param_groups[0]["params"]:
+            tensor.numbers += 1
+        after(optimizer, (), {})
+
+
+def test_a_model_is_sampled_before_its_first_step_at_doubling_steps_and_at_the_end():
+    weights, optimizer = Weights(), Optimizer(Tensor([0.0, 5.0]), Tensor(np.zeros(1000)))
+    train(weights, optimizer, 11)
+    (model,) = weights.ended({"net": optimizer, 7: "no name", "_": optimizer})
+    assert list(model.checksums) == [0, 1, 2, 4, 8, 11]
+    assert (model.steps, model.sampled) == (11, 11)
+    assert model.names == ["array 0 (2,)", "array 1 (1000,)"]
+    assert model.nbytes == [16, 8000]
+    assert model.numbers[0] == [11.0, 16.0]
+    assert len(model.numbers[1]) <= 64
+
+
+def test_of_a_model_that_is_gone_the_last_sample_is_kept():
+    weights = Weights()
+    train(weights, Optimizer(Tensor([1.0])), 11)
+    (model,) = weights.ended({})
+    assert (model.steps, model.sampled, model.numbers) == (11, 8, [[9.0]])
+
+
+def test_arrays_have_the_names_of_the_cells_models():
+    weights, tensor = Weights(), Tensor([1.0])
+    net = SimpleNamespace(named_parameters=lambda: [("module.0.weight", tensor)])
+    optimizer = Optimizer(tensor)
+    train(weights, optimizer, 1)
+    assert weights.ended({"net": net})[0].names == ["net.0.weight"]
+
+
+def test_sharded_arrays_are_not_compared_and_strange_ones_fail_no_training():
+    sharded, strange = Tensor([1.0]), Tensor([1.0])
+    sharded.device_mesh = "a mesh"
+    strange.reshape = None
+    for tensor in (sharded, strange):
+        weights, optimizer = Weights(), Optimizer(tensor)
+        train(weights, optimizer, 2)
+        assert [one.names for one in weights.ended({})] in ([[]], [])
