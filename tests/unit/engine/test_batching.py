@@ -1,6 +1,5 @@
 """What ranks of one host tell goes to the notebook as few messages, whole and in order."""
 
-import json
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import Event, EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.errors import WireError
+from allranks.records.agent import Command, End, read_command
 from allranks.records.wire import (
     Answer,
     Output,
@@ -66,18 +66,19 @@ def test_senders_that_cannot_be_read_are_unknown(line):
 def test_only_the_host_that_has_sent_a_bad_record_ends_a_rank(host, pid, ends):
     said: list[str] = []
 
-    def note(place: str, line: str) -> None:
-        told = json.loads(line.removeprefix("end "))
-        said.extend(f"{place} {name} {told[name]}" for name in ("pid", "rank") if name in told)
+    def note(place: str, command: Command) -> None:
+        assert isinstance(command, End)
+        said.append(f"{place} " + (f"pid {command.pid}" if command.pid else f"rank {command.rank}"))
+
+    def send(host: str, word: str, line: str) -> None:
+        note(host, read_command(line.encode()))
 
     error = WireError("bad")
     error.host, error.pid, error.rank = host, pid, 1
     ranks: Any = SimpleNamespace(
         size=2,
-        _agents=[SimpleNamespace(say=lambda line: note("*", line))],
-        _wire=SimpleNamespace(
-            host_of={0: "h1", 1: "h2"}, command=lambda host, word, line: note(host, line)
-        ),
+        _agents=[SimpleNamespace(say=lambda command: note("*", command))],
+        _wire=SimpleNamespace(host_of={0: "h1", 1: "h2"}, command=send),
     )
     ranks._say_end = partial(Connection._say_end, ranks)
     assert Connection._end_sender(ranks, error) == bool(ends)
