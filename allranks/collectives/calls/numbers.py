@@ -1,8 +1,8 @@
 """Numbers of what a rank brings to its sums and averages of floats.
 
 Once a NaN is spread it cannot be found out which rank has brought it. So the first, the middle and
-the last number of each array are looked at before it moves: 0.3 µs. Few calls, the same on all
-ranks, also have a checksum of 64 numbers, by which the ranks' arrays can be compared: 1 µs.
+the last number of each array are looked at before it moves: 0.5 µs. Few calls, the same on all
+ranks, also have a checksum of 64 numbers, by which the ranks' arrays can be compared: 2 µs.
 """
 
 from __future__ import annotations
