@@ -76,7 +76,7 @@ class ReductionPlan:
         self.op, self.factors = op, factors
         self.transport, self.move = group.through_host.name, group.through_host.allreduce
         """How one array goes where nothing else is asked for, and it is not on a GPU."""
-        self.own = group.own
+        self.own, self.group = group.own, group.number
         sizes = [math.prod(shape) for shape in shapes]
         self.nbytes = sum(n * dtype.itemsize for n, dtype in zip(sizes, dtypes, strict=True))
         self.reductions: list[Arithmetic] = []
@@ -97,7 +97,7 @@ class ReductionPlan:
         ]
         """The arrays of each dtype, which move together."""
         if self.batches and self.batches[0].is_looked_at:
-            self.move = looking(self.own, self.move)
+            self.move = looking(self.own, self.group, self.move)
         whole = kind == "grouped_allreduce" and op is not Adasum
         names, shown = describe_group([name_of(dtype) for dtype in dtypes], shapes, labels)
         shape = shown if kind.startswith("grouped") else shapes[0]
@@ -122,7 +122,7 @@ class ReductionPlan:
         for batch in self.batches:
             move = transport.allreduce
             if batch.is_looked_at:
-                move = looking(self.own, move)
+                move = looking(self.own, self.group, move)
             if len(batch.where) == 1:
                 index = batch.where[0]
                 outs[index] = yield from call.moved(move, sources[index], batch.reduction)

@@ -110,7 +110,7 @@ def _reduction(group: Group, title: str, op: ReduceOp, array: Array, dtype: str)
     spec = Spec(title, reduction_name(op), dtype, array.shape)
     arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
     looked_at = is_looked_at(group.own, op, array.dtype, array.nbytes)
-    move = looking(group.own, in_place) if looked_at else in_place
+    move = looking(group.own, group.number, in_place) if looked_at else in_place
     return Reduction(pack(spec), arithmetic, transport.name, move, array.nbytes)
 
 
@@ -139,7 +139,7 @@ def all_reduce_many(
         flat = np.concatenate([array.reshape(-1) for array in arrays])
         move = group.through_host.allreduce
         if is_looked_at(group.own, op, flat.dtype, flat.nbytes):
-            move = looking(group.own, move)
+            move = looking(group.own, group.number, move)
         yield from call.moved(move, flat, arithmetic, flat)
         _deal(flat, arrays)
 
