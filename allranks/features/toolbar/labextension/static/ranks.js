@@ -559,7 +559,7 @@ export const plugins = (packages) => {
       tracker.currentChanged.connect(() => sidebar.draw());
 
       // JupyterLab makes the cells of a notebook one by one: some may have come after the last look.
-      NotebookActions.executionScheduled?.connect((_, { cell }) => void choose(cell));
+      NotebookActions.executionScheduled?.connect((_, { cell }) => choose(cell));
 
       // Questions only around cells: they count as activity of the kernel, and an idle kernel may
       // have to be culled.
