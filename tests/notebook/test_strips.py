@@ -38,7 +38,8 @@ def seconds(row: str) -> list[float]:
 def test_a_cell_that_waits_says_for_whom_and_how_long_a_step_takes(notebook):
     cell = notebook.run(f"%%distributed{SLOW}")
     said = cell.text
-    head = re.search(r"^time\n +all +start-up +computing +waiting +transfer$", said, re.MULTILINE)
+    kinds = r"^time of each rank\n +all +start-up +computing +waiting +transfer$"
+    head = re.search(kinds, said, re.MULTILINE)
     assert head, said
     row = re.search(r"^ +rank 0 .*  waits for rank 1 [\d.]+ m?s.*$", said, re.MULTILINE)
     assert row, said

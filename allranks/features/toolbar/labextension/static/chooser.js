@@ -212,7 +212,7 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
    * @param {any} cell
    */
   const refresh = (cell) => {
-    if (cell.isDisposed) return;
+    if (cell.isDisposed || !cell.outputArea || !cell.node.querySelector(".jp-Cell-outputCollapser")) return;
     const found = split(cell.outputArea.model.toJSON());
     let made = views.get(cell);
     if (!made && !found) return;
@@ -260,10 +260,9 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
    *
    * @param {any} cell
    */
-  return async (cell) => {
+  return (cell) => {
     if (cell.model.type !== "code" || watched.has(cell)) return;
     watched.add(cell);
-    await cell.ready;
     let scheduled = false;
     const look = () => {
       scheduled = false;
@@ -276,5 +275,7 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     // Not the signals of the outputs: text that is appended has none.
     cell.model.sharedModel.changed.connect((/** @type {any} */ _, /** @type {any} */ { sourceChange }) => sourceChange || schedule());
     refresh(cell);
+    // Of a cell that shows nothing yet. While outputs stream in, that may take long: these look by themselves.
+    void cell.ready?.then(look);
   };
 };
