@@ -128,7 +128,6 @@ class Connection:
         #: The ranks whose processes run.
         self._started: set[int] = set()
         self._cause = ""
-        #: What ipyparallel's clients and engines need to connect.
         #: Where clients of ipyparallel connect.
         self.ipyparallel: dict[str, Any] = {}
         #: How ipyparallel's controller has ended; "" if it has not.

@@ -42,18 +42,11 @@ from allranks.engine.host.caretaker_state import (
     HostSent,
     KeptHost,
     NotebookLeft,
-    NotebookSaid,
     ShowRunning,
 )
+from allranks.engine.host.events import NotebookSaid, Terminated
 from allranks.engine.host.relay import received
-from allranks.engine.host.relay_state import (
-    Begun,
-    RanksRead,
-    RelayState,
-    Terminated,
-    ToAgent,
-    ToNotebook,
-)
+from allranks.engine.host.relay_state import Begun, RanksRead, RelayState, ToAgent, ToNotebook
 from allranks.errors import UsageError, WireError
 from allranks.features.classroom import board, door, hub_service, states
 from allranks.features.toolbar import notebook as toolbar
@@ -615,7 +608,9 @@ def test_the_requests_of_a_page(monkeypatch):
     feature = toolbar.Toolbar()
     asked: list[Any] = []
     feature.context = SimpleNamespace(send=lambda *sent: asked.append(sent))  # type: ignore[assignment]
-    running = SimpleNamespace(hooks=SimpleNamespace(features=[feature]), size=2, dead={})
+    running = SimpleNamespace(size=2, dead={})
+    session = SimpleNamespace(hooks=SimpleNamespace(features=[feature]))
+    monkeypatch.setattr(cluster, "session", session)
     monkeypatch.setattr(cluster, "running", lambda: running)
     threads = threading.active_count()
     malformed = Malformed({"variables": True})

@@ -10,18 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
 from allranks.records import agent
 from allranks.records.config import HostAgentConfig
 
 #: In these variables programs read their rank.
 WHO = "OMPI_COMM_WORLD_"
-
-
-@dataclass(frozen=True)
-class NotebookSaid:
-    """A command of the notebook."""
-
-    command: agent.Command
 
 
 @dataclass(frozen=True)
@@ -36,16 +30,6 @@ class Attached:
     """Another notebook has the ranks from now on; ``is_watched`` if others watch them."""
 
     is_watched: bool
-
-
-@dataclass(frozen=True)
-class NobodyCame:
-    """No notebook has attached in time."""
-
-
-@dataclass(frozen=True)
-class Terminated:
-    """The agent got SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +126,6 @@ class Tell:
     """Sends the notebook an event."""
 
     event: agent.Event
-
-
-@dataclass(frozen=True)
-class SetStay:
-    """Sets how long the ranks stay without a notebook, and what the next one gets."""
-
-    stay: agent.Stay
 
 
 @dataclass(frozen=True)

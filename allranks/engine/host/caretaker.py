@@ -42,15 +42,11 @@ from allranks.engine.host.caretaker_state import (
     HostGreeted,
     HostSent,
     Listen,
-    NobodyCame,
     NotebookLeft,
-    NotebookSaid,
-    SetStay,
     ShowRunning,
-    Terminated,
-    TimeCame,
     ToHost,
 )
+from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
 from allranks.records.agent import Ready, Watched, read_command, to_line
 from allranks.records.config import CaretakerConfig, HostAgentConfig
 from allranks.records.numbered import ENCRYPTED_PIECE_NBYTES, HANDSHAKE_MS, whole

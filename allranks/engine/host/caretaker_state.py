@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
 from allranks.records import agent
 from allranks.records.config import BEAT_SECONDS, CaretakerConfig
 from allranks.records.numbered import BEGIN, Frames, HostMessages
@@ -23,13 +24,6 @@ _NO_NEWS = agent.Running, agent.Launcher, agent.HostBeat
 _MOST_NEWS_NBYTES = 4 << 20
 _MOST_CELLS = 1 << 31
 _NEVER = float("inf")
-
-
-@dataclass(frozen=True)
-class NotebookSaid:
-    """A command of the notebook."""
-
-    command: agent.Command
 
 
 @dataclass(frozen=True)
@@ -49,16 +43,6 @@ class Attached:
 
 
 @dataclass(frozen=True)
-class NobodyCame:
-    """No notebook has attached in time."""
-
-
-@dataclass(frozen=True)
-class Terminated:
-    """The caretaker got SIGTERM."""
-
-
-@dataclass(frozen=True)
 class HostGreeted:
     """A relay has announced itself on a new connection."""
 
@@ -72,11 +56,6 @@ class HostSent:
     frames: Sequence[bytes]
 
 
-@dataclass(frozen=True)
-class TimeCame:
-    """It may be time to act; `CaretakerState.wake_at` says when it is."""
-
-
 Event = (
     NotebookSaid
     | NotebookLeft
@@ -87,13 +66,6 @@ Event = (
     | HostSent
     | TimeCame
 )
-
-
-@dataclass(frozen=True)
-class SetStay:
-    """Sets how long the ranks stay without a notebook, and what the next one gets."""
-
-    stay: agent.Stay
 
 
 @dataclass(frozen=True)

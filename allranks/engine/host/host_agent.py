@@ -57,26 +57,23 @@ from allranks.engine.host.agent_state import (
     Kill,
     LauncherEnded,
     LeaveStub,
-    NobodyCame,
     NotebookLeft,
-    NotebookSaid,
     NoteDeath,
     NoteFiles,
     OpenDoor,
     OpenGate,
     ProcessEnded,
-    SetStay,
     StartLauncher,
     StubCame,
     StubLeft,
     Tell,
     TellController,
-    Terminated,
     Wake,
 )
 from allranks.engine.host.agent_state import Command as AnyCommand
 from allranks.engine.host.agent_state import Event as AnyEvent
 from allranks.engine.host.attachment import Attachment
+from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
 from allranks.hooks import Hooks
 from allranks.records.agent import (
     Again,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from allranks.engine.host.events import TimeCame
 from allranks.records.config import BEAT_SECONDS
 from allranks.records.numbered import (
     BEGIN,
@@ -52,11 +53,6 @@ class Interrupted:
 @dataclass(frozen=True)
 class Refused:
     """No process listens at the notebook's port."""
-
-
-@dataclass(frozen=True)
-class TimeCame:
-    """It may be time to act; all connections that were made meanwhile have been told before."""
 
 
 Event = RelaySends | NotebookSent | Connected | Interrupted | Refused | TimeCame

@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.countdown import AwakeClock
+from allranks.engine.host.events import TimeCame
 from allranks.engine.host.link_state import (
     Connected,
     Event,
@@ -27,7 +28,6 @@ from allranks.engine.host.link_state import (
     Probe,
     Refused,
     RelaySends,
-    TimeCame,
 )
 from allranks.records.config import BEAT_SECONDS, Invitation
 from allranks.records.numbered import Frames

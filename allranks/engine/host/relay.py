@@ -37,6 +37,7 @@ import zmq
 from allranks import own_files, python_path
 from allranks.engine import processes
 from allranks.engine.host import port_test
+from allranks.engine.host.events import Terminated, TimeCame
 from allranks.engine.host.notebook_connection import NotebookConnection
 from allranks.engine.host.relay_state import (
     AgentEnded,
@@ -57,8 +58,6 @@ from allranks.engine.host.relay_state import (
     RelayState,
     RemoveFolder,
     Stay,
-    Terminated,
-    TimeCame,
     ToAgent,
     ToNotebook,
     ToRanks,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+from allranks.engine.host.events import Terminated, TimeCame
 from allranks.errors import WireError
 from allranks.records import agent
 from allranks.records.config import HostAgentConfig
@@ -56,11 +57,6 @@ class LauncherEnded:
 
 
 @dataclass(frozen=True)
-class Terminated:
-    """The relay got SIGTERM."""
-
-
-@dataclass(frozen=True)
 class AgentWrote:
     """Bytes of the host agent, which may end within a line."""
 
@@ -95,11 +91,6 @@ class RankSent:
 @dataclass(frozen=True)
 class RanksRead:
     """The messages that had come are read, or as many as are read at once."""
-
-
-@dataclass(frozen=True)
-class TimeCame:
-    """It may be time for what waits; `RelayState.wake_at` says when it is."""
 
 
 Event = (

@@ -38,7 +38,7 @@ _MOST_CURVES = 10_000
 _CALLS_AT = 6
 
 
-class Watched:
+class WatchedCell:
     """What the records that come by themselves say of a cell. Filled by the receiving thread."""
 
     def __init__(self, cell: CellContext) -> None:
@@ -141,7 +141,7 @@ class NotebookVerdict(NotebookFeature):
     arriving: tuple[type[Record], ...] = ()
 
     def __init__(self) -> None:
-        self._watched: Watched | None = None
+        self._watched: WatchedCell | None = None
         self._judges = False
         #: What the ranks check in the next cell.
         self._check = ""
@@ -163,7 +163,7 @@ class NotebookVerdict(NotebookFeature):
             self.cell.ask_soon(CHECK, {"what": check}, lambda _: None, self.cell.ranks)
             self.in_cells = self._judges
         if self._judges and len(self.cell.ranks) > 1:
-            self._watched = Watched(self.cell)
+            self._watched = WatchedCell(self.cell)
             self.arriving = (Timings, Points, Pulse, Reply)
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
@@ -196,7 +196,7 @@ class NotebookVerdict(NotebookFeature):
             watched.cell.name_cause(line)
             watched.cell.show_output()
 
-    def _line_of(self, watched: Watched) -> str:
+    def _line_of(self, watched: WatchedCell) -> str:
         parts = self._parts_of(watched)
         if parts is None:
             return ""
@@ -204,7 +204,7 @@ class NotebookVerdict(NotebookFeature):
         found = verdicts(parts)
         return str(found[0]) if found else ""
 
-    def _parts_of(self, watched: Watched) -> CellParts | None:
+    def _parts_of(self, watched: WatchedCell) -> CellParts | None:
         cell = watched.cell
         asked = {"cell": cell.number}
         answers = cell.ask(MEASURED, asked, cell.ranks, _ASK_SECONDS)

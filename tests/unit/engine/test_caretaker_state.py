@@ -14,15 +14,11 @@ from allranks.engine.host.caretaker_state import (
     HostGreeted,
     HostSent,
     Listen,
-    NobodyCame,
     NotebookLeft,
-    NotebookSaid,
-    SetStay,
     ShowRunning,
-    Terminated,
-    TimeCame,
     ToHost,
 )
+from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
 from allranks.records.agent import (
     Admitted,
     Event,

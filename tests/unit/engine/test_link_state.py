@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from allranks.engine.host.events import TimeCame
 from allranks.engine.host.link_state import (
     Connected,
     Greet,
@@ -17,7 +18,6 @@ from allranks.engine.host.link_state import (
     Probe,
     Refused,
     RelaySends,
-    TimeCame,
 )
 from allranks.records.config import BEAT_SECONDS
 from allranks.records.numbered import BEGIN

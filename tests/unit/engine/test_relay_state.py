@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from allranks.engine.host.events import Terminated, TimeCame
 from allranks.engine.host.relay_state import (
     TICK_SECONDS,
     AgentEnded,
@@ -25,8 +26,6 @@ from allranks.engine.host.relay_state import (
     RelayState,
     RemoveFolder,
     Stay,
-    Terminated,
-    TimeCame,
     ToAgent,
     ToNotebook,
     ToRanks,
