@@ -10,6 +10,7 @@ from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit, RankRegistry
 from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
 from allranks.errors import UsageError
+from allranks.records.agent import Notice
 from allranks.records.wire import Answer
 
 
@@ -31,11 +32,11 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     inbox, handled = EventQueue(), []
 
     def handle(event):
-        handled.append(event.name)
-        raise ValueError(f"cannot show {event.name}")
+        handled.append(event.host)
+        raise ValueError(f"cannot show {event.host}")
 
-    for event in map(FromHostAgent, ("a", "b", "b")):
-        inbox.put(event)
+    for host in ("a", "b", "b"):
+        inbox.put(FromHostAgent(Notice("text"), host))
     inbox.put(InterruptRequested())
     ranks = SimpleNamespace(inbox=inbox, _handle=handle)
     with pytest.raises(ValueError, match="cannot show a") as failed:

@@ -76,7 +76,7 @@ class Event:
             self.mark = _Mark()
         self.recorded = True
         with driver:
-            (stream or null).add(self.mark.happen)
+            (stream or null)._add(self.mark.happen)
 
 
 class Stream:
@@ -87,9 +87,9 @@ class Stream:
 
     def wait_event(self, event):
         mark = event.mark
-        self.add(lambda: mark.done_at is not None or _AGAIN)
+        self._add(lambda: mark.done_at is not None or _AGAIN)
 
-    def add(self, work):
+    def _add(self, work):
         # With the lock: `drop`, in a thread that aborts, puts another queue in the place of this.
         with _lock:
             self._work.append(work)
@@ -127,7 +127,7 @@ def current():
 
 def push(work, stream=None):
     """Queues work on a stream, by default the current one."""
-    (stream or current()).add(work)
+    (stream or current())._add(work)
 
 
 def stream_of(pointer):
@@ -158,7 +158,7 @@ def marks():
     found = []
     for stream in list(_streams.values()):
         found.append(_Mark())
-        stream.add(found[-1].happen)
+        stream._add(found[-1].happen)
     return found
 
 
