@@ -6,8 +6,8 @@ import {
 } from "../../allranks/widgets/front/format.js";
 
 test("numbers have four digits, and an exponent where zeros would have to be counted", () => {
-  const said = [0.000123456, 12345, 1.5e9, 123456.7, NaN, -0.5, 1e-9].map((value) => formatNumber(value));
-  assert.deepEqual(said, ["0.0001235", "12,345", "1.5e9", "1.235e5", "NaN", "-0.5", "1e-9"]);
+  const said = [0.000123456, 12345, 1.5e9, 12345.6, 9999.7, NaN, -0.5, 1e-9].map((value) => formatNumber(value));
+  assert.deepEqual(said, ["0.0001235", "12,345", "1.5e9", "1.235e4", "1e4", "NaN", "-0.5", "1e-9"]);
 });
 
 test("different labels of an axis differ, with as few digits as that takes", () => {

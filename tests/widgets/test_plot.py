@@ -107,6 +107,15 @@ def test_both_descriptions_of_a_chart_are_the_same(style, groups):
     assert plot.MANY == 16
 
 
+def test_a_value_that_is_no_number_at_step_0_has_no_mark_on_a_log_scale():
+    made = CellModel([hello(0)])
+    log(made, 0, "loss", [(0, math.nan), *((i, 1 / i) for i in range(1, 50))])
+    for log_x, marks in ((False, [0]), (True, [])):
+        style = PlotStyle(axes={"loss": {"x": log_x}})
+        assert plot_of(made.curves, "loss", COLUMNS, "rank", style, {}).marks == marks
+        assert saved_panel.bundle(made, style)["text/html"]
+
+
 def test_a_page_may_say_anything_about_axes_and_steps():
     for axes, steps in ((7, 7), ({"loss": 7}, [3]), ({"loss": {"x": "yes"}}, [5, 1])):
         style = PlotStyle.of({"axes": axes, "steps": steps})

@@ -149,7 +149,8 @@ def plot_of(
         columns = spread((line.points for line in lines), points)
         bands.append(PlotBand("mean", 0, 0, len(lines), columns))
     marked = {series.broken[0] for series in curves.of(name).values() if series.broken}
-    marks = sorted(step for step in marked if first <= step <= last)[:_MARKS]
+    shown = (step for step in marked if first <= step <= last and (step > 0 or not log_x))
+    marks = sorted(shown)[:_MARKS]
     drawn = [line for line in lines if line.strong] if bands else lines
     return Plot(name, x_name, log_x, log_y, drawn, bands, marks)
 

@@ -57,7 +57,8 @@ export class CurvesPanel {
     this.mean.addEventListener("input", () => data.set({ mean: this.mean.checked }));
     for (const control of [this.log, this.mean, this.slider]) {
       control.addEventListener("input", () => {
-        data.set({ log: this.log.checked, smoothing: this.slider.valueAsNumber / 100, ...(control === this.log ? { axes: {} } : {}) });
+        const axes = Object.fromEntries(Object.entries(data.settings.axes ?? {}).map(([name, { x }]) => [name, { x }]));
+        data.set({ log: this.log.checked, smoothing: this.slider.valueAsNumber / 100, ...(control === this.log ? { axes } : {}) });
         this.draw();
       });
     }
@@ -165,9 +166,11 @@ class Chart {
     /** @type {import("./types").Scale | null} */
     this.scale = null;
     this.dark = false;
-    // Where the pointer has gone down, to zoom in.
+    // Where the pointer has gone down, to zoom in, and the scale there: that of a cell that runs changes.
     /** @type {number | null} */
     this.from = null;
+    /** @type {import("./types").Scale | null} */
+    this.held = null;
     this.canvas = make("canvas", { tabIndex: 0, role: "img", title: "drag over some steps to zoom in, double-click to show all" });
     this.tip = make("div", { className: "ar-tip", hidden: true });
     this.picked = make("div", { className: "ar-picked", hidden: true });
@@ -196,11 +199,15 @@ class Chart {
       if (event.button) return;
       canvas.setPointerCapture(event.pointerId);
       this.from = event.offsetX;
+      this.held = this.scale;
     });
     canvas.addEventListener("pointerup", ({ offsetX }) => {
-      const { from, scale } = this, [a, b] = [from ?? offsetX, offsetX].sort((one, other) => one - other);
+      const { from, held: scale } = this, [a, b] = [from ?? offsetX, offsetX].sort((one, other) => one - other);
       this.drop();
-      if (scale && b - a >= 4) this.panel.zoom([Math.max(scale.step(a), scale.first), Math.min(scale.step(b), scale.last)]);
+      if (!scale || b - a < 4) return;
+      const [first, last] = [a, b].map((at) => Math.max(scale.first, Math.min(scale.last, scale.step(at))));
+      // Beside the axes there are no steps.
+      if (first < last) this.panel.zoom([first, last]);
     });
     canvas.addEventListener("pointercancel", () => this.drop());
     canvas.addEventListener("dblclick", () => this.panel.zoom(null));
@@ -312,7 +319,7 @@ class Chart {
     put(this.broken, [...broken].map(([what, who]) =>
       `${formatRanks(who, this.panel.data.noun)}: ${what}`).join("; "));
     const few = same || list.length === 1 ? plot.lines.slice(0, 1) : plot.lines.length <= RANK_COLOURS && !plot.bands.length ? plot.lines : [];
-    const said = JSON.stringify([few.map(({ last }) => last), same, this.dark]);
+    const said = JSON.stringify([few.map(({ label, last, index, dash }) => [label, last, index, dash]), same, this.dark]);
     if (said === this.lasts.dataset.said) return;
     this.lasts.dataset.said = said;
     this.lasts.replaceChildren(...few.map(({ label, last, index, dash }) => make("span", { title: `${label}: the last value` },

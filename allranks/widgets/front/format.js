@@ -13,7 +13,8 @@ export function formatNumber(value, digits = 4) {
   if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
-  if (size >= 1e5 || size < 1e-4) return String(Number(value.toExponential(digits - 1)).toExponential()).replace("e+", "e");
+  // As Python's: where the digits do not reach the point.
+  if (Number(size.toPrecision(digits)) >= 10 ** digits || size < 1e-4) return String(Number(value.toExponential(digits - 1)).toExponential()).replace("e+", "e");
   return String(Number(value.toPrecision(digits)));
 }
 

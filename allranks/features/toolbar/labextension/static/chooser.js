@@ -67,11 +67,12 @@ export const split = (outputs) => {
 };
 
 /**
- * Whether ranks have figures, tables or other output that is no text.
+ * Whether several ranks have figures, tables or other output that is no text.
  *
  * @param {Found} found
  */
-const isRich = ({ byRank }) => [...byRank.values()].flat().some(({ output_type: type }) => type !== "stream");
+const isRich = ({ byRank }) =>
+  [...byRank.values()].filter((own) => own.some(({ output_type: type }) => type !== "stream")).length > 1;
 
 /**
  * @typedef {object} Made what stands beside the outputs of one cell
@@ -176,7 +177,8 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     const view = Object.assign(document.createElement("div"), { className: "jp-allranks-view" });
     view.append(tabs, grid);
     const choose = (/** @type {string} */ ranks) => {
-      if (ranks === made.usual) cell.model.deleteMetadata(KEY);
+      // The usual view may be another one at the end of the cell.
+      if (ranks === made.usual && !isRunning(cell)) cell.model.deleteMetadata(KEY);
       else cell.model.setMetadata(KEY, { ranks });
       refresh(cell);
     };
@@ -213,7 +215,12 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
    */
   const refresh = (cell) => {
     if (cell.isDisposed || !cell.outputArea || !cell.node.querySelector(".jp-Cell-outputCollapser")) return;
-    const found = split(cell.outputArea.model.toJSON());
+    let found = null;
+    try {
+      found = split(cell.outputArea.model.toJSON());
+    } catch {
+      // A notebook may have any metadata: this is not allranks'.
+    }
     let made = views.get(cell);
     if (!made && !found) return;
     if (!made) views.set(cell, (made = make(cell)));
@@ -227,8 +234,8 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     const ranks = [...found.byRank.keys()];
     made.first = `${ranks[0]}`;
     made.at = found.first;
-    // Not while the cell runs: what is drawn again loses its state.
-    made.usual = isRich(found) && !isRunning(cell) ? "side" : "all";
+    // Not while the cell runs: what is drawn again loses its state. More ranks than fit would be hidden.
+    made.usual = isRich(found) && ranks.length <= MOST_COLUMNS && !isRunning(cell) ? "side" : "all";
     const chosen = cell.model.getMetadata(KEY)?.ranks ?? made.usual;
     const rank = ranks.find((one) => `${one}` === chosen);
     made.chosen = rank === undefined ? "all" : "tabs";
@@ -273,7 +280,10 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
       scheduled = true;
     };
     // Not the signals of the outputs: text that is appended has none.
-    cell.model.sharedModel.changed.connect((/** @type {any} */ _, /** @type {any} */ { sourceChange }) => sourceChange || schedule());
+    const { sharedModel } = cell.model;
+    const changed = (/** @type {any} */ _, /** @type {any} */ { sourceChange }) => sourceChange || schedule();
+    sharedModel.changed.connect(changed);
+    cell.disposed.connect(() => sharedModel.changed.disconnect(changed));
     refresh(cell);
     // Of a cell that shows nothing yet. While outputs stream in, that may take long: these look by themselves.
     void cell.ready?.then(look);

@@ -319,8 +319,12 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       return started;
     }
 
-    restart(options) {
-      return this.type(this.trans.__("restarting …"), [`%distributed restart ${options}`], { endsCell: true });
+    async restart(options) {
+      const done = await this.type(this.trans.__("restarting …"), [`%distributed restart ${options}`], { endsCell: true });
+      // As the kernel has them: over those before.
+      const isSize = (some) => /^(-n \d+)?$/.test(some);
+      if (done && options) this.options = isSize(options) && isSize(this.options) ? options : `${this.options} ${options}`.trim();
+      return done;
     }
 
     stop() {

@@ -25,9 +25,10 @@ export const plugins = (packages) => {
     trans.__("allranks is not installed for this kernel. Type in a cell: %1", "%pip install allranks");
 
   const report = async (ranks, done) => {
-    const ok = await done;
+    // Before the command ends, which may show another one.
     if (ranks.notification) Notification.dismiss(ranks.notification);
     ranks.notification = "";
+    const ok = await done;
     if (ok) return;
     const advice = ranks.text.includes(MISSING) ? install(ranks.trans) : "";
     const said = advice || ranks.text.trim() || ranks.trans.__("The command has not run.");

@@ -165,7 +165,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
       const { trans } = this;
       const rows = state.rows.flatMap((row, at) => {
         const host = row.host !== state.rows[at - 1]?.host && state.hosts.length > 1
-          ? [h("tr", { key: row.host }, h("th", { colSpan: 4, scope: "colgroup" }, row.host))] : [];
+          ? [h("tr", { key: `${row.host} ${row.ranks}` }, h("th", { colSpan: 4, scope: "colgroup" }, row.host))] : [];
         const processes = trans.__("processes on %1: %2", row.host, row.processes);
         const className = row.is_bad ? "jp-allranks-bad" : "";
         return [
