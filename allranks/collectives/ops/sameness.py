@@ -61,10 +61,16 @@ def differences(value: Any, process_set: ProcessSet | None = None) -> list[str]:
     arrays: dict[str, Any] = {}
     mine, problem = list[Leaf](), ""
     try:
+        places = set[str]()
         for place, leaf in _leaves(value, ""):
+            while place in places:  # as of the keys 1 and "1"
+                place += "'"
+            places.add(place)
             mine.append(_described(place, leaf, arrays))
     except UsageError as error:
         problem = str(error)
+    except Exception as error:  # as of a method of the model
+        problem = f"{_NAME} could not read the values: {type(error).__name__}: {error}"
     # A rank that raised before this call would leave the others waiting.
     brought = allgather_object((problem, mine), name=_NAME, process_set=process_set)
     if problem:
@@ -77,8 +83,8 @@ def differences(value: Any, process_set: ProcessSet | None = None) -> list[str]:
             f"{label(refused)}: {brought[ranks.index(refused[0])][0]}"
         )
     rows = [{leaf.place: leaf for leaf in leaves} for _, leaves in brought]
-    places = dict.fromkeys(place for row in rows for place in row)
-    differ = [place for place in places if len({row.get(place) for row in rows}) > 1]
+    every = dict.fromkeys(place for row in rows for place in row)
+    differ = [place for place in every if len({row.get(place) for row in rows}) > 1]
     lines = []
     for place in differ[:_SHOWN]:
         found = [row.get(place) for row in rows]
@@ -87,7 +93,7 @@ def differences(value: Any, process_set: ProcessSet | None = None) -> list[str]:
             text += _distance(arrays.get(place), process_set)
         lines.append(text)
     if len(differ) > _SHOWN:
-        lines.append(f"and {len(differ) - _SHOWN} more of {len(places)}")
+        lines.append(f"and {len(differ) - _SHOWN} more of {len(every)}")
     return lines
 
 
@@ -130,8 +136,9 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     elif callable(state):
         yield from _leaves(dict(state()), place)
     elif isinstance(weights, list):
-        named = {getattr(one, "path", f"weights[{at}]"): one for at, one in enumerate(weights)}
-        yield from _leaves(named, place)
+        for at, one in enumerate(weights):
+            name = getattr(one, "path", f"weights[{at}]")
+            yield from _leaves(one, f"{place}.{name}" if place else name)
     else:
         yield place, value
 

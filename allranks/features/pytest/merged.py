@@ -46,6 +46,10 @@ def failed_at_start(item: pytest.Item, text: str) -> pytest.TestReport:
     return _own_report(item, "setup", text)
 
 
+def failed_at_end(item: pytest.Item, text: str) -> pytest.TestReport:
+    return _own_report(item, "teardown", text)
+
+
 def reports(config: pytest.Config, item: pytest.Item, test: RanksOfTest) -> list[pytest.TestReport]:
     """Returns the reports of a test: its setup, its call and its teardown."""
     phases: dict[str, dict[int, Phase]] = {when: {} for when in _WHEN}

@@ -66,7 +66,8 @@ class RankSession:
         finally:
             if self._coverage is not None:
                 self._coverage.stop()
-            capture = self._config.pluginmanager.getplugin("capturemanager")
+            config = getattr(self, "_config", None)  # None: it could not be made
+            capture = config and config.pluginmanager.getplugin("capturemanager")
             if capture is not None:
                 # pytest leaves standard input replaced between two phases of a test.
                 capture.suspend_global_capture(in_=True)

@@ -92,6 +92,9 @@ class Ranks:
         if isinstance(failure, CellTimeout):
             test.timed_out = True
         reports = merged.reports(self._config, item, test)
+        if failure is not None and all(report.passed for report in reports):
+            # As a test that has caught its interrupt at the time limit.
+            reports.append(merged.failed_at_end(item, test.text))
         warned = dict.fromkeys(one for outcome in outcomes.values() for one in outcome.warned)
         self._log(item, reports, tuple(warned))
         for outcome in outcomes.values():
@@ -124,7 +127,9 @@ class Ranks:
         last = len(left) < cluster.size
         try:
             values = cluster.call(_FINISH, (last,), ranks=left, view=self._view(), timeout=limit)
-        except CellFailed:
+        except AllranksError as again:
+            if isinstance(again, CellInterrupted):
+                failure = again
             # A teardown has failed: the reports say so. Those of ranks that died in it are lost.
             values = self._again(cluster, left, last, limit)
         return dict(zip(left, values, strict=False)), failure
@@ -222,6 +227,7 @@ class Ranks:
             if cluster.state == "running" and self._begun == _pids(cluster):
                 cluster.call(_END, view=CapturedOutput())
         except AllranksError as error:
+            self._session.testsfailed += 1  # no test is left that could fail
             warnings.warn(
                 pytest.PytestWarning(f"the teardown of the last fixtures failed: {error}"),
                 stacklevel=2,

@@ -67,7 +67,8 @@ def spread_not_finite(cell: CellParts) -> list[Verdict]:
                 found.setdefault(key, {})[part.rank] = one
     if not found:
         return []
-    rows = min(found.values(), key=lambda row: min(one.call for one in row.values()))
+    # By time: calls are counted in each group.
+    rows = min(found.values(), key=lambda row: min(one.begun for one in row.values()))
     first = min(one.call for one in rows.values())
     ranks = tuple(sorted(rank for rank, one in rows.items() if one.call == first))
     one = rows[ranks[0]]

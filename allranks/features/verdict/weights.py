@@ -6,9 +6,11 @@ found, too. A sample has 64 numbers of each array. Runs in every rank.
 
 from __future__ import annotations
 
+import re
+import sys
 import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from types import ModuleType
@@ -22,6 +24,8 @@ MODULES = ("torch.optim.optimizer", "keras.src.callbacks.callback_list")
 _SAMPLED = 64
 #: Of more arrays, the first ones are compared.
 _MOST_ARRAYS = 256
+#: A cell may make an optimizer in each step.
+_MOST_FOLLOWED = 16
 
 
 class Followed:
@@ -51,7 +55,14 @@ class Followed:
             WeightsDiffer: they differ.
         """
         of = self.of()
-        found = differences(dict(self._arrays(of))) if of is not None else []
+        pairs = self._arrays(of) if of is not None else []
+        if not pairs or _is_captured(pairs):
+            return
+        # By their places: a library may number the same model otherwise on each rank.
+        found = [
+            re.sub(r"^\[(\d+)\]", lambda place: pairs[int(place[1])][0], line)
+            for line in differences([array for _, array in pairs])
+        ]
         if found:
             steps = f"step {self.steps}" if self.steps else "no step"
             raise WeightsDiffer(
@@ -66,6 +77,8 @@ class Followed:
         if of is None:
             return
         pairs = self._arrays(of)[:_MOST_ARRAYS]
+        if _is_captured(pairs):
+            return
         found = [
             ((names or {}).get(id(array), name), _nbytes(array), _some(array))
             for name, array in pairs
@@ -79,7 +92,10 @@ class Followed:
         Of a model that is gone, as of a function that has returned, it is the last sample.
         """
         with suppress(Exception):  # as of arrays that a library has deleted
-            self.sample(names)
+            of = self.of()
+            # The thread that is asked would wait for the GPU, which may wait for another rank.
+            if of is not None and not _is_at_work(self._arrays(of)):
+                self.sample(names)
         at, found = self._sampled
         return Model(
             names=[name for name, _, _ in found],
@@ -102,6 +118,10 @@ class Weights:
         found = self._followed.get(id(of))
         # Another object may have the place of one that is gone.
         if found is None or found.of() is not of:
+            if len(self._followed) >= _MOST_FOLLOWED:
+                gone = [key for key, one in self._followed.items() if one.of() is None]
+                for key in gone or [next(iter(self._followed))]:
+                    del self._followed[key]
             found = self._followed[id(of)] = Followed(of, arrays)
             found.sample()
         return found
@@ -117,8 +137,9 @@ class Weights:
         return max((one.steps for one in [*self._followed.values()]), default=0)
 
     def ended(self, variables: dict[str, Any]) -> list[Model]:
-        names = _names(variables)
-        return [one.ended(names) for one in [*self._followed.values()] if one.steps]
+        followed = [one for one in [*self._followed.values()] if one.steps]
+        names = _names(variables) if followed else {}
+        return [one.ended(names) for one in followed]
 
 
 def install(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
@@ -133,27 +154,38 @@ def install(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
 
 
 def _install_torch(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
+    # An optimizer that shards its state has another one for a part of the weights in its own step.
+    outer: list[Any] = []
+
     def before(optimizer: Any, *_: Any) -> None:
         own = weights()
-        if own is not None:
-            with suppress(Exception):
-                own.began(optimizer, _of_torch)
+        # A step that has raised has left its optimizer there.
+        if not outer or outer[0]() in (None, optimizer) or outer[1] is not own:
+            outer[:] = weakref.ref(optimizer), own
+            if own is not None:
+                with suppress(Exception):
+                    own.began(optimizer, _of_torch)
 
     def after(optimizer: Any, *_: Any) -> None:
+        if not outer or outer[0]() is not optimizer:
+            return
+        outer.clear()
         own = weights()
         if own is not None:
             with suppress(Exception):
                 own.began(optimizer, _of_torch).step()
             own.compare(optimizer)
 
-    module.register_optimizer_step_pre_hook(before)
-    module.register_optimizer_step_post_hook(after)
+    # torch.compile leaves the hooks out of what it compiles.
+    plainly = getattr(sys.modules.get("torch"), "_disable_dynamo", lambda hook: hook)
+    module.register_optimizer_step_pre_hook(plainly(before))
+    module.register_optimizer_step_post_hook(plainly(after))
 
 
 def _of_torch(optimizer: Any) -> list[tuple[str, Any]]:
     arrays = [array for group in optimizer.param_groups for array in group["params"]]
     # Each rank has a part of a sharded array, which differs.
-    if any(hasattr(array, "device_mesh") for array in arrays):
+    if any(hasattr(one, "device_mesh") or hasattr(one, "_fsdp_flattened") for one in arrays):
         return []
     return [
         (f"array {at} {tuple(array.shape)}", array)
@@ -166,8 +198,13 @@ def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) ->
     kind: Any = module.CallbackList
     begins, ends = kind.on_train_begin, kind.on_train_batch_end
 
+    def model_of(callbacks: Any) -> Any:
+        model = vars(callbacks).get("_model")
+        # There the property writes all weights back, in each step.
+        return model if hasattr(model, "jax_state_sync") else getattr(callbacks, "model", None)
+
     def follow(callbacks: Any) -> Followed | None:
-        own, model = weights(), getattr(callbacks, "model", None)
+        own, model = weights(), model_of(callbacks)
         return own.began(model, _of_keras) if own is not None and model is not None else None
 
     @wraps(begins)
@@ -185,7 +222,7 @@ def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) ->
                 followed.step()
         own = weights()
         if own is not None:
-            own.compare(getattr(self, "model", None))
+            own.compare(model_of(self))
 
     kind.on_train_begin, kind.on_train_batch_end = on_train_begin, on_train_batch_end
 
@@ -201,13 +238,28 @@ def _of_keras(model: Any) -> list[tuple[str, Any]]:
 def _names(variables: dict[str, Any]) -> dict[int, str]:
     """Returns the names of the arrays of torch's models that are variables of the cell."""
     found: dict[int, str] = {}
+    torch = sys.modules.get("torch.nn.modules.module")
+    if torch is None:
+        return found
     for name, value in variables.items():
-        # A cell may have added other names than texts, and objects with strange attributes.
+        # A cell may have added other names than texts. By the type: another object may act when it
+        # is asked for an attribute, as a proxy of a server does.
         with suppress(Exception):
-            if name[:1] != "_" and hasattr(value, "named_parameters"):
+            if name[:1] != "_" and issubclass(type(value), torch.Module):
                 for path, array in value.named_parameters():
                     found.setdefault(id(array), f"{name}.{path.removeprefix('module.')}")
     return found
+
+
+def _is_captured(pairs: Sequence[tuple[str, Any]]) -> bool:
+    """Whether a graph of CUDA records what is done now, which a copy to the host would break."""
+    on_gpu = any(getattr(array, "is_cuda", False) for _, array in pairs)
+    return on_gpu and bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+
+
+def _is_at_work(pairs: Sequence[tuple[str, Any]]) -> bool:
+    devices = {array.device for _, array in pairs if getattr(array, "is_cuda", False)}
+    return any(not sys.modules["torch"].cuda.current_stream(one).query() for one in devices)
 
 
 def _nbytes(array: Any) -> int:

@@ -37,6 +37,23 @@ def test_the_rank_with_other_values_is_named_and_how_far_they_are_apart(capsys):
     )
 
 
+def test_values_of_the_same_place_are_all_compared():
+    found = compared(lambda rank: {1: np.full(2, float(rank)), "1": np.ones(2)}, ranks=2)
+    assert len(found) == 1
+    layer = lambda rank: SimpleNamespace(path="dense/kernel", value=np.full(2, float(rank)))  # noqa: E731
+    model = lambda rank: SimpleNamespace(weights=[layer(rank), layer(0)])  # noqa: E731
+    assert len(compared(model, ranks=2)) == 1
+
+
+def test_a_value_that_cannot_be_read_on_one_rank_is_an_error_on_all():
+    def program():
+        broken = np.array([None], object) if c.rank() else np.ones(1)
+        with pytest.raises(UsageError, match=r"could not read the values|can be compared"):
+            c.same_on_all_ranks(broken)
+
+    loopback.run(2, program)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -89,12 +90,51 @@ def test_of_a_model_that_is_gone_the_last_sample_is_kept():
     assert (model.steps, model.sampled, model.numbers) == (11, 8, [[9.0]])
 
 
-def test_arrays_have_the_names_of_the_cells_models():
+def test_arrays_have_the_names_of_the_cells_models(monkeypatch):
+    class Module:
+        def named_parameters(self):
+            return [("module.0.weight", tensor)]
+
+    class Proxy:
+        """As of a server: to ask it for anything takes a while."""
+
+        def __getattribute__(self, name):
+            asked.append(name)
+            raise TimeoutError
+
+    asked: list[str] = []
+    torch = SimpleNamespace(Module=Module)
+    monkeypatch.setitem(sys.modules, "torch.nn.modules.module", torch)  # type: ignore[arg-type]
     weights, tensor = Weights(), Tensor([1.0])
-    net = SimpleNamespace(named_parameters=lambda: [("module.0.weight", tensor)])
     optimizer = Optimizer(tensor)
     train(weights, optimizer, 1)
-    assert weights.ended({"net": net})[0].names == ["net.0.weight"]
+    assert weights.ended({"far": Proxy(), "net": Module()})[0].names == ["net.0.weight"]
+    assert asked == []
+
+
+def test_an_optimizer_that_steps_within_the_step_of_another_is_not_followed():
+    weights, whole, part = (
+        Weights(),
+        Optimizer(Tensor([1.0]), Tensor([2.0])),
+        Optimizer(Tensor([1.0])),
+    )
+    before, after = hooks_of(weights)
+    for step in range(3):
+        before(whole, (), {})
+        if step != 1:  # which raises
+            before(part, (), {})
+            after(part, (), {})
+            after(whole, (), {})
+    (model,) = weights.ended({})
+    assert (model.steps, len(model.names)) == (2, 2)
+
+
+def test_of_many_optimizers_in_a_cell_the_last_ones_are_followed():
+    weights = Weights()
+    kept = [Optimizer(Tensor([float(number)])) for number in range(40)]
+    for optimizer in kept:
+        train(weights, optimizer, 1)
+    assert [model.numbers for model in weights.ended({})] == [[[n + 1.0]] for n in range(24, 40)]
 
 
 def test_sharded_arrays_are_not_compared_and_strange_ones_fail_no_training():
