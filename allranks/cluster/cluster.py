@@ -267,7 +267,10 @@ class Cluster(Calls):
                 connection.ask(requests.SEND, {}, ranks=connection.roster.alive, strict=False)
             # Another notebook has replaced them, and has ended before it said what they have.
             new = {rank for rank, about in told.items() if about["new"]}
-            if new := new | told.keys() & {end["rank"] for end in record.get("gone", ())}:
+            # What a rank has saved itself, and has back, is newer than what was kept.
+            back = set(record.get("own", ())) - new
+            gone = {end["rank"] for end in record.get("gone", ())} - back
+            if new := new | told.keys() & gone:
                 done = self._restore(new, tell or self.news.append)
                 self.news.append(text_of_new(done, new))
         except BaseException:

@@ -315,8 +315,11 @@ class Connection:
         assert isinstance(agents, MultiHostAgents)
         if not agents.relocate():
             return {}
-        for press in self.step(0):  # the last news of the ranks that end
-            self.inbox.put(press)
+        try:
+            for press in self.step(0):  # the last news of the ranks that end
+                self.inbox.put(press)
+        except Exception as error:  # of the display: the ranks have been told to start again
+            self.notices.append(str(error))
         self.epoch, self.ended_epoch, self._controller_end = 0, -1, ""
         hosts = agents.hosts()
         self.roster.start_again(hosts)

@@ -46,6 +46,8 @@ class RecoveryDriver:
         recovery = self._recovery
         with self._ranks.inbox.hearing_interrupts(), ExitStack() as self._request:
             self._pass_on()
+            if recovery.step is Step.UP:  # what has ended the job ends also what begins now
+                self._known["ended"].clear()
             begin()
             self._pass_on()
             while not recovery.is_over:
@@ -275,8 +277,11 @@ class HealedCells(Cells):
     def _continue(self, record: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         """Starts all ranks again, because another notebook has ended while it did that."""
         began = time.monotonic()
+        for press in self._ranks.step(0):  # hosts may have been lost since: it begins with these
+            self._ranks.inbox.put(press)
         done = Recovery.continued(record, self._ranks.places())
         self._run(done, tell, done.restarted)
+        self._epoch.begin(done.epoch)
         tell(text_of(done, time.monotonic() - began))
         if done.presses:
             raise KeyboardInterrupt

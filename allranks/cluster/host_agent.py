@@ -989,7 +989,8 @@ class MultiHostAgents:
             case LauncherExit():
                 self._hold(event, host)
             case Controller() | Registered():
-                self._told[event.name] = event
+                # The main thread saves them.
+                self._told = {**self._told, event.name: event}
                 if isinstance(event, Controller):
                     for each in self._hosts[1:]:
                         self._say(each.name, Join(event.engine))

@@ -229,7 +229,7 @@ class Recovery:
 
     def job_ended(self, ends: Sequence[ProcessExit]) -> None:
         """MPI's job has ended, or no rank is left; ``ends`` are the first ends of processes."""
-        lost = [end for end in ends if end.why]
+        lost = [end for end in ends if end.why] if self._can_start_again else []
         for end in lost:
             self.host_lost(end.host, end.why)
         if self.step is Step.SAVING:
@@ -439,6 +439,7 @@ class Recovery:
                 return
             if content["problem"]:
                 self.not_saved[rank] = content["problem"]
+                self._copies.discard(rank)  # it settles next, which removes the file
         self.commands.append(Up())
         self._restore()
 
@@ -460,6 +461,7 @@ class Recovery:
             if end.rank in self._died_once:
                 self._died_twice.add(end.rank)
                 self._copies.discard(end.rank)
+                self.own.discard(end.rank)
                 self._note_gone([end])
             self._died_once.add(end.rank)
 

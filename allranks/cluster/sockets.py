@@ -406,7 +406,8 @@ class RankSockets:
                 # given a sign before the next look, also if another one sends without end.
                 unread = len(self._hosts)
             left_ms = math.ceil(1000 * max(0.0, self._next_look - self._now))
-            ready = dict(poller.poll(left_ms if self._hosts else None))
+            # Where several hosts are expected, also without one: another thread may add them.
+            ready = dict(poller.poll(left_ms if self.listening is not None else None))
             self._now = self._clock.now()
             try:
                 if self._events in ready:

@@ -462,8 +462,10 @@ class AgentState:
         self._first.discard(pid)
         if rank is not None:
             memory = self._reasons.pop(pid, memory)
-            self._dead[rank] = agent.Exit(rank, pid, code, not is_placed, memory)
-            self._tell(self._dead[rank])
+            end = agent.Exit(rank, pid, code, not is_placed, memory)
+            if rank not in self.ranks.values():  # else another process has its place by now
+                self._dead[rank] = end
+            self._tell(end)
             self._commands += [TellController(rank, pid), NoteDeath(rank, code)]
         if is_placed:
             # A rank that ends by itself has failed, also with exit code 0.

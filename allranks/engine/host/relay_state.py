@@ -27,6 +27,8 @@ _LONGEST = max(map(len, _WAITING))
 _MOST_NBYTES = 64 << 10
 #: In place of a message that cannot be read, of a process that the system does not name.
 _UNREADABLE = b"what a rank has sent"
+#: How the first record of a rank begins.
+_HELLO = b'["Hello"'
 #: The host agent has ended all ranks, and awaits its next configuration.
 _AGAIN = agent.to_line(agent.Again())
 
@@ -322,13 +324,16 @@ class RelayState:
             messages = split_messages(list(frames))
             for message in messages:
                 check_text(bytes(message[0]))
+            if self.next is not None:  # the notebook would take it for a rank of the next start
+                messages = [one for one in messages if not bytes(one[0]).startswith(_HELLO)]
         except WireError as error:
             # Nothing of it: it would take other messages along.
             if pid:
                 self._refuse(pid, str(error))
                 return
             messages = [[_UNREADABLE]]  # for the notebook, which says so
-        self._batching.add(pid, messages, nbytes)
+        if messages:
+            self._batching.add(pid, messages, nbytes)
 
     def _refuse(self, pid: int, why: str) -> None:
         if self._has_agent and self.next is None:

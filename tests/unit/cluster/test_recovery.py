@@ -483,3 +483,19 @@ def test_variables_are_lost_only_where_no_process_and_no_file_has_them(seed: int
     without = HOSTS.keys() - world.has
     assert without <= done.gone.keys() | done.not_saved.keys(), "it is not said"
     assert without <= world.doomed | done.not_saved.keys() | twice, "they could have been kept"
+
+
+def test_ranks_that_cannot_start_again_are_lost_with_a_host_that_is_lost_meanwhile():
+    played = Played(Step.HEALING, can_start_again=False)
+    played.recovery.job_ended(lost(4))
+    assert played.recovery.step is Step.LOST
+
+
+def test_a_rank_that_could_not_load_its_variables_is_not_asked_for_them_again():
+    played = Played(Step.LOADING)
+    for rank in range(6):
+        problem = "ModuleNotFoundError: mine" if rank == 1 else ""
+        played.recovery.rank_answered(rank, {"problem": problem})
+    played.go_on(Step.RESTORING, requests.RESTORE)
+    assert 1 not in played.asked.arguments["saved"]
+    assert played.recovery.not_saved[1] == "ModuleNotFoundError: mine"

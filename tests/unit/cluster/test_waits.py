@@ -173,7 +173,8 @@ def test_hosts_are_looked_at_after_what_came_of_each_while_the_notebook_stood_st
 
     monkeypatch.setattr(sockets.zmq, "Poller", Poller)
     now = [0.0]
-    wire = SimpleNamespace(_events="events", _stop_reader="stop", _hosts={"h1": 0, "h2": 0})
+    hosts = {"h1": 0, "h2": 0}
+    wire = SimpleNamespace(_events="events", _stop_reader="stop", _hosts=hosts, listening=hosts)
     wire._now, wire._next_look, wire._clock = 0.0, 0.5, SimpleNamespace(now=lambda: now[0])
     wire._receive, wire._take = lambda: unread.pop(0), found.append
 

@@ -256,6 +256,15 @@ def test_ranks_stay_for_the_next_notebook_which_gets_the_earlier_events(here):
     assert not here.state.stopping  # a notebook has them
 
 
+def test_the_late_end_of_a_process_whose_place_another_has_is_not_told_again(here):
+    here.say(Stay(60, {}))
+    here.apply(ProcessEnded(101, KILLED))
+    here.fork(2, [1], pid=201)
+    here.fork(3, [1], pid=301)
+    here.apply(ProcessEnded(201, KILLED), NotebookLeft(True))
+    assert not [event for event in here.told(Attached(False)) if isinstance(event, Exit)]
+
+
 @pytest.mark.parametrize(
     "event", [NobodyCame(), LauncherEnded(0), ProcessEnded(101, KILLED)], ids=type
 )
