@@ -170,8 +170,17 @@ def test_a_picture_of_simulated_ranks_is_enlarged(lab):
     assert picture.bounding_box()["width"] > 3 * width
 
 
+def handles(lab):
+    # They stand side by side, and the outputs as they came are hidden.
+    return lab.output(SLIDER).locator(".noUi-handle:visible")
+
+
+def shown(lab, text):
+    return lab.output(SLIDER).get_by_text(text).locator("visible=true")
+
+
 def moved_by(lab, rank, presses):
-    handle = lab.output(SLIDER).locator(".noUi-handle").nth(rank)
+    handle = handles(lab).nth(rank)
     handle.focus()
     for _ in range(presses):
         handle.press("ArrowRight")
@@ -183,11 +192,11 @@ def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
         lab.run_cell(index)
         lab.wait_idle()
     expect(lab.output(BAR)).to_contain_text("slowest: 0, mean 50%")
-    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
-    expect(lab.output(SLIDER).get_by_text("inside 1")).to_be_visible()
+    expect(handles(lab)).to_have_count(2, timeout=30_000)
+    expect(shown(lab, "inside 1")).to_be_visible()
     moved_by(lab, 1, 3)
     # The rank has heard it, and its label tells.
-    expect(lab.output(SLIDER).get_by_text("twice 6")).to_be_visible(timeout=30_000)
+    expect(shown(lab, "twice 6")).to_be_visible(timeout=30_000)
     lab.run_cell(VALUE)
     lab.wait_idle()
     assert lab.outputs_text(VALUE) == "rank 0 → 0\nrank 1 → 3"
@@ -205,9 +214,9 @@ def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
     # A page that is loaded anew has the sliders as they were moved, and they still work.
     lab.save()
     lab.open("output.ipynb")
-    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
+    expect(handles(lab)).to_have_count(2, timeout=30_000)
     moved_by(lab, 1, 2)
-    expect(lab.output(SLIDER).get_by_text("twice 10")).to_be_visible(timeout=30_000)
+    expect(shown(lab, "twice 10")).to_be_visible(timeout=30_000)
 
 
 def a_debugger_asks_in_the_cells_own_field(lab):
@@ -265,7 +274,7 @@ def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
     wait_until((server.root / "over").exists, seconds=60)
     reopen(lab)
     expect(lab.output(UNSEEN).get_by_text("trained")).to_be_visible(timeout=60_000)
-    expect(lab.output(UNSEEN).locator(".ar-status")).to_contain_text("finished")
+    expect(lab.output(UNSEEN).locator(".ar-status")).to_contain_text("2 ranks ✓")
     canvas().hover(position={"x": 200, "y": 80})
     expect(lab.output(UNSEEN).locator(".ar-tip:visible")).to_contain_text("rank 1")
     expect(prompt()).to_have_text(re.compile(r"^\[\d+\]:$"))

@@ -34,9 +34,23 @@ def without_features(tmp_path: Path) -> Path:
 @pytest.mark.timeout(900)
 def test_the_tests_of_the_core_pass_without_any_feature(without_features: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    # The plugin of the installed package is a feature, too.
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = "-p", "xdist", "-p", "pytest_timeout"
     without = "-m", "not replaces"  # a feature replaces dead ranks
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", *CORE, *without],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n0",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *plugins,
+            *CORE,
+            *without,
+        ],
         cwd=without_features,
         env=env | {"PYTHONPATH": str(without_features)},
         capture_output=True,

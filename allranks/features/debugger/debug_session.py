@@ -148,8 +148,6 @@ class DebugSession:
         #: The rank that the user has chosen, and the one that the front end shows.
         self._chosen: int | None = None
         self._only = False
-        #: Why another rank than the one that steps alone is shown.
-        self._notice = ""
         self._shown: int | None = None
         self._last: int | None = None
         self._show_later: asyncio.TimerHandle | None = None
@@ -321,8 +319,7 @@ class DebugSession:
         for rank, replies in zip(paused, await asyncio.gather(*asked), strict=True):
             frames = replies.get(rank, {}).get("body", {}).get("stackFrames", [])
             found.append({"rank": rank, "place": self._place(frames[0]) if frames else ""})
-        state = {"shown": self._shown, "only": self._only, "notice": self._notice}
-        return {"body": {"pauses": found, **state}}
+        return {"body": {"pauses": found, "shown": self._shown, "only": self._only}}
 
     def _place(self, frame: Dap) -> str:
         path = frame.get("source", {}).get("path", "")
@@ -418,7 +415,6 @@ class DebugSession:
     async def _step(self, rank: int, command: str, arguments: Dap) -> Dap:
         ranks = self.ranks
         assert ranks is not None
-        self._notice = ""
         request = command, arguments
         if not self._only:
             for one in set(ranks.stepping) - set(ranks.paused) - ranks.waiting:
@@ -450,7 +446,7 @@ class DebugSession:
                 f"expected a rank that is paused ({self._list_paused()}), found "
                 f"{found[1] or 'none'}. Type: {COMMAND} -r {min(ranks.paused, default=0)}"
             )
-        self._chosen, self._only, self._notice = chosen, bool(found[2]), ""
+        self._chosen, self._only = chosen, bool(found[2])
         if self._shown != chosen:
             self._show(chosen)
         how = "steps alone" if self._only else f"is shown; {self._list_paused()} step together"
@@ -513,7 +509,7 @@ class DebugSession:
             self.ranks.waiting.clear()
             self.ranks.stepping.clear()
         self._hide()
-        self._last, self._only, self._notice = None, False, ""
+        self._last, self._only = None, False
 
     def look(self) -> None:
         """Shows a pause if no rank is awaited any longer; for any thread."""
@@ -529,8 +525,6 @@ class DebugSession:
         if not awaited:
             self._show_now()
             return
-        if self._only and self._chosen in awaited - ranks.waiting:
-            return  # the others are where they were
         if awaited & ranks.loading:
             return
         slow = bool(awaited - ranks.waiting)
@@ -545,17 +539,8 @@ class DebugSession:
         self._forget_timer()
         ranks = self.ranks
         if ranks is not None and ranks.paused and self._shown is None:
-            if self._only and self._chosen not in ranks.paused:
-                self._end_steps_alone(ranks)
             wanted = (self._chosen, self._last, min(ranks.paused))
             self._show(next(rank for rank in wanted if rank in ranks.paused))
-
-    def _end_steps_alone(self, ranks: DebuggedRanks) -> None:
-        # Another rank is shown next, which would go on alone, and the user has not chosen it.
-        waits = self._chosen in set(ranks.pending())
-        why = f"waits for {self._list_paused()}" if waits else "has left the cell"
-        self._notice = f"rank {self._chosen} {why}: all paused ranks step together again"
-        self._only = False
 
     def _show(self, rank: int) -> None:
         assert self.ranks is not None

@@ -109,7 +109,8 @@ class _Cells:
         first = code.lstrip()
         if first.startswith(_FOR_RANKS):
             return True
-        return self.every and not first.startswith(tuple(self._toggle.local_beginnings))
+        local = ("%%local", *getattr(self._toggle, "commands", ()))
+        return self.every and not first.startswith(local)
 
 
 FEATURE = NotebookDebugger

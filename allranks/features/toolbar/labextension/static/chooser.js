@@ -10,6 +10,7 @@ const VIEWS = [
   ["side", "side by side", "M2 2h5.5v5.5H2zM8.5 2H14v5.5H8.5zM2 8.5h5.5V14H2zM8.5 8.5H14V14H8.5z"],
 ];
 const MOST_COLUMNS = 16;
+const WIDGET = "application/vnd.jupyter.widget-view+json";
 // A notebook may have any text as an output: a longer list of ranks is one of no cluster.
 const MOST_RANKS = 16_384;
 const LOOK_MS = 500;
@@ -67,12 +68,17 @@ export const split = (outputs) => {
 };
 
 /**
- * Whether several ranks have figures, tables or other output that is no text.
+ * Whether several ranks have figures, tables or other output of their own that is no text. A bar of all is none, and
+ * a widget neither: a page that is loaded anew would not draw it a second time.
  *
  * @param {Found} found
  */
-const isRich = ({ byRank }) =>
-  [...byRank.values()].filter((own) => own.some(({ output_type: type }) => type !== "stream")).length > 1;
+const isRich = ({ byRank }) => {
+  if (byRank.size > MOST_COLUMNS) return false;
+  const rich = [...byRank.values()].map((own) => own.filter(({ output_type: type, data }) => type !== "stream" && !data?.[WIDGET]));
+  const isOwn = (/** @type {any} */ output) => rich.filter((some) => some.includes(output)).length === 1;
+  return rich.filter((own) => own.some(isOwn)).length > 1;
+};
 
 /**
  * @typedef {object} Made what stands beside the outputs of one cell
@@ -235,7 +241,7 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
     made.first = `${ranks[0]}`;
     made.at = found.first;
     // Not while the cell runs: what is drawn again loses its state. More ranks than fit would be hidden.
-    made.usual = isRich(found) && ranks.length <= MOST_COLUMNS && !isRunning(cell) ? "side" : "all";
+    made.usual = isRich(found) && !isRunning(cell) ? "side" : "all";
     const chosen = cell.model.getMetadata(KEY)?.ranks ?? made.usual;
     const rank = ranks.find((one) => `${one}` === chosen);
     made.chosen = rank === undefined ? "all" : "tabs";
