@@ -4,4 +4,4 @@ import js from "@eslint/js";
 const rules = { ...js.configs.recommended.rules, "no-undef": "off", "no-control-regex": "off", eqeqeq: ["error", "always", { null: "ignore" }],
   "no-var": "error", "prefer-const": "error", "no-unused-vars": ["error", { argsIgnorePattern: "^_" }] };
 
-export default [{ files: ["allranks/**/*.js", "tests/front/*.js", "eslint.config.js"], rules }, { ignores: [".*/", "build/"] }];
+export default [{ files: ["allranks/**/*.js", "tests/front/*.js", "eslint.config.mjs"], rules }, { ignores: [".*/", "build/"] }];
