@@ -170,17 +170,8 @@ def test_a_picture_of_simulated_ranks_is_enlarged(lab):
     assert picture.bounding_box()["width"] > 3 * width
 
 
-def handles(lab):
-    # They stand side by side, and the outputs as they came are hidden.
-    return lab.output(SLIDER).locator(".noUi-handle:visible")
-
-
-def shown(lab, text):
-    return lab.output(SLIDER).get_by_text(text).locator("visible=true")
-
-
 def moved_by(lab, rank, presses):
-    handle = handles(lab).nth(rank)
+    handle = lab.output(SLIDER).locator(".noUi-handle").nth(rank)
     handle.focus()
     for _ in range(presses):
         handle.press("ArrowRight")
@@ -192,11 +183,11 @@ def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
         lab.run_cell(index)
         lab.wait_idle()
     expect(lab.output(BAR)).to_contain_text("slowest: 0, mean 50%")
-    expect(handles(lab)).to_have_count(2, timeout=30_000)
-    expect(shown(lab, "inside 1")).to_be_visible()
+    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
+    expect(lab.output(SLIDER).get_by_text("inside 1")).to_be_visible()
     moved_by(lab, 1, 3)
     # The rank has heard it, and its label tells.
-    expect(shown(lab, "twice 6")).to_be_visible(timeout=30_000)
+    expect(lab.output(SLIDER).get_by_text("twice 6")).to_be_visible(timeout=30_000)
     lab.run_cell(VALUE)
     lab.wait_idle()
     assert lab.outputs_text(VALUE) == "rank 0 → 0\nrank 1 → 3"
@@ -214,9 +205,9 @@ def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
     # A page that is loaded anew has the sliders as they were moved, and they still work.
     lab.save()
     lab.open("output.ipynb")
-    expect(handles(lab)).to_have_count(2, timeout=30_000)
+    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
     moved_by(lab, 1, 2)
-    expect(shown(lab, "twice 10")).to_be_visible(timeout=30_000)
+    expect(lab.output(SLIDER).get_by_text("twice 10")).to_be_visible(timeout=30_000)
 
 
 def a_debugger_asks_in_the_cells_own_field(lab):

@@ -6,7 +6,7 @@ const TARGET = "allranks.ranks";
 const LOOK_MS = 1000;
 const MOST_QUIET_MS = 20_000;
 const MOST_ENDING_MS = 5_000;
-const NO_PAUSES = { pauses: [], shown: null, only: false, notice: "" };
+const NO_PAUSES = { pauses: [], shown: null, only: false };
 
 // A kernel colours what it prints.
 const plain = (text) => text.replace(/\x1b\[[0-9;]*m/g, "");

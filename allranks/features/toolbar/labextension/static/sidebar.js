@@ -198,11 +198,10 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
       const ranks = this.current();
       if (!ranks) return null;
       const { trans } = this;
-      const { pauses, shown, only, notice } = ranks.debugger;
+      const { pauses, shown, only } = ranks.debugger;
       const steps = [[trans.__("Step all ranks"), false], [trans.__("Step rank %1 only", shown), true]];
       return h(
         "div", { className: "jp-allranks-list" },
-        h("p", { role: "status" }, notice),
         h("ul", null, pauses.map(({ rank, place }) => h("li", { key: rank }, h(
           "button", { title: place, "aria-pressed": rank === shown, onClick: () => void ranks.choose(rank, only) },
           h("span", null, trans.__("rank %1", rank)),
