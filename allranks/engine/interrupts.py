@@ -135,6 +135,10 @@ class Interrupts:
             else:
                 self._early = cell
 
+    def wait_for_end(self, seconds: float) -> None:
+        """Waits in another thread until what was interrupted has ended."""
+        self._over.wait(seconds)
+
     def repeat(self) -> None:
         # No lock: only the main thread changes `_hearing`.
         if self._hearing:
