@@ -242,6 +242,8 @@ class ClientRequests:
                 kill.start()
             elif number and interrupts.number == _CLIENT and interrupts.heard:
                 interrupts.send(_CLIENT)
+                # If the request awaits, ipykernel's handler does not wake the loop that is to end it.
+                self._call_soon(int)
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
 

@@ -209,7 +209,7 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     cell.wait_for(WAITS)
     px.interrupt()
     cell.wait().fails("KeyboardInterrupt")
-    px.run("held.get()").says("KeyboardInterrupt")
+    px.run("held.get(timeout=30)").says("KeyboardInterrupt")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
@@ -222,7 +222,7 @@ def test_a_request_awaits_and_can_be_interrupted_meanwhile(px):
     cell.wait_for(WAITS)
     px.interrupt()
     cell.wait().fails("KeyboardInterrupt")
-    px.run("held.get()").says("KeyboardInterrupt")
+    px.run("held.get(timeout=30)").says("KeyboardInterrupt")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
