@@ -27,8 +27,8 @@ _ERROR = ("ename", "evalue", "traceback")
 _CLIENT = -1
 #: After this time ZeroMQ's thread has sent an answer. Clients wait for it without a limit.
 LAST_ANSWER_SECONDS = 1.0
-#: An interrupt is answered when the request has ended, or after this time. ipyparallel's client waits
-#: for the answer before it goes on: a next request on all ranks then meets none that still fails.
+#: An interrupt is answered when the request has ended, or after this time. ipyparallel's client
+#: waits for the answer, so that its next request on all ranks meets none that has yet to fail.
 INTERRUPTED_SECONDS = 2.0
 #: In the metadata of requests that ipyparallel gives to any free engine.
 _OF_A_TASK = "retries"
@@ -242,7 +242,7 @@ class ClientRequests:
                 kill.start()
             elif number and interrupts.number == _CLIENT and interrupts.heard:
                 interrupts.send(_CLIENT)
-                # If the request awaits, ipykernel's handler does not wake the loop that is to end it.
+                # ipykernel's handler, for requests that await, does not wake the loop.
                 self._call_soon(int)
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)

@@ -277,8 +277,8 @@ def test_px_is_ipyparallels_where_a_view_was_activated(px):
     cell = kernel.run("%%px\nby_ipyparallel = rank\nprint('said', rank)\nrank + 5").ok()
     cell.says("[stdout:1] said 1", "Out[1:", ": 6")
     kernel.run("%%px\n1 / rank").says("[0:execute]", "ZeroDivisionError: division by zero")
-    slow_to_end = "import time\nprint('waits', flush=True)\ntry: comm.recv(source=1)\nfinally: time.sleep(1)"
-    stopped = kernel.start("%%px --targets 0\n" + slow_to_end)
+    slow_to_end = "try: comm.recv(source=1)\nfinally: time.sleep(1)"
+    stopped = kernel.start(f"%%px --targets 0\nimport time; print('waits')\n{slow_to_end}")
     stopped.wait_for("waits")
     kernel.interrupt()
     stopped.wait()
