@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from allranks.records.frozen import frozen
 from allranks.records.wire import check_types, read_object
 
 
@@ -87,12 +87,12 @@ def _read(found: dict[str, Any], kind: type[_Said]) -> _Said:
 # Of a host agent.
 
 
-@dataclass(frozen=True)
+@frozen
 class FolderMade(Event):
     """The session's folder is there."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Controller(Event):
     """Where ipyparallel's controller will be, for clients and for engines."""
 
@@ -100,7 +100,7 @@ class Controller(Event):
     engine: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class Registered(Event):
     """All engines have registered there."""
 
@@ -108,28 +108,28 @@ class Registered(Event):
     engine: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class ControllerExit(Event):
     """ipyparallel's controller has ended."""
 
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Preloading(Event):
     """It imports a module that all ranks share; without a name, it has imported the last one."""
 
     module: str
 
 
-@dataclass(frozen=True)
+@frozen
 class OpenedCuda(Event):
     """A preloaded module has initialized CUDA, so no rank could use a GPU."""
 
     module: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Reach(Event):
     """The launcher wants to run a command on another host."""
 
@@ -137,14 +137,14 @@ class Reach(Event):
     command: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Admitted(Event):
     """The process of a rank has begun."""
 
     rank: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Replaces(Event):
     """A process takes the place of a dead rank."""
 
@@ -152,7 +152,7 @@ class Replaces(Event):
     pid: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Exit(Event):
     """The process of a rank has ended, ``by_launcher`` if MPI had let it go before.
 
@@ -166,7 +166,7 @@ class Exit(Event):
     memory: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class SpareExit(Event):
     """A spare process has ended; ``place`` is its number among the launcher's processes."""
 
@@ -174,38 +174,38 @@ class SpareExit(Event):
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Launcher(Event):
     """Text of the launcher, or of a preloaded module."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class LauncherExit(Event):
     """The launcher has ended."""
 
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Running(Event):
     """The ranks of the host run this cell; 0 for none."""
 
     cell: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Watched(Event):
     """A notebook watches the ranks from now on."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Again(Event):
     """All ranks have ended, and the agent awaits its next configuration."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Stopped(Event):
     """Nothing of the cluster is left here."""
 
@@ -213,7 +213,7 @@ class Stopped(Event):
 # Of a relay.
 
 
-@dataclass(frozen=True)
+@frozen
 class HostUp(HostEvent):
     """The relay has come; ``address`` is the host's."""
 
@@ -221,7 +221,7 @@ class HostUp(HostEvent):
     version: str
 
 
-@dataclass(frozen=True)
+@frozen
 class HostListens(HostEvent):
     """The host listens on a port for a test of the network."""
 
@@ -229,7 +229,7 @@ class HostListens(HostEvent):
     port: int
 
 
-@dataclass(frozen=True)
+@frozen
 class HostConnected(HostEvent):
     """Why it could not connect to others in this test, by host."""
 
@@ -237,35 +237,35 @@ class HostConnected(HostEvent):
     problems: dict[str, str]
 
 
-@dataclass(frozen=True)
+@frozen
 class HostRefused(HostEvent):
     """The host cannot begin."""
 
     problem: str
 
 
-@dataclass(frozen=True)
+@frozen
 class HostAgain(HostEvent):
     """What follows is of the ranks of this relocation."""
 
     relocation: str
 
 
-@dataclass(frozen=True)
+@frozen
 class HostEnds(HostEvent):
     """The relay ends the ranks of its host."""
 
     why: str
 
 
-@dataclass(frozen=True)
+@frozen
 class HostDown(HostEvent):
     """Nothing is left on the host."""
 
     why: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Notice(Event):
     """A text for the user."""
 
@@ -275,36 +275,36 @@ class Notice(Event):
 # Of the notebook's connection to a host, or of its caretaker.
 
 
-@dataclass(frozen=True)
+@frozen
 class HostBeat(HostEvent):
     """The host has sent a heartbeat."""
 
 
-@dataclass(frozen=True)
+@frozen
 class HostLate(HostEvent):
     """The host has missed heartbeats."""
 
 
-@dataclass(frozen=True)
+@frozen
 class HostSilent(HostEvent):
     """The host has been silent for its lease."""
 
 
-@dataclass(frozen=True)
+@frozen
 class HostLeft(HostEvent):
     """The host is lost."""
 
     why: str
 
 
-@dataclass(frozen=True)
+@frozen
 class AgentExit(Event):
     """The host agent of this machine has ended."""
 
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Ready(Event):
     """The caretaker can be visited."""
 
@@ -312,27 +312,27 @@ class Ready(Event):
 # For a host agent.
 
 
-@dataclass(frozen=True)
+@frozen
 class Up(Command):
     """All ranks are up."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Clients(Command):
     """Start ipyparallel's controller: a client will connect."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Stop(Command):
     """End all ranks."""
 
 
-@dataclass(frozen=True)
+@frozen
 class BeginAgain(Command):
     """End all ranks; the next configuration follows."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Stay(Command):
     """After the notebook's end the ranks stay for a time; ``memo`` is for the next notebook."""
 
@@ -340,7 +340,7 @@ class Stay(Command):
     memo: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class End(Command):
     """End a process, that of a rank if ``pid`` is 0."""
 
@@ -349,7 +349,7 @@ class End(Command):
     rank: int = -1
 
 
-@dataclass(frozen=True)
+@frozen
 class Seat(Command):
     """Wake all spare processes. Those of ``seats``, by their numbers, become these ranks."""
 
@@ -357,7 +357,7 @@ class Seat(Command):
     seats: list[tuple[int, int]]
 
 
-@dataclass(frozen=True)
+@frozen
 class RankDied(Command):
     """A rank of another host has died; ipyparallel's controller is here."""
 
@@ -365,14 +365,14 @@ class RankDied(Command):
     pid: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Join(Command):
     """Connect the ranks to the controller, which is on the first host."""
 
     engine: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class Serve(Command):
     """Run the command that the first host's launcher would run here by ssh."""
 
@@ -382,14 +382,14 @@ class Serve(Command):
 # For a caretaker, beside `Stay` and `Stop`.
 
 
-@dataclass(frozen=True)
+@frozen
 class Keep(Command):
     """What the next notebook has to know."""
 
     state: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class Runs(Command):
     """The cell that the ranks of a host run."""
 

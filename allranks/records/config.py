@@ -11,11 +11,11 @@ import secrets
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from allranks.errors import UsageError
 from allranks.launched import RankVariables
+from allranks.records.frozen import frozen
 
 #: Instead of devices: all GPUs of the host, which it looks for itself.
 EVERY_GPU = "all"
@@ -51,7 +51,7 @@ NOTEBOOKS_DOOR = "notebook"
 WATCHERS_DOOR = "watch"
 
 
-@dataclass(frozen=True)
+@frozen
 class CaretakerConfig:
     """What the caretaker of ranks on several hosts gets, as a line of JSON.
 
@@ -84,7 +84,7 @@ def own_notebook() -> str:
     return os.environ.get("JPY_SESSION_NAME") or os.getcwd()
 
 
-@dataclass(frozen=True)
+@frozen
 class Invitation:
     """Where the notebook listens for other hosts, and its CURVE public key, which is a secret.
 
@@ -107,7 +107,7 @@ class Invitation:
         return cls(**json.loads(text))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostAgentConfig:
     """How to bring up the ranks of one host: one JSON line on the host agent's standard input.
 

@@ -6,9 +6,9 @@ Both sides; standard library only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from allranks.records.frozen import frozen
 from allranks.records.wire import Record, fits
 
 _HALF = "allgather", "reducescatter", "alltoall", "gather", "scatter"
@@ -21,7 +21,7 @@ _LAST = int, int, _NUMBER
 _PAIR_NBYTES, _BIN_NBYTES = 16, (3, 2)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallRecord:
     """One collective call as one rank saw it.
 
@@ -106,7 +106,7 @@ def busbw(op: str, ranks: int, nbytes: int, seconds: float) -> float | None:
     return nbytes / seconds / 1e9 * factors[kind] if kind in factors else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallTotals:
     """All calls of one op, name and size, summed on one rank.
 
@@ -152,7 +152,7 @@ class CallTotals:
         return cls(**{**named, "last": last})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Telemetry(Record):
     """Base class of what a rank reports beside its output while it runs a cell."""
 
@@ -160,7 +160,7 @@ class Telemetry(Record):
     cell: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Points(Telemetry):
     """Values that a rank logged since its last batch.
 
@@ -181,7 +181,7 @@ class Points(Telemetry):
             raise TypeError(f"series is of another form: {self.series!r:.60}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Timings(Telemetry):
     """Sums over this cell's collectives; each of ``rows`` replaces the one of the same key.
 
@@ -198,7 +198,7 @@ class Timings(Telemetry):
                 raise TypeError(f"rows has one of another form: {row!r:.60}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pulse(Telemetry):
     """What a rank is doing now, about once a second.
 
@@ -223,7 +223,7 @@ class Pulse(Telemetry):
     optimizer_steps: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Strip(Telemetry):
     """How a rank spent its time in a cell, sent when the rank has ended the cell.
 

@@ -20,12 +20,13 @@ import pickle
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import accumulate
 from typing import Any, Self
 
 from allranks.errors import Report, WireError
+from allranks.records.frozen import frozen
 
 _RECORDS: dict[str, type[Record]] = {}
 #: The types of a field, by the beginning of its annotation.
@@ -49,18 +50,16 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Record:
-    """Base class of what crosses the wire: frozen dataclasses with slots.
+    """Base class of what crosses the wire: `frozen` dataclasses.
 
     A subclass is registered under its name when it is defined, so a feature's records are known
     on both sides as soon as its ``records`` module has been imported there.
     """
 
     def __init_subclass__(cls) -> None:
-        # dataclass(slots=True) makes the class a second time: that one has the fields.
-        if "__dataclass_fields__" in vars(cls):
-            _RECORDS[cls.__name__] = cls
+        _RECORDS[cls.__name__] = cls
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -102,7 +101,7 @@ def _is_entry(entry: object) -> bool:
 Message = tuple[Record, list[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunCell(Record):
     """Run this source; payload frame 0, where present, is a pickled call instead of source.
 
@@ -119,7 +118,7 @@ class RunCell(Record):
     limit_nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunMember(Record):
     """Run this source as one member of an ensemble; payload frame 0 is its pickled values.
 
@@ -145,7 +144,7 @@ class RunMember(Record):
 BETWEEN_CELLS = -2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Interrupt(Record):
     """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell, or, for
     `BETWEEN_CELLS`, what it does between two cells.
@@ -154,7 +153,7 @@ class Interrupt(Record):
     cell: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Died(Record):
     """A rank has died. ``how`` follows its name in errors of waiting ranks: ``was killed by …``."""
 
@@ -162,7 +161,7 @@ class Died(Record):
     how: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ask(Record):
     """Answer one request by name (see ``allranks.records.requests``)."""
 
@@ -171,7 +170,7 @@ class Ask(Record):
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Typed(Record):
     """The line that a person has typed at a rank's prompt; ``problem`` is why none can be typed."""
 
@@ -181,7 +180,7 @@ class Typed(Record):
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prompt(Record):
     """A rank waits for a line that a person types; ``number`` counts its prompts.
 
@@ -198,7 +197,7 @@ class Prompt(Record):
     interrupted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Widget(Record):
     """A message between a widget on a rank and its view; either way. Buffers are the payloads.
 
@@ -214,7 +213,7 @@ class Widget(Record):
     target: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hello(Record):
     """A rank is up: its numbers, and where it runs."""
 
@@ -230,7 +229,7 @@ class Hello(Record):
     log: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Output(Record):
     """The output of a rank since its last batch, in order.
 
@@ -259,7 +258,7 @@ class Output(Record):
                 raise TypeError(f"entries has one of another form: {entry!r:.60}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reply(Record):
     """A rank has left a cell.
 
@@ -301,7 +300,7 @@ class Reply(Record):
         return cls(**{**fields, "report": report})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EpochBegun(Record):
     """A rank has begun an epoch between two cells, because a request of a client had failed."""
 
@@ -309,7 +308,7 @@ class EpochBegun(Record):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EpochEnded(Record):
     """A request of a client has failed in this epoch, so the next cell needs another one."""
 
@@ -317,7 +316,7 @@ class EpochEnded(Record):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result(Record):
     """A member's variable ``result``; its :class:`Reply` follows.
 
@@ -336,7 +335,7 @@ class Result(Record):
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answer(Record):
     """The answer to an :class:`Ask`; ``problem`` is not empty where it failed."""
 

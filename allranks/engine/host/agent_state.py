@@ -7,32 +7,32 @@ and carries the commands out. Only that forks, and has descriptors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
 from allranks.records import agent
 from allranks.records.config import HostAgentConfig
+from allranks.records.frozen import frozen
 
 #: In these variables programs read their rank.
 WHO = "OMPI_COMM_WORLD_"
 
 
-@dataclass(frozen=True)
+@frozen
 class NotebookLeft:
     """The notebook has ended, or its relay; ``stays`` is whether the ranks are to outlive it."""
 
     stays: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Attached:
     """Another notebook has the ranks from now on; ``is_watched`` if others watch them."""
 
     is_watched: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class ControllerPlanned:
     """Here is where ipyparallel's controller will be, for clients and for engines."""
 
@@ -40,26 +40,26 @@ class ControllerPlanned:
     engine: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@frozen
 class ControllerComplete:
     """All engines have registered with the controller."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ControllerEnded:
     """The controller has ended."""
 
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class LauncherEnded:
     """The launcher has ended, or the daemon that it has started here."""
 
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class StubCame:
     """A process of the launcher gives its place away; ``number`` is its own among all of them.
 
@@ -72,7 +72,7 @@ class StubCame:
     who: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@frozen
 class Forked:
     """The process of a `Fork` runs."""
 
@@ -80,14 +80,14 @@ class Forked:
     fork: Fork
 
 
-@dataclass(frozen=True)
+@frozen
 class StubLeft:
     """The launcher has ended the process in whose place a rank or a spare process runs."""
 
     pid: int
 
 
-@dataclass(frozen=True)
+@frozen
 class ProcessEnded:
     """A rank or a spare process has ended; ``memory`` is a text about a lack of memory."""
 
@@ -96,7 +96,7 @@ class ProcessEnded:
     memory: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class CellSeen:
     """The ranks run this cell; 0 for none."""
 
@@ -121,36 +121,36 @@ Event = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Tell:
     """Sends the notebook an event."""
 
     event: agent.Event
 
 
-@dataclass(frozen=True)
+@frozen
 class KeepRanks:
     """Leaves the notebook, and waits for another one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class StartLauncher:
     """Starts what the first host's launcher would run here by ssh."""
 
     line: str
 
 
-@dataclass(frozen=True)
+@frozen
 class OpenDoor:
     """Takes the launcher's processes, and its text."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ForkController:
     """Starts ipyparallel's controller."""
 
 
-@dataclass(frozen=True)
+@frozen
 class TellController:
     """Tells the controller that a rank has died."""
 
@@ -158,7 +158,7 @@ class TellController:
     pid: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Fork:
     """Forks the process of the launcher's process that has just come, then `Forked`.
 
@@ -172,12 +172,12 @@ class Fork:
     variables: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@frozen
 class OpenGate:
     """Lets the forked processes begin: the last one is there."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Wake:
     """Wakes a spare process, which becomes a rank, or with -1 only lets others become one."""
 
@@ -187,21 +187,21 @@ class Wake:
     variables: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@frozen
 class NoteFiles:
     """Notes the files in shared memory of all processes; ``sweeps`` if ranks were replaced."""
 
     sweeps: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Kill:
     """Kills a process."""
 
     pid: int
 
 
-@dataclass(frozen=True)
+@frozen
 class NoteDeath:
     """Notes that a rank runs no cell any longer, for features as well."""
 
@@ -209,14 +209,14 @@ class NoteDeath:
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class LeaveStub:
     """Closes the connection to a process of the launcher."""
 
     pid: int
 
 
-@dataclass(frozen=True)
+@frozen
 class EndStub:
     """Ends a process of the launcher, with this exit code."""
 
@@ -224,7 +224,7 @@ class EndStub:
     code: int
 
 
-@dataclass(frozen=True)
+@frozen
 class KeepStub:
     """Keeps a process of the launcher, whose own one has ended, to the end."""
 

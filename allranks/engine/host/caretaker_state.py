@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
 from allranks.records import agent
 from allranks.records.config import BEAT_SECONDS, CaretakerConfig
+from allranks.records.frozen import frozen
 from allranks.records.numbered import BEGIN, Frames, HostMessages
 
 #: The time for hosts to end their ranks.
@@ -26,7 +26,7 @@ _MOST_CELLS = 1 << 31
 _NEVER = float("inf")
 
 
-@dataclass(frozen=True)
+@frozen
 class NotebookLeft:
     """The notebook has ended or detached; ``stays`` is whether the ranks outlive it.
 
@@ -37,19 +37,19 @@ class NotebookLeft:
     owner: bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class Attached:
     """Another notebook has the ranks from now on."""
 
 
-@dataclass(frozen=True)
+@frozen
 class HostGreeted:
     """A relay has announced itself on a new connection."""
 
     frames: Sequence[bytes]
 
 
-@dataclass(frozen=True)
+@frozen
 class HostSent:
     """A relay has sent a message."""
 
@@ -68,19 +68,19 @@ Event = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class ShowRunning:
     """Says in the list of clusters which cell the ranks run; 0 for none."""
 
     cell: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Listen:
     """Takes the notebook's place: listens for the hosts, and for notebooks that attach."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ToHost:
     """Sends a relay a message."""
 
@@ -88,7 +88,7 @@ class ToHost:
     frames: Frames
 
 
-@dataclass(frozen=True)
+@frozen
 class HandOver:
     """Gives the notebook that has attached the sockets, and what it has to know.
 
@@ -101,7 +101,7 @@ class HandOver:
     silent: dict[str, float]
 
 
-@dataclass(frozen=True)
+@frozen
 class CloseDoor:
     """Lets no notebook find these ranks any more, which are ended now."""
 

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from allranks.records import agent
+from allranks.records.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class NotebookSaid:
     """A command of the notebook."""
 
     command: agent.Command
 
 
-@dataclass(frozen=True)
+@frozen
 class NobodyCame:
     """No notebook has attached in time."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Terminated:
     """This process got SIGTERM."""
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeCame:
     """It may be time to act. All that came before, as new connections, has been told."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SetStay:
     """A command: sets how long the ranks stay without a notebook, and what the next one gets."""
 

@@ -7,11 +7,11 @@ and carries the commands out. Its time stands while that process stands still.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from allranks.engine.host.events import TimeCame
 from allranks.records.config import BEAT_SECONDS
+from allranks.records.frozen import frozen
 from allranks.records.numbered import (
     BEGIN,
     Frames,
@@ -24,33 +24,33 @@ from allranks.records.numbered import (
 _INTERRUPTED_SECONDS = 4.0
 
 
-@dataclass(frozen=True)
+@frozen
 class RelaySends:
     """A message of the relay to the notebook."""
 
     frames: Frames
 
 
-@dataclass(frozen=True)
+@frozen
 class NotebookSent:
     """What has come from the notebook, whose commands have numbers."""
 
     frames: Sequence[bytes]
 
 
-@dataclass(frozen=True)
+@frozen
 class Connected:
     """A connection has been made, and is encrypted: that of commands, or that of events."""
 
     of_commands: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Interrupted:
     """The connection of commands is interrupted."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Refused:
     """No process listens at the notebook's port."""
 
@@ -58,28 +58,28 @@ class Refused:
 Event = RelaySends | NotebookSent | Connected | Interrupted | Refused | TimeCame
 
 
-@dataclass(frozen=True)
+@frozen
 class Post:
     """Sends the notebook a message by the connection of events."""
 
     frames: Frames
 
 
-@dataclass(frozen=True)
+@frozen
 class Greet:
     """Announces this host by the connection of commands."""
 
     frames: Sequence[bytes]
 
 
-@dataclass(frozen=True)
+@frozen
 class Obey:
     """Gives the relay a command of the notebook."""
 
     frames: list[bytes]
 
 
-@dataclass(frozen=True)
+@frozen
 class Probe:
     """Finds out whether a process listens at the notebook's port; if none does, `Refused`."""
 

@@ -15,6 +15,7 @@ from allranks.engine.host.events import Terminated, TimeCame
 from allranks.errors import WireError
 from allranks.records import agent
 from allranks.records.config import HostAgentConfig
+from allranks.records.frozen import frozen
 from allranks.records.numbered import Frames
 from allranks.records.wire import check_text, join_messages, split_messages, with_senders
 
@@ -33,7 +34,7 @@ _HELLO = b'["Hello"'
 _AGAIN = agent.to_line(agent.Again())
 
 
-@dataclass(frozen=True)
+@frozen
 class NotebookSaid:
     """A command of the notebook: a word and its arguments.
 
@@ -46,43 +47,43 @@ class NotebookSaid:
     frames: Sequence[bytes]
 
 
-@dataclass(frozen=True)
+@frozen
 class NotebookLost:
     """The connection to the notebook is over."""
 
     why: str
 
 
-@dataclass(frozen=True)
+@frozen
 class LauncherEnded:
     """What has started the relay has ended."""
 
 
-@dataclass(frozen=True)
+@frozen
 class AgentWrote:
     """Bytes of the host agent, which may end within a line."""
 
     data: bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class AgentEnded:
     """The host agent has closed its output; before it begins again, nothing of it is left."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Begun:
     """The host agent has its configuration."""
 
 
-@dataclass(frozen=True)
+@frozen
 class NotBegun:
     """The host cannot begin with its configuration."""
 
     problem: str
 
 
-@dataclass(frozen=True)
+@frozen
 class RankSent:
     """A message, and the process that has sent it; 0 if the system does not name it."""
 
@@ -90,7 +91,7 @@ class RankSent:
     frames: Frames
 
 
-@dataclass(frozen=True)
+@frozen
 class RanksRead:
     """The messages that had come are read, or as many as are read at once."""
 
@@ -110,21 +111,21 @@ Event = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class ToNotebook:
     """Sends the notebook a message."""
 
     frames: Frames
 
 
-@dataclass(frozen=True)
+@frozen
 class ToAgent:
     """Writes the host agent a line, which has no end of line here."""
 
     line: bytes
 
 
-@dataclass(frozen=True)
+@frozen
 class ToRanks:
     """Sends these ranks a message, if a notebook has them."""
 
@@ -132,41 +133,41 @@ class ToRanks:
     frames: Sequence[bytes]
 
 
-@dataclass(frozen=True)
+@frozen
 class Begin:
     """Makes what a host has of one start, gives the host agent its configuration, then `Begun`."""
 
     config: HostAgentConfig
 
 
-@dataclass(frozen=True)
+@frozen
 class ReadRanks:
     """Reads all messages of ranks that have come, then `RanksRead`."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Disconnect:
     """Disconnects the ranks, which keep what they would send."""
 
 
-@dataclass(frozen=True)
+@frozen
 class RemoveFolder:
     """Removes a folder of the start before."""
 
     path: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Listen:
     """Connects the ranks to a notebook that has attached."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Stay:
     """The end of the notebook, or of the launcher, no longer ends the relay."""
 
 
-@dataclass(frozen=True)
+@frozen
 class TryNetwork:
     """Listens for other hosts, or connects to them, and tells the notebook how that went."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from allranks.records.frozen import frozen
 from allranks.records.wire import Record
 
 #: A message of the Debug Adapter Protocol.
@@ -16,7 +16,7 @@ CELL_FOLDER = "cellFolder"
 WAITING = "allranks_waiting"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DebugMessage(Record):
     """A request for a rank, its response, or an event of it.
 
@@ -28,7 +28,7 @@ class DebugMessage(Record):
     content: Dap
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DebugSource(Record):
     """The source of a cell, for the file of this name in which its breakpoints are set.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from allranks.records.frozen import frozen
 from allranks.records.wire import Record
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunSimulated(Record):
     """Run this source on ``size`` simulated ranks.
 
@@ -27,7 +28,7 @@ class RunSimulated(Record):
     options: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulatedTime(Record):
     """The simulated time of a cell on ``network``.
 
@@ -45,7 +46,7 @@ class SimulatedTime(Record):
     transfer_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulatedReport(Record):
     """What the schedules of a cell have shown, as ``text``, and what its pictures show.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from allranks.records.frozen import frozen
 from allranks.records.wire import Record
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TraceCells(Record):
     """Report the calls of all following cells."""
 
@@ -29,7 +29,7 @@ class TracedCall(NamedTuple):
     last_rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TracedCalls(Record):
     """The calls of one rank in a cell since the last such record.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from itertools import chain, islice
 from typing import Any, NamedTuple
+
+from allranks.records.frozen import frozen
 
 
 class Kind(NamedTuple):
@@ -116,7 +118,7 @@ class NotFinite(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """The arrays that an optimizer has updated in a cell, on one rank.
 
@@ -137,7 +139,7 @@ class Model:
         return list(zip(self.names, self.nbytes, strict=True))
 
 
-@dataclass(frozen=True)
+@frozen
 class RankPart:
     """One rank's part of a cell. Times are by one clock for each host.
 
@@ -243,7 +245,7 @@ class NotANumber(NamedTuple):
     member: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class CellParts:
     """All that was recorded of a cell.
 
