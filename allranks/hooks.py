@@ -75,9 +75,11 @@ def check(kind: type) -> None:
             if name in hooks:
                 _check_parameters(kind, value, hooks[name])
                 continue
+            if name[0] == "_":
+                continue
             # What cannot be called may be data, unless it resembles a hook that is data.
             meant = [hook for hook in hooks if callable(value) or not callable(hooks[hook])]
-            if name[0] != "_" and (hook := _meant(name, meant)):
+            if hook := _meant(name, meant):
                 raise FeatureFailed(
                     f"expected hooks of {bases[-1].__name__} in the feature {kind.__module__}, "
                     f"found {name}, which would never be called. The closest hook is {hook}: "

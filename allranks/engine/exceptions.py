@@ -21,6 +21,8 @@ from typing import Any, cast
 
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.magics.execution import ExecutionMagics
+from IPython.core.magics.history import HistoryMagics
 
 from allranks.collectives.calls.guard import (
     CELLS,
@@ -33,6 +35,7 @@ from allranks.collectives.calls.guard import (
 )
 from allranks.engine.features import RankHooks
 from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
+from allranks.engine.shell_magics import replace_magic
 from allranks.errors import CheckFailed, CollectiveError, RankLeft, Report, UsageError
 from allranks.records.code_names import is_cell, with_numbers
 
@@ -397,15 +400,14 @@ def _bounded(text: str, most: int) -> str:
     return f"{text[: most // 2]}\x1b[0m … {left_out:,} characters … {text[-(most // 2) :]}"
 
 
+_CAPTURE, _RERUN, _RUN = ExecutionMagics.capture, HistoryMagics.rerun, ExecutionMagics.run
+
+
 def raise_in_magics(shell: InteractiveShell) -> None:
     """Has the magics that run code raise its exception, which IPython only shows."""
-    magics = shell.magics_manager.magics
-    # The registry loads IPython's own now, which would replace ours later.
-    for name in ("ExecutionMagics", "HistoryMagics"):
-        _ = shell.magics_manager.registry[name]
-    magics["cell"]["capture"] = _raising(shell, magics["cell"]["capture"])
-    magics["line"]["rerun"] = _raising(shell, magics["line"]["rerun"])
-    magics["line"]["run"] = _raising_script(shell, magics["line"]["run"])
+    replace_magic(shell, ExecutionMagics, "capture", "capture", _raising(shell, _CAPTURE))
+    replace_magic(shell, HistoryMagics, "rerun", "rerun", _raising(shell, _RERUN))
+    replace_magic(shell, ExecutionMagics, "run", "run", _raising_script(shell, _RUN))
 
 
 def _raising(shell: InteractiveShell, quiet: Callable[..., Any]) -> Callable[..., Any]:

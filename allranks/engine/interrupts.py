@@ -18,11 +18,12 @@ from typing import Any
 
 import ipykernel.zmqshell
 import IPython.core.interactiveshell
-import IPython.core.magics.execution  # imported here, once, before the ranks are forked
 import psutil
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magics.script import ScriptMagics
 
 from allranks.collectives.calls import guard
+from allranks.engine.shell_magics import replace_magic
 
 # A cell may replace attributes of other modules: those that its end needs are imported here.
 MAIN_THREAD = threading.main_thread().ident or 0
@@ -215,6 +216,9 @@ def _session_leaders() -> set[int]:
     return found
 
 
+_SHEBANG = ScriptMagics.shebang
+
+
 def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
     """Has ``!command``, ``x = !command`` and ``%%bash`` raise the KeyboardInterrupt they caught.
 
@@ -244,6 +248,4 @@ def end_cells_too(shell: InteractiveShell, interrupts: Interrupts) -> None:
         (IPython.core.interactiveshell, "getoutput"),
     ):
         setattr(module, name, loud(getattr(module, name)))
-    # By its key, because the registry loads an entry when it is asked for it.
-    scripts = shell.magics_manager.registry["ScriptMagics"]
-    scripts.shebang = loud(scripts.shebang)
+    replace_magic(shell, ScriptMagics, "script", "shebang", loud(_SHEBANG))

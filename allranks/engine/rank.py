@@ -21,6 +21,12 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+# The shells and event loops of ranks would import these: here it is once, before ranks are forked.
+import IPython.core.completerlib
+import IPython.core.oinspect
+import IPython.extensions.storemagic  # noqa: F401
+import tornado.platform.asyncio  # noqa: F401
+
 from allranks import collectives, launched, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import guard

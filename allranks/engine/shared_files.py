@@ -16,13 +16,18 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic_arguments import parse_argstring
+from IPython.core.magics.osm import OSMagics
 
+from allranks.engine.shell_magics import replace_magic
 from allranks.post_import import PostImportHook
 
 _CYTHON = "Cython.Build.IpythonMagic"
 _COMPILING = "cython", "cython_inline", "cython_pyximport"
 #: The files that this rank has locked.
 _held: list[int] = []
+
+
+_WRITEFILE = OSMagics.writefile
 
 
 def take_turns(shell: InteractiveShell, folder: str) -> None:
@@ -41,10 +46,8 @@ def take_turns(shell: InteractiveShell, folder: str) -> None:
             module.load_dynamic = _unlocked(module.load_dynamic)
 
     PostImportHook([_CYTHON], cython).install()
-    manager = shell.magics_manager
-    # The registry loads IPython's own now, which would replace this one later.
-    plain = manager.registry["OSMagics"].writefile
-    manager.magics["cell"]["writefile"] = _in_turn(_unless_written(plain), lock)
+    turns = _in_turn(_unless_written(_WRITEFILE), lock)
+    replace_magic(shell, OSMagics, "writefile", "writefile", turns)
 
 
 def _in_turn(magic: Callable[..., Any], lock: str) -> Callable[..., Any]:
@@ -86,9 +89,9 @@ def _unlocked(load: Callable[..., Any]) -> Callable[..., Any]:
     return loading
 
 
-def _unless_written(magic: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+def _unless_written(magic: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(magic)
-    def writefile(line: str, cell: str) -> None:
+    def writefile(magics: OSMagics, line: str, cell: str) -> None:
         arguments = parse_argstring(magic, line)
         file = Path(os.path.expanduser(arguments.filename.strip("\"'")))
         with suppress(OSError, ValueError):
@@ -96,6 +99,6 @@ def _unless_written(magic: Callable[[str, str], Any]) -> Callable[[str, str], An
             if not arguments.append and file.is_file() and file.read_bytes() == cell.encode():
                 print(f"Overwriting {file}")
                 return
-        magic(line, cell)
+        magic(magics, line, cell)
 
     return writefile

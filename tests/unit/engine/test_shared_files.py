@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magics.osm import OSMagics
 
 from allranks.engine.shared_files import take_turns
 
@@ -27,6 +28,7 @@ def shell(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     before = list(sys.meta_path)
     made = InteractiveShell()
+    monkeypatch.setattr(OSMagics, "writefile", OSMagics.writefile)
     take_turns(made, str(tmp_path))
     yield made
     sys.meta_path[:] = before
