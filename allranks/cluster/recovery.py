@@ -19,6 +19,8 @@ from allranks.records import requests
 from allranks.records.ranks import label
 
 _REPLACE_SECONDS, _START_SECONDS = 15.0, 30.0
+#: On one machine, which may be slow, the end of this time would cost all variables.
+_PATIENCE = 3
 #: A death that has ended a try may be reported in a moment.
 _SETTLE_SECONDS = 0.3
 #: Models may be large, and a model's library may have to be imported first.
@@ -270,6 +272,8 @@ class Recovery:
         self._came.clear()
         arguments = {"dead": list(self._joining), "epoch": self.epoch}
         seconds = _REPLACE_SECONDS + len(self._joining)
+        if not self._can_start_again:
+            seconds *= _PATIENCE
         self._ask(Step.HEALING, requests.HEAL, self._alive, seconds, arguments)
 
     def placed(self, hosts: Mapping[str, Sequence[int]]) -> None:
