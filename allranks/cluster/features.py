@@ -4,7 +4,7 @@ A feature's ``notebook.py`` sets ``FEATURE`` to a subclass of `NotebookFeature`.
 loads them once; each notebook, and each `Cluster` outside of one, makes one instance of each. The
 hooks are called in this order:
 
-0. ``loaded``, of the class: the extension has been loaded in a shell.
+0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
 1. ``started``, when the connection is open and before the first rank has come; again after each
    restart, and when the notebook attaches to ranks.
 2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
@@ -146,6 +146,10 @@ class NotebookFeature:
     @classmethod
     def loaded(cls, shell: Any) -> None:
         """The extension has been loaded in this shell of IPython; there are no ranks yet."""
+
+    @classmethod
+    def unloaded(cls) -> None:
+        """The extension has been unloaded; what ``loaded`` has changed is to be undone."""
 
     def start_text(self, settings: Mapping[str, str]) -> str:
         """Returns a line for the user when ranks have started; empty for none.
@@ -309,10 +313,20 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
 def loaded(shell: Any) -> None:
     """Calls ``loaded`` of the registered features."""
     for kind in _registered:
-        try:
-            kind.loaded(shell)
-        except Exception as error:
-            warnings.warn(str(failure(kind.loaded, error)), stacklevel=2)
+        _call(kind.loaded, shell)
+
+
+def unloaded() -> None:
+    """Calls ``unloaded`` of the registered features."""
+    for kind in _registered:
+        _call(kind.unloaded)
+
+
+def _call(hook: Callable[..., None], *arguments: Any) -> None:
+    try:
+        hook(*arguments)
+    except Exception as error:
+        warnings.warn(str(failure(hook, error)), stacklevel=3)
 
 
 class NotebookHooks(Hooks[NotebookFeature]):

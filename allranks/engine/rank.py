@@ -28,12 +28,12 @@ from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
-from allranks.engine.clients import LAST_ANSWER_SECONDS, ClientRequests
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
+from allranks.engine.epochs import Epochs
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
-from allranks.engine.ipp import RankEngine
+from allranks.engine.ipp import LAST_ANSWER_SECONDS, RankEngine
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript, held_back
@@ -240,6 +240,7 @@ class Rank:
             mpi=_library(),
             log=self.transcript.path,
         )
+        self._epochs = Epochs(self.wire, self._begin_epoch, self._loop.call_soon_threadsafe)
         self._features.call(
             RankFeature.started,
             RankContext(
@@ -259,21 +260,14 @@ class Rank:
                 begin_epoch=self._begin_epoch,
                 rank_replaced=self._features.rank_replaced,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
-                interrupts=lambda: self._runner.interrupts.count,
+                interrupts=self._runner.interrupts,
+                epochs=self._epochs,
+                cell_ends=self._cell_ends,
                 ends=self._runner.end_rank,
                 mpi_ports=tuple(self._mpi_ports),
             ),
         )
         self.wire.before_output = self._before_output
-        self._clients = ClientRequests(
-            engine.kernel,
-            self.wire,
-            self._runner.interrupts,
-            self._begin_epoch,
-            self._loop.call_soon_threadsafe,
-            self._cell_ends,
-        )
-        self._clients.serve()
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -348,12 +342,12 @@ class Rank:
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
             if isinstance(cell, RunCell):  # a member of an ensemble has epochs of its own
-                self._clients.enter_epoch()
+                self._epochs.enter()
             self._end_cell(*await run())
         except BaseException as error:
             self._reply_failure(cell.cell, error)
         finally:
-            self._clients.note_use()
+            self._epochs.note_use()
             self._running[self.rank] = 0
             if not self._serves_windows:
                 self._serve_windows()

@@ -31,6 +31,7 @@ from allranks import installed
 BUILT_IN: tuple[str, ...] = (
     "horovod_alias",
     "torch_jax",
+    "ipyparallel",
     "prompts",
     "rank_widgets",
     "profile",

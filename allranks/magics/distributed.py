@@ -50,7 +50,6 @@ from allranks.magics.shell import (
     AwaitedMagics,
     BusyStatus,
     CellReplies,
-    ClientPatch,
     Completion,
     EveryCell,
     is_awaited,
@@ -131,7 +130,6 @@ class DistributedMagics(Magics):
         self.toggle = EveryCell(shell)
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
-        ClientPatch(self.session, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:

@@ -303,6 +303,7 @@ def unload(shell: InteractiveShell) -> None:
     unload_px(shell)
     cluster.session = None
     magics.close()
+    features.unloaded()
     alias.uninstall()
     if isinstance(shell.user_ns.get(RANKS), RanksProxy):
         del shell.user_ns[RANKS]

@@ -106,7 +106,7 @@ class RankPrompts(RankFeature):
                 raise UsageError(_NO_CELL)
             self._number += 1
             typed: Typed | None = None
-            presses = rank.interrupts()
+            presses = rank.interrupts.count
             with _shown_as_asking():
                 rank.wire.send_output()
                 rank.wire.send(
@@ -116,7 +116,7 @@ class RankPrompts(RankFeature):
                     with suppress(Empty):
                         typed = self._typed.get(timeout=_POLL_SECONDS)
                         continue
-                    if rank.interrupts() != presses:
+                    if rank.interrupts.count != presses:
                         raise KeyboardInterrupt
                     if rank.cell() != cell:
                         raise UsageError(_NO_CELL)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from ipyparallel.client.client import Client
 
+from allranks.cluster import cluster
 from allranks.cluster.folders import ConnectionFiles, _set_name
 from allranks.errors import UsageError
-from allranks.magics.shell import ClientPatch
+from allranks.features.ipyparallel.notebook import ClientPatch
 
 FILE = "ipcontroller-client.json"
 OWN = {"of": "this notebook"}
@@ -56,8 +57,9 @@ def options(request, tmp_path):
 
 def client(ranks, *given, **options):
     running = SimpleNamespace(connection_information=lambda: OWN) if ranks else None
-    with ExitStack() as undo:
-        ClientPatch(SimpleNamespace(running=running), undo)
+    with ExitStack() as undo, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "session", SimpleNamespace(running=running))
+        ClientPatch(undo)
         Client(*given, **options)
 
 
