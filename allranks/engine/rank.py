@@ -36,7 +36,7 @@ from allranks.engine.interrupts import ignore_interrupt, waits_for_events
 from allranks.engine.ipp import LAST_ANSWER_SECONDS, RankEngine
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
-from allranks.engine.transcript import Transcript, held_back
+from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
 from allranks.records import code_names, requests
@@ -100,8 +100,7 @@ class Rank:
         self._features = RankHooks(features)
         self.device = _pin(config, rank)
         limit = variable_nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
-        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == libraries.QUIET
-        self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
+        self.transcript = Transcript(log_path(config, rank), limit)
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The last cell.
         self._task: asyncio.Task[None] | None = None
@@ -125,7 +124,6 @@ class Rank:
         libraries.keep_temporary_files_in(self._config.session_dir)
         code_names.name_folder(self._connection["key"])
         self._features.starting()
-        libraries.show_progress_as_text()
         with processes.sleeping_longer(self._config.ranks_here):
             if self._config.heals and not self._config.several_hosts:
                 # Only replacement ranks connect to these ports.

@@ -21,7 +21,7 @@ from typing import Any
 from allranks.collectives import world
 from allranks.collectives.calls import guard
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.start import under_mpi
+from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.engine.wire import give_up
@@ -185,7 +185,7 @@ class TorchWaits(other_ranks.LibraryWaits):
 
     def _explain(self, error: BaseException) -> None:
         # Adds the reason to an error of torch about a group that does not exist any more.
-        text, since = text_of(error), self._forgotten_ns > under_mpi.torch_met_at_ns()
+        text, since = text_of(error), self._forgotten_ns > rendezvous.torch_met_at_ns()
         said = self._forgotten in text
         if any(part in text for part in _UNFINISHED_BACKWARD):
             error.args = (f"{text}\n{_WRAP_AGAIN}",)
