@@ -35,10 +35,12 @@ from typing import Any
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
+    RUN_ARGUMENTS,
     START_OPTIONS,
     CellOption,
     ClusterOptions,
     LineCommand,
+    RunArgument,
     StartOption,
 )
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
@@ -105,20 +107,20 @@ class CellContext:
 class CellRequest:
     """A cell with a feature's option; the feature's command returns its cluster and its run.
 
-    ``number`` is the notebook's, ``options`` are the features' that were given, by name. The other
-    attributes are options of the magic.
+    ``number`` is the notebook's, ``options`` are the features' that were given, by name, and
+    ``prepared`` those that prepare a cell of ranks. The other attributes are options of the magic.
     """
 
     source: str
     number: int
     options: Mapping[str, Any]
+    prepared: Mapping[str, Any]
     cluster: ClusterOptions
     ranks: str | None
     timeout: float | None
     view: str
     fold: bool
     want_value: bool
-    profile: bool
 
 
 @declares_hooks
@@ -139,9 +141,13 @@ class NotebookFeature:
     start_options: tuple[StartOption, ...] = ()
     """Options for the start of ranks."""
     cell_options: tuple[CellOption, ...] = ()
-    """Options of a cell, which the feature then runs by a command with a `CellRequest`."""
+    """Options of a cell, which the feature then runs by a command with a `CellRequest`, or prepares
+    by one with the options.
+    """
     line_commands: tuple[LineCommand, ...] = ()
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
+    run_arguments: tuple[RunArgument, ...] = ()
+    """Arguments of `allranks.run`."""
 
     @classmethod
     def loaded(cls, shell: Any) -> None:
@@ -308,6 +314,8 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
     LINE_COMMANDS.clear()
     LINE_COMMANDS.update({c.name: c for kind in classes for c in kind.line_commands})
+    RUN_ARGUMENTS.clear()
+    RUN_ARGUMENTS.update({a.name: a for kind in classes for a in kind.run_arguments})
 
 
 def loaded(shell: Any) -> None:
