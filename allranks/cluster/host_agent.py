@@ -23,7 +23,9 @@ import psutil
 from allranks import python_path
 from allranks.cluster import folders
 from allranks.cluster.failures import Ended, ending
-from allranks.cluster.launchers.launcher import Host, MultiHostLauncher, ports
+from allranks.cluster.launchers.addresses import ports
+from allranks.cluster.launchers.job import Host
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.mpiexec import (
     LASTING,
     LASTING_SETTINGS,

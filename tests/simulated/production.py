@@ -90,6 +90,7 @@ MODELS |= {
 }
 
 from allranks.cluster import cells, cluster, connection, folders, options  # noqa: E402
+from allranks.cluster.launchers import job  # noqa: E402
 from allranks.cluster.launchers import launcher as launchers  # noqa: E402
 from allranks.engine import processes  # noqa: E402
 from allranks.engine.host import attachment, caretaker, host_agent, port_test, relay  # noqa: E402
@@ -114,7 +115,7 @@ class _Quiet:
     show = end = write = close = _nothing
 
 
-class _SshJob(launchers.Job):
+class _SshJob(job.Job):
     """A relay on each host, and an ssh on the notebook's machine that ends with it."""
 
     def __init__(
@@ -171,7 +172,7 @@ def _watch_ssh(ssh: Process, host: str, tell: Callable[[str, str], object]) -> N
     tell(host, f"was lost: ssh ended with exit code {ssh.code}")
 
 
-class _TakenJob(launchers.Job):
+class _TakenJob(job.Job):
     def __init__(self, hosts: Sequence[Any]) -> None:
         self._hosts = hosts
 
@@ -186,7 +187,7 @@ class SimulatedHosts(launchers.MultiHostLauncher):
 
     def __init__(self, places: Sequence[tuple[str, int]]) -> None:
         super().__init__("hosts")
-        self._places = [launchers.Host(name, count) for name, count in places]
+        self._places = [job.Host(name, count) for name, count in places]
 
     def size(self, n: int | None) -> int:
         return sum(host.ranks for host in self._places)

@@ -30,7 +30,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 from allranks import doors
 from allranks.cluster import cluster
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sharing import WatcherFeed, unpack
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets

@@ -10,7 +10,8 @@ import pytest
 
 from allranks.cluster.failures import ProcessExit, describe_exits
 from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
-from allranks.cluster.launchers.launcher import Host, SshLauncher
+from allranks.cluster.launchers.command import SshLauncher
+from allranks.cluster.launchers.job import Host
 from allranks.records.agent import (
     Command,
     Event,
