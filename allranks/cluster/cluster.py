@@ -14,9 +14,10 @@ from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus, end_of, read_statuses, refused_by_all
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.folders import KeptFolders, refused_log_folder
 from allranks.cluster.healing import AfterCells, keep_here
+from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.launchers.launcher import MultiHostLauncher
+from allranks.cluster.log_folder import refused_log_folder
 from allranks.cluster.options import (
     check_allowed,
     check_open_files,

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from allranks.cluster import client_requests, failures
+from allranks.cluster.connection_files import ConnectionFiles
 from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
-from allranks.cluster.folders import ConnectionFiles, name_session_folder
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
+from allranks.cluster.session_folder import name_session_folder
 from allranks.cluster.sessions import AttachedHostAgent, visit
 from allranks.cluster.sockets import (
     Answers,

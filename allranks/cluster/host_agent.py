@@ -21,7 +21,7 @@ from typing import IO, Any
 import psutil
 
 from allranks import python_path
-from allranks.cluster import folders
+from allranks.cluster import log_folder, session_folder
 from allranks.cluster.failures import Ended, ending
 from allranks.cluster.launchers.addresses import ports
 from allranks.cluster.launchers.job import Host
@@ -133,8 +133,8 @@ def open_sockets(
         raise StartFailed(
             f"expected a working folder, found that it has been removed: {error}. Type: %cd ~"
         ) from error
-    log_dir = folders.make_log_folder()
-    session_dir = folders.name_session_folder(place)
+    log_dir = log_folder.make_log_folder()
+    session_dir = session_folder.name_session_folder(place)
     seconds = lease_seconds()
     if isinstance(launcher, MultiHostLauncher):
         listening = ListeningSockets.open(launcher.address(), ports())

@@ -22,7 +22,7 @@ from typing import Any, cast
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from allranks.collectives.calls.guard import (
+from allranks.collectives.calls.sites import (
     CELLS,
     LIBRARY,
     MPI4PY,

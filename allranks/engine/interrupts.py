@@ -22,7 +22,7 @@ import IPython.core.magics.execution  # imported here, once, before the ranks ar
 import psutil
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames
 
 # A cell may replace attributes of other modules: those that its end needs are imported here.
 MAIN_THREAD = threading.main_thread().ident or 0
@@ -49,7 +49,7 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def waits_for_events() -> bool:
     """Whether the main thread waits in its event loop for something to do."""
-    code = getattr(guard.frame_of_main_thread(), "f_code", None)
+    code = getattr(frames.frame_of_main_thread(), "f_code", None)
     return code is not None and (code.co_name, code.co_filename) == _WAIT
 
 

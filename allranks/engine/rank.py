@@ -23,7 +23,7 @@ import cloudpickle
 
 from allranks import collectives, launched, port_filter, python_path
 from allranks.collectives import world
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames, sites
 from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
@@ -447,8 +447,8 @@ class Rank:
         busy, between = self.wire.busy, ""
         if not busy and not waits_for_events() and self._stays_away():
             # A hook of a feature, a request of a client, or a finalizer.
-            place = guard.of_frame(guard.frame_of_main_thread()).place
-            at = f"at {guard.with_source(place)}"
+            place = sites.of_frame(frames.frame_of_main_thread()).place
+            at = f"at {sites.with_source(place)}"
             between = "waiting for the other ranks" if self._meets else collectives.activity() or at
         return {
             "pid": os.getpid(),
@@ -487,7 +487,7 @@ def _pickled(values: dict[str, Any]) -> tuple[bytes | None, str]:
 def _stack() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, frame in guard.frames_of_threads().items():
+    for ident, frame in frames.frames_of_threads().items():
         parts.append(f"thread {names.get(ident, ident)}\n")
         try:
             parts.extend(traceback.format_stack(frame))

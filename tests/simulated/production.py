@@ -89,7 +89,14 @@ MODELS |= {
     "allranks.port_filter": SimpleNamespace(restrict_ports_of=_nothing),
 }
 
-from allranks.cluster import cells, cluster, connection, folders, options  # noqa: E402
+from allranks.cluster import (  # noqa: E402
+    cells,
+    cluster,
+    connection,
+    log_folder,
+    options,
+    session_folder,
+)
 from allranks.cluster.launchers import job  # noqa: E402
 from allranks.cluster.launchers import launcher as launchers  # noqa: E402
 from allranks.engine import processes  # noqa: E402
@@ -310,12 +317,8 @@ _replace(relay, _own_address=lambda url: this_process().host.address)
 _replace(port_test, unreachable=_unreachable, listen=_listen)
 _replace(host_agent.HostAgent, _tell=_tell)
 _replace(attachment, sign_of=_sign_of, process_of=_process_of)
-_replace(
-    folders,
-    make_log_folder=lambda: _LOGS,
-    name_session_folder=_name_session_folder,
-    session_folders=lambda: [],
-)
+_replace(log_folder, make_log_folder=lambda: _LOGS)
+_replace(session_folder, name_session_folder=_name_session_folder, session_folders=lambda: [])
 _replace(connection, name_session_folder=_name_session_folder, ConnectionFiles=_Quiet)
 _replace(
     cluster,

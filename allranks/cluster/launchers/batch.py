@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import ClassVar, NoReturn
 
 from allranks import python_path
-from allranks.cluster.folders import CleanupProcess
+from allranks.cluster.cleanup import CleanupProcess
 from allranks.cluster.launchers.job import Host, Job
 from allranks.cluster.launchers.launcher import check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from allranks.cluster.folders import answers
+from allranks.cluster.session_folder import answers
 from allranks.errors import UsageError
 from allranks.features.classroom.states import Refused, one_line, read_admission
 

@@ -12,8 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.paths import get_ipython_dir
 
 from allranks.cluster import client_requests, cluster
+from allranks.cluster.connection_files import CLIENT_FILE, connection_files, profile_folder
 from allranks.cluster.features import NotebookFeature
-from allranks.cluster.folders import CLIENT_FILE, connection_files, profile_folder
 from allranks.errors import UsageError
 from allranks.post_import import PostImportHook
 

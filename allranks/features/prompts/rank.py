@@ -21,7 +21,7 @@ from IPython.core import debugger
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.collectives import scope
-from allranks.collectives.calls.guard import CELLS, shown_name
+from allranks.collectives.calls.sites import CELLS, shown_name
 from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
 from allranks.errors import UsageError

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from allranks.collectives.calls.guard import OURS, USER, kind_of
+from allranks.collectives.calls.sites import OURS, USER, kind_of
 from allranks.engine.exceptions import without_own_frames
 from allranks.errors import AllranksError, RankLeft
 from allranks.features.pytest.records import ON_RANK, Outcome, Phase, SessionStart, Warned

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.start import rendezvous
 from allranks.errors import UsageError
 from allranks.features.torch_jax import calls

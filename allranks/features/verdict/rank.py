@@ -19,9 +19,9 @@ from time import process_time
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.guard import Site, shown_name, source_line
 from allranks.collectives.calls.journal import named
 from allranks.collectives.calls.numbers import InputNumbers
+from allranks.collectives.calls.sites import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import CHECK, MEASURED, VARIABLE, weights
 from allranks.features.verdict.records import (

@@ -8,7 +8,7 @@ import pytest
 from ipyparallel.client.client import Client
 
 from allranks.cluster import cluster
-from allranks.cluster.folders import ConnectionFiles, _set_name
+from allranks.cluster.connection_files import ConnectionFiles, _set_name
 from allranks.errors import UsageError
 from allranks.features.ipyparallel.notebook import ClientPatch
 
