@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from allranks import own_files
 from allranks.cluster import devices, launchers, variables
 from allranks.cluster.calls import Calls, CapturedOutput
 from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import RankStatus, end_of, read_statuses, refused_by_all
+from allranks.cluster.failures import RankStatus, read_statuses, refused_by_all
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.healing import AfterCells, keep_here
 from allranks.cluster.kept_folders import KeptFolders
@@ -475,7 +476,7 @@ class Cluster(Calls):
         """Returns the last bytes of a rank's log, which may lie on another host, as text."""
         path = self.hellos[rank].log
         try:
-            return end_of(path, nbytes)
+            return own_files.end_of(path, nbytes)
         except FileNotFoundError:  # on another host
             asked = {"path": path, "nbytes": nbytes}
             content, _ = self.ask(requests.LOG, asked, ranks=(rank,))[rank]

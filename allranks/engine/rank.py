@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from allranks import collectives, launched, port_filter, python_path
+from allranks import collectives, launched, own_files, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
 from allranks.collectives.start import healing, runtime, under_mpi
@@ -408,7 +408,7 @@ class Rank:
         elif name == requests.STACK:
             return {"text": _stack()}, []
         elif name == requests.LOG:
-            return {"text": _log_end(arguments["path"], arguments["nbytes"])}, []
+            return {"text": own_files.end_of(arguments["path"], arguments["nbytes"])}, []
         elif name == requests.STRIPS:
             self._telemetry.watch(arguments["bins"])
         elif name == requests.PUSH:
@@ -494,12 +494,6 @@ def _stack() -> str:
         except UnicodeError:
             parts.append("  in a file whose name is no text\n")
     return "".join(parts)
-
-
-def _log_end(path: str, nbytes: int) -> str:
-    with open(path, "rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - nbytes))
-        return log.read().decode("utf-8", "replace")
 
 
 def log_path(config: HostAgentConfig, rank: int) -> str:

@@ -8,6 +8,7 @@ import socket
 from contextlib import suppress
 
 from allranks.errors import StartFailed, UsageError
+from allranks.records.config import source_address
 
 #: Names the address of this machine at which the hosts reach it.
 ADDRESS = "ALLRANKS_ADDRESS"
@@ -51,17 +52,11 @@ def _is_loopback(address: str) -> bool:
 
 def _address_towards(host: str) -> str:
     try:
-        return _source_towards(host, socket.AF_INET)
+        return source_address(host, _PORT, socket.AF_INET)
     except OSError:
         with suppress(OSError):
-            return _source_towards(host, socket.AF_INET6)
+            return source_address(host, _PORT, socket.AF_INET6)
         raise
-
-
-def _source_towards(host: str, family: socket.AddressFamily) -> str:
-    with socket.socket(family, socket.SOCK_DGRAM) as route:
-        route.connect((host, _PORT))
-        return str(route.getsockname()[0])
 
 
 def own_address() -> str:

@@ -73,7 +73,7 @@ from allranks.records.config import (
     FIRST_SECONDS,
     HostAgentConfig,
     Invitation,
-    family_of,
+    source_address,
     version,
 )
 from allranks.records.wire import process_of
@@ -82,7 +82,6 @@ _AGENT = "allranks.agent"
 _STOP_SECONDS = 8.0
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
-_POLL_SECONDS = 0.1
 _LINGER_MS = 1000
 _POLL_MS = int(BEAT_SECONDS * 500)
 #: After this many messages the relay serves its other sources: ranks may send without end.
@@ -378,15 +377,9 @@ class Relay:
         self._context.destroy(linger=0 if self._notebook.state.over else _LINGER_MS)
 
     def _tidy_up(self) -> None:
-        # Descendants of a host agent that was killed: this process has adopted them.
-        deadline = time.monotonic() + _LAUNCHER_SECONDS
-        # The launcher's helper ends by itself, and removes MPI's files in shared memory.
-        while processes.reap_all() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        deadline = time.monotonic() + _TRACKER_SECONDS
-        while processes.reap_all():
-            processes.kill_children(spare_trackers=time.monotonic() < deadline)
-            time.sleep(_POLL_SECONDS)
+        # Descendants of a host agent that was killed: this process has adopted them. The launcher's
+        # helper ends by itself, and removes MPI's files in shared memory.
+        processes.end_descendants(_LAUNCHER_SECONDS, _TRACKER_SECONDS, 0.0)
 
 
 def _first_line(path: str) -> str:
@@ -401,10 +394,7 @@ def _first_line(path: str) -> str:
 def _own_address(url: str) -> str:
     """Returns the address of this host on the route to the notebook."""
     found = urlsplit(url)
-    with socket.socket(family_of(found.hostname or ""), socket.SOCK_DGRAM) as way:
-        # For UDP, this only chooses the route: no packet is sent.
-        way.connect((found.hostname, found.port))
-        return str(way.getsockname()[0])
+    return source_address(found.hostname or "", found.port or 0)
 
 
 def main(words: list[str]) -> int:
