@@ -46,7 +46,7 @@ from allranks.cluster.options import (
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure
-from allranks.records.wire import Answer, Ask, Record
+from allranks.records.wire import Answer, Query, Record
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class AskingFeature(NotebookFeature):
         asked = tuple(ranks)
         self._questions[request] = _Question(asked, deliver)
         self.arriving = (Answer,)
-        context.send(asked, Ask(request, name, arguments))
+        context.send(asked, Query(request, name, arguments))
         # A rank that computes in C does not answer.
         timer = threading.Timer(seconds, self._finish, (request,))
         timer.daemon = True

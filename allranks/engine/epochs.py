@@ -15,7 +15,7 @@ from allranks.records.wire import EpochBegun, EpochEnded
 BeginEpoch = Callable[[Callable[[], object]], object]
 
 
-class Epochs:
+class RankEpochs:
     """Ends an epoch where code outside of cells has failed; the next cell begins another one.
 
     So may other such code, on one host. An idle rank then joins the ranks that begin one. On

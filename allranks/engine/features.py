@@ -34,7 +34,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.engine.epochs import Epochs
+from allranks.engine.epochs import RankEpochs
 from allranks.engine.interrupts import Interrupts
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire
@@ -99,7 +99,7 @@ class RankContext:
     rank_replaced: Callable[[list[int]], str]
     cell: Callable[[], int]
     interrupts: Interrupts
-    epochs: Epochs
+    epochs: RankEpochs
     cell_ends: Callable[[], Awaitable[None]]
     ends: Callable[[str], None]
     mpi_ports: tuple[int, ...] = ()

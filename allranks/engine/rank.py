@@ -29,7 +29,7 @@ from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
-from allranks.engine.epochs import Epochs
+from allranks.engine.epochs import RankEpochs
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
@@ -45,10 +45,10 @@ from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     BETWEEN_CELLS,
     Answer,
-    Ask,
     Died,
     Hello,
     Interrupt,
+    Query,
     Record,
     RunCell,
     RunMember,
@@ -238,7 +238,7 @@ class Rank:
             mpi=_library(),
             log=self.transcript.path,
         )
-        self._epochs = Epochs(self.wire, self._begin_epoch, self._loop.call_soon_threadsafe)
+        self._epochs = RankEpochs(self.wire, self._begin_epoch, self._loop.call_soon_threadsafe)
         self._features.call(
             RankFeature.started,
             RankContext(
@@ -308,7 +308,7 @@ class Rank:
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
             self._features.call(RankFeature.rank_died, record.rank, record.how)
-        elif isinstance(record, Ask):
+        elif isinstance(record, Query):
             if record.name in ANSWERED_WHILE_BUSY | self._features.requests_while_busy:
                 self._answer(record, payloads)
             elif self.wire.busy:
@@ -388,7 +388,7 @@ class Rank:
             self._features.call(RankFeature.output_sending, True)
         self.wire.send_output(replies)
 
-    def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
+    def _answer(self, ask: Query, payloads: list[bytes]) -> None:
         try:
             content, values = self._content(ask.name, ask.arguments, payloads)
         except UsageError as error:
@@ -473,7 +473,7 @@ class Rank:
             raise UsageError(f"rank {self.rank} cannot send {name}: {problem}")
         return packed
 
-    def _refuse(self, ask: Ask, problem: str) -> None:
+    def _refuse(self, ask: Query, problem: str) -> None:
         self.wire.send(Answer(ask.request, self.rank, {}, problem))
 
 

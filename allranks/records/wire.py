@@ -163,7 +163,7 @@ class Died(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Record):
+class Query(Record):
     """Answer one request by name (see ``allranks.records.requests``)."""
 
     request: int
@@ -338,7 +338,7 @@ class Result(Record):
 
 @dataclass(frozen=True, slots=True)
 class Answer(Record):
-    """The answer to an :class:`Ask`; ``problem`` is not empty where it failed."""
+    """The answer to an :class:`Query`; ``problem`` is not empty where it failed."""
 
     request: int
     rank: int

@@ -22,7 +22,7 @@ IN_PROGRESS = 7
 INSTALL = "pip install 'allranks[cuda12]', or 'allranks[cuda13]' for CUDA 13"
 
 
-class Event(Protocol):
+class CudaEvent(Protocol):
     """An event: a mark in a stream."""
 
     ptr: int
@@ -35,7 +35,7 @@ class Stream(Protocol):
 
     ptr: int
 
-    def wait_event(self, event: Event) -> None: ...
+    def wait_event(self, event: CudaEvent) -> None: ...
     def __enter__(self) -> Stream: ...
     def __exit__(self, *details: object) -> None: ...
 
@@ -130,7 +130,7 @@ class Cuda(Protocol):
     # Last, because from here on these names no longer mean the protocols.
     Stream: Callable[..., Any]
     """``Stream(non_blocking=True)``: a new stream."""
-    Event: Callable[..., Any]
+    CudaEvent: Callable[..., Any]
     """``Event(disable_timing=True)``: a new event."""
     UnownedMemory: Callable[..., Any]
     """``UnownedMemory(address, nbytes, owner, device)``: memory that ``owner`` keeps alive."""

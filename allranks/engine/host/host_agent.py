@@ -79,7 +79,7 @@ from allranks.records.agent import (
     Again,
     Event,
     FolderMade,
-    Launcher,
+    LauncherText,
     Reach,
     Stopped,
     Watched,
@@ -432,7 +432,7 @@ class HostAgent:
         assert self.launcher.stdout is not None
         text = os.read(self.launcher.stdout.fileno(), 65536)
         if text:
-            self._tell(Launcher(text.decode("utf-8", "replace")))
+            self._tell(LauncherText(text.decode("utf-8", "replace")))
         else:
             self.selector.unregister(self.launcher.stdout)
 

@@ -45,19 +45,19 @@ from allranks.engine.host.relay_state import (
     Begin,
     Begun,
     Command,
+    ConnectRanks,
     Disconnect,
     Event,
-    LauncherEnded,
-    Listen,
     NotBegun,
     NotebookLost,
-    NotebookSaid,
+    NotebookWrote,
+    OutliveNotebook,
     RankSent,
     RanksRead,
     ReadRanks,
     RelayState,
     RemoveFolder,
-    Stay,
+    StarterEnded,
     ToAgent,
     ToNotebook,
     ToRanks,
@@ -166,7 +166,7 @@ class Relay:
     def _serve(self, source: Any) -> None:
         if source in self._notebook.sources():
             for frames in self._notebook.serve(source):
-                self._feed(NotebookSaid(frames))
+                self._feed(NotebookWrote(frames))
         elif isinstance(source, zmq.Socket):
             if source is self._told:  # else it has just been closed
                 self._read_ranks(source)
@@ -176,7 +176,7 @@ class Relay:
         elif source == self._lifeline:
             if not os.read(self._lifeline, 4096):
                 self._poller.unregister(self._lifeline)
-                self._feed(LauncherEnded())
+                self._feed(StarterEnded())
         elif not self._read_agent(source):
             self._poller.unregister(source)
             if self._state.next is not None:
@@ -223,12 +223,12 @@ class Relay:
                 self._disconnect()
             case RemoveFolder(path):
                 shutil.rmtree(path, ignore_errors=True)
-            case Listen():
+            case ConnectRanks():
                 folder = self._folders[0]
                 # Ranks that were there look for a notebook here; spare processes do not know that.
                 self._listen(COMMANDS_AT_HOME.format(folder), EVENTS_AT_HOME.format(folder))
                 self._bind(*self._urls)
-            case Stay():
+            case OutliveNotebook():
                 self._notebook.state.stays = True
             case TryNetwork("listen", name):
                 self._tested = port_test.listen(_own_address(self._url))
