@@ -9,7 +9,6 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster.features import NotebookFeature
 from allranks.cluster.options import RunArgument
-from allranks.horovod import alias
 
 #: Arguments of Horovod without an effect here.
 _IGNORED = (
@@ -45,10 +44,15 @@ class NotebookAlias(NotebookFeature):
 
     @classmethod
     def loaded(cls, shell: InteractiveShell) -> None:
+        # Here: its import alone replaces the name, which a script without the extension keeps.
+        from allranks.horovod import alias
+
         alias.install(in_notebook=True)
 
     @classmethod
     def unloaded(cls) -> None:
+        from allranks.horovod import alias
+
         alias.uninstall()
 
 
