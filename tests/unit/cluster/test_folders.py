@@ -253,7 +253,7 @@ def test_a_link_on_the_way_to_the_logs_is_not_followed_later(tmp_path, monkeypat
 
 
 def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
-    script = "import os; from allranks.cluster import folders\n"
+    script = "import os; from allranks.cluster import session_folder\n"
     script += "path = session_folder.name_session_folder(); os.mkdir(path); print(path)"
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     done = subprocess.run(

@@ -17,6 +17,7 @@ COLLECTED = """
     import gc
     import threading
 
+    from allranks.collectives.calls import frames
 
     class Cycle:
         pass
