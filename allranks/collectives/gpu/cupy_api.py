@@ -130,7 +130,7 @@ class Cuda(Protocol):
     # Last, because from here on these names no longer mean the protocols.
     Stream: Callable[..., Any]
     """``Stream(non_blocking=True)``: a new stream."""
-    CudaEvent: Callable[..., Any]
+    Event: Callable[..., Any]
     """``Event(disable_timing=True)``: a new event."""
     UnownedMemory: Callable[..., Any]
     """``UnownedMemory(address, nbytes, owner, device)``: memory that ``owner`` keeps alive."""
