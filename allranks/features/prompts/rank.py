@@ -65,9 +65,9 @@ class RankPrompts(RankFeature):
                 return shown if own else str(super().canonic(filename))
 
             def interaction(self, *args: Any, **options: Any) -> None:
-                before = interrupts()
+                before = interrupts.count
                 super().interaction(*args, **options)  # type: ignore[no-untyped-call]
-                if interrupts() != before:
+                if interrupts.count != before:
                     raise KeyboardInterrupt
 
         # As ipykernel does in a notebook.

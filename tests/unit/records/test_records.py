@@ -139,7 +139,7 @@ def test_telemetry_that_no_panel_could_draw_is_refused(record, payloads):
 
 
 def test_the_configuration_comes_back_equal_and_a_field_that_is_not_json_is_refused():
-    with pytest.raises(WireError, match="Ask cannot be sent"):
+    with pytest.raises(WireError, match="Query cannot be sent"):
         encode(Query(1, "push", {"x": object()}))
     config = HostAgentConfig(2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "ipc://c", "ipc://e")
     assert HostAgentConfig.from_json(config.to_json()) == config
