@@ -102,6 +102,16 @@ def temporary_folder(purpose: str) -> str:
     return place
 
 
+def end_of(path: str, nbytes: int, start: int = 0) -> str:
+    """Returns the last bytes of a log as text, not before ``start``.
+
+    Raises OSError if it cannot be read; it may be on another host.
+    """
+    with open(path, "rb") as log:
+        log.seek(max(start, log.seek(0, os.SEEK_END) - nbytes))
+        return log.read().decode("utf-8", "replace")
+
+
 def remove_old_logs(place: str) -> None:
     """Removes folders of logs to which nothing was written for seven days."""
     oldest = time.time() - _KEPT_DAYS * 86400

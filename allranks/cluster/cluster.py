@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from allranks import own_files
 from allranks.cluster import devices, launchers, variables
 from allranks.cluster.calls import Calls, CapturedOutput
 from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import RankStatus, end_of, read_statuses, refused_by_all
+from allranks.cluster.failures import RankStatus, read_statuses, refused_by_all
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.folders import KeptFolders, refused_log_folder
 from allranks.cluster.healing import AfterCells, keep_here
+from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.launchers.launcher import MultiHostLauncher
+from allranks.cluster.log_folder import refused_log_folder
 from allranks.cluster.options import (
     check_allowed,
     check_open_files,
@@ -29,7 +31,6 @@ from allranks.cluster.recovered import listed, text_of_kept, text_of_new
 from allranks.cluster.sessions import AttachedHostAgent
 from allranks.cluster.sharing import DetachedCell
 from allranks.cluster.sockets import Answers
-from allranks.cluster.variables import explain_here
 from allranks.errors import AllranksError, CellFailed, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
-_EXPLAIN_SECONDS = 30.0
 
 
 class Cluster(Calls):
@@ -402,34 +402,9 @@ class Cluster(Calls):
                 return
             self._catch_up()
 
-    def explain(self, algorithm: str, values: Sequence[Sequence[float]]) -> Any:
-        """Runs an allreduce (sum) that reports its steps, and times it, on the first ranks.
-
-        Args:
-            algorithm: ``ring``, ``recursive doubling`` or ``tree``.
-            values: an array for each rank, in their order, all of one length; at least two.
-
-        Raises:
-            UsageError: there are fewer ranks, or they run a cell.
-            ClusterLost: the ranks are gone.
-        """
-        if self.busy:
-            raise UsageError("the ranks are running a cell. Try again when it has ended.")
-        if not 2 <= len(values) <= self.size:
-            raise UsageError(
-                "an allreduce needs 2 ranks or more, and no more than are running: found "
-                f"{len(values)}, and {self.size} {'is' if self.size == 1 else 'are'} running. "
-                f"Type for example: %distributed restart -n {max(2, len(values))}"
-            )
-        first, *_ = self.run(
-            explain_here,
-            algorithm,
-            values,
-            ranks=range(len(values)),
-            timeout=_EXPLAIN_SECONDS,
-            view=HiddenView(self._late.append),
-        )
-        return first
+    def hidden_view(self) -> HiddenView:
+        """Returns a view that shows nothing; the next cell shows what ranks print meanwhile."""
+        return HiddenView(self._late.append)
 
     def wait(self, run: CellRun) -> CellRun:
         """Shows a cell's output until all its ranks have left it; raises the cell's failure."""
@@ -501,7 +476,7 @@ class Cluster(Calls):
         """Returns the last bytes of a rank's log, which may lie on another host, as text."""
         path = self.hellos[rank].log
         try:
-            return end_of(path, nbytes)
+            return own_files.end_of(path, nbytes)
         except FileNotFoundError:  # on another host
             asked = {"path": path, "nbytes": nbytes}
             content, _ = self.ask(requests.LOG, asked, ranks=(rank,))[rank]

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from allranks.cluster import client_requests, failures
+from allranks.cluster.connection_files import ConnectionFiles
 from allranks.cluster.failures import CellRecord, RankRegistry
 from allranks.cluster.features import ClusterContext, NotebookHooks
-from allranks.cluster.folders import ConnectionFiles, name_session_folder
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
+from allranks.cluster.session_folder import name_session_folder
 from allranks.cluster.sessions import AttachedHostAgent, visit
 from allranks.cluster.sockets import (
     Answers,
@@ -50,14 +51,14 @@ from allranks.records.agent import (
     Exit,
     FolderMade,
     HostLeft,
-    Launcher,
     LauncherExit,
+    LauncherText,
     Notice,
     OpenedCuda,
     Preloading,
+    RanksUp,
     Registered,
     Replaces,
-    Up,
     Watched,
     to_line,
 )
@@ -65,7 +66,16 @@ from allranks.records.agent import Event as AgentEvent
 from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
-from allranks.records.wire import Answer, Ask, Died, EpochBegun, EpochEnded, Hello, Output, Reply
+from allranks.records.wire import (
+    Answer,
+    Died,
+    EpochBegun,
+    EpochEnded,
+    Hello,
+    Output,
+    Query,
+    Reply,
+)
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -215,7 +225,7 @@ class Connection:
 
         A rank's two sockets connect apart: a cell that is sent between them would be lost.
         """
-        ask = Ask(next(self._numbers), requests.STATUS, {})  # nothing waits for the answer
+        ask = Query(next(self._numbers), requests.STATUS, {})  # nothing waits for the answer
         unreached -= {rank for rank in unreached if self.send((rank,), ask)}
         return not unreached
 
@@ -390,7 +400,7 @@ class Connection:
             ends += [replace(end, rank=rank) for rank in there]
         return ends
 
-    def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
+    def _reach(self, ask: Query, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         limit = Countdown(_ATTACH_SECONDS)
         reached, told = set[int](), set[int]()
@@ -517,13 +527,13 @@ class Connection:
                 self.inbox.put(press)
 
     @contextmanager
-    def _asking(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Ask, AnswersSoFar]]:
+    def _asking(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Query, AnswersSoFar]]:
         got = AnswersSoFar()
 
         def take(answer: Answer, payloads: list[bytes]) -> None:
             got[answer.rank] = answer, payloads
 
-        ask = Ask(next(self._numbers), name, arguments)
+        ask = Query(next(self._numbers), name, arguments)
         self._delivers[ask.request] = take
         try:
             yield ask, got
@@ -578,7 +588,7 @@ class Connection:
         self, name: str, arguments: dict[str, Any], deliver: DeliverAnswer, ranks: Iterable[int]
     ) -> None:
         """Makes a request of ranks; ``deliver`` gets each answer, however late."""
-        ask = Ask(next(self._numbers), name, arguments)
+        ask = Query(next(self._numbers), name, arguments)
         self._delivers[ask.request] = lambda answer, _: deliver(answer)
         self.send(ranks, ask)
 
@@ -695,7 +705,7 @@ class Connection:
                 self._preloading = module
             case Admitted(rank):
                 self._started.add(rank)
-            case Launcher(text):
+            case LauncherText(text):
                 self.launcher_text = (self.launcher_text + text)[-20_000:]
             case Notice(text):
                 self.notices.append(text)
@@ -798,7 +808,7 @@ class Connection:
     def all_up(self) -> None:
         # The agents then note the processes that the ranks share.
         for agent in self._agents:
-            agent.say(Up())
+            agent.say(RanksUp())
             if self.size <= CLIENTS_RANKS:
                 agent.say(Clients())
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from allranks import own_files
 from allranks.errors import WAITING, CellTimeout, Report, UsageError
 from allranks.records.agent import AgentExit, Exit, HostLeft, LauncherExit
 from allranks.records.code_names import FILE_OF_CELL, code_name, with_numbers
@@ -356,20 +357,10 @@ def loss_text(
     return "\n".join(filter(None, parts))
 
 
-def end_of(path: str, nbytes: int, start: int = 0) -> str:
-    """Returns the last bytes of a log as text, not before ``start``.
-
-    Raises OSError if it cannot be read; it may be on another host.
-    """
-    with open(path, "rb") as log:
-        log.seek(max(start, log.seek(0, os.SEEK_END) - nbytes))
-        return log.read().decode("utf-8", "replace")
-
-
 def log_end(path: str, offset: int) -> str:
     # At most 16 KiB.
     try:
-        return end_of(path, _SHOWN_NBYTES, offset)
+        return own_files.end_of(path, _SHOWN_NBYTES, offset)
     except OSError:
         return ""  # the log is on another host
 

@@ -4,7 +4,7 @@ A feature's ``notebook.py`` sets ``FEATURE`` to a subclass of `NotebookFeature`.
 loads them once; each notebook, and each `Cluster` outside of one, makes one instance of each. The
 hooks are called in this order:
 
-0. ``loaded``, of the class: the extension has been loaded in a shell.
+0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
 1. ``started``, when the connection is open and before the first rank has come; again after each
    restart, and when the notebook attaches to ranks.
 2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
@@ -35,16 +35,18 @@ from typing import Any
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
+    RUN_ARGUMENTS,
     START_OPTIONS,
     CellOption,
     ClusterOptions,
     LineCommand,
+    RunArgument,
     StartOption,
 )
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure
-from allranks.records.wire import Answer, Ask, Record
+from allranks.records.wire import Answer, Query, Record
 
 
 @dataclass(frozen=True)
@@ -105,20 +107,20 @@ class CellContext:
 class CellRequest:
     """A cell with a feature's option; the feature's command returns its cluster and its run.
 
-    ``number`` is the notebook's, ``options`` are the features' that were given, by name. The other
-    attributes are options of the magic.
+    ``number`` is the notebook's, ``options`` are the features' that were given, by name, and
+    ``prepared`` those that prepare a cell of ranks. The other attributes are options of the magic.
     """
 
     source: str
     number: int
     options: Mapping[str, Any]
+    prepared: Mapping[str, Any]
     cluster: ClusterOptions
     ranks: str | None
     timeout: float | None
     view: str
     fold: bool
     want_value: bool
-    profile: bool
 
 
 @declares_hooks
@@ -139,13 +141,21 @@ class NotebookFeature:
     start_options: tuple[StartOption, ...] = ()
     """Options for the start of ranks."""
     cell_options: tuple[CellOption, ...] = ()
-    """Options of a cell, which the feature then runs by a command with a `CellRequest`."""
+    """Options of a cell, which the feature then runs by a command with a `CellRequest`, or prepares
+    by one with the options.
+    """
     line_commands: tuple[LineCommand, ...] = ()
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
+    run_arguments: tuple[RunArgument, ...] = ()
+    """Arguments of `allranks.run`."""
 
     @classmethod
     def loaded(cls, shell: Any) -> None:
         """The extension has been loaded in this shell of IPython; there are no ranks yet."""
+
+    @classmethod
+    def unloaded(cls) -> None:
+        """The extension has been unloaded; what ``loaded`` has changed is to be undone."""
 
     def start_text(self, settings: Mapping[str, str]) -> str:
         """Returns a line for the user when ranks have started; empty for none.
@@ -242,7 +252,7 @@ class AskingFeature(NotebookFeature):
         asked = tuple(ranks)
         self._questions[request] = _Question(asked, deliver)
         self.arriving = (Answer,)
-        context.send(asked, Ask(request, name, arguments))
+        context.send(asked, Query(request, name, arguments))
         # A rank that computes in C does not answer.
         timer = threading.Timer(seconds, self._finish, (request,))
         timer.daemon = True
@@ -304,15 +314,27 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
     LINE_COMMANDS.clear()
     LINE_COMMANDS.update({c.name: c for kind in classes for c in kind.line_commands})
+    RUN_ARGUMENTS.clear()
+    RUN_ARGUMENTS.update({a.name: a for kind in classes for a in kind.run_arguments})
 
 
 def loaded(shell: Any) -> None:
     """Calls ``loaded`` of the registered features."""
     for kind in _registered:
-        try:
-            kind.loaded(shell)
-        except Exception as error:
-            warnings.warn(str(failure(kind.loaded, error)), stacklevel=2)
+        _call(kind.loaded, shell)
+
+
+def unloaded() -> None:
+    """Calls ``unloaded`` of the registered features."""
+    for kind in _registered:
+        _call(kind.unloaded)
+
+
+def _call(hook: Callable[..., None], *arguments: Any) -> None:
+    try:
+        hook(*arguments)
+    except Exception as error:
+        warnings.warn(str(failure(hook, error)), stacklevel=3)
 
 
 class NotebookHooks(Hooks[NotebookFeature]):

@@ -21,9 +21,11 @@ from typing import IO, Any
 import psutil
 
 from allranks import python_path
-from allranks.cluster import folders
+from allranks.cluster import log_folder, session_folder
 from allranks.cluster.failures import Ended, ending
-from allranks.cluster.launchers.launcher import Host, MultiHostLauncher, ports
+from allranks.cluster.launchers.addresses import ports
+from allranks.cluster.launchers.job import Host
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.mpiexec import (
     LASTING,
     LASTING_SETTINGS,
@@ -57,26 +59,26 @@ from allranks.records.agent import (
     HostLeft,
     HostListens,
     HostRefused,
+    HostRuns,
     HostSilent,
     HostUp,
     Join,
     Keep,
     LauncherExit,
     Notice,
-    RankDied,
+    RanksUp,
     Reach,
     Ready,
     Registered,
     Replaces,
+    ReportDeath,
     Running,
-    Runs,
-    Seat,
+    SeatSpares,
     Serve,
     SpareExit,
     Stay,
     Stop,
     Stopped,
-    Up,
     read_event,
     to_line,
 )
@@ -131,8 +133,8 @@ def open_sockets(
         raise StartFailed(
             f"expected a working folder, found that it has been removed: {error}. Type: %cd ~"
         ) from error
-    log_dir = folders.make_log_folder()
-    session_dir = folders.name_session_folder(place)
+    log_dir = log_folder.make_log_folder()
+    session_dir = session_folder.name_session_folder(place)
     seconds = lease_seconds()
     if isinstance(launcher, MultiHostLauncher):
         listening = ListeningSockets.open(launcher.address(), ports())
@@ -753,7 +755,7 @@ class MultiHostAgents:
 
     def _note_running(self, host: str, cell: int) -> None:
         if self._caretaker is not None:
-            self._caretaker.say(Runs(host, cell))
+            self._caretaker.say(HostRuns(host, cell))
 
     def _take_over(self, taken: TakenHosts) -> None:
         """Continues with what the last notebook knew, and the events since then."""
@@ -850,7 +852,7 @@ class MultiHostAgents:
         """Sends a command to the agents of all hosts, or the first one's for `Clients`."""
         for host in self._hosts[:1] if isinstance(command, Clients) else self._hosts:
             self._say(host.name, command)
-        if isinstance(command, Up):
+        if isinstance(command, RanksUp):
             self.starts_again = False
             with self._lock:  # the wire's thread notes deaths
                 for rank, pid in self._replaced.items():
@@ -867,7 +869,7 @@ class MultiHostAgents:
         if isinstance(taken, str):
             return taken
         for host, seats in taken.items():
-            self._say(host, Seat(list(dead), seats))
+            self._say(host, SeatSpares(list(dead), seats))
         return ""
 
     def _choose_spares(self, dead: Sequence[int]) -> dict[str, list[tuple[int, int]]] | str:
@@ -1005,7 +1007,7 @@ class MultiHostAgents:
         # It runs on the first host, whose own agent tells it.
         first = self._hosts[0].name
         if host != first:
-            self._say(first, RankDied(rank, pid))
+            self._say(first, ReportDeath(rank, pid))
 
     def _lose(self, host: str, seconds: float) -> None:
         self._host_ended(host, f"is cut off or has crashed: no heartbeat for {seconds:g} s")

@@ -10,7 +10,7 @@ import resource
 import shlex
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from keyword import iskeyword
 from operator import index
 from typing import Any, TypeVar
@@ -177,13 +177,15 @@ class StartOption:
 class CellOption:
     """An option ``--name`` that a feature adds to ``%%distributed``.
 
-    A cell with it is run by the feature's ``command``, not by the ranks. ``arguments`` are those of
-    argparse's ``add_argument``.
+    A cell with it is run by the feature's ``command``, not by the ranks. With ``prepares``, ranks
+    run it after ``command(options)``, a dictionary of those of its options that were given.
+    ``arguments`` are those of argparse's ``add_argument``.
     """
 
     name: str
     command: str
     arguments: Mapping[str, Any]
+    prepares: bool = False
 
     @property
     def field(self) -> str:
@@ -203,14 +205,30 @@ class LineCommand:
 
     ``about`` is its line in the list of commands, ``words`` describes its arguments as in
     ``"RANK"``; without it, arguments are refused. The feature's ``command(name, words)`` returns a
-    text to print.
+    text to print. With ``arguments``, names and options of argparse's ``add_argument``, it gets a
+    dictionary of their values in place of the words.
     """
 
     name: str
     about: str
     words: str = ""
     words_about: str = ""
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+
+@dataclass(frozen=True)
+class RunArgument:
+    """An argument of another library's function that `allranks.run` accepts.
+
+    ``refused`` is what to do instead, for one that is refused; others have no effect.
+    """
+
+    name: str
+    refused: str = ""
+
+
+RUN_ARGUMENTS: dict[str, RunArgument] = {}
+"""Those of features, by name; `allranks.cluster.features.register` sets them."""
 
 LINE_COMMANDS: dict[str, LineCommand] = {}
 """The commands of features, by name; `allranks.cluster.features.register` sets them."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import NEXT_CELL, plain
-from allranks.cluster.options import check_timeout
+from allranks.cluster.options import RUN_ARGUMENTS, check_timeout
 from allranks.errors import (
     CellFailed,
     CellInterrupted,
@@ -32,28 +32,6 @@ from allranks.records.wire import Hello
 from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
 
-#: Arguments of Horovod without an effect here.
-_IGNORED = {
-    "start_timeout",
-    "disable_cache",
-    "verbose",
-    "use_gloo",
-    "use_mpi",
-    "network_interface",
-    "network_interfaces",
-}
-_FIXED = "the number of ranks is fixed: leave it out"
-_THIS_MACHINE = "the ranks run on this machine: leave it out"
-_REFUSED = {
-    **dict.fromkeys(("min_num_proc", "max_num_proc", "min_np", "max_np"), _FIXED),
-    **dict.fromkeys(("slots", "reset_limit"), _FIXED),
-    "cooldown_range": "hosts are never excluded: leave it out",
-    "host_discovery_script": "the hosts are fixed: leave it out",
-    **dict.fromkeys(("hostfile", "ssh_port", "ssh_identity_file"), _THIS_MACHINE),
-    "mpi_args": "set OMPI_MCA_… or MPICH's variables in the environment",
-    "output_filename": "every rank has a log; see allranks.Cluster.log_dir",
-    "executable": "the ranks run this Python: start the notebook with the other one",
-}
 _HERE = ("localhost", "127.0.0.1")
 
 
@@ -104,9 +82,10 @@ def run(
 
 def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
-        if name in _REFUSED and value is not None:
-            raise UsageError(f"run() expected no {name}, found {value!r}: {_REFUSED[name]}.")
-        if name not in _REFUSED and name not in _IGNORED:
+        known = RUN_ARGUMENTS.get(name)
+        if known is not None and known.refused and value is not None:
+            raise UsageError(f"run() expected no {name}, found {value!r}: {known.refused}.")
+        if known is None:
             raise UsageError(
                 f"run() has no argument {name!r}. Arguments of the function go in args and kwargs: "
                 "run(train, args=(0.01,), np=4)"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import own_files
-from allranks.cluster import folders
+from allranks.cluster import log_folder, session_folder
 from allranks.cluster.host_agent import HostAgentProcess, TakenHosts
 from allranks.cluster.sharing import unpack
 from allranks.cluster.sockets import ListeningSockets
@@ -111,7 +111,7 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
     visit.
     """
     found = []
-    for path in folders.session_folders():
+    for path in session_folder.session_folders():
         if own_files.is_own_folder(str(path)):
             with suppress(UsageError):
                 found.append(visit(str(path), seconds=seconds))
@@ -232,7 +232,7 @@ def _not_found(name: str, named: Sequence[SessionInfo]) -> str:
     if named:
         names = ", ".join(one.name for one in named)
         return f"expected the name of one cluster, found that {name} matches {names}"
-    for path in folders.session_folders():
+    for path in session_folder.session_folders():
         with suppress(OSError):
             uid = path.lstat().st_uid
             if name_of(path).startswith(name) and uid != os.getuid():
@@ -246,7 +246,7 @@ def _not_found(name: str, named: Sequence[SessionInfo]) -> str:
                 )
     return (
         f"expected a cluster named {name}, found none: it has ended, or its time ran out. Its "
-        f"logs are in {folders.state_folder()}. To list those that run: {_LIST}"
+        f"logs are in {log_folder.state_folder()}. To list those that run: {_LIST}"
     )
 
 

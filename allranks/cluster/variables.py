@@ -78,6 +78,3 @@ class OnRank:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # On a rank only.
         return pkgutil.resolve_name(self._where)(*args, **kwargs)
-
-
-explain_here = OnRank("allranks.lessons.on_ranks", "explain_here")

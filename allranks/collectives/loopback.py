@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from allranks.collectives import world as worlds
-from allranks.collectives.calls.guard import of_traceback
 from allranks.collectives.calls.rank_state import Board
+from allranks.collectives.calls.sites import of_traceback
 from allranks.collectives.host.memory import Segment, Window
 from allranks.collectives.host.shared_memory import Channel
 from allranks.collectives.world.world import World

@@ -17,8 +17,8 @@ from time import perf_counter
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.guard import Site
 from allranks.collectives.calls.journal import Journal, named
+from allranks.collectives.calls.sites import Site
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.inputs import run
 from allranks.records.telemetry import CallRecord, CallTotals

@@ -30,8 +30,8 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from allranks import collectives
 from allranks.collectives import world
-from allranks.collectives.calls.guard import shown_name
 from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
+from allranks.collectives.calls.sites import shown_name
 from allranks.collectives.world import World
 from allranks.engine.cell_names import CellNames, show_numbers
 from allranks.engine.exceptions import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from IPython.core import ultratb
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import sites
 from allranks.records.code_names import code_name, is_cell, with_numbers
 
 
@@ -32,7 +32,7 @@ class CellNames:
         cell = raw_code, transformed_code, number
         asked, file = self._last
         # IPython asks again as it runs the cell.
-        if cell == asked and guard.CELLS.get(file) in linecache.cache:
+        if cell == asked and sites.CELLS.get(file) in linecache.cache:
             return file
         file, again = code_name(raw_code), 1
         while True:
@@ -41,9 +41,9 @@ class CellNames:
             if self._sources.setdefault(shown, transformed_code) == transformed_code:
                 break
             again += 1
-        if guard.CELLS.get(file) != shown:
-            guard.CELLS[file] = shown
-            guard.SITES.clear()  # with the number that this text has had before
+        if sites.CELLS.get(file) != shown:
+            sites.CELLS[file] = shown
+            sites.SITES.clear()  # with the number that this text has had before
         # Other ranks, and lines of a message, find the source under this name.
         lines = [f"{line}\n" for line in transformed_code.splitlines()]
         linecache.cache[shown] = len(transformed_code), None, lines, shown
@@ -56,13 +56,13 @@ def show_numbers() -> None:
     plain_frame, plain_warning = _Stack.format_frame_summary, warnings.formatwarning
 
     def format_frame_summary(self: Any, frame_summary: Any, **options: Any) -> str:
-        if frame_summary.filename in guard.CELLS:
+        if frame_summary.filename in sites.CELLS:
             frame_summary = copy.copy(frame_summary)
-            frame_summary.filename = guard.CELLS[frame_summary.filename]
+            frame_summary.filename = sites.CELLS[frame_summary.filename]
         return plain_frame(self, frame_summary, **options)
 
     def formatwarning(message: Any, category: Any, filename: str, *rest: Any, **more: Any) -> str:
-        return plain_warning(message, category, guard.shown_name(filename), *rest, **more)
+        return plain_warning(message, category, sites.shown_name(filename), *rest, **more)
 
     # IPython cannot open the file of a cell, and would not mark the place of an error in its line.
     shown_by_ipython: Any = ultratb
@@ -84,5 +84,5 @@ def _show_error_of_thread(error: threading.ExceptHookArgs, /) -> None:
         return
     name = error.thread.name if error.thread is not None else threading.get_ident()
     lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
-    text = with_numbers("".join(lines), guard.CELLS)
+    text = with_numbers("".join(lines), sites.CELLS)
     print(f"Exception in thread {name}:\n{text}", end="", file=sys.stderr, flush=True)

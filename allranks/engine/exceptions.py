@@ -24,7 +24,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magics.execution import ExecutionMagics
 from IPython.core.magics.history import HistoryMagics
 
-from allranks.collectives.calls.guard import (
+from allranks.collectives.calls.sites import (
     CELLS,
     LIBRARY,
     MPI4PY,

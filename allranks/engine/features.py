@@ -34,6 +34,8 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.engine.epochs import RankEpochs
+from allranks.engine.interrupts import Interrupts
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
@@ -70,7 +72,9 @@ class RankContext:
             all features; returns the function's result.
         rank_replaced: calls that hook of all features; for the one that replaces ranks.
         cell: returns the number of the cell that runs, or 0.
-        interrupts: returns how many interrupts that cell was sent.
+        interrupts: those of the code that runs, and how many that cell was sent.
+        epochs: begins and ends epochs outside of cells.
+        cell_ends: waits until the last cell has ended.
         ends: has the notebook end this rank after the cell that runs, for this reason.
             The feature has written its variables to ``of_life`` of the variable store.
         mpi_ports: on which MPI listens here; empty if dead ranks are not replaced.
@@ -94,7 +98,9 @@ class RankContext:
     begin_epoch: Callable[[Callable[[], Any]], Any]
     rank_replaced: Callable[[list[int]], str]
     cell: Callable[[], int]
-    interrupts: Callable[[], int]
+    interrupts: Interrupts
+    epochs: RankEpochs
+    cell_ends: Callable[[], Awaitable[None]]
     ends: Callable[[str], None]
     mpi_ports: tuple[int, ...] = ()
 

@@ -22,7 +22,7 @@ import psutil
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magics.script import ScriptMagics
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames
 from allranks.engine.shell_magics import replace_magic
 
 # A cell may replace attributes of other modules: those that its end needs are imported here.
@@ -50,7 +50,7 @@ def ignore_interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def waits_for_events() -> bool:
     """Whether the main thread waits in its event loop for something to do."""
-    code = getattr(guard.frame_of_main_thread(), "f_code", None)
+    code = getattr(frames.frame_of_main_thread(), "f_code", None)
     return code is not None and (code.co_name, code.co_filename) == _WAIT
 
 

@@ -51,6 +51,8 @@ _PAIRED_PORTS = ("control", "mux", "task", "iopub")
 #: Engines try to connect after a tenth of a second, then after twice as long each time, up to the
 #: first; or up to the second if the controller starts only on request.
 _CONNECT_MS, _SELDOM_MS = 1000, 10_000
+#: After this time ZeroMQ's thread has sent an answer. Clients wait for it without a limit.
+LAST_ANSWER_SECONDS = 1.0
 #: More than a pipe holds: the whole lines that were written.
 _PIPE_NBYTES = 1 << 20
 

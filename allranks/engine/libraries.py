@@ -16,8 +16,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from functools import partial
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from allranks import python_path
@@ -46,8 +44,6 @@ _IMPORTS = (
 #: Libraries that run beside the cells, in the same process.
 _BESIDE_CELLS = r"(ipykernel|ipyparallel|jupyter_client|tornado|traitlets|zmq)(\.|$)"
 _EVERY_WARNING = ("ignore", None, Warning, None, 0)
-_WRITES_SOURCE = "tensorflow.python.autograph.pyct.loader"
-_TQDM_CHOICE = "tqdm.autonotebook"
 
 
 def preload(config: HostAgentConfig, tell: Callable[[Event], object]) -> None:
@@ -58,7 +54,6 @@ def preload(config: HostAgentConfig, tell: Callable[[Event], object]) -> None:
     for name in _IMPORTS:
         importlib.import_module(name)
     _prepare_tracebacks()
-    show_progress_as_text()
     if config.preload:
         _preload(config, tell)
 
@@ -134,22 +129,16 @@ def restore_warnings() -> None:
 
 
 def keep_temporary_files_in(folder: str) -> None:
-    """Has multiprocessing and TensorFlow's AutoGraph write temporary files to the session's folder,
-    and IPython if it cannot write in the user's home.
+    """Has multiprocessing write temporary files to the session's folder, and IPython if it cannot
+    write in the user's home.
 
-    The libraries remove them at the exit of the process, but a rank is killed. IPython never does.
+    The first removes them at the exit of the process, but a rank is killed. IPython never does.
     """
     import multiprocessing
 
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     if not _has_ipython_folder(folder):
         os.environ["IPYTHONDIR"] = os.path.join(folder, "ipython")
-
-    def write_there(loader: Any) -> None:
-        named = partial(tempfile.NamedTemporaryFile, dir=folder)
-        loader.tempfile = SimpleNamespace(NamedTemporaryFile=named)
-
-    PostImportHook([_WRITES_SOURCE], write_there).install()
 
 
 def _has_ipython_folder(temporary: str) -> bool:
@@ -166,43 +155,6 @@ def _has_ipython_folder(temporary: str) -> bool:
     finally:
         tempfile.tempdir = before
     return os.path.dirname(found) != temporary
-
-
-def show_progress_as_text() -> None:
-    """Has ``tqdm.auto`` and rich draw text bars, for libraries that are imported from now on.
-
-    Equal lines of several ranks are folded, and text is saved with the notebook. ``tqdm.notebook``
-    still is a widget on each rank.
-    """
-    _rich.install()
-    _tqdm.install()
-
-
-def _choose_text(tqdm: Any) -> None:
-    # In place of the module in which tqdm decides whether it draws a widget.
-    chosen: Any = ModuleType(_TQDM_CHOICE)
-    sys.modules[_TQDM_CHOICE] = tqdm.autonotebook = chosen
-    chosen.tqdm, chosen.trange = tqdm.std.tqdm, tqdm.std.trange
-
-
-_tqdm = PostImportHook(["tqdm"], _choose_text)
-
-
-def _draw_as_in_a_terminal(progress: Any) -> None:
-    from rich.console import Console
-
-    # TERM of the kernel's environment describes a terminal in which the bars are not drawn.
-    console = Console(
-        force_jupyter=False,
-        force_terminal=True,
-        color_system="standard",
-        width=80,
-        _environ={**os.environ, "TERM": "xterm"},
-    )
-    progress.get_console = lambda: console
-
-
-_rich = PostImportHook(["rich.progress"], _draw_as_in_a_terminal)
 
 
 def set_quiet(devices: Sequence[str]) -> None:

@@ -39,6 +39,7 @@ _LIMITS = "memory.max", "memory.limit_in_bytes"
 _COUNTS = "memory.events", "memory.oom_control"
 _ANY_NUMBER = 1 << 60
 _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
+_POLL_SECONDS = 0.02
 _KIB = 1024
 _TRACKER = "multiprocessing.resource_tracker"
 #: For the exit functions of a rank, and to write what its files hold back.
@@ -148,6 +149,24 @@ def kill_children(spare_trackers: bool = False, spare_agents: bool = False) -> b
         if process.pid not in spared and not (spare_trackers and _has_word(process, _TRACKER)):
             kill(process.pid)
     return bool(found)
+
+
+def end_descendants(alone_seconds: float, trackers_seconds: float, agents_seconds: float) -> None:
+    """Ends all descendants of this process, which adopts orphans, and waits for the last one.
+
+    They have ``alone_seconds`` to end by themselves; from then on those that `kill_children` can
+    spare have the other times.
+    """
+    began = time.monotonic()
+    while reap_all() and time.monotonic() < began + alone_seconds:
+        time.sleep(_POLL_SECONDS)
+    began = time.monotonic()
+    while reap_all():
+        waited = time.monotonic() - began
+        kill_children(
+            spare_trackers=waited < trackers_seconds, spare_agents=waited < agents_seconds
+        )
+        time.sleep(_POLL_SECONDS)
 
 
 def shared_memory_left() -> float:

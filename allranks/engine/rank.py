@@ -27,22 +27,22 @@ import IPython.core.oinspect
 import IPython.extensions.storemagic  # noqa: F401
 import tornado.platform.asyncio  # noqa: F401
 
-from allranks import collectives, launched, port_filter, python_path
+from allranks import collectives, launched, own_files, port_filter, python_path
 from allranks.collectives import world
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames, sites
 from allranks.collectives.start import healing, runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
-from allranks.engine.clients import LAST_ANSWER_SECONDS, ClientRequests
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
+from allranks.engine.epochs import RankEpochs
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
-from allranks.engine.ipp import RankEngine
+from allranks.engine.ipp import LAST_ANSWER_SECONDS, RankEngine
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
-from allranks.engine.transcript import Transcript, held_back
+from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
 from allranks.records import code_names, requests
@@ -51,10 +51,10 @@ from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     BETWEEN_CELLS,
     Answer,
-    Ask,
     Died,
     Hello,
     Interrupt,
+    Query,
     Record,
     RunCell,
     RunMember,
@@ -106,8 +106,7 @@ class Rank:
         self._features = RankHooks(features)
         self.device = _pin(config, rank)
         limit = variable_nbytes(LOG_LIMIT, _LOG_NBYTES, _LEAST_LOG_NBYTES)
-        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == libraries.QUIET
-        self.transcript = Transcript(log_path(config, rank), limit, held_back if quiet else str)
+        self.transcript = Transcript(log_path(config, rank), limit)
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The last cell.
         self._task: asyncio.Task[None] | None = None
@@ -131,7 +130,6 @@ class Rank:
         libraries.keep_temporary_files_in(self._config.session_dir)
         code_names.name_folder(self._connection["key"])
         self._features.starting()
-        libraries.show_progress_as_text()
         with processes.sleeping_longer(self._config.ranks_here):
             if self._config.heals and not self._config.several_hosts:
                 # Only replacement ranks connect to these ports.
@@ -246,6 +244,7 @@ class Rank:
             mpi=_library(),
             log=self.transcript.path,
         )
+        self._epochs = RankEpochs(self.wire, self._begin_epoch, self._loop.call_soon_threadsafe)
         self._features.call(
             RankFeature.started,
             RankContext(
@@ -265,21 +264,14 @@ class Rank:
                 begin_epoch=self._begin_epoch,
                 rank_replaced=self._features.rank_replaced,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
-                interrupts=lambda: self._runner.interrupts.count,
+                interrupts=self._runner.interrupts,
+                epochs=self._epochs,
+                cell_ends=self._cell_ends,
                 ends=self._runner.end_rank,
                 mpi_ports=tuple(self._mpi_ports),
             ),
         )
         self.wire.before_output = self._before_output
-        self._clients = ClientRequests(
-            engine.kernel,
-            self.wire,
-            self._runner.interrupts,
-            self._begin_epoch,
-            self._loop.call_soon_threadsafe,
-            self._cell_ends,
-        )
-        self._clients.serve()
         # A widget for output reads this id, and then takes the output.
         engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -322,7 +314,7 @@ class Rank:
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
             self._features.call(RankFeature.rank_died, record.rank, record.how)
-        elif isinstance(record, Ask):
+        elif isinstance(record, Query):
             if record.name in ANSWERED_WHILE_BUSY | self._features.requests_while_busy:
                 self._answer(record, payloads)
             elif self.wire.busy:
@@ -354,12 +346,12 @@ class Rank:
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
             if isinstance(cell, RunCell):  # a member of an ensemble has epochs of its own
-                self._clients.enter_epoch()
+                self._epochs.enter()
             self._end_cell(*await run())
         except BaseException as error:
             self._reply_failure(cell.cell, error)
         finally:
-            self._clients.note_use()
+            self._epochs.note_use()
             self._running[self.rank] = 0
             if not self._serves_windows:
                 self._serve_windows()
@@ -402,7 +394,7 @@ class Rank:
             self._features.call(RankFeature.output_sending, True)
         self.wire.send_output(replies)
 
-    def _answer(self, ask: Ask, payloads: list[bytes]) -> None:
+    def _answer(self, ask: Query, payloads: list[bytes]) -> None:
         try:
             content, values = self._content(ask.name, ask.arguments, payloads)
         except UsageError as error:
@@ -422,7 +414,7 @@ class Rank:
         elif name == requests.STACK:
             return {"text": _stack()}, []
         elif name == requests.LOG:
-            return {"text": _log_end(arguments["path"], arguments["nbytes"])}, []
+            return {"text": own_files.end_of(arguments["path"], arguments["nbytes"])}, []
         elif name == requests.STRIPS:
             self._telemetry.watch(arguments["bins"])
         elif name == requests.PUSH:
@@ -461,8 +453,8 @@ class Rank:
         busy, between = self.wire.busy, ""
         if not busy and not waits_for_events() and self._stays_away():
             # A hook of a feature, a request of a client, or a finalizer.
-            place = guard.of_frame(guard.frame_of_main_thread()).place
-            at = f"at {guard.with_source(place)}"
+            place = sites.of_frame(frames.frame_of_main_thread()).place
+            at = f"at {sites.with_source(place)}"
             between = "waiting for the other ranks" if self._meets else collectives.activity() or at
         return {
             "pid": os.getpid(),
@@ -487,7 +479,7 @@ class Rank:
             raise UsageError(f"rank {self.rank} cannot send {name}: {problem}")
         return packed
 
-    def _refuse(self, ask: Ask, problem: str) -> None:
+    def _refuse(self, ask: Query, problem: str) -> None:
         self.wire.send(Answer(ask.request, self.rank, {}, problem))
 
 
@@ -501,19 +493,13 @@ def _pickled(values: dict[str, Any]) -> tuple[bytes | None, str]:
 def _stack() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, frame in guard.frames_of_threads().items():
+    for ident, frame in frames.frames_of_threads().items():
         parts.append(f"thread {names.get(ident, ident)}\n")
         try:
             parts.extend(traceback.format_stack(frame))
         except UnicodeError:
             parts.append("  in a file whose name is no text\n")
     return "".join(parts)
-
-
-def _log_end(path: str, nbytes: int) -> str:
-    with open(path, "rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - nbytes))
-        return log.read().decode("utf-8", "replace")
 
 
 def log_path(config: HostAgentConfig, rank: int) -> str:

@@ -18,8 +18,8 @@ import psutil
 
 from allranks import collectives
 from allranks.collectives import world
-from allranks.collectives.calls import guard
-from allranks.collectives.calls.guard import USER, kind_of
+from allranks.collectives.calls import frames, sites
+from allranks.collectives.calls.sites import USER, kind_of
 from allranks.collectives.timings import BINS, Totals
 from allranks.errors import UsageError
 from allranks.records.code_names import is_cell
@@ -316,14 +316,14 @@ process_metrics = Metrics()
 log = process_metrics.log
 
 
-@guard.no_collection()
+@frames.no_collection()
 def current_line() -> str:
     """Returns ``file:line  source`` of the innermost user frame of the main thread.
 
     It is empty before a cell's first statement and after its last one, where all frames are
     libraries'.
     """
-    frame = guard.frame_of_main_thread()
+    frame = frames.frame_of_main_thread()
     try:
         stack = traceback.extract_stack(frame) if frame else []
     except UnicodeError:  # compile() accepts a file name that is not valid text
@@ -331,15 +331,15 @@ def current_line() -> str:
     own = [entry for entry in stack if is_cell(entry.filename)]
     outside = [entry for entry in stack if kind_of(entry.filename) == USER]
     for entry in (own or outside)[-1:]:
-        name = os.path.basename(guard.shown_name(entry.filename))
+        name = os.path.basename(sites.shown_name(entry.filename))
         return f"{name}:{entry.lineno}  {entry.line or ''}".rstrip()
     return ""
 
 
-@guard.no_collection()
+@frames.no_collection()
 def importing() -> str:
     """Returns the package that the main thread imports; of nested imports the outermost."""
-    frame = guard.frame_of_main_thread()
+    frame = frames.frame_of_main_thread()
     found = module = ""
     for _ in range(_DEEPEST):
         if frame is None:

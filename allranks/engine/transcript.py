@@ -14,7 +14,6 @@ import errno
 import io
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -41,33 +40,20 @@ _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-#: TensorFlow's C++ code ignores TF_CPP_MIN_LOG_LEVEL until its log is set up. The first such line
-#: has this text.
-_BEFORE = "absl::InitializeLog() is called"
-#: Before its clock is set up, it writes "0000 00:00:" and seconds instead of date and time.
-_EARLY = re.compile(r"[IWE]0000 00:00:\d+\.\d+ ")
-_KNOWN = re.compile(
-    r"port\.cc:\d+\] oneDNN custom operations are on"
-    r"|cudart_stub\.cc:\d+\] Could not find cuda drivers"
-    r"|cuda_\w+\.cc:\d+\] (Unable to register|failed call to cuInit)"
-    r"|computation_placer\.cc:\d+\] computation placer already registered"
-    r"|cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized"
-    r"|^To enable the following instructions: .* rebuild TensorFlow"
-)
 
 
 class Transcript:
     """Owns the log file of this process, and returns the output that was not sent yet.
 
-    ``limit_nbytes`` is the space of the log on the disk. ``sift`` removes text that only the log
-    shall have.
+    ``limit_nbytes`` is the space of the log on the disk.
+
+    Attributes:
+        sift: removes text that only the log shall have.
     """
 
-    def __init__(
-        self, path: str, limit_nbytes: int = 10**9, sift: Callable[[str], str] = str
-    ) -> None:
+    def __init__(self, path: str, limit_nbytes: int = 10**9) -> None:
         self.path = path
-        self._sift = sift
+        self.sift: Callable[[str], str] = str
         # Reentrant, because a finalizer may display something while it is held.
         self._lock = threading.RLock()
         self._placed: list[tuple[int, Entry]] = []
@@ -309,7 +295,7 @@ class Transcript:
     def _append(self, kind: str, start: int, end: int, entries: list[Entry]) -> None:
         if end <= start:
             return
-        text = self._sift(self._decoder.decode(os.pread(self._reader, end - start, start)))
+        text = self.sift(self._decoder.decode(os.pread(self._reader, end - start, start)))
         if not text:
             return
         if entries and entries[-1][0] == kind:
@@ -551,15 +537,3 @@ def _allocate(file: int, mode: int, start: int, nbytes: int) -> int:
         return errno.EOPNOTSUPP
     failed = _libc.fallocate64(file, mode, ctypes.c_int64(start), ctypes.c_int64(nbytes))
     return ctypes.get_errno() if failed else 0
-
-
-def held_back(text: str) -> str:
-    if _BEFORE not in text and "0000 00:00:" not in text:
-        return text
-    kept = []
-    for line in text.splitlines(keepends=True):
-        known = _KNOWN.search(line)
-        if _BEFORE in line or (known and (_EARLY.match(line) or line.startswith("To enable"))):
-            continue
-        kept.append(line)
-    return "".join(kept)

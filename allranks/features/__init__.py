@@ -30,7 +30,10 @@ from allranks import installed
 #: What is below this package, in the order in which the hooks are called.
 BUILT_IN: tuple[str, ...] = (
     "horovod_alias",
+    "tensorflow_files",
+    "progress_bars",
     "torch_jax",
+    "ipyparallel",
     "prompts",
     "rank_widgets",
     "profile",

@@ -18,9 +18,9 @@ from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.records import requests
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import (
-    Ask,
     Output,
     Prompt,
+    Query,
     Record,
     Reply,
     RunCell,
@@ -39,7 +39,7 @@ Frames = Sequence[bytes]
 class RankAttach(RankFeature):
     """Describes the last cell to another notebook, and sends it the output again."""
 
-    records = (RunCell, RunMember, Ask, Typed)
+    records = (RunCell, RunMember, Query, Typed)
     requests_while_busy = requests.ABOUT_NOTEBOOKS
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class RankAttach(RankFeature):
         elif isinstance(record, Typed):
             if self._kept is not None:
                 self._kept.prompt_answered()
-        elif isinstance(record, Ask) and record.name == requests.MEMBERS:
+        elif isinstance(record, Query) and record.name == requests.MEMBERS:
             if record.arguments["ranks_each"] or self._wire.busy:
                 return
             self._in_ensemble = False  # it is over, and its notebook has shown it

@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from allranks.collectives.calls import call as calls
 from allranks.collectives.calls.call import Call, PointCall
-from allranks.collectives.calls.guard import USER, Site, find, kind_of, shown_name
+from allranks.collectives.calls.sites import USER, Site, find, kind_of, shown_name
 from allranks.collectives.ops import point_to_point
 from allranks.collectives.ops.communicator import Comm, Win
 from allranks.collectives.ops.point_to_point import PointToPoint

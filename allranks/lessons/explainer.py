@@ -13,6 +13,7 @@ from typing import Any
 from allranks import launched
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
+from allranks.cluster.variables import OnRank
 from allranks.errors import AllranksError, ClusterLost, UsageError
 from allranks.lessons.frames import (
     Frame,
@@ -32,6 +33,7 @@ from allranks.widgets.displays import make_widget
 from allranks.widgets.palette import RANKS
 from allranks.widgets.scripts import joined
 
+_EXPLAIN_HERE, _EXPLAIN_SECONDS = OnRank("allranks.lessons.on_ranks", "explain_here"), 30.0
 _WIDTH = 760
 _ROW, _DIGIT, _ARCS, _HEAD = 15, 7.2, 26, 34
 _GAP, _LEAST = 22, 116
@@ -246,7 +248,7 @@ class Explainer:
         asked, found = (algorithm, ranks, size), None
         try:
             found = self._ranks()
-            self._kept[asked] = found.explain(algorithm, example_arrays(ranks, size))
+            self._kept[asked] = explain(found, algorithm, example_arrays(ranks, size))
             self._most = found.size
         except AllranksError as error:
             if asked not in self._kept:
@@ -329,7 +331,38 @@ def ring(
     found = wanted(cluster, ranks if own is None else len(own))
     if own is None:
         own = example_arrays(ranks or min(max(2, found.size), MOST_RANKS), size)
-    return Explainer(found.explain(algorithm, own), lambda: present(cluster))
+    return Explainer(explain(found, algorithm, own), lambda: present(cluster))
+
+
+def explain(cluster: Cluster, algorithm: str, values: Sequence[Sequence[float]]) -> Any:
+    """Runs an allreduce (sum) that reports its steps, and times it, on the first ranks.
+
+    Args:
+        cluster: runs it.
+        algorithm: ``ring``, ``recursive doubling`` or ``tree``.
+        values: an array for each rank, in their order, all of one length; at least two.
+
+    Raises:
+        UsageError: there are fewer ranks, or they run a cell.
+        ClusterLost: the ranks are gone.
+    """
+    if cluster.busy:
+        raise UsageError("the ranks are running a cell. Try again when it has ended.")
+    if not 2 <= len(values) <= cluster.size:
+        raise UsageError(
+            "an allreduce needs 2 ranks or more, and no more than are running: found "
+            f"{len(values)}, and {cluster.size} {'is' if cluster.size == 1 else 'are'} running. "
+            f"Type for example: %distributed restart -n {max(2, len(values))}"
+        )
+    first, *_ = cluster.run(
+        _EXPLAIN_HERE,
+        algorithm,
+        values,
+        ranks=range(len(values)),
+        timeout=_EXPLAIN_SECONDS,
+        view=cluster.hidden_view(),
+    )
+    return first
 
 
 def example_arrays(ranks: int, size: int) -> Arrays:

@@ -35,6 +35,7 @@ from allranks.magics.options import (
     CellOptions,
     CommandOptions,
     HelpShown,
+    by_command,
     chosen_ranks,
     parse_cell,
     parse_command,
@@ -50,7 +51,6 @@ from allranks.magics.shell import (
     AwaitedMagics,
     BusyStatus,
     CellReplies,
-    ClientPatch,
     Completion,
     EveryCell,
     is_awaited,
@@ -131,7 +131,6 @@ class DistributedMagics(Magics):
         self.toggle = EveryCell(shell)
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
-        ClientPatch(self.session, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
@@ -254,10 +253,10 @@ class DistributedMagics(Magics):
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
-        if options.features:
+        if options.for_running():
             return self._submit_to_feature(options, text, number)
-        if options.profile:
-            self.session.hooks.command("profile", 0.0, options.save)
+        for command, asked in by_command(options.for_preparing()).items():
+            self.session.hooks.command(command, asked)
         with short_interrupts(self.session, BEFORE_THE_CELL):
             cluster = self.session.cluster(options.cluster)
         chosen = chosen_ranks(options, cluster.size)
@@ -292,16 +291,16 @@ class DistributedMagics(Magics):
         request = CellRequest(
             source=text,
             number=number,
-            options=options.features,
+            options=options.for_running(),
+            prepared=options.for_preparing(),
             cluster=options.cluster,
             ranks=options.ranks,
             timeout=options.timeout,
             view=options.view,
             fold=options.fold,
             want_value=options.out is not None,
-            profile=options.profile,
         )
-        command = CELL_OPTIONS[next(iter(options.features))].command
+        command = CELL_OPTIONS[next(iter(request.options))].command
         with short_interrupts(self.session, BEFORE_THE_CELL):
             submitted: tuple[Cluster, CellRun] = self.session.hooks.command(command, request)
         return submitted
@@ -350,10 +349,8 @@ class DistributedMagics(Magics):
             _compare(options.names, options.ranks, session.past)
         elif name == "export":
             _export(options.names, session.past)
-        elif name == "profile":
-            self._profile(options)
         elif name in LINE_COMMANDS:
-            print(session.hooks.command(name, options.names))
+            print(session.hooks.command(name, options.features or options.names))
         elif name == "on":
             self.toggle.on()
             print("Every following cell runs on the ranks, until: %distributed off")
@@ -363,13 +360,6 @@ class DistributedMagics(Magics):
         else:
             return self._ask(name, options.names, options.ranks)
         return None
-
-    def _profile(self, options: CommandOptions) -> None:
-        if self.session.hooks.command("profile", options.seconds, options.save):
-            print("The running cell is profiled.")
-            return
-        part = f"The first {options.seconds:g} s" if options.seconds else "All"
-        print(f"{part} of the next cell on the ranks will be profiled.")
 
     def _panel_profiler(self) -> Profiler | None:
         hooks, name = self.session.hooks, "profile_in_panel"

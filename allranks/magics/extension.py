@@ -16,7 +16,6 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from allranks.cluster import cluster, features
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.errors import InvalidCell, UsageError
-from allranks.horovod import alias
 from allranks.magics import px_names
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.ensemble import EnsembleMagics
@@ -274,7 +273,6 @@ def load(shell: InteractiveShell, *, px: bool = False) -> None:
         magics.hints.px = frozenset().union(*PxMagics.magics.values())
         shell.register_magics(magics, EnsembleMagics(shell, magics.session))
         cluster.session = magics.session
-        alias.install(in_notebook=True)
         features.loaded(shell)
         # A variable of that name is the user's: keep it.
         shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
@@ -303,7 +301,7 @@ def unload(shell: InteractiveShell) -> None:
     unload_px(shell)
     cluster.session = None
     magics.close()
-    alias.uninstall()
+    features.unloaded()
     if isinstance(shell.user_ns.get(RANKS), RanksProxy):
         del shell.user_ns[RANKS]
     for kind in (DistributedMagics, EnsembleMagics):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
@@ -35,7 +36,6 @@ COMMANDS = {
     "compare": "draws the curves of several cells in one plot, for example: compare 12 15",
     "export": "writes curves and calls of the last cell, or cell N, into FOLDER as CSV",
     "debug": "opens a debugger where the last cell failed, on the rank that failed first",
-    "profile": "shows a flame graph of the next cell on the ranks, or of its first seconds",
     "launchers": "lists the launchers and named places for --on",
     "doctor": "checks MPI, GPUs, packages and limits; prints a command for each problem",
     "keep": "keeps variables after each cell, for ranks that replace dead ones, until: keep off",
@@ -59,7 +59,6 @@ _TAKE_WORDS = {
     "detach": ("TIME", "for example 90s, 30m, 2h or 1d"),
     "attach": ("NAME", "the name of one cluster"),
 }
-_SAVE = "write the profile here: stacks as text, or a .svg picture"
 _ONE_WORD = ("detach-on-exit", "detach", "attach")
 
 
@@ -79,11 +78,17 @@ class CellOptions:
     fold: bool = True
     view: str = "auto"
     check: str | None = None
-    profile: bool = False
-    save: str | None = None
     interrupt_kills: bool = False
     features: dict[str, Any] = field(default_factory=dict)
     """The options of features that were given, by name."""
+
+    def for_running(self) -> dict[str, Any]:
+        """Returns the options of the feature that runs the cell; empty if ranks do."""
+        return {name: v for name, v in self.features.items() if not CELL_OPTIONS[name].prepares}
+
+    def for_preparing(self) -> dict[str, Any]:
+        """Returns the options of features that prepare a cell of ranks."""
+        return {name: v for name, v in self.features.items() if CELL_OPTIONS[name].prepares}
 
 
 @dataclass
@@ -94,13 +99,21 @@ class CommandOptions:
     ranks: str | None = None
     names: list[str] = field(default_factory=list)
     every: float = 0.0
-    seconds: float = 0.0
-    save: str | None = None
+    features: dict[str, Any] = field(default_factory=dict)
+    """The arguments of a feature's command, by name."""
 
 
 def commands() -> dict[str, str]:
     """Returns what each command does, those of features at the end."""
     return COMMANDS | {name: one.about for name, one in LINE_COMMANDS.items()}
+
+
+def by_command(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the options of features for a cell, for each command that takes them."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        found.setdefault(CELL_OPTIONS[name].command, {})[name] = value
+    return found
 
 
 class HelpShown(Exception):
@@ -155,8 +168,6 @@ def cell_parser() -> Parser:
     add("--view", choices=("full", "auto", "plain"), help=said)
     said = "raise where the ranks' weights differ after a step, or a rank adds NaN to a sum"
     add("--check", choices=("weights", "nan"), help=said)
-    add("--profile", action="store_true", help="show a flame graph of the ranks' time in the cell")
-    add("--save", metavar="FILE", help=_SAVE)
     for option in CELL_OPTIONS.values():
         add(f"--{option.name}", dest=option.field, **option.arguments)
     return parser
@@ -184,10 +195,9 @@ def command_parser(command: str) -> Parser:
         add("names", nargs="*", metavar=shown, help=about)
     if command in LINE_COMMANDS and (added := LINE_COMMANDS[command]).words:
         add("names", nargs="*", metavar=added.words, help=added.words_about)
-    if command == "profile":
-        said = "how long; default: all of the cell"
-        add("seconds", nargs="?", type=float, default=0.0, metavar="SECONDS", help=said)
-        add("--save", metavar="FILE", help=_SAVE)
+    if command in LINE_COMMANDS:
+        for name, arguments in LINE_COMMANDS[command].arguments.items():
+            add(name, **arguments)
     return parser
 
 
@@ -226,11 +236,9 @@ def parse_cell(line: str) -> CellOptions:
     options.features = {name: value for name, value in given.items() if value not in (None, False)}
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
-    if options.save and not options.profile:
-        raise UsageError(f"--save needs --profile. Type: --profile --save {options.save}")
-    if options.check and options.features:
+    if options.check and (asked := options.for_running()):
         raise UsageError(
-            f"--check needs a cell that ranks run, found --{next(iter(options.features))}. "
+            f"--check needs a cell that ranks run, found --{next(iter(asked))}. "
             f"Leave out --check {options.check}"
         )
     return options
@@ -265,8 +273,9 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     options = ClusterOptions.parse(parser, rest, CommandOptions())
     if starts:
         options.cluster = ClusterOptions.take_from(vars(options))
-    if command == "profile":
-        check_timeout(options.seconds or None, "profile", " ")
+    if command in LINE_COMMANDS:
+        names = (name.lstrip("-") for name in LINE_COMMANDS[command].arguments)
+        options.features = {name: vars(options).pop(name) for name in names}
     options.names = [name for part in options.names for name in part.split(",") if name]
     if command in _ONE_WORD and len(options.names) > 1:
         raise UsageError(f"expected {_TAKE_WORDS[command][1]}, found {' '.join(options.names)}")

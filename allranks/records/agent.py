@@ -57,13 +57,13 @@ def to_line(said: Event | Command) -> bytes:
 
 
 def read_event(line: bytes) -> Event:
-    """Returns the event of a line. Text that a preloaded module has printed becomes `Launcher`.
+    """Returns the event of a line. Text that a preloaded module has printed becomes `LauncherText`.
 
     Raises ValueError if the event is unknown, or a field is of another type.
     """
     found = read_object(line)
     if Event.word not in found:
-        return Launcher(line.decode("utf-8", "replace"))
+        return LauncherText(line.decode("utf-8", "replace"))
     return _read(found, Event)
 
 
@@ -175,7 +175,7 @@ class SpareExit(Event):
 
 
 @frozen
-class Launcher(Event):
+class LauncherText(Event):
     """Text of the launcher, or of a preloaded module."""
 
     text: str
@@ -313,7 +313,7 @@ class Ready(Event):
 
 
 @frozen
-class Up(Command):
+class RanksUp(Command):
     """All ranks are up."""
 
 
@@ -350,7 +350,7 @@ class End(Command):
 
 
 @frozen
-class Seat(Command):
+class SeatSpares(Command):
     """Wake all spare processes. Those of ``seats``, by their numbers, become these ranks."""
 
     dead: list[int]
@@ -358,7 +358,7 @@ class Seat(Command):
 
 
 @frozen
-class RankDied(Command):
+class ReportDeath(Command):
     """A rank of another host has died; ipyparallel's controller is here."""
 
     rank: int
@@ -390,7 +390,7 @@ class Keep(Command):
 
 
 @frozen
-class Runs(Command):
+class HostRuns(Command):
     """The cell that the ranks of a host run."""
 
     host: str

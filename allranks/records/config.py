@@ -192,6 +192,16 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
+def source_address(
+    host: str, port: int, family: socket.AddressFamily = socket.AddressFamily.AF_UNSPEC
+) -> str:
+    """Returns this machine's address on the route to a host; raises OSError if there is none."""
+    with socket.socket(family or family_of(host), socket.SOCK_DGRAM) as route:
+        # For UDP, this only chooses the route: no packet is sent.
+        route.connect((host, port))
+        return str(route.getsockname()[0])
+
+
 def tcp_url(address: str) -> str:
     """Returns ZeroMQ's name of an address, as ``tcp://10.1.0.12`` or ``tcp://[fd00::12]``."""
     return f"tcp://[{address}]" if ":" in address else f"tcp://{address}"

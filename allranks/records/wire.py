@@ -162,7 +162,7 @@ class Died(Record):
 
 
 @frozen
-class Ask(Record):
+class Query(Record):
     """Answer one request by name (see ``allranks.records.requests``)."""
 
     request: int
@@ -337,7 +337,7 @@ class Result(Record):
 
 @frozen
 class Answer(Record):
-    """The answer to an :class:`Ask`; ``problem`` is not empty where it failed."""
+    """The answer to an :class:`Query`; ``problem`` is not empty where it failed."""
 
     request: int
     rank: int

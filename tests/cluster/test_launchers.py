@@ -9,9 +9,11 @@ import pytest
 
 from allranks import Cluster
 from allranks.cluster import devices, launchers
-from allranks.cluster.launchers import launcher, pbs_lsf, ray_dask, registry, slurm
+from allranks.cluster.launchers import addresses, pbs_lsf, ray_dask, registry, slurm
 from allranks.cluster.launchers.batch import parse_batch
-from allranks.cluster.launchers.launcher import Host, LocalLauncher, SshLauncher
+from allranks.cluster.launchers.command import SshLauncher
+from allranks.cluster.launchers.job import Host
+from allranks.cluster.launchers.launcher import LocalLauncher
 from allranks.cluster.launchers.registry import SITES
 from allranks.cluster.options import ClusterOptions
 from allranks.engine import libraries
@@ -252,11 +254,11 @@ def test_the_number_of_ranks_holds_on_the_same_hosts_and_ports_are_two_or_more(m
     assert ClusterOptions(launcher="local").over(here).n == 4
     assert ClusterOptions(launcher="ssh:h1:2").over(here).n is None
     assert ClusterOptions(n=2, launcher="ssh:h1:2").over(here).n == 2
-    monkeypatch.setenv(launcher.PORTS, "50000-50100")
-    assert launcher.ports() == (50000, 50100)
-    monkeypatch.setenv(launcher.PORTS, "50000")
+    monkeypatch.setenv(addresses.PORTS, "50000-50100")
+    assert addresses.ports() == (50000, 50100)
+    monkeypatch.setenv(addresses.PORTS, "50000")
     with pytest.raises(UsageError, match="to be two ports or more"):
-        launcher.ports()
+        addresses.ports()
 
 
 @pytest.mark.parametrize("seconds", ["4", "251", "long"])
@@ -297,14 +299,14 @@ def test_the_gpus_of_other_hosts_are_known_by_their_numbers(monkeypatch, tmp_pat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the way that Linux chooses")
 def test_the_address_is_the_one_on_the_way_to_a_host_that_not_only_ssh_knows(monkeypatch):
-    assert launcher.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
+    assert addresses.address_towards("no.such.host.invalid", "localhost") == "127.0.0.1"
     with pytest.raises(StartFailed, match="expected a route to no"):
-        launcher.address_towards("no.such.host.invalid")
+        addresses.address_towards("no.such.host.invalid")
     ways = {"here": "127.0.1.1", "there": "10.0.0.5"}
-    monkeypatch.setattr(launcher, "_address_towards", ways.get)
-    assert launcher.address_towards("here", "there") == "10.0.0.5"
-    assert launcher.address_towards("here") == "127.0.1.1"
+    monkeypatch.setattr(addresses, "_address_towards", ways.get)
+    assert addresses.address_towards("here", "there") == "10.0.0.5"
+    assert addresses.address_towards("here") == "127.0.1.1"
     ways["six"] = "fd77::5"  # a host without IPv4
-    assert launcher.address_towards("there", "six") == "fd77::5"
-    monkeypatch.setenv(launcher.ADDRESS, "10.1.2.3")
-    assert launcher.address_towards("localhost") == "10.1.2.3"
+    assert addresses.address_towards("there", "six") == "fd77::5"
+    monkeypatch.setenv(addresses.ADDRESS, "10.1.2.3")
+    assert addresses.address_towards("localhost") == "10.1.2.3"

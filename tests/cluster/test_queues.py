@@ -16,7 +16,8 @@ from allranks.cluster import connection
 from allranks.cluster.connection import Connection
 from allranks.cluster.launchers import batch, pbs_lsf, slurm
 from allranks.cluster.launchers.batch import BatchJob
-from allranks.cluster.launchers.launcher import Host, MultiHostLauncher
+from allranks.cluster.launchers.job import Host
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.errors import StartFailed, UsageError
 from allranks.records.config import Invitation
 from tests.kernel import wait_until

@@ -198,7 +198,7 @@ def test_a_start_just_after_the_kernel_was_killed_removes_no_kept_variables(note
         notebook.kill9()
         for folder in folders:
             os.utime(folder, (0, 0))  # new ones are not removed
-        start = "from allranks.cluster.folders import KeptFolders; KeptFolders()"
+        start = "from allranks.cluster.kept_folders import KeptFolders; KeptFolders()"
         tmpdir = {"TMPDIR": str(notebook.temporary)}
         subprocess.run([sys.executable, "-c", start], env=os.environ | tmpdir, check=True)
     finally:

@@ -86,7 +86,8 @@ def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(no
         "    Sampler._look = look\n"
         "    return rank\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
-        "seen = []\n_ = cluster.hooks.command('profile', 0.0, None, seen.extend)\n"
+        "seen, options = [], {'seconds': 0.0, 'save': None}\n"
+        "_ = cluster.hooks.command('profile', options, seen.extend)\n"
         "cluster.run(nap), [s for p in seen for s in p.stacks if 'nap' in str(s)]"
     ).ok()
     assert cell.text.count("('nap (__main__)',)") == cell.text.count("nap (") == 4, cell.text

@@ -7,7 +7,7 @@ import pytest
 
 from allranks.collectives import loopback, world
 from allranks.collectives.arrays.reductions import ReduceOp
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.errors import CollectiveMismatch
 from allranks.features.torch_jax import calls
 

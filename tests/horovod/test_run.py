@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from allranks.cluster.script import run
+from allranks import run
 from allranks.errors import UsageError
 from tests.kernel import Kernel
 

@@ -24,7 +24,7 @@ from allranks.cluster import connection
 from allranks.cluster.host_agent import HostAgentProcess
 from allranks.cluster.sockets import RankSockets
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
-from allranks.records.wire import Ask
+from allranks.records.wire import Query
 from allranks.widgets.dashboard.view import text_view
 from allranks.widgets.displays import ProgressLine
 from tests.attacks import run_as_another
@@ -100,7 +100,7 @@ def test_a_start_ends_when_each_rank_gets_what_is_sent(monkeypatch):
     send, late = RankSockets.send, []
 
     def refuse_three(self, ranks, record, *payloads):
-        if isinstance(record, Ask) and len(late) < 3:
+        if isinstance(record, Query) and len(late) < 3:
             late.append(record)
             return False
         return send(self, ranks, record, *payloads)

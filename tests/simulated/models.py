@@ -503,7 +503,7 @@ class Rank:
         elif isinstance(record, wire.Died):
             self._died[record.rank] = record.how
             self._wake.notify()
-        elif isinstance(record, wire.Ask):
+        elif isinstance(record, wire.Query):
             if record.name in _REQUESTS_AT_ONCE:
                 self._answer(record)
             elif self._is_busy:

@@ -381,7 +381,7 @@ class RealStage(Stage):
         import psutil
 
         from allranks.cluster import cluster, sockets
-        from allranks.cluster.launchers.launcher import CommandLauncher
+        from allranks.cluster.launchers.command import CommandLauncher
 
         super().__init__()
         self._psutil, self._holds = psutil, holds

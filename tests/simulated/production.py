@@ -89,7 +89,15 @@ MODELS |= {
     "allranks.port_filter": SimpleNamespace(restrict_ports_of=_nothing),
 }
 
-from allranks.cluster import cells, cluster, connection, folders, options  # noqa: E402
+from allranks.cluster import (  # noqa: E402
+    cells,
+    cluster,
+    connection,
+    log_folder,
+    options,
+    session_folder,
+)
+from allranks.cluster.launchers import job  # noqa: E402
 from allranks.cluster.launchers import launcher as launchers  # noqa: E402
 from allranks.engine import processes  # noqa: E402
 from allranks.engine.host import attachment, caretaker, host_agent, port_test, relay  # noqa: E402
@@ -114,7 +122,7 @@ class _Quiet:
     show = end = write = close = _nothing
 
 
-class _SshJob(launchers.Job):
+class _SshJob(job.Job):
     """A relay on each host, and an ssh on the notebook's machine that ends with it."""
 
     def __init__(
@@ -171,7 +179,7 @@ def _watch_ssh(ssh: Process, host: str, tell: Callable[[str, str], object]) -> N
     tell(host, f"was lost: ssh ended with exit code {ssh.code}")
 
 
-class _TakenJob(launchers.Job):
+class _TakenJob(job.Job):
     def __init__(self, hosts: Sequence[Any]) -> None:
         self._hosts = hosts
 
@@ -186,7 +194,7 @@ class SimulatedHosts(launchers.MultiHostLauncher):
 
     def __init__(self, places: Sequence[tuple[str, int]]) -> None:
         super().__init__("hosts")
-        self._places = [launchers.Host(name, count) for name, count in places]
+        self._places = [job.Host(name, count) for name, count in places]
 
     def size(self, n: int | None) -> int:
         return sum(host.ranks for host in self._places)
@@ -309,12 +317,8 @@ _replace(relay, _own_address=lambda url: this_process().host.address)
 _replace(port_test, unreachable=_unreachable, listen=_listen)
 _replace(host_agent.HostAgent, _tell=_tell)
 _replace(attachment, sign_of=_sign_of, process_of=_process_of)
-_replace(
-    folders,
-    make_log_folder=lambda: _LOGS,
-    name_session_folder=_name_session_folder,
-    session_folders=lambda: [],
-)
+_replace(log_folder, make_log_folder=lambda: _LOGS)
+_replace(session_folder, name_session_folder=_name_session_folder, session_folders=lambda: [])
 _replace(connection, name_session_folder=_name_session_folder, ConnectionFiles=_Quiet)
 _replace(
     cluster,

@@ -30,7 +30,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 from allranks import doors
 from allranks.cluster import cluster
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sharing import WatcherFeed, unpack
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
@@ -41,7 +41,7 @@ from allranks.engine.host.caretaker_state import (
     HostGreeted,
     HostSent,
     KeptHost,
-    NotebookLeft,
+    OwnerLeft,
     ShowRunning,
 )
 from allranks.engine.host.events import NotebookSaid, Terminated
@@ -316,7 +316,7 @@ def test_the_class(tmp_path, monkeypatch):
             student.panels_asked = malformed.choose(0, 2)
             try:
                 student.receive(malformed.line() + malformed.choose(b"\n", b"\n\n", b""))
-            except states.Refused:
+            except states.RefusedMessage:
                 student = board.Student("zoe", "zoe", 7)
             if number % 100 == 0:
                 assert len(board.as_text([student]).splitlines()) == 1
@@ -350,9 +350,9 @@ def test_the_service_of_a_hub():
                 hub_service.read_body(malformed.line() + malformed.choose(b"", b"\n", b'\n"p"'))
             with suppress(HTTPError):
                 hub_service.read_opened(malformed.line())
-            with suppress(states.Refused):
+            with suppress(states.RefusedMessage):
                 states.read_class(answers.message())
-            with suppress(states.Refused):
+            with suppress(states.RefusedMessage):
                 states.read_admission(answers.line())
 
     async def run() -> None:
@@ -501,7 +501,7 @@ def test_the_caretaker():
         return state.apply(event, 0.0)
 
     apply(NotebookSaid(Keep({**known, "replaced": []})))
-    apply(NotebookLeft(stays=True, owner=b""))
+    apply(OwnerLeft(stays=True, owner=b""))
     state._hosts["h1"] = KeptHost(b"", 0.0)
     exit_event = {"event": "exit", "rank": 0, "code": 1, "pid": 7, "by_launcher": False}
     ended = {"event": "launcher_exit", "code": 1}

@@ -46,6 +46,12 @@ def test_importing_allranks_imports_nothing_heavy():
     assert "jax" not in loaded_by("import allranks.collectives")
 
 
+def test_a_script_that_starts_ranks_keeps_what_its_name_horovod_means():
+    source = "import sys, allranks; allranks.Cluster; print('allranks.horovod' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert answer.stdout == "False\n", answer.stderr
+
+
 def test_the_records_need_the_standard_library_only():
     extra = loaded_by(IMPORT_ROOM.format(room="allranks.records")) - loaded_by("") - {"allranks"}
     assert extra <= sys.stdlib_module_names

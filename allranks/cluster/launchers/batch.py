@@ -19,8 +19,9 @@ from contextlib import suppress
 from typing import ClassVar, NoReturn
 
 from allranks import python_path
-from allranks.cluster.folders import CleanupProcess
-from allranks.cluster.launchers.launcher import Host, Job, check_size
+from allranks.cluster.cleanup import CleanupProcess
+from allranks.cluster.launchers.job import Host, Job
+from allranks.cluster.launchers.launcher import check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 

@@ -1,4 +1,4 @@
-"""What a launcher is, and the launchers for this machine and for hosts that ssh reaches.
+"""What a launcher is, and the one for this machine.
 
 A new launcher is a subclass of `MultiHostLauncher` or `LocalLauncher`. Its class has everything
 about it: its name, what ``--on`` takes after that name, whether it can be used here, and how it
@@ -8,26 +8,16 @@ register theirs by the entry point ``allranks.launchers``.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
 import re
 import shlex
-import shutil
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import psutil
-
-from allranks import port_filter, python_path
+from allranks import port_filter
+from allranks.cluster.launchers.addresses import ADDRESS, PORTS
+from allranks.cluster.launchers.job import Host, Job, Tell
 from allranks.cluster.launchers.mpiexec import (
     LASTING_SETTINGS,
     LASTING_SETTINGS_ALONE,
@@ -37,21 +27,9 @@ from allranks.cluster.launchers.mpiexec import (
     mpi_environment,
     mpiexec,
 )
-from allranks.errors import MissingDependency, StartFailed, UsageError
+from allranks.errors import UsageError
 from allranks.launched import RankVariables
 from allranks.records.config import SPARES, Invitation
-
-Tell = Callable[[str, str], None]
-"""Called, in any thread, with a host and why the command has ended there."""
-
-#: Names the address of this machine at which the hosts reach it.
-ADDRESS = "ALLRANKS_ADDRESS"
-#: The ports on which the hosts may reach this machine, as ``50000-50100``.
-PORTS = "ALLRANKS_PORTS"
-ANY_PORTS = (49152, 65535)
-LOOPBACK = "127.0.0.1"
-_PORT = 9
-"""Nothing is sent to it: the system chooses a route for an address and a port."""
 
 #: Settings of libraries: variables with these names have the notebook's values on the hosts.
 _PASSED_ON = re.compile(
@@ -62,23 +40,6 @@ _NOT_PASSED_ON = (ADDRESS, PORTS, "ALLRANKS_LOG_DIR")
 
 _HOST = re.compile(r"([\w.@-]+)(?::(\d+))?")
 _MOST_HOSTS = 100_000
-_CLOSE_SECONDS = 2.0
-_SHOWN_LINES = 5
-
-RELAY = (sys.executable, "-P", "-m", "allranks.engine.host.relay")
-"""The command that runs once on every host. The same Python is there at the same path."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host by the name that its launcher uses, and its number of ranks.
-
-    ``login`` is the host for ssh if the user's name differs there: ``me@h1``.
-    """
-
-    name: str
-    ranks: int
-    login: str = ""
 
 
 class Launcher:
@@ -154,40 +115,6 @@ class LocalLauncher(Launcher):
 
     def environment(self) -> dict[str, str]:
         return mpi_environment(alone=True)
-
-
-class Job:
-    """One command on every host, from the request until it has ended everywhere."""
-
-    _hosts: Sequence[Host] = ()
-
-    def hosts(self) -> Sequence[Host]:
-        """Returns its hosts; none while it waits. Raises StartFailed if it will not run."""
-        return self._hosts
-
-    def waits(self) -> str:
-        """Returns the reason of its wait, in a line; empty if there is none."""
-        return ""
-
-    def all_came(self) -> None:
-        """Called when every host has connected: the invitation is no longer needed."""
-
-    def give_up(self, host: str) -> None:
-        """Called when a host is cut off: the end of the command there is not waited for."""
-
-    def why_ended(self) -> str:
-        """Returns what ended it, where its launcher can find out: ``reached its time limit``."""
-        return ""
-
-    def outlives(self) -> dict[str, Any]:
-        """Returns how another process can end it, for `MultiHostLauncher.take_over`, if it goes on
-        when this process is killed; empty if it does not.
-        """
-        return {}
-
-    def close(self) -> None:
-        """Ends it on all hosts."""
-        raise NotImplementedError
 
 
 class MultiHostLauncher(Launcher):
@@ -293,217 +220,6 @@ class MultiHostLauncher(Launcher):
         return settings | passed | dict(self.place_environment)
 
 
-class CommandJob(Job):
-    """A command on this machine for every host, which runs `RELAY` there, as ssh does.
-
-    It passes its standard input on, with the invitation, and ends when the relay does. The relay
-    ends when its standard input does. ``program`` is the command's name in messages; ``tell`` is
-    called with each host whose command has ended.
-    """
-
-    def __init__(
-        self,
-        program: str,
-        commands: Mapping[Host, Sequence[str]],
-        invitation: Invitation,
-        tell: Tell,
-    ) -> None:
-        self._hosts = tuple(commands)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        for host, command in commands.items():
-            started = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                # A session of its own: an interrupt goes to the kernel's whole process group.
-                start_new_session=True,
-                # With a display, ssh would open a window to ask for a password.
-                env={
-                    name: value
-                    for name, value in python_path.without_current_folder(os.environ).items()
-                    if name != "DISPLAY"
-                },
-            )
-            self._running[host.name] = started
-            line = dataclasses.replace(invitation, host=host.name).to_json()
-            assert started.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended: its last lines have the reason
-                started.stdin.write(line.encode() + b"\n")
-                started.stdin.flush()
-            watch_command(program, started, [host], tell)
-
-    def give_up(self, host: str) -> None:
-        self._running[host].kill()
-
-    def outlives(self) -> dict[str, Any]:
-        return {host: _mark_of(started.pid) for host, started in self._running.items()}
-
-    def close(self) -> None:
-        """Ends every command; a relay that still runs then ends its host's ranks."""
-        for started in self._running.values():
-            assert started.stdin is not None
-            with suppress(BrokenPipeError):
-                started.stdin.close()
-        # A command for a host that is cut off would wait for that host.
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for started in self._running.values():
-            try:
-                started.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                started.kill()
-                started.wait()
-
-
-class TakenCommandJob(Job):
-    """Commands that another notebook has started, by the process ids and start times of each host.
-    They have no standard input any more, and end when the relay does.
-    """
-
-    def __init__(self, hosts: Sequence[Host], marks: Mapping[str, Sequence[float]]) -> None:
-        self._hosts = hosts
-        self._marks = dict(marks)
-        self._running = {
-            host: found for host, mark in marks.items() if (found := _process_of(mark))
-        }
-
-    def give_up(self, host: str) -> None:
-        if host in self._running:
-            with suppress(psutil.NoSuchProcess):
-                self._running[host].kill()
-
-    def outlives(self) -> dict[str, Any]:
-        return self._marks
-
-    def close(self) -> None:
-        _, left = psutil.wait_procs(self._running.values(), _CLOSE_SECONDS)
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def _mark_of(pid: int) -> tuple[int, float]:
-    try:
-        return pid, psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return 0, 0.0
-
-
-def _process_of(mark: Sequence[float]) -> psutil.Process | None:
-    # A later process may have the same number.
-    try:
-        found = psutil.Process(int(mark[0])) if mark[0] else None
-    except psutil.NoSuchProcess:
-        return None
-    return found if found is not None and found.create_time() == mark[1] else None
-
-
-def watch_command(
-    program: str, started: subprocess.Popen[bytes], hosts: Sequence[Host], tell: Tell
-) -> None:
-    """Waits in a thread for the end of a command that serves hosts, and reports it for each."""
-
-    def watch() -> None:
-        assert started.stderr is not None
-        with started.stderr as written:
-            text = written.read().decode("utf-8", "replace")
-        code = started.wait()
-        lines = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
-        what = f"was lost: {program} ended with exit code {code}"
-        for host in hosts:
-            tell(host.name, f"{what}: {lines}" if lines else what)
-
-    threading.Thread(target=watch, name=f"allranks-{program}", daemon=True).start()
-
-
-_SSH_OPTIONS = {
-    "BatchMode": "yes",  # the notebook cannot answer ssh's questions
-    "ConnectTimeout": "10",
-    "ServerAliveInterval": "5",
-}
-
-
-class CommandLauncher(MultiHostLauncher):
-    """Starts ranks on hosts that a command reaches; ``where`` is ``HOST:RANKS,…``, one rank by
-    default. Each host's name is the one that its command ``hostname`` prints.
-    """
-
-    takes_where = True
-    outlives_hosts = True
-    reach: ClassVar[str]
-    """The command with ``{host}``, as ``docker exec -i {host}``. The command for the host follows,
-    or replaces ``{command}`` as one word that is quoted for a shell. Its standard input must reach
-    the host.
-    """
-
-    def __init__(self, where: str = "", options: Sequence[str] = ()) -> None:
-        super().__init__(where, options)
-        self.hosts = self.parse_hosts()
-
-    @classmethod
-    def check(cls) -> None:
-        program = shlex.split(cls.reach)[0]
-        if shutil.which(program) is None:
-            raise MissingDependency(
-                f"expected {program}, by which --on {cls.name} reaches hosts, found no such program"
-            )
-        super().check()
-
-    def size(self, n: int | None) -> int:
-        return check_size(n, sum(host.ranks for host in self.hosts))
-
-    def address(self) -> str:
-        try:
-            return address_towards(*(host.name for host in self.hosts))
-        except StartFailed:
-            return own_address()  # only the command knows the names
-
-    def run(self, invitation: Invitation, log_dir: str, tell: Tell) -> CommandJob:
-        self.check()
-        commands = {host: self._words(host.login, invitation) for host in self.hosts}
-        return CommandJob(shlex.split(self.reach)[0], commands, invitation, tell)
-
-    def take_over(self, hosts: Sequence[Host], job: Mapping[str, Any]) -> Job:
-        return TakenCommandJob(hosts, job)
-
-    def _words(self, host: str, invitation: Invitation) -> list[str]:
-        words = [word.replace("{host}", host) for word in shlex.split(self.reach)]
-        if "{command}" not in words:
-            return [*words, *RELAY]
-        command = f"exec {shlex.join(RELAY)}"
-        return [command if word == "{command}" else word for word in words]
-
-
-class SshLauncher(CommandLauncher):
-    """Starts ranks on hosts by ssh."""
-
-    name = "ssh"
-    example = "--on ssh:h1:2,h2:2"
-    about = "hosts that ssh reaches without a password"
-    reach = "ssh -T {host} {command}"
-
-    @classmethod
-    def check(cls) -> None:
-        require_ssh()
-        super().check()
-
-    def address(self) -> str:
-        return address_towards(*(host.name for host in self.hosts))
-
-    def _words(self, host: str, invitation: Invitation) -> list[str]:
-        # A host that is cut off is noticed by its silence; this only ends the ssh that waits for
-        # it. TCP may need twice the time of an interruption to continue.
-        beats = math.ceil(3 * invitation.lease_seconds / 5)
-        settings = _SSH_OPTIONS | {"ServerAliveCountMax": str(beats)}
-        first, *rest = super()._words(host, invitation)
-        return [first, *(f"-o{name}={value}" for name, value in settings.items()), *rest]
-
-
-def require_ssh() -> None:
-    if shutil.which("ssh") is None:
-        raise MissingDependency("expected ssh, found none. Type: apt install openssh-client")
-
-
 def check_size(n: int | None, size: int) -> int:
     """Returns the size; raises UsageError if another one was asked for."""
     if n is not None and n != size:
@@ -511,85 +227,3 @@ def check_size(n: int | None, size: int) -> int:
             f"expected the number of ranks given to the hosts, {size}, found -n {n}. Leave out -n"
         )
     return size
-
-
-def address_towards(*hosts: str) -> str:
-    """Returns this machine's address on the route to hosts, one of which may be this machine.
-
-    A host whose name this machine cannot resolve is skipped: the launcher may know it, or fails.
-    Raises StartFailed if none can be resolved.
-    """
-    set_by_hand = os.environ.get(ADDRESS)
-    if set_by_hand:
-        return set_by_hand
-    found, problems = [], []
-    for host in hosts:
-        try:
-            found.append(_address_towards(host))
-        except OSError as error:
-            problems.append(error)
-    if not found:
-        raise StartFailed(
-            f"expected a route to {', '.join(hosts)}, found {problems[0]}. Check the name, or set "
-            f"{ADDRESS} to the address at which the hosts reach this machine"
-        )
-    # A host that has no IPv4 address cannot connect to one.
-    found = [one for one in found if ":" in one] or found
-    # The route to this machine itself may be loopback, which no other host can reach.
-    return next((one for one in found if not _is_loopback(one)), found[0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
-
-
-def _address_towards(host: str) -> str:
-    try:
-        return _source_towards(host, socket.AF_INET)
-    except OSError:
-        with suppress(OSError):
-            return _source_towards(host, socket.AF_INET6)
-        raise
-
-
-def _source_towards(host: str, family: socket.AddressFamily) -> str:
-    with socket.socket(family, socket.SOCK_DGRAM) as route:
-        route.connect((host, _PORT))
-        return str(route.getsockname()[0])
-
-
-def own_address() -> str:
-    """Returns the address of this machine's host name, for where the hosts are not known yet.
-    Raises StartFailed if that is a loopback address, or there is none.
-    """
-    name = socket.gethostname()
-    try:
-        # IPv4 comes first.
-        known = sorted(socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM))
-    except OSError:
-        known = []
-    addresses = [os.environ.get(ADDRESS) or LOOPBACK, *(str(each[4][0]) for each in known)]
-    found = next((one for one in addresses if not _is_loopback(one)), addresses[0])
-    if _is_loopback(found):
-        raise StartFailed(
-            f"expected an address of {name} at which other hosts reach it, found {found}. "
-            f"Set {ADDRESS} to it"
-        )
-    return found
-
-
-def ports() -> tuple[int, int]:
-    """Returns the lowest and the highest port that the hosts may reach this machine on. Raises
-    UsageError if the environment variable does not hold such a range.
-    """
-    text = os.environ.get(PORTS)
-    if text is None:
-        return ANY_PORTS
-    found = re.fullmatch(r"(\d+)-(\d+)", text)
-    lowest, highest = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 0 < lowest < highest < 65536:
-        raise UsageError(
-            f"expected {PORTS} to be two ports or more, such as 50000-50100, found {text!r}. "
-            "Unset it for any."
-        )
-    return lowest, highest

@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from allranks.cluster.launchers.addresses import own_address
 from allranks.cluster.launchers.batch import (
     BatchJob,
     BatchOptions,
@@ -27,7 +28,8 @@ from allranks.cluster.launchers.batch import (
     program,
     submit,
 )
-from allranks.cluster.launchers.launcher import RELAY, MultiHostLauncher, Tell, own_address
+from allranks.cluster.launchers.job import RELAY, Tell
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.records.config import Invitation
 
 _PACKAGE = "see your cluster's documentation"

@@ -21,15 +21,10 @@ from typing import Any, ClassVar
 from allranks import python_path
 from allranks.cluster.launchers import actors
 from allranks.cluster.launchers.actors import ActorNode, Order
+from allranks.cluster.launchers.addresses import address_towards
 from allranks.cluster.launchers.batch import parse_batch
-from allranks.cluster.launchers.launcher import (
-    RELAY,
-    Host,
-    Job,
-    MultiHostLauncher,
-    Tell,
-    address_towards,
-)
+from allranks.cluster.launchers.job import RELAY, Host, Job, Tell
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
 

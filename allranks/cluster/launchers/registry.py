@@ -28,11 +28,8 @@ from functools import cache
 from typing import Any
 
 from allranks import installed
-from allranks.cluster.launchers.launcher import (
-    CommandLauncher,
-    LocalLauncher,
-    MultiHostLauncher,
-)
+from allranks.cluster.launchers.command import CommandLauncher
+from allranks.cluster.launchers.launcher import LocalLauncher, MultiHostLauncher
 from allranks.errors import AllranksError, UsageError
 
 AnyLauncher = LocalLauncher | MultiHostLauncher
@@ -40,7 +37,7 @@ AnyLauncher = LocalLauncher | MultiHostLauncher
 #: In the order in which they are listed. A module is imported when its launcher is named.
 BUILT_IN = {
     "local": "allranks.cluster.launchers.launcher:LocalLauncher",
-    "ssh": "allranks.cluster.launchers.launcher:SshLauncher",
+    "ssh": "allranks.cluster.launchers.command:SshLauncher",
     "slurm": "allranks.cluster.launchers.slurm:SlurmLauncher",
     "pbs": "allranks.cluster.launchers.pbs_lsf:PbsLauncher",
     "lsf": "allranks.cluster.launchers.pbs_lsf:LsfLauncher",

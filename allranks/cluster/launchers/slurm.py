@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from allranks import python_path
-from allranks.cluster.folders import profile_folder
+from allranks.cluster.connection_files import profile_folder
+from allranks.cluster.launchers.addresses import address_towards
 from allranks.cluster.launchers.batch import (
     BatchJob,
     JobState,
@@ -31,16 +32,8 @@ from allranks.cluster.launchers.batch import (
     program,
     submit,
 )
-from allranks.cluster.launchers.launcher import (
-    RELAY,
-    Host,
-    Job,
-    MultiHostLauncher,
-    Tell,
-    address_towards,
-    check_size,
-    watch_command,
-)
+from allranks.cluster.launchers.job import RELAY, Host, Job, Tell, watch_command
+from allranks.cluster.launchers.launcher import MultiHostLauncher, check_size
 from allranks.errors import StartFailed, UsageError
 from allranks.records.config import Invitation
 

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls.guard import SITES, Packed, Site, Spec, find, pack
+from allranks.collectives.calls.sites import SITES, Site, find
+from allranks.collectives.calls.specs import Packed, Spec, pack
 from allranks.records.ranks import label
 
 T = TypeVar("T")

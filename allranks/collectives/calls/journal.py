@@ -14,8 +14,8 @@ from itertools import chain, takewhile
 from time import perf_counter
 
 from allranks.collectives.calls.call import EPOCH_SHIFT, Call
-from allranks.collectives.calls.guard import Site
 from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.sites import Site
 from allranks.records.telemetry import CallRecord
 
 

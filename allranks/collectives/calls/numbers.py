@@ -17,8 +17,8 @@ import numpy as np
 
 from allranks.collectives.arrays.reductions import Array, ReduceOp
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import Packed
 from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.specs import Packed
 from allranks.errors import NotFinite
 
 #: In a smaller call the look would be more than a hundredth of its time.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from allranks.collectives.calls.guard import Site, with_source
+from allranks.collectives.calls.sites import Site, with_source
 from allranks.records.ranks import compact
 
 if TYPE_CHECKING:

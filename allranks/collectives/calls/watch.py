@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allranks.collectives.calls import deadlocks, guard
+from allranks.collectives.calls import deadlocks, frames
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import list_sites, of_frame, with_source
+from allranks.collectives.calls.mismatches import list_sites
 from allranks.collectives.calls.rank_state import INTERRUPTED, Board, RankState, interrupt_pipe
+from allranks.collectives.calls.sites import of_frame, with_source
 from allranks.errors import WAITING, RankLeft, RankLost
 from allranks.records.ranks import label
 
@@ -41,7 +42,7 @@ class LineReporter(threading.Thread):
         asked = self.board.get(self.rank, fields.ASKED)
         if asked == self.board.get(self.rank, fields.ANSWERED):
             return
-        frame = guard.frames_of_threads().get(self.thread)
+        frame = frames.frames_of_threads().get(self.thread)
         self.board.write(fields.LINE, of_frame(frame).place)
         self.board.put(fields.ANSWERED, asked or time.time_ns())
 

@@ -22,7 +22,7 @@ IN_PROGRESS = 7
 INSTALL = "pip install 'allranks[cuda12]', or 'allranks[cuda13]' for CUDA 13"
 
 
-class Event(Protocol):
+class CudaEvent(Protocol):
     """An event: a mark in a stream."""
 
     ptr: int
@@ -35,7 +35,7 @@ class Stream(Protocol):
 
     ptr: int
 
-    def wait_event(self, event: Event) -> None: ...
+    def wait_event(self, event: CudaEvent) -> None: ...
     def __enter__(self) -> Stream: ...
     def __exit__(self, *details: object) -> None: ...
 

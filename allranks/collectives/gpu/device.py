@@ -36,7 +36,7 @@ import numpy as np
 
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Awaited, Call, Pause, Steps, Transport
-from allranks.collectives.gpu.cupy_api import Communicator, Event, Stream, load, load_nccl
+from allranks.collectives.gpu.cupy_api import Communicator, CudaEvent, Stream, load, load_nccl
 from allranks.errors import TransportFailed
 
 _KEPT = 64
@@ -50,18 +50,18 @@ class EventPool:
     what it marked at that time. A call that is left releases nothing: its events end with it.
     """
 
-    def __init__(self, make: Callable[[bool], Event]) -> None:
+    def __init__(self, make: Callable[[bool], CudaEvent]) -> None:
         self._make = make
-        self._spare: dict[bool, list[Event]] = {False: [], True: []}
+        self._spare: dict[bool, list[CudaEvent]] = {False: [], True: []}
 
-    def take(self, *, timed: bool = False) -> Event:
+    def take(self, *, timed: bool = False) -> CudaEvent:
         # Without a check first: the thread that connects NCCL takes events too.
         try:
             return self._spare[timed].pop()
         except IndexError:
             return self._make(timed)
 
-    def give_back(self, *events: Event, timed: bool = False) -> None:
+    def give_back(self, *events: CudaEvent, timed: bool = False) -> None:
         spare = self._spare[timed]
         if len(spare) < _KEPT:
             spare.extend(events)
@@ -99,7 +99,7 @@ class Device:
         """Pinned memory, by the number of the group that stages its arrays in it."""
         self._registered: set[int] = set()
         """The addresses of existing memory that was pinned."""
-        self._held: list[tuple[list[Event], Call]] = []
+        self._held: list[tuple[list[CudaEvent], Call]] = []
         """Calls that were left, and the events after which nothing touches their arrays."""
         self._kept: list[Array] = []
         """Pinned memory that groups have released and that such a call may still use."""
@@ -149,7 +149,7 @@ class Device:
 
     def hold(self, call: Call) -> None:
         """Keeps the arrays of a call that was left until none of its queued work can use them."""
-        events: list[Event] = []
+        events: list[CudaEvent] = []
         streams = (self.packing, self.down, self.up, self.collectives)
         with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
             events = [self.event(stream) for stream in streams]
@@ -169,7 +169,7 @@ class Device:
                 with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
                     self.runtime.hostUnregister(memory.ctypes.data)
 
-    def mark(self) -> Event:
+    def mark(self) -> CudaEvent:
         """An event behind all work that is in the caller's stream now."""
         if self._held:
             self._let_go()
@@ -227,19 +227,19 @@ class Device:
             if before is not None:
                 self.events.give_back(before)
 
-    def event(self, stream: Stream, *, timed: bool = False) -> Event:
+    def event(self, stream: Stream, *, timed: bool = False) -> CudaEvent:
         """An event behind all work that is in a stream now; release it with `events.give_back`."""
         event = self.events.take(timed=timed)
         event.record(stream)
         return event
 
-    def _new_event(self, timed: bool) -> Event:
+    def _new_event(self, timed: bool) -> CudaEvent:
         with self.cupy.cuda.Device(self.number):
-            event: Event = self.cupy.cuda.Event(disable_timing=not timed)
+            event: CudaEvent = self.cupy.cuda.Event(disable_timing=not timed)
             return event
 
     def wait(
-        self, event: Event, awaited: Awaited, check: Callable[[], None] | None = None
+        self, event: CudaEvent, awaited: Awaited, check: Callable[[], None] | None = None
     ) -> Steps[None]:
         """Ends when an event has `happened`; ``check`` may raise in between."""
         awaited.stage += 1
@@ -248,12 +248,12 @@ class Device:
                 check()
             yield awaited
 
-    def add_seconds(self, call: Call, began: Event, ended: Event) -> None:
+    def add_seconds(self, call: Call, began: CudaEvent, ended: CudaEvent) -> None:
         """Adds the time between two timed events, by the GPU's clock, to that of a call."""
         milliseconds = self.runtime.eventElapsedTime(began.ptr, ended.ptr)
         call.device_seconds = (call.device_seconds or 0.0) + milliseconds / 1e3
 
-    def happened(self, event: Event) -> bool:
+    def happened(self, event: CudaEvent) -> bool:
         try:
             # Not ``Event.done``, which reports an error of the GPU as "not yet", for ever.
             status = self.runtime.eventQuery(event.ptr)

@@ -49,7 +49,7 @@ from allranks.collectives.gpu.cupy_api import (
     BYTES,
     IN_PROGRESS,
     Communicator,
-    Event,
+    CudaEvent,
     NcclModule,
     Stream,
     load_nccl,
@@ -522,10 +522,10 @@ class NcclTransport:
             with _failing():
                 is_in_progress(self._comm)
 
-    def _event(self, stream: Stream) -> Event:
+    def _event(self, stream: Stream) -> CudaEvent:
         return self.device.event(stream, timed=True)
 
-    def _wait(self, call: Call, began: Event, ended: Event, done: Event) -> Steps[None]:
+    def _wait(self, call: Call, began: CudaEvent, ended: CudaEvent, done: CudaEvent) -> Steps[None]:
         """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
         yield from self.device.wait(done, call, self._check)
         self.device.add_seconds(call, began, ended)

@@ -27,7 +27,7 @@ from allranks.collectives.calls.call import (
     as_bytes,
     cut,
 )
-from allranks.collectives.gpu.cupy_api import Event
+from allranks.collectives.gpu.cupy_api import CudaEvent
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.host.memory import place
 from allranks.collectives.host.shared_memory import SharedMemoryTransport
@@ -37,7 +37,7 @@ Host = NDArray[Any]
 BLOCK_BYTES = 4 << 20
 """Large enough that the time of Python's code for a block is small beside its copy."""
 Copy = Callable[[int, Host], None]
-Copied = tuple[Event, Event]
+Copied = tuple[CudaEvent, CudaEvent]
 """The events before and after a copy."""
 
 

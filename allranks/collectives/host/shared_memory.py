@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import mismatches, specs
 from allranks.collectives.calls.call import (
     EPOCH_SHIFT,
     NOTHING,
@@ -42,8 +42,9 @@ from allranks.collectives.calls.call import (
     prepared,
     yield_core,
 )
-from allranks.collectives.calls.guard import Packed, Site, Spec
 from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.sites import Site
+from allranks.collectives.calls.specs import Packed, Spec
 from allranks.collectives.host import futex
 from allranks.collectives.host.memory import (
     ORDERED,
@@ -164,7 +165,7 @@ class Channel:
         if call.packed is not before[0] or call.site is not before[1]:
             self.words[head] = call.packed.fingerprint
             if self.own.checks:
-                text = guard.pack_text(call.packed.text, call.site)[:TEXT_BYTES]
+                text = specs.pack_text(call.packed.text, call.site)[:TEXT_BYTES]
                 self.memory[start + _TEXT_AT : start + _TEXT_AT + len(text)] = text
         self._laid_out[turn] = call.packed, call.site, offer
 
@@ -194,14 +195,14 @@ class Channel:
     def _check_mismatch(self, call: Call) -> None:
         """Raises `CollectiveMismatch`, unless the calls that differ are those of `join`."""
         brought = self.brought(call)
-        specs = {spec for spec, _ in brought.values()} - {guard.JOIN}
+        different = {spec for spec, _ in brought.values()} - {specs.JOIN}
         # The texts may be cut, so fingerprints decide.
         prints = {self.words[head] for head in self._heads[call.number & 1]}
-        others = prints - {guard.pack(guard.JOIN).fingerprint}
-        if len(others) > 1 or not guard.goes_with_joined(*specs):
+        others = prints - {specs.pack(specs.JOIN).fingerprint}
+        if len(others) > 1 or not specs.goes_with_joined(*different):
             # Only some members have filled a block: all continue from the same turn.
             self.turn = self.count & 1
-            raise CollectiveMismatch(guard.mismatch_text(brought))
+            raise CollectiveMismatch(mismatches.mismatch_text(brought))
 
     def _arrives_soon(self, page: int) -> bool:
         """Whether a member arrives as often as this one within the spin time."""
@@ -258,7 +259,7 @@ class Channel:
         return [Offer(nbytes, tuple(at), bool(flag), n) for nbytes, *at, flag, n in every]
 
     def brought(self, call: Call) -> dict[int, tuple[Spec, Site]]:
-        texts = map(guard.unpack_text, self.texts(call))
+        texts = map(specs.unpack_text, self.texts(call))
         return dict(zip(self.members.ranks, texts, strict=True))
 
     def texts(self, call: Call) -> list[bytes]:

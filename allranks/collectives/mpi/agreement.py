@@ -20,10 +20,10 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import mismatches, specs
 from allranks.collectives.calls.call import Call, Members, Offer, Steps, cut, yield_core
-from allranks.collectives.calls.guard import Site, with_source
 from allranks.collectives.calls.rank_state import WAITING, RankState
+from allranks.collectives.calls.sites import Site, with_source
 from allranks.collectives.host.memory import fence, rounded
 from allranks.collectives.host.shared_memory import OFFER_AT, TEXT_BYTES, Channel
 from allranks.collectives.mpi.status_exchange import spread
@@ -441,8 +441,8 @@ class MultiHostAgreement:
         counts = [TEXT_BYTES * len(ranks) for ranks in self.hosts]
         every = yield from self.leaders.gather(call, mine, counts)
         ranks = [self.members.ranks[place] for place in self.order]
-        texts = [guard.unpack_text(text.tobytes()) for text in every.reshape(len(ranks), -1)]
-        return guard.mismatch_text(dict(zip(ranks, texts, strict=True)))
+        texts = [specs.unpack_text(text.tobytes()) for text in every.reshape(len(ranks), -1)]
+        return mismatches.mismatch_text(dict(zip(ranks, texts, strict=True)))
 
     def offers(self, call: Call) -> list[Offer]:
         """The offers of all members, until this rank arrives at the next call."""

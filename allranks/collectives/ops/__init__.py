@@ -12,5 +12,5 @@
 
 Each of these functions makes a `Call`. Public forms are thin: `run` waits for the call, `Handle`
 posts it (``_async``). They are written out, so that help(), editors and the documentation show
-their arguments. Ranks that have joined take part with zeros (`guard.goes_with_joined`).
+their arguments. Ranks that have joined take part with zeros (`specs.goes_with_joined`).
 """

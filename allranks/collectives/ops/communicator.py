@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import Call, Steps, nbytes_of
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.buffers import compared

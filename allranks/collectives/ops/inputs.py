@@ -16,7 +16,7 @@ from allranks.collectives import world
 from allranks.collectives.arrays.libraries import HOST_TYPES, Restore, to_numpy
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.gpu import dlpack
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.transport import (

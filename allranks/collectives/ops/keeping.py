@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from allranks import own_files
 from allranks.collectives import world
 from allranks.collectives.calls.call import Call, Steps
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.ops import operations
 from allranks.collectives.world.world import World
 from allranks.errors import UsageError

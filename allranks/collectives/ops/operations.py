@@ -18,7 +18,7 @@ from allranks.collectives import world
 from allranks.collectives.arrays.libraries import ArrayHeader, to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import Array, ReduceOp, check, name_of
 from allranks.collectives.calls.call import Call, Cut, PointCall, Steps, Transport, as_bytes
-from allranks.collectives.calls.guard import Spec, describe_group
+from allranks.collectives.calls.specs import Spec, describe_group
 from allranks.collectives.ops.inputs import CollectiveInputs, Handle, no_inputs, read_inputs, run
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 from allranks.collectives.world.world import Group

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall, Steps
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, reports_death
 from allranks.collectives.ops.buffers import is_plain, layout_of, nbytes_of_message
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve

@@ -25,9 +25,9 @@ from allranks.collectives.arrays.reductions import (
     name_of,
 )
 from allranks.collectives.calls.call import Call, Offer, Steps, Transport, as_bytes
-from allranks.collectives.calls.guard import JOIN, Spec, describe_group, pack
 from allranks.collectives.calls.numbers import is_looked_at, looking
 from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.specs import JOIN, Spec, describe_group, pack
 from allranks.collectives.gpu.dlpack import ALIGNED
 from allranks.collectives.host.shared_memory import keep, one_block_bytes
 from allranks.collectives.host.staging import split

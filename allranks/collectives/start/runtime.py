@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.calls.guard import of_traceback
+from allranks.collectives.calls.sites import of_traceback
 from allranks.collectives.host import memory
 from allranks.collectives.ops import operations
 from allranks.collectives.world import process_sets as sets

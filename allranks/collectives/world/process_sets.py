@@ -9,7 +9,7 @@ import numpy as np
 
 from allranks.collectives import world
 from allranks.collectives.calls.call import Call, Steps
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.host import memory
 from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import UsageError

@@ -25,9 +25,9 @@ from allranks.collectives.calls.call import (
     Transport,
     drive,
 )
-from allranks.collectives.calls.guard import Spec, pack
 from allranks.collectives.calls.journal import Journal, Presence
 from allranks.collectives.calls.rank_state import PROCESS, Board, RankState
+from allranks.collectives.calls.specs import Spec, pack
 from allranks.collectives.calls.watch import LineReporter, Watch
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.transport import GpuTransport

@@ -351,7 +351,7 @@ class AgentState:
 
     def _obey(self, command: agent.Command) -> None:
         match command:
-            case agent.Up():
+            case agent.RanksUp():
                 self._commands.append(NoteFiles(sweeps=len(self._who) < self.admitted))
             case agent.Clients():
                 if not self._has_controller:  # a client of ipyparallel will connect
@@ -366,9 +366,9 @@ class AgentState:
                     if pid == own or rank == number:
                         self._reasons[own] = f"ended by allranks, because {why}"
                         self._commands.append(Kill(own))
-            case agent.Seat(dead, seats):
+            case agent.SeatSpares(dead, seats):
                 self._seat_spares(dead, dict(seats))
-            case agent.RankDied(rank, pid):
+            case agent.ReportDeath(rank, pid):
                 self._commands.append(TellController(rank, pid))
             # A notebook that attaches sends these two again if the last one has ended before it
             # confirmed the events from which they follow.

@@ -33,7 +33,6 @@ from allranks.countdown import AwakeClock
 from allranks.engine import processes
 from allranks.engine.host.attachment import Attachment
 from allranks.engine.host.caretaker_state import (
-    Attached,
     CaretakerState,
     CloseDoor,
     Command,
@@ -42,7 +41,8 @@ from allranks.engine.host.caretaker_state import (
     HostGreeted,
     HostSent,
     Listen,
-    NotebookLeft,
+    NotebookAttached,
+    OwnerLeft,
     ShowRunning,
     ToHost,
 )
@@ -151,7 +151,7 @@ class Caretaker:
             self._leave()
 
     def _leave(self) -> None:
-        self._feed(NotebookLeft(self._attachment.stays, secrets.token_hex(8).encode()))
+        self._feed(OwnerLeft(self._attachment.stays, secrets.token_hex(8).encode()))
 
     def _write(self, line: bytes, *sockets: int) -> None:
         with suppress(OSError):  # the end of the notebook is noticed elsewhere
@@ -191,7 +191,7 @@ class Caretaker:
         about = self._attachment.visited(lambda: self._write(to_line(Watched())))
         if about is not None:
             self._about = about
-            self._feed(Attached())
+            self._feed(NotebookAttached())
 
     def _hand_over(self, command: HandOver) -> None:
         # The notebook listens from now on; connections that come first wait.

@@ -19,7 +19,7 @@ from allranks.records.numbered import BEGIN, Frames, HostMessages
 #: The time for hosts to end their ranks.
 STOP_SECONDS = 10.0
 #: Events that the next notebook need not know.
-_NO_NEWS = agent.Running, agent.Launcher, agent.HostBeat
+_NO_NEWS = agent.Running, agent.LauncherText, agent.HostBeat
 #: A host that sends more events has lost its way.
 _MOST_NEWS_NBYTES = 4 << 20
 _MOST_CELLS = 1 << 31
@@ -27,7 +27,7 @@ _NEVER = float("inf")
 
 
 @frozen
-class NotebookLeft:
+class OwnerLeft:
     """The notebook has ended or detached; ``stays`` is whether the ranks outlive it.
 
     ``owner`` is a new name, for the numbers of messages from now on.
@@ -38,7 +38,7 @@ class NotebookLeft:
 
 
 @frozen
-class Attached:
+class NotebookAttached:
     """Another notebook has the ranks from now on."""
 
 
@@ -58,8 +58,8 @@ class HostSent:
 
 Event = (
     NotebookSaid
-    | NotebookLeft
-    | Attached
+    | OwnerLeft
+    | NotebookAttached
     | NobodyCame
     | Terminated
     | HostGreeted
@@ -162,9 +162,9 @@ class CaretakerState:
         match event:
             case NotebookSaid(command):
                 self._obey(command)
-            case NotebookLeft(stays, owner):
+            case OwnerLeft(stays, owner):
                 self._take_over(stays, owner)
-            case Attached():
+            case NotebookAttached():
                 silent = {name: now - host.last_sign for name, host in self._hosts.items()}
                 self._hosts = {}
                 self._commands.append(HandOver(self._state, self._news, silent))
@@ -194,7 +194,7 @@ class CaretakerState:
                 self._dead = {rank for rank, pid in ends if self._replaced.get(rank, pid) == pid}
                 if state["starts_again"]:
                     self._job_over_at = _NEVER
-            case agent.Runs(host, cell):
+            case agent.HostRuns(host, cell):
                 self._note_running(host, cell)
             case _:
                 raise ValueError(f"expected a command for a caretaker, found {command!r:.200}")

@@ -79,7 +79,7 @@ from allranks.records.agent import (
     Again,
     Event,
     FolderMade,
-    Launcher,
+    LauncherText,
     Reach,
     Stopped,
     Watched,
@@ -432,7 +432,7 @@ class HostAgent:
         assert self.launcher.stdout is not None
         text = os.read(self.launcher.stdout.fileno(), 65536)
         if text:
-            self._tell(Launcher(text.decode("utf-8", "replace")))
+            self._tell(LauncherText(text.decode("utf-8", "replace")))
         else:
             self.selector.unregister(self.launcher.stdout)
 
@@ -563,17 +563,7 @@ class HostAgent:
             self.shells.close()
         if self.launcher is not None and self.launcher.returncode is None:
             processes.kill(self.launcher.pid, signal.SIGTERM)
-        deadline = time.monotonic() + _TERM_SECONDS
-        while processes.reap_all() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        began = time.monotonic()
-        # This process adopts orphans: when its last child is gone, all descendants are.
-        while processes.reap_all():
-            waited = time.monotonic() - began
-            processes.kill_children(
-                spare_trackers=waited < _TRACKER_SECONDS, spare_agents=waited < _NESTED_SECONDS
-            )
-            time.sleep(0.02)
+        processes.end_descendants(_TERM_SECONDS, _TRACKER_SECONDS, _NESTED_SECONDS)
         if self._features is not None:
             from allranks.engine.features import HostFeature
 

@@ -45,19 +45,19 @@ from allranks.engine.host.relay_state import (
     Begin,
     Begun,
     Command,
+    ConnectRanks,
     Disconnect,
     Event,
-    LauncherEnded,
-    Listen,
     NotBegun,
     NotebookLost,
-    NotebookSaid,
+    NotebookWrote,
+    OutliveNotebook,
     RankSent,
     RanksRead,
     ReadRanks,
     RelayState,
     RemoveFolder,
-    Stay,
+    StarterEnded,
     ToAgent,
     ToNotebook,
     ToRanks,
@@ -73,7 +73,7 @@ from allranks.records.config import (
     FIRST_SECONDS,
     HostAgentConfig,
     Invitation,
-    family_of,
+    source_address,
     version,
 )
 from allranks.records.wire import process_of
@@ -82,7 +82,6 @@ _AGENT = "allranks.agent"
 _STOP_SECONDS = 8.0
 _LAUNCHER_SECONDS = 4.0
 _TRACKER_SECONDS = 1.0
-_POLL_SECONDS = 0.1
 _LINGER_MS = 1000
 _POLL_MS = int(BEAT_SECONDS * 500)
 #: After this many messages the relay serves its other sources: ranks may send without end.
@@ -167,7 +166,7 @@ class Relay:
     def _serve(self, source: Any) -> None:
         if source in self._notebook.sources():
             for frames in self._notebook.serve(source):
-                self._feed(NotebookSaid(frames))
+                self._feed(NotebookWrote(frames))
         elif isinstance(source, zmq.Socket):
             if source is self._told:  # else it has just been closed
                 self._read_ranks(source)
@@ -177,7 +176,7 @@ class Relay:
         elif source == self._lifeline:
             if not os.read(self._lifeline, 4096):
                 self._poller.unregister(self._lifeline)
-                self._feed(LauncherEnded())
+                self._feed(StarterEnded())
         elif not self._read_agent(source):
             self._poller.unregister(source)
             if self._state.next is not None:
@@ -224,12 +223,12 @@ class Relay:
                 self._disconnect()
             case RemoveFolder(path):
                 shutil.rmtree(path, ignore_errors=True)
-            case Listen():
+            case ConnectRanks():
                 folder = self._folders[0]
                 # Ranks that were there look for a notebook here; spare processes do not know that.
                 self._listen(COMMANDS_AT_HOME.format(folder), EVENTS_AT_HOME.format(folder))
                 self._bind(*self._urls)
-            case Stay():
+            case OutliveNotebook():
                 self._notebook.state.stays = True
             case TryNetwork("listen", name):
                 self._tested = port_test.listen(_own_address(self._url))
@@ -378,15 +377,9 @@ class Relay:
         self._context.destroy(linger=0 if self._notebook.state.over else _LINGER_MS)
 
     def _tidy_up(self) -> None:
-        # Descendants of a host agent that was killed: this process has adopted them.
-        deadline = time.monotonic() + _LAUNCHER_SECONDS
-        # The launcher's helper ends by itself, and removes MPI's files in shared memory.
-        while processes.reap_all() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        deadline = time.monotonic() + _TRACKER_SECONDS
-        while processes.reap_all():
-            processes.kill_children(spare_trackers=time.monotonic() < deadline)
-            time.sleep(_POLL_SECONDS)
+        # Descendants of a host agent that was killed: this process has adopted them. The launcher's
+        # helper ends by itself, and removes MPI's files in shared memory.
+        processes.end_descendants(_LAUNCHER_SECONDS, _TRACKER_SECONDS, 0.0)
 
 
 def _first_line(path: str) -> str:
@@ -401,10 +394,7 @@ def _first_line(path: str) -> str:
 def _own_address(url: str) -> str:
     """Returns the address of this host on the route to the notebook."""
     found = urlsplit(url)
-    with socket.socket(family_of(found.hostname or ""), socket.SOCK_DGRAM) as way:
-        # For UDP, this only chooses the route: no packet is sent.
-        way.connect((found.hostname, found.port))
-        return str(way.getsockname()[0])
+    return source_address(found.hostname or "", found.port or 0)
 
 
 def main(words: list[str]) -> int:

@@ -35,7 +35,7 @@ _AGAIN = agent.to_line(agent.Again())
 
 
 @frozen
-class NotebookSaid:
+class NotebookWrote:
     """A command of the notebook: a word and its arguments.
 
     ``config`` begins with a configuration; ``again`` begins again with another one, when the host
@@ -55,7 +55,7 @@ class NotebookLost:
 
 
 @frozen
-class LauncherEnded:
+class StarterEnded:
     """What has started the relay has ended."""
 
 
@@ -97,9 +97,9 @@ class RanksRead:
 
 
 Event = (
-    NotebookSaid
+    NotebookWrote
     | NotebookLost
-    | LauncherEnded
+    | StarterEnded
     | Terminated
     | AgentWrote
     | AgentEnded
@@ -158,12 +158,12 @@ class RemoveFolder:
 
 
 @frozen
-class Listen:
+class ConnectRanks:
     """Connects the ranks to a notebook that has attached."""
 
 
 @frozen
-class Stay:
+class OutliveNotebook:
     """The end of the notebook, or of the launcher, no longer ends the relay."""
 
 
@@ -183,8 +183,8 @@ Command = (
     | ReadRanks
     | Disconnect
     | RemoveFolder
-    | Listen
-    | Stay
+    | ConnectRanks
+    | OutliveNotebook
     | TryNetwork
 )
 
@@ -283,11 +283,11 @@ class RelayState:
             case TimeCame():
                 if self._batching.is_due(now):
                     self._flush()
-            case NotebookSaid(frames):
+            case NotebookWrote(frames):
                 self._obey(*frames)
             case NotebookLost(why):
                 self._end(f"lost the connection to the notebook: {why}")
-            case LauncherEnded():
+            case StarterEnded():
                 if not self._stay:
                     self._end("was lost: its launcher has ended")
             case Terminated():
@@ -383,7 +383,7 @@ class RelayState:
                 self._commands.append(TryNetwork(word.decode(), first.decode()))
             case b"stay":
                 self._stay = first
-                self._commands.append(Stay())
+                self._commands.append(OutliveNotebook())
                 if self._has_agent and self.next is None:
                     self._commands.append(ToAgent(self._stay))
             case b"detach" | b"attach":
@@ -391,7 +391,7 @@ class RelayState:
                 self._commands.append(Disconnect())
                 if word == b"attach":
                     # What the ranks send from now on is for this notebook.
-                    self._commands += [Listen(), ToNotebook([b"attached"])]
+                    self._commands += [ConnectRanks(), ToNotebook([b"attached"])]
             case b"stop":
                 self._end("was told to stop")
             case _:  # the ranks here live on

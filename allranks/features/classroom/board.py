@@ -62,7 +62,7 @@ class Student:
     _received: bytearray = field(default_factory=bytearray, repr=False)
 
     def receive(self, data: bytes) -> None:
-        """Takes what has come over the student's connection; raises `states.Refused`."""
+        """Takes what has come over the student's connection; raises `states.RefusedMessage`."""
         self._received += data
         lines, ends, rest = self._received.rpartition(b"\n")
         self._received = rest
@@ -72,12 +72,12 @@ class Student:
         elif ends:  # only the newest state counts
             self._take_line(bytes(lines.rpartition(b"\n")[2]))
         if len(rest) > (states.PANEL_NBYTES if self.panels_asked else states.STATE_NBYTES):
-            raise states.Refused("too long a line")
+            raise states.RefusedMessage("too long a line")
 
     def _take_line(self, line: bytes) -> None:
         if line.startswith(b'"'):
             if not self.panels_asked:
-                raise states.Refused("expected no panel")
+                raise states.RefusedMessage("expected no panel")
             self.panel = states.read_panel(line)
             self.panels_asked -= 1
         else:
@@ -241,7 +241,7 @@ class ClassBoard:
             student.receive(data)
         except BlockingIOError:
             pass
-        except (OSError, states.Refused):
+        except (OSError, states.RefusedMessage):
             with self._lock:
                 del self._students[connection]
                 student.leave()

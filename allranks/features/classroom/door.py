@@ -21,9 +21,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from allranks.cluster.folders import answers
+from allranks.cluster.session_folder import answers
 from allranks.errors import UsageError
-from allranks.features.classroom.states import Refused, one_line, read_admission
+from allranks.features.classroom.states import RefusedMessage, one_line, read_admission
 
 _CREDENTIALS = struct.Struct("3i")
 _ANSWER_NBYTES = 4096
@@ -164,7 +164,7 @@ def connect(teacher: str) -> socket.socket:
             )
         if refused := read_admission(answer):
             raise UsageError(f"the class of {teacher} does not admit this notebook: {refused}")
-    except Refused:
+    except RefusedMessage:
         connection.close()
         raise UsageError(
             f"expected the answer of a class of {teacher}, found another program's. Tell {teacher}"

@@ -88,7 +88,7 @@ def _ask(method: str, path: str, message: dict[str, Any] | None = None) -> dict[
     except RecursionError:
         found = None
     if not isinstance(found, dict):
-        raise states.Refused("expected an answer of the class")
+        raise states.RefusedMessage("expected an answer of the class")
     return found
 
 
@@ -135,7 +135,7 @@ class HubBoard:
         self.changed: Callable[[], None] = lambda: None
         try:
             self._take(_checked("POST", "/class", {"opened": ""}, own_user()))
-        except states.Refused as refused:
+        except states.RefusedMessage as refused:
             raise UsageError(
                 f"{refused} from {os.environ[CLASS_URL]}, found another answer. Ask who runs the "
                 "JupyterHub"

@@ -209,7 +209,7 @@ def read_body(body: bytes) -> tuple[dict[str, Any], str | None]:
         raise HTTPError(413)
     try:
         return states.read_state(line), states.read_panel(rest) if rest else None
-    except states.Refused:
+    except states.RefusedMessage:
         raise HTTPError(400) from None
 
 

@@ -25,7 +25,7 @@ _NAME_LENGTH, _KEY_LENGTH, _RANKS_LENGTH = 60, 300, 5000
 _MAX_NUMBER = 10**9
 
 
-class Refused(ValueError):
+class RefusedMessage(ValueError):
     """A message is too long, or is none of the class."""
 
 
@@ -48,7 +48,7 @@ def _number(value: object) -> float:
 def clean(message: object) -> dict[str, Any]:
     """Returns the known fields of a state, each with a value of its type."""
     if not isinstance(message, dict):
-        raise Refused("expected a state")
+        raise RefusedMessage("expected a state")
     found: dict[str, Any] = {
         name: one_line(message[name], length)
         for name, length in _LENGTHS.items()
@@ -68,7 +68,7 @@ def clean(message: object) -> dict[str, Any]:
 def read_state(line: bytes) -> dict[str, Any]:
     """Returns the clean fields of a line with a state."""
     if len(line) > STATE_NBYTES:
-        raise Refused("too long a state")
+        raise RefusedMessage("too long a state")
     return clean(_load(line))
 
 
@@ -76,7 +76,7 @@ def read_admission(line: bytes) -> str:
     """Returns why the teacher's notebook refuses a student's, "" if it admits it."""
     found = _load(line)
     if not isinstance(found, dict):
-        raise Refused("expected an answer of a class")
+        raise RefusedMessage("expected an answer of a class")
     return one_line(found.get("refused"), _LENGTHS["error"])
 
 
@@ -84,10 +84,10 @@ def read_panel(line: bytes) -> str:
     """Returns the text of a line with a panel."""
     # A text in JSON takes no more memory than its line; a list could take twenty times as much.
     if len(line) > PANEL_NBYTES or not line.startswith(b'"'):
-        raise Refused("expected a panel")
+        raise RefusedMessage("expected a panel")
     found = _load(line)
     if not isinstance(found, str):
-        raise Refused("expected a panel")
+        raise RefusedMessage("expected a panel")
     return found.encode("utf-8", "replace").decode()
 
 
@@ -95,11 +95,11 @@ def read_class(answer: object) -> tuple[list[dict[str, Any]], str | None]:
     """Returns the students in an answer of the hub's service, and the panel that is open."""
     found = answer.get("students") if isinstance(answer, dict) else None
     if not isinstance(answer, dict) or not isinstance(found, list):
-        raise Refused("expected the students of a class")
+        raise RefusedMessage("expected the students of a class")
     students = []
     for one in found[:MAX_STUDENTS]:
         if not isinstance(one, dict):
-            raise Refused("expected a student")
+            raise RefusedMessage("expected a student")
         students.append(
             {
                 "key": one_line(one.get("key"), _KEY_LENGTH),
@@ -119,4 +119,4 @@ def _load(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        raise Refused("expected JSON") from None
+        raise RefusedMessage("expected JSON") from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from allranks import collectives
 from allranks.collectives import scope
-from allranks.collectives.calls.guard import CELLS
+from allranks.collectives.calls.sites import CELLS
 from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.errors import RankLeft

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.cluster.features import CellContext, NotebookFeature
+from allranks.cluster.options import CellOption, LineCommand, check_timeout
+from allranks.errors import UsageError
 from allranks.features.profile.flame_graph import Profile, bundle, check_file, show
 from allranks.records import requests
 from allranks.records.wire import Answer
@@ -15,6 +17,7 @@ from allranks.records.wire import Answer
 #: Ranks answer at once, unless C code holds the interpreter.
 _ASK_SECONDS = 10.0
 _MARGIN_SECONDS = 0.05
+_SAVE = "write the profile here: stacks as text, or a .svg picture"
 
 
 @dataclass
@@ -70,10 +73,40 @@ class Profiling:
             self.show(found)
 
 
+def _showing(save: str | None) -> Callable[[list[Profile]], object]:
+    file = check_file(save) if save else None
+    return lambda profiles: show(profiles, file)
+
+
 class NotebookProfile(NotebookFeature):
     """Profiles the cell that runs, or the next one."""
 
-    commands = frozenset({"profile", "profile_in_panel"})
+    commands = frozenset({"profile_cell", "profile_in_panel"})
+    cell_options = (
+        CellOption(
+            "profile",
+            "profile_cell",
+            {"action": "store_true", "help": "show a flame graph of the ranks' time in the cell"},
+            prepares=True,
+        ),
+        CellOption("save", "profile_cell", {"metavar": "FILE", "help": _SAVE}, prepares=True),
+    )
+    line_commands = (
+        LineCommand(
+            "profile",
+            "shows a flame graph of the next cell on the ranks, or of its first seconds",
+            arguments={
+                "seconds": {
+                    "nargs": "?",
+                    "type": float,
+                    "default": 0.0,
+                    "metavar": "SECONDS",
+                    "help": "how long; default: all of the cell",
+                },
+                "--save": {"metavar": "FILE", "help": _SAVE},
+            },
+        ),
+    )
     in_cells = False  # until a profile is requested
 
     def __init__(self) -> None:
@@ -84,16 +117,17 @@ class NotebookProfile(NotebookFeature):
         """Begins a profile; may run in another thread, as the subshell of a notebook.
 
         ``profile`` takes the seconds, a file or None, and optionally a function that shows the
-        profiles. It returns whether a cell runs, else the next one is profiled.
+        profiles. It says whether the running cell is profiled, or the next one.
+
+        ``profile_cell`` takes the options of the cell that comes next.
 
         ``profile_in_panel`` takes a function and the seconds. The function gets the picture, or
         None where no rank has samples. It returns why there can be no profile, or "".
         """
+        if name == "profile_cell":
+            return self._profile_next(*arguments)
         if name == "profile":
-            seconds, save, *rest = arguments
-            file = check_file(save) if save else None
-            take = rest[0] if rest else lambda profiles: show(profiles, file)
-            return self._add(Profiling(take, seconds))
+            return self._profile(*arguments)
         if self.cell is not None and self._running is not None and not self._running.over:
             return "this cell is being profiled: its flame graph comes when that has ended"
         take, seconds = arguments
@@ -101,6 +135,22 @@ class NotebookProfile(NotebookFeature):
             Profiling(lambda found: take(bundle(found) if found else None), seconds, empty=True)
         )
         return ""
+
+    def _profile_next(self, options: dict[str, Any]) -> None:
+        save = options.get("save")
+        if not options.get("profile"):
+            raise UsageError(f"--save needs --profile. Type: --profile --save {save}")
+        self._add(Profiling(_showing(save)))
+
+    def _profile(
+        self, options: dict[str, Any], take: Callable[[list[Profile]], object] | None = None
+    ) -> str:
+        seconds = options["seconds"]
+        check_timeout(seconds or None, "profile", " ")
+        if self._add(Profiling(take or _showing(options["save"]), seconds)):
+            return "The running cell is profiled."
+        part = f"The first {seconds:g} s" if seconds else "All"
+        return f"{part} of the next cell on the ranks will be profiled."
 
     def _add(self, profiling: Profiling) -> bool:
         cell, self.in_cells = self.cell, True

@@ -16,7 +16,7 @@ from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames, sites
 from allranks.engine.cell import CellRunner
 from allranks.engine.exceptions import PACKAGE
 from allranks.engine.features import Answered, RankContext, RankFeature
@@ -123,7 +123,7 @@ class Sampler:
     def _sample(self, seconds: float, over: threading.Lock) -> None:
         began = before = perf_counter()
         while not over.acquire(timeout=1 / SAMPLES_A_SECOND) and before - began < seconds:
-            with guard.no_collection():
+            with frames.no_collection():
                 key = self._look()
             # A late sample, as after C code that held the interpreter, stands for all that time.
             now = perf_counter()
@@ -134,7 +134,7 @@ class Sampler:
 
     def _look(self) -> _Key:
         """Returns the stack, the innermost frame first, up to the cell's own first line."""
-        frame = guard.frame_of_main_thread()
+        frame = frames.frame_of_main_thread()
         found: list[int | tuple[int, int] | str] = []
         outermost = 0
         while frame is not None and len(found) < _DEEPEST:
@@ -206,7 +206,7 @@ def _line(file: str, number: int) -> str:
     source = linecache.getline(file, number).strip()
     if len(source) > _SOURCE_CHARACTERS:
         source = source[: _SOURCE_CHARACTERS - 1] + "…"
-    return f"{guard.shown_name(file)}:{number}  {source}".rstrip()
+    return f"{sites.shown_name(file)}:{number}  {source}".rstrip()
 
 
 def packed(stacks: Stacks) -> dict[str, Any]:

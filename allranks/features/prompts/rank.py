@@ -21,7 +21,7 @@ from IPython.core import debugger
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.collectives import scope
-from allranks.collectives.calls.guard import CELLS, shown_name
+from allranks.collectives.calls.sites import CELLS, shown_name
 from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
 from allranks.errors import UsageError
@@ -65,9 +65,9 @@ class RankPrompts(RankFeature):
                 return shown if own else str(super().canonic(filename))
 
             def interaction(self, *args: Any, **options: Any) -> None:
-                before = interrupts()
+                before = interrupts.count
                 super().interaction(*args, **options)  # type: ignore[no-untyped-call]
-                if interrupts() != before:
+                if interrupts.count != before:
                     raise KeyboardInterrupt
 
         # As ipykernel does in a notebook.
@@ -106,7 +106,7 @@ class RankPrompts(RankFeature):
                 raise UsageError(_NO_CELL)
             self._number += 1
             typed: Typed | None = None
-            presses = rank.interrupts()
+            presses = rank.interrupts.count
             with _shown_as_asking():
                 rank.wire.send_output()
                 rank.wire.send(
@@ -116,7 +116,7 @@ class RankPrompts(RankFeature):
                     with suppress(Empty):
                         typed = self._typed.get(timeout=_POLL_SECONDS)
                         continue
-                    if rank.interrupts() != presses:
+                    if rank.interrupts.count != presses:
                         raise KeyboardInterrupt
                     if rank.cell() != cell:
                         raise UsageError(_NO_CELL)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from allranks.errors import Report
-from allranks.features.pytest.records import Outcome, Phase
+from allranks.features.pytest.records import Phase, RankOutcome
 from allranks.records.ranks import label
 
 _WHEN = ("setup", "call", "teardown")
@@ -30,7 +30,7 @@ class RanksOfTest:
     """
 
     size: int
-    outcomes: Mapping[int, Outcome]
+    outcomes: Mapping[int, RankOutcome]
     reports: Mapping[int, Report]
     first: int | None
     text: str

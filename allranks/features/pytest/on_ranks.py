@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from allranks.collectives.calls.guard import OURS, USER, kind_of
+from allranks.collectives.calls.sites import OURS, USER, kind_of
 from allranks.engine.exceptions import without_own_frames
 from allranks.errors import AllranksError, RankLeft
-from allranks.features.pytest.records import ON_RANK, Outcome, Phase, SessionStart, Warned
+from allranks.features.pytest.records import ON_RANK, Phase, RankOutcome, SessionStart, Warned
 
 _PHASES = ("setup", "call", "teardown")
 
@@ -124,7 +124,7 @@ class RankSession:
         """The code of the test that runs, by which other ranks name its line."""
         return getattr(getattr(self._item, "function", None), "__code__", None)
 
-    def run(self, nodeid: str, nextid: str | None, number: int) -> Outcome:
+    def run(self, nodeid: str, nextid: str | None, number: int) -> RankOutcome:
         """Runs a test; if it fails, without what follows the phase that failed.
 
         ``number`` counts the tests of the whole session.
@@ -141,7 +141,7 @@ class RankSession:
             raise _as_raised(self._error)
         return self.outcome()
 
-    def finish(self, last: bool) -> Outcome:
+    def finish(self, last: bool) -> RankOutcome:
         """Ends a test that has failed on some rank; the ``last`` one with all fixtures."""
         if last:
             self._next = None
@@ -164,8 +164,8 @@ class RankSession:
         if self._coverage is not None:
             self._coverage.save()
 
-    def outcome(self) -> Outcome:
-        return Outcome(tuple(self._phases), tuple(self._warned), self._exits)
+    def outcome(self) -> RankOutcome:
+        return RankOutcome(tuple(self._phases), tuple(self._warned), self._exits)
 
     def _run_item(self) -> None:
         with self._measuring(), _outside_of_loop():
@@ -279,19 +279,19 @@ class RunTest:
     def __code__(self) -> CodeType:
         return _running().code or type(self).__call__.__code__
 
-    def __call__(self, nodeid: str, nextid: str | None, number: int) -> Outcome:
+    def __call__(self, nodeid: str, nextid: str | None, number: int) -> RankOutcome:
         return _running().run(nodeid, nextid, number)
 
 
 run_test = RunTest()
 
 
-def reports_so_far() -> Outcome:
+def reports_so_far() -> RankOutcome:
     """Returns the reports of a test before its teardown."""
     return _running().outcome()
 
 
-def finish_test(last: bool) -> Outcome:
+def finish_test(last: bool) -> RankOutcome:
     """Tears down a test that has failed on some rank, and returns its reports."""
     return _running().finish(last)
 

@@ -105,9 +105,9 @@ class OwnProcess:
         if not nranks_of(item):
             return None
         if self._ranks is None:
-            from allranks.features.pytest.ranks import Ranks
+            from allranks.features.pytest.ranks import PytestRanks
 
-            self._ranks = Ranks(item.session)
+            self._ranks = PytestRanks(item.session)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         nextid = None if nextitem is None else nextitem.nodeid
         if nextitem is not None and nranks_of(nextitem) != nranks_of(item):

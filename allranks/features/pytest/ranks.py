@@ -23,7 +23,7 @@ from allranks.errors import (
     Report,
 )
 from allranks.features.pytest import merged
-from allranks.features.pytest.records import Outcome, SessionStart, Warned
+from allranks.features.pytest.records import RankOutcome, SessionStart, Warned
 from allranks.records.requests import DEBUG
 
 _SIDE = "allranks.features.pytest.on_ranks"
@@ -57,7 +57,7 @@ _NOT_FOR_RANKS = {
 _PRELOADED = ("pytest", _SIDE)
 
 
-class Ranks:
+class PytestRanks:
     """Runs tests on ranks. Their number may change from one test to the next."""
 
     def __init__(self, session: pytest.Session) -> None:
@@ -105,7 +105,7 @@ class Ranks:
 
     def _run_on(
         self, cluster: allranks.Cluster, item: pytest.Item, nextid: str | None, limit: float | None
-    ) -> tuple[dict[int, Outcome], AllranksError | None]:
+    ) -> tuple[dict[int, RankOutcome], AllranksError | None]:
         run = OnRank(_SIDE, "run_test")
         run.__name__ = item.name  # in reports
         call = (item.nodeid, nextid, self._count)
@@ -136,7 +136,7 @@ class Ranks:
 
     def _again(
         self, cluster: allranks.Cluster, left: list[int], last: bool, limit: float | None
-    ) -> list[Outcome]:
+    ) -> list[RankOutcome]:
         try:
             return cluster.call(_FINISH, (last,), ranks=left, view=CapturedOutput(), timeout=limit)
         except AllranksError:

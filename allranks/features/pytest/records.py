@@ -50,7 +50,7 @@ class Warned:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """A test on one rank; ``exits`` is the reason of ``pytest.exit()`` if it was called."""
 
     phases: tuple[Phase, ...]

@@ -15,8 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from allranks.collectives.calls.guard import of_traceback
 from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
+from allranks.collectives.calls.sites import of_traceback
 from allranks.engine.cell import end_fork, in_rank
 from allranks.engine.exceptions import (
     from_cell,

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import Call, Offer, Steps, nbytes_of
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.communicator import Comm as RealComm
 from allranks.collectives.world.world import ALONE, Group

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.sites import Site
 from allranks.collectives.world.world import Group
 
 ANY = -1

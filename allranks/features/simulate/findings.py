@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from allranks.collectives.calls.deadlocks import NEVER
-from allranks.collectives.calls.guard import Site, of_traceback
+from allranks.collectives.calls.sites import Site, of_traceback
 from allranks.engine.exceptions import text_of, traceback_of
 from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.features.simulate.events import ANY, PostedReceive, SimulatedMessage

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.sites import Site
 from allranks.collectives.world.world import Group
 from allranks.features.simulate.events import ANY, PostedReceive, RankEvent, SimulatedMessage
 from allranks.features.simulate.scheduler import Scheduler

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import sites
 from allranks.collectives.world.world import Group
 from allranks.features.simulate import buffers
 from allranks.features.simulate.events import ANY, PostedReceive, SimulatedMessage
@@ -55,7 +55,7 @@ class Messaging:
             raise MPI.Exception(MPI.ERR_RANK)
         _check_tag(tag)
         message = world.scheduler.mail.send(
-            group, group.ranks[dest], tag, data, nbytes, guard.find(sys._getframe(2)), f"comm.{op}",
+            group, group.ranks[dest], tag, data, nbytes, sites.find(sys._getframe(2)), f"comm.{op}",
             buffered=buffered,
         )  # fmt: skip
         return SendRequest(world, message)
@@ -75,7 +75,7 @@ class Messaging:
             group,
             ANY if source == MPI.ANY_SOURCE else group.ranks[source],
             ANY if tag == MPI.ANY_TAG else tag,
-            guard.find(sys._getframe(2)),
+            sites.find(sys._getframe(2)),
             f"comm.{op}",
         )
         return ReceiveRequest(lambda: self._peers(receive.source), world, receive, deliver)
@@ -145,7 +145,7 @@ class Messaging:
         whom = ANY if source == MPI.ANY_SOURCE else group.ranks[source]
         wanted = PostedReceive(
             scheduler.task.rank, group, whom, ANY if tag == MPI.ANY_TAG else tag,
-            scheduler.task.clock, guard.find(sys._getframe(2)), f"comm.{op}",
+            scheduler.task.clock, sites.find(sys._getframe(2)), f"comm.{op}",
         )  # fmt: skip
         found: list[SimulatedMessage] = scheduler.mail.candidates(wanted)
         if not found:

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import sites
 from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.guard import Site
+from allranks.collectives.calls.sites import Site
 from allranks.collectives.world import current
 from allranks.errors import UsageError
 from allranks.features.simulate import buffers
@@ -69,7 +69,7 @@ def running() -> Scheduler:
 
 
 def _site() -> Site:
-    return guard.find(sys._getframe(2))
+    return sites.find(sys._getframe(2))
 
 
 def block(world: SimulatedWorld, title: str, number: int, peers: Iterable[int], site: Site) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks import collectives
-from allranks.collectives.calls.guard import USER, kind_of
+from allranks.collectives.calls.sites import USER, kind_of
 from allranks.collectives.world import current, exists, process_sets, set_thread
 from allranks.engine import namespace
 from allranks.engine.telemetry import Metrics

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import mismatches, specs
 from allranks.collectives.calls.call import (
     EPOCH_SHIFT,
     NOTHING,
@@ -28,7 +28,8 @@ from allranks.collectives.calls.call import (
     cut,
     prepared,
 )
-from allranks.collectives.calls.guard import Site, Spec
+from allranks.collectives.calls.sites import Site
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.ops.inputs import run
 from allranks.collectives.world import current
 from allranks.collectives.world.world import ALONE, Group, World
@@ -145,11 +146,11 @@ class TaskAgreement:
         scheduler, members = self.own.scheduler, self.members
         slot.complete = True
         del self.own.shared.slots[self.key, self.count]
-        specs = {one.packed.fingerprint: one.spec for one in slot.calls.values()}
-        if len(specs) > 1:
-            others = set(specs.values()) - {guard.JOIN}
-            if len(others) > 1 or not guard.goes_with_joined(*others):
-                slot.mismatch = guard.mismatch_text(self.brought(call))
+        found = {one.packed.fingerprint: one.spec for one in slot.calls.values()}
+        if len(found) > 1:
+            others = set(found.values()) - {specs.JOIN}
+            if len(others) > 1 or not specs.goes_with_joined(*others):
+                slot.mismatch = mismatches.mismatch_text(self.brought(call))
         if not slot.mismatch and slot.make is not None:
             try:
                 slot.result = slot.make([slot.parts.get(at) for at in range(slot.size)])
@@ -412,7 +413,7 @@ def join() -> int:
     """This rank has no more data, as `allranks.collectives.join`."""
     group, answered = current().groups[0], 0
     while True:
-        call = group.call(guard.JOIN, "join", 0, lambda call, n=answered: _join(group, call, n))  # type: ignore[misc]
+        call = group.call(specs.JOIN, "join", 0, lambda call, n=answered: _join(group, call, n))  # type: ignore[misc]
         answered += 1
         last: int | None = run(call)
         if last is not None:
@@ -422,7 +423,7 @@ def join() -> int:
 def _join(group: Group, call: Call, answered: int) -> Steps[int | None]:
     call.transport = "shared"
     yield from call.agreed(Offer(answered=answered))
-    if any(one.spec != guard.JOIN for one in call.carry.calls.values()):
+    if any(one.spec != specs.JOIN for one in call.carry.calls.values()):
         return None
     answers = [offer.answered for offer in call.agreement.offers(call)]
     # The rank that joined last has answered the fewest calls.

@@ -15,9 +15,10 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from allranks import own_files
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import end_of, read_statuses
+from allranks.cluster.failures import read_statuses
 from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.features.toolbar import groups
 from allranks.records import requests
@@ -141,7 +142,7 @@ def _ask_log(toolbar: Toolbar, running: Cluster, rank: int) -> None:
             _send_log(rank, str(found.content["text"]))
 
     try:
-        _send_log(rank, end_of(path, _LOG_NBYTES))
+        _send_log(rank, own_files.end_of(path, _LOG_NBYTES))
     except OSError:  # on another host
         asked = {"path": path, "nbytes": _LOG_NBYTES}
         toolbar.ask((rank,), requests.LOG, asked, deliver, _VARIABLES_SECONDS)

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from allranks.collectives import world as worlds
 from allranks.collectives.calls.call import Members
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.host import memory
 from allranks.collectives.ops.operations import recv, send
 from allranks.collectives.world.world import Group, World, group_nbytes

@@ -19,8 +19,10 @@ from typing import Any, cast
 
 from allranks.collectives import world as worlds
 from allranks.collectives.calls.call import Agreement, Call, Members, Pause, PointCall
-from allranks.collectives.calls.guard import Packed, Site, Spec, mismatch_text, pack_text
-from allranks.collectives.calls.guard import unpack_text as unpacked
+from allranks.collectives.calls.mismatches import mismatch_text
+from allranks.collectives.calls.sites import Site
+from allranks.collectives.calls.specs import Packed, Spec, pack_text
+from allranks.collectives.calls.specs import unpack_text as unpacked
 from allranks.collectives.host.memory import ORDERED, fence
 from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.features.torch_jax import torch_state

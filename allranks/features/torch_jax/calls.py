@@ -17,19 +17,10 @@ import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp, check
 from allranks.collectives.calls.call import Agreement, Call, Prepared, Steps
-from allranks.collectives.calls.guard import (
-    SITES,
-    USER,
-    Packed,
-    Spec,
-    describe_group,
-    find,
-    kind_of,
-    list_sites,
-    mismatch_text,
-    pack,
-)
+from allranks.collectives.calls.mismatches import list_sites, mismatch_text
 from allranks.collectives.calls.numbers import is_looked_at, looking
+from allranks.collectives.calls.sites import SITES, USER, find, kind_of
+from allranks.collectives.calls.specs import Packed, Spec, describe_group, pack
 from allranks.collectives.host.shared_memory import keep
 from allranks.collectives.world.world import Group
 from allranks.errors import CollectiveMismatch

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from allranks.collectives import world as worlds
-from allranks.collectives.calls.guard import Spec, describe_group, pack
+from allranks.collectives.calls.specs import Spec, describe_group, pack
 from allranks.features.torch_jax import tensors
 from allranks.features.torch_jax.call_log import (
     CallLog,

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from allranks.collectives import world as worlds
-from allranks.collectives.calls.guard import Spec
-from allranks.collectives.start.under_mpi import torch_group_keys
+from allranks.collectives.calls.specs import Spec
+from allranks.collectives.start.rendezvous import torch_group_keys
 from allranks.errors import UsageError
 from allranks.features.torch_jax import calls, stores
 

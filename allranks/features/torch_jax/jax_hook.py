@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.guard import Spec
-from allranks.collectives.start import under_mpi
+from allranks.collectives.calls.specs import Spec
+from allranks.collectives.start import rendezvous
 from allranks.errors import UsageError
 from allranks.features.torch_jax import calls
 
@@ -67,18 +67,18 @@ def _initializing(own: Any) -> Any:
 @contextmanager
 def _listening_at(address: str | None) -> Iterator[None]:
     """Within, JAX's service of rank 0 would listen at this address."""
-    ours, bind = os.environ.get(under_mpi.JAX_ADDRESS, ""), os.environ.get(under_mpi.JAX_BIND, "")
+    ours, bind = os.environ.get(rendezvous.JAX_ADDRESS, ""), os.environ.get(rendezvous.JAX_BIND, "")
     # JAX prefers the variable to the port that is passed: the ranks would wait for ever.
     if not address or address == ours or bind.rpartition(":")[2] != ours.rpartition(":")[2]:
         yield
         return
     host, _, port = address.rpartition(":")
     local = host in ("localhost", "127.0.0.1")
-    os.environ[under_mpi.JAX_BIND] = f"{'127.0.0.1' if local else '[::]'}:{port}"
+    os.environ[rendezvous.JAX_BIND] = f"{'127.0.0.1' if local else '[::]'}:{port}"
     try:
         yield
     finally:
-        os.environ[under_mpi.JAX_BIND] = bind
+        os.environ[rendezvous.JAX_BIND] = bind
 
 
 def _shutting_down(own: Any) -> Any:
@@ -96,7 +96,7 @@ def _shutting_down(own: Any) -> Any:
 def _check_size(address: str | None, processes: int) -> None:
     this = world.current()
     text = f"num_processes={processes}, and there are {this.size} ranks"
-    if processes > this.size and address in (None, os.environ.get(under_mpi.JAX_ADDRESS)):
+    if processes > this.size and address in (None, os.environ.get(rendezvous.JAX_ADDRESS)):
         raise UsageError(
             f"jax.distributed.initialize needs the number of ranks: found {text}. Leave "
             f"num_processes= out, or type: %distributed start -n {processes}"

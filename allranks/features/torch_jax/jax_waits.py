@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames
 from allranks.collectives.calls import rank_state as fields
 from allranks.engine.exceptions import is_a, text_of
 from allranks.errors import RankLeft, UsageError
@@ -90,7 +90,7 @@ class JaxWaits(other_ranks.LibraryWaits):
 
     def _idle_seconds(self) -> float:
         """Returns how long this rank has only waited in JAX, or has been idle outside of a cell."""
-        frame, now, cpu = guard.frame_of_main_thread(), time.monotonic(), time.process_time()
+        frame, now, cpu = frames.frame_of_main_thread(), time.monotonic(), time.process_time()
         at = (id(frame), frame.f_lasti) if frame is not None else ()
         in_cell = bool(world.current().scope.number)
         moves = (at != self._at or not _waits_in_jax()) if in_cell else False
@@ -216,7 +216,7 @@ def _sentence(gone: list[tuple[bool, int, int, str]]) -> str:
 def _waits_in_jax() -> bool:
     """Whether the main thread waits in JAX, and no other thread is in a callback of JAX."""
     main = threading.main_thread().ident
-    for thread, frame in guard.frames_of_threads().items():
+    for thread, frame in frames.frames_of_threads().items():
         if thread == main and not (_is_of_jax(frame) or _waits_in_c(frame)):
             return False
         if thread != main and any(_is_of_jax(outer) for outer, _ in traceback.walk_stack(frame)):

@@ -18,7 +18,9 @@ from mpi4py import MPI
 
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import PointCall, Steps
-from allranks.collectives.calls.guard import Site, Spec, list_sites
+from allranks.collectives.calls.mismatches import list_sites
+from allranks.collectives.calls.sites import Site
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import reports_death
 from allranks.collectives.world.world import Group, World
 from allranks.errors import CollectiveMismatch, StaleHandle

@@ -20,7 +20,7 @@ import psutil
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.start import under_mpi
+from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import traceback_of
 from allranks.errors import RankLeft
 from allranks.records.ranks import label
@@ -180,7 +180,7 @@ def _connections(pids: list[int], kept: set[int]) -> list[int]:
     """
     # Without its coordinator, JAX ends the process.
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-    for address in (os.environ.get(under_mpi.JAX_ADDRESS), state and state.coordinator_address):
+    for address in (os.environ.get(rendezvous.JAX_ADDRESS), state and state.coordinator_address):
         coordinator = (address or "").rpartition(":")[2]
         kept = kept | ({int(coordinator)} if coordinator.isdigit() else set())
     theirs: set[tuple[object, object]] = set()

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from allranks.collectives.arrays import torch_memory
 from allranks.collectives.arrays.reductions import Array
-from allranks.collectives.calls.guard import Spec, find
+from allranks.collectives.calls.sites import find
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.world.world import World
 from allranks.features.torch_jax import buckets, calls, tensors
 from allranks.features.torch_jax.group_base import NO_LIMIT_SECONDS, BaseGroup

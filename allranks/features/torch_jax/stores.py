@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from allranks.collectives import world as worlds
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.calls.guard import Spec
+from allranks.collectives.calls.specs import Spec
 from allranks.errors import RankLeft
 from allranks.features.torch_jax import calls, other_ranks
 

@@ -19,9 +19,9 @@ from types import FrameType
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.start import under_mpi
+from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.engine.wire import give_up
@@ -114,7 +114,7 @@ class TorchWaits(other_ranks.LibraryWaits):
 
     def _is_still(self) -> bool:
         """Whether the main thread has neither moved nor computed for a while."""
-        frame, now = guard.frame_of_main_thread(), time.monotonic()
+        frame, now = frames.frame_of_main_thread(), time.monotonic()
         at = (id(frame), frame.f_lasti) if frame is not None else ()
         cpu = _main_thread_seconds()
         if at != self._at or cpu - self._cpu > _IDLE_SHARE * max(now - self._since, 0.1):
@@ -185,7 +185,7 @@ class TorchWaits(other_ranks.LibraryWaits):
 
     def _explain(self, error: BaseException) -> None:
         # Adds the reason to an error of torch about a group that does not exist any more.
-        text, since = text_of(error), self._forgotten_ns > under_mpi.torch_met_at_ns()
+        text, since = text_of(error), self._forgotten_ns > rendezvous.torch_met_at_ns()
         said = self._forgotten in text
         if any(part in text for part in _UNFINISHED_BACKWARD):
             error.args = (f"{text}\n{_WRAP_AGAIN}",)
@@ -276,8 +276,8 @@ def _awaited(still: bool) -> PostedCall | PostedTransfer | None:
 
 def _group_being_made() -> tuple[str, tuple[int, ...]] | None:
     """The call in which the main thread makes a group, and the members of the group."""
-    with guard.no_collection():
-        called = torch_state.frames_in_torch(guard.frame_of_main_thread())
+    with frames.no_collection():
+        called = torch_state.frames_in_torch(frames.frame_of_main_thread())
     members = torch_state.members_of_new(called)
     if members is None:
         return None
@@ -286,7 +286,7 @@ def _group_being_made() -> tuple[str, tuple[int, ...]] | None:
 
 def _waits_in_torch() -> bool:
     """Whether the main thread is in C++ code that a function of `torch.distributed` has called."""
-    frame = guard.frame_of_main_thread()
+    frame = frames.frame_of_main_thread()
     return stores.is_waiting(frame) or torch_state.is_of_torch(frame)
 
 

@@ -19,19 +19,19 @@ from time import process_time
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.guard import Site, shown_name, source_line
 from allranks.collectives.calls.journal import named
 from allranks.collectives.calls.numbers import InputNumbers
+from allranks.collectives.calls.sites import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import CHECK, MEASURED, VARIABLE, weights
 from allranks.features.verdict.records import (
-    Brought,
+    BroughtNumbers,
     CodeLine,
     Doing,
     EndedCall,
     Kind,
+    LastNotFinite,
     Look,
-    NotFinite,
     RankPart,
     Sample,
 )
@@ -198,14 +198,14 @@ class RankVerdict(RankFeature):
         numbers, followed = self._found[cell]
         offset = world.current().offset_seconds
         not_finite = [
-            NotFinite(
+            LastNotFinite(
                 one.group, one.call, one.at + offset, one.count, one.op,
                 one.name or named(one.site), one.nbytes,
             )
             for one in numbers.not_finite.copy().values()
         ]  # fmt: skip
         models = followed.ended(self._rank.shell.user_ns.copy())
-        brought = [Brought(*one) for one in numbers.brought]
+        brought = [BroughtNumbers(*one) for one in numbers.brought]
         return {"brought": brought, "not_finite": not_finite, "models": models}
 
 

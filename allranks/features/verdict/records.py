@@ -89,7 +89,7 @@ class Look(NamedTuple):
     used: float = 0.0
 
 
-class Brought(NamedTuple):
+class BroughtNumbers(NamedTuple):
     """What a rank brought to a sum or an average, by a checksum of some of its numbers.
 
     ``call`` counts such calls of a group in the cell. ``varied``: they are not all the same number.
@@ -102,11 +102,11 @@ class Brought(NamedTuple):
     varied: bool
 
 
-class NotFinite(NamedTuple):
+class LastNotFinite(NamedTuple):
     """The last calls of a kind, to all of which a rank brought NaN or infinity.
 
-    ``call`` is the number of the first of them, as in `Brought`; ``begun`` its time, ``calls`` how
-    many they are.
+    ``call`` is the number of the first of them, as in `BroughtNumbers`; ``begun`` its time,
+    ``calls`` how many they are.
     """
 
     group: int
@@ -162,8 +162,8 @@ class RankPart:
     looks: Sequence[Look] = ()
     paths: Sequence[tuple[CodeLine, ...]] = ()
     gpu: bool = False
-    brought: Sequence[Brought] = ()
-    not_finite: Sequence[NotFinite] = ()
+    brought: Sequence[BroughtNumbers] = ()
+    not_finite: Sequence[LastNotFinite] = ()
     models: Sequence[Model] = ()
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
@@ -197,7 +197,7 @@ class RankPart:
     @classmethod
     def read(cls, rank: int, content: dict[str, Any], payloads: Sequence[bytes]) -> RankPart:
         *tables, numbers = payloads
-        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look, Brought))
+        lengths = (len(kind._fields) for kind in (EndedCall, Sample, Look, BroughtNumbers))
         calls, samples, looks, brought = (
             zip(*[iter(array("d", payload))] * length, strict=True)
             for length, payload in zip(lengths, tables, strict=True)
@@ -223,10 +223,10 @@ class RankPart:
             ],
             paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
             brought=[
-                Brought(int(group), int(call), int(nbytes), int(checksum), bool(varied))
+                BroughtNumbers(int(group), int(call), int(nbytes), int(checksum), bool(varied))
                 for group, call, nbytes, checksum, varied in brought
             ],
-            not_finite=[NotFinite(*one) for one in content["not_finite"]],
+            not_finite=[LastNotFinite(*one) for one in content["not_finite"]],
             models=[
                 Model(
                     names, nbytes, steps, sampled, dict(sums), [[*islice(rest, n)] for n in lengths]

@@ -13,7 +13,7 @@ from itertools import pairwise
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import Loop
-from allranks.features.verdict.records import CellParts, Kind, Model, NotFinite
+from allranks.features.verdict.records import CellParts, Kind, LastNotFinite, Model
 from allranks.records.ranks import label
 
 #: Values, or calls, that are NaN up to the cell's end, at least.
@@ -59,7 +59,7 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
 
 def spread_not_finite(cell: CellParts) -> list[Verdict]:
     """NaN or infinity that some rank brought to a reduction, and that stayed to the cell's end."""
-    found: dict[tuple[int, str, str, int], dict[int, NotFinite]] = {}
+    found: dict[tuple[int, str, str, int], dict[int, LastNotFinite]] = {}
     for part in cell.ranks:
         for one in part.not_finite:
             key = one.group, one.op, one.name, one.nbytes
@@ -93,7 +93,7 @@ def spread_not_finite(cell: CellParts) -> list[Verdict]:
     ]
 
 
-def _earlier_calls(cell: CellParts, rank: int, one: NotFinite) -> int:
+def _earlier_calls(cell: CellParts, rank: int, one: LastNotFinite) -> int:
     part = next(part for part in cell.ranks if part.rank == rank)
     same = {at for at, kind in enumerate(part.kinds) if (kind.op, kind.name) == (one.op, one.name)}
     earlier = sum(call.kind in same and call.ended <= one.begun for call in part.calls)

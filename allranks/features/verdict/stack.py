@@ -8,7 +8,8 @@ from functools import cache
 from types import FrameType
 
 from allranks.collectives import world
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import sites
+from allranks.collectives.calls.frames import frames_of_threads, no_collection
 from allranks.engine.cell import CellRunner
 from allranks.features.verdict.records import Doing
 
@@ -41,7 +42,7 @@ _AUTOGRAPH = "__autograph_generated_file"
 Path = tuple[tuple[str, int, str], ...]
 
 
-@guard.no_collection()
+@no_collection()
 def look() -> tuple[Path, Doing]:
     """Returns the lines of the cell and of the user's functions that it has called.
 
@@ -50,7 +51,7 @@ def look() -> tuple[Path, Doing]:
     """
     if world.current().within is not None:
         return (), Doing.COLLECTIVE
-    frames = guard.frames_of_threads()
+    frames = frames_of_threads()
     main = frames.pop(threading.main_thread().ident or 0, None)
     path, doing = _walked(main)
     frames.pop(threading.get_ident(), None)
@@ -72,7 +73,7 @@ def _walked(frame: FrameType | None) -> tuple[Path, Doing]:
         kind, what = _known(code.co_filename, code.co_name)
         if what is Doing.COLLECTIVE:
             return (), what
-        if kind == guard.USER:
+        if kind == sites.USER:
             name = "" if code.co_name == "<module>" else code.co_name
             found.append((code.co_filename, frame.f_lineno or 0, name))
         elif what > doing:
@@ -83,12 +84,12 @@ def _walked(frame: FrameType | None) -> tuple[Path, Doing]:
 
 @cache
 def _known(file: str, function: str) -> tuple[int, Doing]:
-    kind, place = guard.kind_of(file), file.replace(os.sep, "/")
+    kind, place = sites.kind_of(file), file.replace(os.sep, "/")
     if _AUTOGRAPH in file:
-        return guard.LIBRARY, Doing.COMPUTE
-    if kind == guard.OURS:
+        return sites.LIBRARY, Doing.COMPUTE
+    if kind == sites.OURS:
         return kind, Doing.COLLECTIVE if _COLLECTIVES in file else Doing.COMPUTE
-    if kind == guard.LIBRARY:
+    if kind == sites.LIBRARY:
         if function in _TRACERS or any(part in place for part in _COMPILERS):
             return kind, Doing.COMPILE
         if any(part in place for part in _INPUT):

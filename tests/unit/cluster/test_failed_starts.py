@@ -8,7 +8,7 @@ import pytest
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sharing import WatcherFeed
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.errors import StartFailed, UsageError

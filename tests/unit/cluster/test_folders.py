@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks import own_files
-from allranks.cluster import folders
+from allranks.cluster import kept_folders, log_folder, session_folder
 from allranks.cluster.launchers import mpiexec
 from allranks.errors import UsageError
 
@@ -25,7 +25,7 @@ def private_places(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(folders.FOLDER, raising=False)
+    monkeypatch.delenv(log_folder.FOLDER, raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
 
 
@@ -36,28 +36,28 @@ def age(folder: Path, days: float) -> None:
 
 
 def test_logs_lie_in_the_home_or_in_the_temporary_folder_and_are_the_owners(tmp_path, monkeypatch):
-    folder = Path(folders.make_log_folder())
+    folder = Path(log_folder.make_log_folder())
     assert folder.parent == tmp_path / "home" / ".local" / "state" / "allranks"
     assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    assert Path(folders.make_log_folder()).is_relative_to(tmp_path / "tmp")
+    assert Path(log_folder.make_log_folder()).is_relative_to(tmp_path / "tmp")
 
 
 def test_logs_of_more_than_a_week_ago_are_removed_and_other_old_folders_stay(tmp_path, monkeypatch):
-    old, recent = Path(folders.make_log_folder()), Path(folders.make_log_folder())
+    old, recent = Path(log_folder.make_log_folder()), Path(log_folder.make_log_folder())
     for folder in (old, recent):
         (folder / "rank-0.log").touch()
     age(old, days=8)
     age(recent, days=6)
-    folders.make_log_folder()
+    log_folder.make_log_folder()
     assert (old.exists(), recent.exists()) == (False, True)
     thesis = tmp_path / "mine" / "thesis"
     thesis.mkdir(parents=True)
     (thesis / "chapter.tex").touch()
     age(thesis, days=400)
-    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "mine"))
-    assert Path(folders.make_log_folder()).parent == tmp_path / "mine"
+    monkeypatch.setenv(log_folder.FOLDER, str(tmp_path / "mine"))
+    assert Path(log_folder.make_log_folder()).parent == tmp_path / "mine"
     assert (thesis / "chapter.tex").exists()
 
 
@@ -76,7 +76,7 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypat
         if os.getuid():
             pytest.skip("only root can give a folder away")
         os.chown(place, 65534, 65534)
-    folder = Path(folders.make_log_folder())
+    folder = Path(log_folder.make_log_folder())
     assert folder.parent.parent == tmp_path / "tmp"
     assert {each.stat().st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
     assert folder.parent != place
@@ -86,7 +86,7 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypat
     age(folder, days=8)
     Path(f"{place}-").mkdir(mode=0o755)
     Path(f"{place}- ").symlink_to(tmp_path)
-    again = Path(folders.make_log_folder())
+    again = Path(log_folder.make_log_folder())
     assert again.parent == folder.parent
     assert list(folder.parent.iterdir()) == [again]
 
@@ -116,11 +116,11 @@ def test_logs_are_not_where_others_can_exchange_a_part_of_the_path(
     lab.mkdir()
     (tmp_path / "link").symlink_to(lab)
     expose(lab)
-    monkeypatch.setenv(folders.FOLDER, str(tmp_path / below))
-    folder = Path(folders.make_log_folder())
+    monkeypatch.setenv(log_folder.FOLDER, str(tmp_path / below))
+    folder = Path(log_folder.make_log_folder())
     assert folder.parent == tmp_path / "home" / ".local" / "state" / "allranks"
     assert list(lab.iterdir()) == []
-    refused = folders.refused_log_folder()
+    refused = log_folder.refused_log_folder()
     assert "\n" not in refused
     assert f"because other users can write to {lab}. They are in {folder.parent}" in refused
 
@@ -134,15 +134,15 @@ def test_logs_are_where_others_can_exchange_nothing(tmp_path, monkeypatch, mode)
     monkeypatch.setattr(own_files, "_users_with_group", lambda gid: {user})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine").chmod(mode)
-    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "mine" / "logs"))
-    assert Path(folders.make_log_folder()).parent == tmp_path / "mine" / "logs"
-    assert folders.refused_log_folder() == ""
+    monkeypatch.setenv(log_folder.FOLDER, str(tmp_path / "mine" / "logs"))
+    assert Path(log_folder.make_log_folder()).parent == tmp_path / "mine" / "logs"
+    assert log_folder.refused_log_folder() == ""
     own.gr_mem.append("eve")
-    assert bool(folders.refused_log_folder()) == (mode == 0o775)
+    assert bool(log_folder.refused_log_folder()) == (mode == 0o775)
     # Nor a member whom the group's list does not name, because it is the member's first group.
     own.gr_mem.clear()
     monkeypatch.setattr(own_files, "_users_with_group", lambda gid: {user, "eve"})
-    assert bool(folders.refused_log_folder()) == (mode == 0o775)
+    assert bool(log_folder.refused_log_folder()) == (mode == 0o775)
 
 
 def test_the_users_of_a_group_are_also_those_whose_first_group_it_is(monkeypatch):
@@ -203,9 +203,9 @@ def test_a_group_may_write_below_the_home_and_others_may_not(tmp_path, monkeypat
 
 def test_a_folder_of_logs_where_this_user_may_not_look_ends_no_start(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "file" / "logs"))
-    assert folders.refused_log_folder() == ""
-    assert Path(folders.make_log_folder()).is_dir()
+    monkeypatch.setenv(log_folder.FOLDER, str(tmp_path / "file" / "logs"))
+    assert log_folder.refused_log_folder() == ""
+    assert Path(log_folder.make_log_folder()).is_dir()
 
 
 def test_a_path_of_links_without_an_end_is_an_error(tmp_path):
@@ -219,15 +219,15 @@ def test_logs_are_not_in_a_state_folder_that_others_can_exchange(tmp_path, monke
     shared.mkdir()
     shared.chmod(0o777)
     monkeypatch.setenv("XDG_STATE_HOME", str(shared))
-    assert Path(folders.make_log_folder()).parent.parent == tmp_path / "tmp"
+    assert Path(log_folder.make_log_folder()).parent.parent == tmp_path / "tmp"
     assert list(shared.iterdir()) == []
-    assert f"write to {shared}. They are in the temporary folder" in folders.refused_log_folder()
+    assert f"write to {shared}. They are in the temporary folder" in log_folder.refused_log_folder()
 
 
 def test_folders_above_the_logs_give_others_no_rights_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
-        folder = Path(folders.make_log_folder())
+        folder = Path(log_folder.make_log_folder())
     finally:
         os.umask(before)
     above = [part for part in folder.parents if tmp_path / "home" in part.parents]
@@ -248,22 +248,22 @@ def test_what_is_trusted_later_is_not_in_a_temporary_folder_that_others_can_exch
 def test_a_link_on_the_way_to_the_logs_is_not_followed_later(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    monkeypatch.setenv(folders.FOLDER, str(tmp_path / "link"))
-    assert Path(folders.make_log_folder()).parent == tmp_path / "mine"
+    monkeypatch.setenv(log_folder.FOLDER, str(tmp_path / "link"))
+    assert Path(log_folder.make_log_folder()).parent == tmp_path / "mine"
 
 
 def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
-    script = "import os; from allranks.cluster import folders\n"
-    script += "path = folders.name_session_folder(); os.mkdir(path); print(path)"
+    script = "import os; from allranks.cluster import session_folder\n"
+    script += "path = session_folder.name_session_folder(); os.mkdir(path); print(path)"
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
     )
-    left, mine = Path(done.stdout.strip()), Path(folders.name_session_folder())
+    left, mine = Path(done.stdout.strip()), Path(session_folder.name_session_folder())
     mine.mkdir()
     age(left, days=1)
     age(mine, days=1)
-    folders.name_session_folder()
+    session_folder.name_session_folder()
     assert (left.exists(), mine.exists()) == (False, True)
     mine.rmdir()  # it may lie in /tmp, where the temporary folder has a long name
 
@@ -272,15 +272,15 @@ def test_a_temporary_folder_without_space_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     free = {tmp_path: 64 << 10, Path("/tmp"): 1 << 30}
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free[place]))
-    assert Path(folders.name_session_folder()).parent == Path("/tmp")
+    assert Path(session_folder.name_session_folder()).parent == Path("/tmp")
     free[Path("/tmp")] = 0
     with pytest.raises(UsageError, match=r"found /tmp full.*%env TMPDIR="):
-        folders.name_session_folder()
+        session_folder.name_session_folder()
 
 
 def test_a_name_is_used_again_only_if_something_was_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "_MEMORY", str(tmp_path / "tmp"))
-    kept = folders.KeptFolders()
+    monkeypatch.setattr(kept_folders, "_MEMORY", str(tmp_path / "tmp"))
+    kept = kept_folders.KeptFolders()
     (path,) = kept.paths
     assert not kept.have_files
     os.mkdir(path, 0o700)
@@ -313,23 +313,23 @@ def test_without_a_home_mpi_reads_settings_from_a_folder_of_this_user_alone(monk
 
 
 def test_what_another_user_puts_where_folders_are_swept_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "_MEMORY", str(tmp_path / "tmp"))
+    monkeypatch.setattr(kept_folders, "_MEMORY", str(tmp_path / "tmp"))
     os.mkfifo(tmp_path / "tmp" / "allranks-kept-0")  # whose opening waits for a writer
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis").touch()
     (tmp_path / "tmp" / "allranks-kept-1").symlink_to(tmp_path / "mine")
     age(tmp_path / "mine", days=1)
-    folders.KeptFolders()
+    kept_folders.KeptFolders()
     assert (tmp_path / "mine" / "thesis").exists()
 
 
 def test_sockets_are_not_where_others_can_exchange_their_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(folders, "_LONGEST_NBYTES", 1000)
+    monkeypatch.setattr(session_folder, "_LONGEST_NBYTES", 1000)
     tmp_path.chmod(0o1777)
-    assert Path(folders.name_session_folder()).parent == tmp_path
+    assert Path(session_folder.name_session_folder()).parent == tmp_path
     tmp_path.chmod(0o777)
-    assert Path(folders.name_session_folder()).parent == Path("/tmp")
+    assert Path(session_folder.name_session_folder()).parent == Path("/tmp")
 
 
 @pytest.mark.parametrize("whose", ["another user's", "this user's"])
@@ -337,7 +337,7 @@ def test_a_socket_that_accepts_nothing_delays_no_start(monkeypatch, whose):
     with ExitStack() as ends:
         # Not tmp_path: the path of a socket is short.
         place = Path(ends.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
-        monkeypatch.setattr(folders, "_session_place", lambda where: place)
+        monkeypatch.setattr(session_folder, "_session_place", lambda where: place)
         folder = place / f"allranks-session-{2**22 + 1}-0badcafe"
         folder.mkdir(0o700)
         door = ends.enter_context(socket.socket(socket.AF_UNIX))
@@ -353,6 +353,8 @@ def test_a_socket_that_accepts_nothing_delays_no_start(monkeypatch, whose):
             if os.getuid():
                 pytest.skip("only root can give a folder away")
             os.chown(folder, 65534, 65534)
-            monkeypatch.setattr(folders, "answers", lambda path: pytest.fail(f"{path} was asked"))
-        folders.name_session_folder()
+            monkeypatch.setattr(
+                session_folder, "answers", lambda path: pytest.fail(f"{path} was asked")
+            )
+        session_folder.name_session_folder()
         assert folder.exists()

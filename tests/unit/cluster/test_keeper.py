@@ -8,14 +8,15 @@ import tempfile
 
 import pytest
 
-from allranks.cluster.folders import CleanupProcess, ConnectionFiles, _set_name
+from allranks.cluster.cleanup import CleanupProcess
+from allranks.cluster.connection_files import ConnectionFiles, _set_name
 from allranks.cluster.launchers import slurm
 from tests.kernel import wait_until
 
 SECONDS = 20
 NOTEBOOK = """
 import os, sys, time
-from allranks.cluster.folders import CleanupProcess
+from allranks.cluster.cleanup import CleanupProcess
 keeper = CleanupProcess('touch "$1"', sys.argv[1])
 child = os.fork()
 if child:

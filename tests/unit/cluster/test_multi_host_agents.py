@@ -10,7 +10,8 @@ import pytest
 
 from allranks.cluster.failures import ProcessExit, describe_exits
 from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
-from allranks.cluster.launchers.launcher import Host, SshLauncher
+from allranks.cluster.launchers.command import SshLauncher
+from allranks.cluster.launchers.job import Host
 from allranks.records.agent import (
     Command,
     Event,
@@ -21,10 +22,10 @@ from allranks.records.agent import (
     Keep,
     LauncherExit,
     Notice,
-    RankDied,
+    RanksUp,
     Replaces,
-    Seat,
-    Up,
+    ReportDeath,
+    SeatSpares,
     read_command,
 )
 from allranks.records.config import HostAgentConfig, version
@@ -59,9 +60,9 @@ class Notebook:
     def __init__(self, heals: bool = False) -> None:
         self.ends: list[ProcessExit] = []
         self.notices: list[str] = []
-        self.asked: dict[str, Seat] = {}
+        self.asked: dict[str, SeatSpares] = {}
         self.again: list[tuple[str, str]] = []
-        self.died: list[tuple[str, RankDied]] = []
+        self.died: list[tuple[str, ReportDeath]] = []
         #: What the caretaker was sent, and how much of it before each choice of a spare process.
         self.states: list[dict[str, Any]] = []
         self.saved_before: list[int] = []
@@ -80,10 +81,10 @@ class Notebook:
             self.again.append((host, json.loads(line)["relocation"]))
         elif word == "say":
             match read_command(line.encode()):
-                case Seat() as asked:
+                case SeatSpares() as asked:
                     self.asked[host] = asked
                     self.saved_before.append(len(self.states))
-                case RankDied() as died:
+                case ReportDeath() as died:
                     self.died.append((host, died))
 
     def _deliver(self, event: Event, host: str) -> None:
@@ -271,10 +272,10 @@ def test_a_rank_stays_dead_for_the_next_notebook_until_its_replacement_has_joine
     assert healing.states[-1]["replaced"] == [[3, 8]]
     healing.say("h2", killed)  # an event that another notebook could not confirm
     assert healing.states[-1]["seated"] == [[3, ["h2", 5]]]
-    healing.agents.say(Up())
+    healing.agents.say(RanksUp())
     assert healing.states[-1]["dead"] == []
     healing.say("h2", killed | {"pid": 8})
-    healing.agents.say(Up())
+    healing.agents.say(RanksUp())
     assert [end["pid"] for end in healing.states[-1]["dead"]] == [8]
 
 
@@ -367,4 +368,4 @@ def test_an_event_that_is_unknown_is_shown_and_ends_nothing(notebook):
 def test_ipyparallels_controller_on_the_first_host_is_told_of_deaths_elsewhere(healing):
     healing.say("h1", ABORT)
     healing.say("h2", KILLED)
-    assert healing.died == [("h1", RankDied(3, 1))]
+    assert healing.died == [("h1", ReportDeath(3, 1))]

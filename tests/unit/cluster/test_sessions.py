@@ -128,5 +128,5 @@ def test_only_folders_of_this_user_alone_are_listed(tmp_path, monkeypatch, taken
     if taken == "a link":
         folder.symlink_to(own)
     monkeypatch.setattr(sessions, "visit", lambda *_, **__: pytest.fail("it was visited"))
-    monkeypatch.setattr("allranks.cluster.folders._session_place", lambda: tmp_path)
+    monkeypatch.setattr("allranks.cluster.session_folder._session_place", lambda: tmp_path)
     assert sessions.running() == []

@@ -10,7 +10,7 @@ import zmq
 
 from allranks.cluster import sockets
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from tests.kernel import wait_until
 
 SECONDS = 60

@@ -16,8 +16,8 @@ from allranks.collectives import loopback
 from allranks.collectives import world as worlds
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import NOTHING, Call, Members
-from allranks.collectives.calls.guard import Packed
 from allranks.collectives.calls.rank_state import Board, RankState
+from allranks.collectives.calls.specs import Packed
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.gpu.nccl import _at_once
 from allranks.collectives.host import memory

@@ -10,7 +10,6 @@ import pytest
 
 from allranks.collectives.calls import call
 from allranks.collectives.calls.call import LONGEST_SLEEP, Cut, Pause, cut
-from allranks.collectives.calls.guard import Site, Spec, pack, pack_text, unpack_text
 from allranks.collectives.calls.rank_state import (
     ANSWERED,
     BROKE,
@@ -24,6 +23,8 @@ from allranks.collectives.calls.rank_state import (
     RankState,
     Scope,
 )
+from allranks.collectives.calls.sites import Site
+from allranks.collectives.calls.specs import Spec, pack, pack_text, unpack_text
 from allranks.collectives.calls.watch import Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Borrowed, Segment, Window

@@ -12,8 +12,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.guard import Site, with_source
 from allranks.collectives.calls.rank_state import BLOCK, Board, RankState
+from allranks.collectives.calls.sites import Site, with_source
 from allranks.collectives.mpi.host_connections import EncryptedLink, Listening, StatusThread, join
 from allranks.collectives.mpi.status_exchange import (
     CHILDREN,

@@ -50,16 +50,16 @@ from allranks.records.agent import (
     Join,
     Keep,
     LauncherExit,
-    RankDied,
+    RanksUp,
     Registered,
     Replaces,
+    ReportDeath,
     Running,
-    Seat,
+    SeatSpares,
     Serve,
     SpareExit,
     Stay,
     Stop,
-    Up,
     Watched,
 )
 from allranks.records.config import HostAgentConfig
@@ -137,7 +137,7 @@ def test_programs_find_their_rank_in_variables_though_the_launcher_counts_spare_
     agent.apply(*(Forked(100 + fork.number, fork) for fork in forks))
     agent.fork(4)
     agent.apply(ProcessEnded(103, KILLED))
-    [_, wake] = agent.say(Seat([2], [(4, 2)]))
+    [_, wake] = agent.say(SeatSpares([2], [(4, 2)]))
     assert wake.variables == variables(2, 1)
 
 
@@ -172,7 +172,7 @@ def test_a_rank_that_ends_is_replaced_by_a_process_of_the_launcher(here):
     assert here.apply(ProcessEnded(101, KILLED)) == []
     assert here.fork(2, [1], pid=201) == [Tell(Admitted(1)), Tell(Replaces(1, 201))]
     assert here.state.ranks == {100: 0, 201: 1}
-    assert here.say(Up()) == [NoteFiles(sweeps=True)]
+    assert here.say(RanksUp()) == [NoteFiles(sweeps=True)]
 
 
 def test_the_last_process_of_the_launcher_is_kept_for_later_replacements(here):
@@ -209,14 +209,14 @@ def test_a_rank_is_ended_with_its_reason(here):
 
 def test_spare_processes_take_the_places_of_dead_ranks_and_all_others_hear_of_it(there):
     there.apply(ProcessEnded(102, KILLED))
-    first, wake, other = there.say(Seat([1], [(5, 1)]))
+    first, wake, other = there.say(SeatSpares([1], [(5, 1)]))
     assert isinstance(first, Wake)
     assert (first.pid, first.rank, first.variables) == (104, -1, {})
     assert wake == Tell(Replaces(1, 105))
     assert (other.pid, other.rank, other.dead) == (105, 1, [1])
     assert other.variables == variables(1, 0)
     assert there.state.ranks == {103: 2, 105: 1}
-    assert [wake.pid for wake in there.say(Seat([0], []))] == [104]  # the other is a rank
+    assert [wake.pid for wake in there.say(SeatSpares([0], []))] == [104]  # the other is a rank
     assert there.told(ProcessEnded(105, KILLED)) == [Exit(1, 105, KILLED, False)]
     assert there.told(ProcessEnded(104, KILLED)) == [SpareExit(4, KILLED)]
 
@@ -228,15 +228,15 @@ def test_on_several_hosts_the_launcher_loses_each_process_that_has_ended(there):
 
 
 def test_a_process_of_an_attempt_that_failed_makes_way_for_the_next_one(there):
-    there.say(Seat([1], [(5, 1)]))
-    assert Kill(105) in there.say(Seat([1], [(4, 1)]))
+    there.say(SeatSpares([1], [(5, 1)]))
+    assert Kill(105) in there.say(SeatSpares([1], [(4, 1)]))
 
 
 def test_a_seat_that_is_given_twice_changes_nothing(there):
     there.apply(ProcessEnded(102, KILLED))
-    there.say(Seat([1], [(5, 1)]))
+    there.say(SeatSpares([1], [(5, 1)]))
     before = dict(there.state.ranks)
-    assert not [each for each in there.say(Seat([1], [(5, 1)])) if isinstance(each, Kill)]
+    assert not [each for each in there.say(SeatSpares([1], [(5, 1)])) if isinstance(each, Kill)]
     assert there.state.ranks == before
 
 
@@ -315,7 +315,7 @@ def test_the_cell_that_ranks_run_is_told_once(there):
 
 
 def test_the_controller_hears_of_deaths_on_other_hosts(here):
-    assert here.say(RankDied(5, 7)) == [TellController(5, 7)]
+    assert here.say(ReportDeath(5, 7)) == [TellController(5, 7)]
 
 
 def test_a_command_for_another_process_is_an_error(here):

@@ -9,7 +9,7 @@ import zmq
 
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import Event, EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.errors import WireError
 from allranks.records.agent import Command, End, read_command

@@ -7,14 +7,14 @@ import pytest
 
 from allranks.engine.host.caretaker_state import (
     STOP_SECONDS,
-    Attached,
     CaretakerState,
     CloseDoor,
     HandOver,
     HostGreeted,
     HostSent,
     Listen,
-    NotebookLeft,
+    NotebookAttached,
+    OwnerLeft,
     ShowRunning,
     ToHost,
 )
@@ -25,14 +25,14 @@ from allranks.records.agent import (
     Exit,
     HostDown,
     HostEnds,
+    HostRuns,
     HostSilent,
     Keep,
-    Launcher,
     LauncherExit,
+    LauncherText,
     Replaces,
     Running,
-    Runs,
-    Seat,
+    SeatSpares,
     Stay,
     Stop,
     to_line,
@@ -62,7 +62,7 @@ class Care:
         return [command for event in events for command in self.state.apply(event, self.now)]
 
     def take_over(self, stays: bool = True) -> list[Any]:
-        commands = self.apply(NotebookLeft(stays, OWNER))
+        commands = self.apply(OwnerLeft(stays, OWNER))
         for host in self._numbers:
             self.send(host, BEGIN, OWNER, b"1")
         return commands
@@ -76,7 +76,7 @@ class Care:
         return self.send(host, b"host", number, b"agent", to_line(event))
 
     def hand_over(self) -> HandOver:
-        [found] = self.apply(Attached())
+        [found] = self.apply(NotebookAttached())
         assert isinstance(found, HandOver)
         return found
 
@@ -100,12 +100,12 @@ def test_a_notebook_that_has_the_ranks_only_says_what_it_knows():
     care = Care()
     stay = Stay(60, {"a": 1})
     assert care.apply(NotebookSaid(stay)) == [SetStay(stay)]
-    assert care.apply(NotebookSaid(Runs("h1", 7))) == [ShowRunning(7)]
-    assert care.apply(NotebookSaid(Runs("h2", 3))) == [ShowRunning(7)]
+    assert care.apply(NotebookSaid(HostRuns("h1", 7))) == [ShowRunning(7)]
+    assert care.apply(NotebookSaid(HostRuns("h2", 3))) == [ShowRunning(7)]
     assert care.state.wake_at == FOREVER
     assert care.apply(HostSent([b"beat", b"h1", b"1", b""]), TimeCame()) == []
     with pytest.raises(ValueError, match="expected a command for a caretaker, found Seat"):
-        care.apply(NotebookSaid(Seat([], [])))
+        care.apply(NotebookSaid(SeatSpares([], [])))
 
 
 @pytest.mark.parametrize("event", [NotebookSaid(Stop()), Terminated()])
@@ -113,13 +113,13 @@ def test_a_notebook_that_has_the_ranks_ends_them_itself(event):
     care = Care()
     assert care.apply(event) == []
     assert care.state.has_ended
-    assert care.apply(NotebookLeft(True, OWNER)) == []
+    assert care.apply(OwnerLeft(True, OWNER)) == []
 
 
 def test_a_notebook_that_ends_before_it_knows_its_hosts_has_nothing_to_care_for():
     ranks = json.loads(HostAgentConfig(2, (), {}, "", "", "", (), "", "").to_json())
     state = CaretakerState(CaretakerConfig("", ranks, "", "", LEASE, (0, 0)))
-    assert state.apply(NotebookLeft(True, OWNER), 1.0) == []
+    assert state.apply(OwnerLeft(True, OWNER), 1.0) == []
     assert state.has_ended
 
 
@@ -133,7 +133,7 @@ def test_ranks_that_stay_are_disconnected_and_given_to_the_next_notebook():
     exit_ = Exit(0, 7, -9, False)
     care.tell("h1", exit_)
     assert care.tell("h1", Running(4)) == [ShowRunning(4)]
-    care.tell("h2", Launcher("text"))
+    care.tell("h2", LauncherText("text"))
     found = care.hand_over()
     assert found.state == KNOWN | {"ended": ["h3"]}
     assert found.news == [("h1", to_line(exit_).decode())]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from allranks.collectives.calls import guard
+from allranks.collectives.calls import frames
 from allranks.engine.telemetry import current_line, importing
 
 # Frees a threading.local in a garbage collection that begins at each point in turn.
@@ -17,7 +17,7 @@ COLLECTED = """
     import gc
     import threading
 
-    from allranks.collectives.calls import guard
+    from allranks.collectives.calls import frames
 
     class Cycle:
         pass
@@ -38,13 +38,13 @@ COLLECTED = """
         leave_garbage()
         gc.set_threshold(gc.get_count()[0] + allocations)
         gc.enable()
-        guard.frames_of_threads()
+        frames.frames_of_threads()
         assert gc.isenabled()
         gc.disable()
         end.set()
         for thread in threads:
             thread.join()
-    guard.frames_of_threads()
+    frames.frames_of_threads()
     assert not gc.isenabled()
     print("went on")
 """
@@ -58,7 +58,7 @@ def test_a_garbage_collection_does_not_end_the_asking():
 
 def test_the_main_thread_is_told_from_others():
     found = []
-    other = threading.Thread(target=lambda: found.append(guard.frame_of_main_thread()))
+    other = threading.Thread(target=lambda: found.append(frames.frame_of_main_thread()))
     other.start()
     other.join()
     main = found[0]
@@ -73,12 +73,12 @@ def test_a_line_is_the_users_and_none_where_only_libraries_run(monkeypatch):
     end = threading.Event()
     waits = threading.Thread(target=end.wait)
     waits.start()
-    monkeypatch.setattr(guard, "frame_of_main_thread", lambda: sys._current_frames()[waits.ident])
+    monkeypatch.setattr(frames, "frame_of_main_thread", lambda: sys._current_frames()[waits.ident])
     line = current_line()
     end.set()
     waits.join()
     assert line == ""
-    monkeypatch.setattr(guard, "frame_of_main_thread", sys._getframe)
+    monkeypatch.setattr(frames, "frame_of_main_thread", sys._getframe)
     assert current_line().startswith("test_frames.py:")
 
 
@@ -86,7 +86,7 @@ def test_a_line_is_the_users_and_none_where_only_libraries_run(monkeypatch):
 @pytest.mark.parametrize("walk", [current_line, importing])
 def test_no_garbage_is_collected_while_frames_of_another_thread_are_walked(monkeypatch, walk):
     collects = []
-    monkeypatch.setattr(guard, "frame_of_main_thread", lambda: collects.append(gc.isenabled()))
+    monkeypatch.setattr(frames, "frame_of_main_thread", lambda: collects.append(gc.isenabled()))
     walk()
     assert collects == [False]
     assert gc.isenabled()

@@ -18,7 +18,7 @@ from allranks.engine import processes
 from allranks.engine.host.caretaker import Caretaker
 from allranks.engine.host.host_agent import HostAgent
 from allranks.engine.processes import first_line
-from allranks.records.agent import Launcher, to_line
+from allranks.records.agent import LauncherText, to_line
 from allranks.records.config import HostAgentConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host agent needs Linux")
@@ -132,8 +132,8 @@ def test_a_file_in_shared_memory_that_was_there_before_is_not_one_of_the_ranks()
 @pytest.mark.parametrize(
     "tell",
     [
-        lambda text: HostAgent._write(SimpleNamespace(), to_line(Launcher(text))),
-        lambda text: Caretaker._write(SimpleNamespace(), to_line(Launcher(text))),
+        lambda text: HostAgent._write(SimpleNamespace(), to_line(LauncherText(text))),
+        lambda text: Caretaker._write(SimpleNamespace(), to_line(LauncherText(text))),
     ],
 )
 def test_an_event_is_whole_though_a_signal_ends_its_write_early(tell, monkeypatch):
@@ -146,4 +146,4 @@ def test_an_event_is_whole_though_a_signal_ends_its_write_early(tell, monkeypatc
 
     monkeypatch.setattr(os, "write", write_a_part)
     tell("x" * 5000)
-    assert json.loads(b"".join(written)) == {"event": "launcher", "text": "x" * 5000}
+    assert json.loads(b"".join(written)) == {"event": "launcher_text", "text": "x" * 5000}

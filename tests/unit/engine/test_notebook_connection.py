@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.engine.host.notebook_connection import NotebookConnection
 from allranks.records.config import LEASE_SECONDS, Invitation

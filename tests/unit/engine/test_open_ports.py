@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.launchers.launcher import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.errors import StartFailed
 from allranks.records.agent import Keep, Stay, to_line

@@ -14,18 +14,18 @@ from allranks.engine.host.relay_state import (
     AgentWrote,
     Begin,
     Begun,
+    ConnectRanks,
     Disconnect,
-    LauncherEnded,
-    Listen,
     NotBegun,
     NotebookLost,
-    NotebookSaid,
+    NotebookWrote,
+    OutliveNotebook,
     RankSent,
     RanksRead,
     ReadRanks,
     RelayState,
     RemoveFolder,
-    Stay,
+    StarterEnded,
     ToAgent,
     ToNotebook,
     ToRanks,
@@ -75,7 +75,7 @@ class Host:
         return [command for event in events for command in self.state.apply(event, self.now)]
 
     def say(self, word: str, text: str = "", *more: bytes) -> list[Any]:
-        return self.apply(NotebookSaid([word.encode(), text.encode(), *more]))
+        return self.apply(NotebookWrote([word.encode(), text.encode(), *more]))
 
     def begin(self) -> None:
         assert self.say("config", CONFIG.to_json()) == [Begin(CONFIG)]
@@ -181,7 +181,7 @@ def test_commands_reach_ranks_and_agent(begun):
 
 @pytest.mark.parametrize("frames", [[b"what", b""], [b"what"], []])
 def test_what_is_no_command_is_told_and_ends_no_rank(begun, frames):
-    [told] = begun.apply(NotebookSaid(frames))
+    [told] = begun.apply(NotebookWrote(frames))
     assert news(told)["text"].startswith("expected a command for the ranks of a host, found b'")
     assert not begun.state.why
 
@@ -192,7 +192,7 @@ def test_before_the_agent_is_there_nothing_is_said_to_it(host):
 
 
 def test_a_host_begins_again_when_its_agent_has_ended_the_ranks(begun):
-    assert begun.say("stay", "for 60 s") == [Stay(), ToAgent(b"for 60 s")]
+    assert begun.say("stay", "for 60 s") == [OutliveNotebook(), ToAgent(b"for 60 s")]
     assert begun.say("again", LATER.to_json()) == [BEGIN_AGAIN]
     begun.send(output(0, "late"))
     assert begun.say("say", "seat 1") == []  # that is for then
@@ -244,9 +244,9 @@ def test_a_host_that_cannot_begin_says_why_and_ends(host, again):
 @pytest.mark.parametrize(
     ("event", "why"),
     [
-        (NotebookSaid([b"stop", b""]), "was told to stop"),
+        (NotebookWrote([b"stop", b""]), "was told to stop"),
         (NotebookLost("its port"), "lost the connection to the notebook: its port"),
-        (LauncherEnded(), "was lost: its launcher has ended"),
+        (StarterEnded(), "was lost: its launcher has ended"),
         (Terminated(), "was ended by SIGTERM"),
         (AgentEnded(), "was lost: its host agent has ended"),
     ],
@@ -268,10 +268,10 @@ def test_a_host_that_ends_does_not_begin_again(begun):
 
 def test_ranks_that_stay_outlive_the_launcher_and_are_for_the_next_notebook(begun):
     begun.say("stay", "60")
-    assert begun.apply(LauncherEnded()) == []
+    assert begun.apply(StarterEnded()) == []
     assert not begun.state.why
     begun.send(output(0, "nobody reads this"))
     assert begun.say("detach") == [Disconnect()]
-    assert begun.say("attach") == [Disconnect(), Listen(), ToNotebook([b"attached"])]
+    assert begun.say("attach") == [Disconnect(), ConnectRanks(), ToNotebook([b"attached"])]
     begun.now += TICK_SECONDS
     assert begun.apply(TimeCame()) == []  # what waited was for the notebook before

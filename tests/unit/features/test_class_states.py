@@ -62,13 +62,13 @@ def test_a_panel_has_no_half_of_a_character():
     ],
 )
 def test_what_is_no_state_is_refused(line):
-    with pytest.raises(states.Refused):
+    with pytest.raises(states.RefusedMessage):
         rows(line)
 
 
 @pytest.mark.parametrize("line", [b"", b"[]", b"7\n", b"{", b"\xff", b"[" * 4000])
 def test_an_answer_that_is_none_of_a_class_is_refused(line):
-    with pytest.raises(states.Refused):
+    with pytest.raises(states.RefusedMessage):
         states.read_admission(line)
 
 
@@ -80,7 +80,7 @@ def test_the_reason_of_a_refusal_is_one_line_of_printable_characters():
 def test_a_line_without_an_end_is_refused_once_it_is_longer_than_a_state():
     student = board.Student("zoe", "zoe", 7)
     student.receive(b"x" * states.STATE_NBYTES)
-    with pytest.raises(states.Refused):
+    with pytest.raises(states.RefusedMessage):
         student.receive(b"x")
 
 
@@ -89,7 +89,7 @@ def test_a_line_without_an_end_is_refused_once_it_is_longer_than_a_state():
     [None, [], {}, {"students": 1}, {"students": [1]}, {"students": [{"state": []}]}],
 )
 def test_an_answer_of_another_service_is_refused(answer):
-    with pytest.raises(states.Refused):
+    with pytest.raises(states.RefusedMessage):
         states.read_class(answer)
 
 

@@ -10,9 +10,9 @@ from allranks.features import heal
 from allranks.features.attach import RankAttach
 from allranks.features.heal import RankHeal
 from allranks.records import requests
-from allranks.records.wire import Ask, RunCell
+from allranks.records.wire import Query, RunCell
 
-HEAL = Ask(1, requests.HEAL, {"dead": [1], "epoch": 2})
+HEAL = Query(1, requests.HEAL, {"dead": [1], "epoch": 2})
 CELL = RunCell(1, "", 0, (0,), "cell In[1]", False, 0)
 
 
@@ -91,7 +91,7 @@ def test_a_rank_says_which_others_were_not_replaced(rank):
 
 @pytest.mark.parametrize("healing", [True, False])
 def test_a_rank_that_waits_in_mpi_for_a_lost_host_saves_in_another_thread(healing):
-    rank, save = receiver(), Ask(2, requests.SAVE, {})
+    rank, save = receiver(), Query(2, requests.SAVE, {})
 
     def receive():
         world.current().is_healing = healing

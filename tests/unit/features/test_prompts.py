@@ -48,7 +48,9 @@ def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(monkey
         assert not receiver.is_alive(), "an interrupt has left a lock held"
 
     wire = SimpleNamespace(send_output=lambda: None)
-    found._rank = SimpleNamespace(rank=0, cell=lambda: 1, interrupts=lambda: 0, wire=wire)
+    found._rank = SimpleNamespace(
+        rank=0, cell=lambda: 1, interrupts=SimpleNamespace(count=0), wire=wire
+    )
     step, goes_on = 1, True
     while goes_on:
         wire.send = at_once

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.features.pytest import merged
-from allranks.features.pytest.records import Outcome, Phase
+from allranks.features.pytest.records import Phase, RankOutcome
 
 #: What a rank's call came to: its outcome, whether it waited, and whether its failure is expected.
 CALLS: dict[str, tuple[str, bool, bool]] = {
@@ -45,7 +45,7 @@ def result(request: pytest.FixtureRequest, *calls: str) -> pytest.TestReport:
     for rank, call in enumerate(calls):
         if call != "died":
             phases = phase(request, "setup", "passed"), phase(request, "call", call)
-            outcomes[rank] = Outcome(phases, (), None)
+            outcomes[rank] = RankOutcome(phases, (), None)
     test = merged.RanksOfTest(len(calls), outcomes, {}, None, "a rank died", None)
     setup, call = merged.reports(request.config, request.node, test)
     assert setup.outcome == "passed"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.features.verdict.records import Brought, CellParts, Kind, Model, NotFinite
+from allranks.features.verdict.records import BroughtNumbers, CellParts, Kind, LastNotFinite, Model
 from allranks.features.verdict.rules import verdicts
 from tests.unit.features.recorded_cells import GRADIENTS, cell
 
@@ -28,7 +28,7 @@ def found(parts: CellParts):
 
 
 def not_finite(call: int, begun: float, count: int = 50) -> dict:
-    row = NotFinite(0, call, begun, count, GRADIENTS.op, GRADIENTS.name, GRADIENTS.nbytes)
+    row = LastNotFinite(0, call, begun, count, GRADIENTS.op, GRADIENTS.name, GRADIENTS.nbytes)
     return {"not_finite": [row]}
 
 
@@ -64,7 +64,7 @@ def test_a_few_infinite_gradients_or_numbers_that_never_were_finite_are_no_mista
 
 def brought(rank: int, count: int = 40, same: bool = False, **fields) -> dict:
     rows = [
-        Brought(0, call, 100_000, (0 if same else 1000 * rank) + call, varied=True)
+        BroughtNumbers(0, call, 100_000, (0 if same else 1000 * rank) + call, varied=True)
         for call in range(1, count + 1)
     ]
     return {"brought": [row._replace(**fields) for row in rows]}

@@ -9,16 +9,16 @@ import pytest
 
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import (
-    Brought,
+    BroughtNumbers,
     CellParts,
     CodeLine,
     Doing,
     EndedCall,
     Kind,
+    LastNotFinite,
     Look,
     Model,
     NotANumber,
-    NotFinite,
     RankPart,
     Sample,
 )
@@ -441,8 +441,8 @@ def test_a_part_is_the_same_after_its_way():
         looks=[Look(1.5, 1, Doing.INPUT, 0.25, 0.5)],
         gpu=True,
         paths=[READ, AUGMENT],
-        brought=[Brought(0, 3, 4096, 2**32 - 1, True)],
-        not_finite=[NotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
+        brought=[BroughtNumbers(0, 3, 4096, 2**32 - 1, True)],
+        not_finite=[LastNotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
         models=[
             Model(["w", "b"], [4096, 40], 9, 8, {1: [5, 6], 2: [7, 8]}, [[1.0, 2.0], [3.0]]),
             Model([], [], 0, 0, {}, []),

@@ -9,8 +9,8 @@ from allranks.records.agent import (
     Exit,
     HostConnected,
     Keep,
-    Launcher,
-    Seat,
+    LauncherText,
+    SeatSpares,
     Stop,
     read_command,
     read_event,
@@ -18,7 +18,7 @@ from allranks.records.agent import (
 )
 
 EVENTS = Exit(1, 7, -9, True, "out of memory"), Again(), HostConnected("a", {"h1": "refused"})
-COMMANDS = Stop(), Keep({"hosts": [["h1", 1]]}), Seat([1], [[3, 1]])
+COMMANDS = Stop(), Keep({"hosts": [["h1", 1]]}), SeatSpares([1], [[3, 1]])
 
 
 def test_events_and_commands_are_read_as_they_were_written():
@@ -28,7 +28,7 @@ def test_events_and_commands_are_read_as_they_were_written():
 
 @pytest.mark.parametrize("line", [b"text", b"", b"\xff", b"[1]", b'{"a": 1}', b"[" * 9000])
 def test_what_is_no_event_was_printed_by_a_module(line):
-    assert read_event(line) == Launcher(line.decode("utf-8", "replace"))
+    assert read_event(line) == LauncherText(line.decode("utf-8", "replace"))
 
 
 UNREADABLE = (

@@ -11,8 +11,8 @@ from allranks.records.config import HostAgentConfig
 from allranks.records.ranks import compact, label, parse
 from allranks.records.telemetry import CallTotals, Points, Pulse, Strip, Timings
 from allranks.records.wire import (
-    Ask,
     Output,
+    Query,
     Reply,
     Report,
     Result,
@@ -33,7 +33,7 @@ REPORT = Report(1, "host", "cpu", "ValueError", "no", ("a", "b"), 3, "x = 1", wa
         Output(0, 1, (["out", "text é"], ["display", {"a": [1]}, {}, None]), 1, 2, 3),
         Output(0, 1, (["err", ""], ["update", {}, {}, "a"], ["result", {}, {}]), 1, 2, 3),
         Output(0, 1, (["clear", True], ["into", "a"], ["hidden", 1, 2], ["notice", "b"]), 1, 2, 3),
-        Ask(7, "pull", {"names": ["x"]}),
+        Query(7, "pull", {"names": ["x"]}),
         RunMember(3, 1, "5c0ffee", "x = 1", 7, "member 1", 1024, 2, 0, True),
         Result(1, 3, {"accuracy": 0.5, "n": 3}, "accuracy 0.5", 128, "/proc/1/fd/3", ""),
     ],
@@ -47,8 +47,8 @@ def test_a_record_comes_back_equal(record):
     [("a\ud800b", "a\\ud800b"), ('"\\\udfff', '"\\\\udfff'), ("caf\udce9", "caf\udce9")],
 )
 def test_text_arrives_as_a_front_end_can_show_it(said, arrives):
-    record, _ = decode(encode(Ask(1, said, {said: [said]})))
-    assert record == Ask(1, arrives, {arrives: [arrives]})
+    record, _ = decode(encode(Query(1, said, {said: [said]})))
+    assert record == Query(1, arrives, {arrives: [arrives]})
     arrives.encode("utf-8", "surrogateescape")
 
 
@@ -139,8 +139,8 @@ def test_telemetry_that_no_panel_could_draw_is_refused(record, payloads):
 
 
 def test_the_configuration_comes_back_equal_and_a_field_that_is_not_json_is_refused():
-    with pytest.raises(WireError, match="Ask cannot be sent"):
-        encode(Ask(1, "push", {"x": object()}))
+    with pytest.raises(WireError, match="Query cannot be sent"):
+        encode(Query(1, "push", {"x": object()}))
     config = HostAgentConfig(2, ("mpiexec",), {"A": "1"}, "s", "l", "w", (), "ipc://c", "ipc://e")
     assert HostAgentConfig.from_json(config.to_json()) == config
 

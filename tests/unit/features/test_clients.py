@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from ipyparallel.client.client import Client
 
-from allranks.cluster.folders import ConnectionFiles, _set_name
+from allranks.cluster import cluster
+from allranks.cluster.connection_files import ConnectionFiles, _set_name
 from allranks.errors import UsageError
-from allranks.magics.shell import ClientPatch
+from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 
 FILE = "ipcontroller-client.json"
 OWN = {"of": "this notebook"}
@@ -56,8 +57,9 @@ def options(request, tmp_path):
 
 def client(ranks, *given, **options):
     running = SimpleNamespace(connection_information=lambda: OWN) if ranks else None
-    with ExitStack() as undo:
-        ClientPatch(SimpleNamespace(running=running), undo)
+    with ExitStack() as undo, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "session", SimpleNamespace(running=running))
+        ClientPatch(undo)
         Client(*given, **options)
 
 
@@ -115,3 +117,11 @@ def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options
     client(False, **options)
     client(True, profile="mpi")
     assert connected == [(None, options), (OWN, {"profile": "mpi"})]
+
+
+def test_without_the_extension_ipyparallels_client_is_its_own():
+    plain = Client.__init__
+    NotebookClients.loaded(None)
+    assert Client.__init__ is not plain
+    NotebookClients.unloaded()
+    assert Client.__init__ is plain

@@ -1,4 +1,4 @@
-"""Requests of ipyparallel's clients on a rank: their output, signals, errors and epochs."""
+"""Requests of ipyparallel's clients on a rank: their output, signals and errors."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from allranks import collectives
 from allranks.collectives import world
-from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.world import World
+from allranks.engine.epochs import other_ranks
+from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import Interrupts
+from allranks.engine.ipp import LAST_ANSWER_SECONDS
 from allranks.engine.transcript import Entry
-from allranks.engine.wire import RankWire
-from allranks.records.wire import EpochBegun, EpochEnded
 
 _ERROR = ("ename", "evalue", "traceback")
 #: A request of a client, in place of the number of a cell.
 _CLIENT = -1
-#: After this time ZeroMQ's thread has sent an answer. Clients wait for it without a limit.
-LAST_ANSWER_SECONDS = 1.0
 #: An interrupt is answered when the request has ended, or after this time. ipyparallel's client
 #: waits for the answer, so that its next request on all ranks meets none that has yet to fail.
 INTERRUPTED_SECONDS = 2.0
@@ -35,8 +31,6 @@ _OF_A_TASK = "retries"
 
 #: How interrupted requests fail: those that await are cancelled.
 _INTERRUPTED = (KeyboardInterrupt.__name__, asyncio.CancelledError.__name__)
-
-BeginEpoch = Callable[[Callable[[], object]], object]
 
 
 class _NoShellThread:
@@ -48,43 +42,29 @@ class _NoShellThread:
         return False
 
 
-class ClientRequests:
+class ClientRequests(RankFeature):
     """Runs requests in the engine's kernel as cells run.
 
     A request that fails ends the epoch if messages of MPI may be on their way, as a cell does. The
-    next request of a direct view begins another one, and so does the next cell. Tasks do not: they
-    belong to one rank, and need not wait for others. An idle rank joins those that begin one. On
-    several hosts only the next cell begins one.
+    next request of a direct view begins another one. Tasks do not: they belong to one rank, and
+    need not wait for others.
 
     Requests that wait behind a failed one are not run. Other ranks may run them: there, a wait for
-    this rank ends.
-
-    ``call_soon`` calls a function in the rank's event loop, from any thread. A request waits for
-    ``cell_ends``: a cell that came earlier may await.
+    this rank ends. A request waits for a cell that came earlier, which may await.
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        wire: RankWire,
-        interrupts: Interrupts,
-        begin_epoch: BeginEpoch,
-        call_soon: Callable[..., object],
-        cell_ends: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._kernel, self._wire, self._interrupts = kernel, wire, interrupts
-        self._begin_epoch, self._call_soon = begin_epoch, call_soon
-        self._cell_ends = cell_ends
+    def started(self, rank: RankContext) -> None:
+        kernel = self._kernel = rank.shell.kernel  # type: ignore[attr-defined]
+        self._wire, self._interrupts, self._epochs = rank.wire, rank.interrupts, rank.epochs
+        self._cell_ends = rank.cell_ends
+        self._loop = asyncio.get_running_loop()
         #: The error of the request.
         self._failed: list[Entry] = []
         #: Whether a request runs, and no cell: an awaited cell lets requests run.
         self._alone = False
-        self._is_task = self._running = self._was_interrupted = False
+        self._is_task = self._was_interrupted = False
         self._execute, self._apply = kernel.do_execute, kernel.do_apply
         self._abort_queues, self._abort = kernel._abort_queues, kernel._send_abort_reply
-
-    def serve(self) -> None:
-        kernel = self._kernel
         # ipykernel looks there for the main thread before it awaits.
         kernel.shell_channel_thread = _NoShellThread()
         type(kernel)._supports_kernel_subshells = False  # there, any thread would mean yes
@@ -94,9 +74,6 @@ class ClientRequests:
             kernel.shell_handlers[name] = partial(self._answer, kernel.shell_handlers[name])
         # In the control channel's thread.
         kernel.control_handlers["signal_request"] = self._signal
-        reporter = world.current().line_reporter
-        if reporter is not None:
-            reporter.also.append(self._look)
 
     async def _answer(
         self, handle: Callable[..., Any], stream: Any, ident: Any, parent: dict[str, Any]
@@ -105,7 +82,7 @@ class ClientRequests:
         self._failed.clear()
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
-            self._alone, self._running = alone, True
+            self._alone, self._epochs.in_request = alone, True
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
@@ -114,7 +91,7 @@ class ClientRequests:
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._running = False
+                self._epochs.in_request = False
                 this.request = 0
         publish(self._failed)
 
@@ -139,7 +116,7 @@ class ClientRequests:
         if not self._alone or self._is_task:
             return None
         try:
-            self.enter_epoch()
+            self._epochs.enter()
         except BaseException as error:
             shell = self._kernel.shell
             shell.showtraceback()
@@ -156,18 +133,14 @@ class ClientRequests:
         if not self._alone:
             return
         this = world.current()
-        self.note_use()
+        self._epochs.note_use()
         if reply["status"] == "error":
             self._was_interrupted = reply["ename"] in _INTERRUPTED
-            self._fail(this.request, f"has failed in a request of a client ({reply['ename']})")
-        elif this.traffic and this.shared_by_all and any(map(this.has_failed, _others(this))):
+            self._epochs.fail_request(
+                this.request, f"has failed in a request of a client ({reply['ename']})"
+            )
+        elif this.traffic and this.shared_by_all and any(map(this.has_failed, other_ranks(this))):
             this.spoil("has sent messages in a request of a client that has failed elsewhere")
-
-    def note_use(self) -> None:
-        """Publishes whether this rank has used MPI in this epoch."""
-        this = world.current()
-        if this.traffic:
-            this.board.put(fields.USED, this.epoch + 1)
 
     def _drop_all(self, *arguments: Any) -> None:
         # The next request of a client may overtake the end of an interrupted one.
@@ -176,53 +149,10 @@ class ClientRequests:
 
     def _drop(self, stream: Any, parent: dict[str, Any], ident: Any) -> None:
         number = _number_of(parent, world.current().rank)
-        self._fail(number, "has not run a request of a client, because an earlier one had failed")
+        self._epochs.fail_request(
+            number, "has not run a request of a client, because an earlier one had failed"
+        )
         self._abort(stream, parent, ident)
-
-    def _fail(self, number: int, why: str) -> None:
-        """Publishes that a request has failed here; other ranks need not wait for this one."""
-        this = world.current()
-        if number:
-            this.board.put(fields.REQUEST, number)
-        if not this.shared_by_all:
-            # Ranks of other hosts learn of it only in a wait, which may be after their next
-            # request has begun: the next cell begins an epoch.
-            self._wire.send(EpochEnded(this.rank, this.epoch))
-            return
-        used = this.epoch + 1 in this.board.column(fields.USED)
-        awaited = any(this.board.get(rank, fields.TICKET) for rank in _others(this))
-        if used or awaited or this.unfinished:
-            this.spoil(why)
-
-    def enter_epoch(self) -> None:
-        """Begins another epoch if a request has ended this one; all ranks take part."""
-        this = world.current()
-        # A new communicator needs all ranks.
-        if _has_ended(this) and not this.died and this.shared_by_all:
-            this.board.put(fields.BEGINS, this.epoch + 1)
-            if this.wake_exchange is not None:
-                this.wake_exchange()
-            self._begin(this)
-
-    def _look(self) -> None:
-        """Joins ranks that begin an epoch, if this one is idle. In a thread of the rank."""
-        # Each part of an ensemble has a board of its own.
-        with suppress(Exception):
-            if self._is_called():
-                self._call_soon(self._join)
-
-    def _join(self) -> None:
-        if self._is_called():
-            with suppress(Exception):  # a rank has died: those that began it report it
-                self._begin(world.current())
-
-    def _is_called(self) -> bool:
-        this, busy = world.current(), self._running or self._wire.busy
-        return not busy and this.epoch + 1 in this.board.column(fields.BEGINS)
-
-    def _begin(self, this: World) -> None:
-        self._begin_epoch(lambda: collectives.renew(this.epoch + 1))
-        self._wire.send(EpochBegun(this.rank, this.epoch))
 
     def _signal(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         asked, interrupts = parent["content"]["sig"], self._interrupts
@@ -243,7 +173,7 @@ class ClientRequests:
             elif number and interrupts.number == _CLIENT and interrupts.heard:
                 interrupts.send(_CLIENT)
                 # ipykernel's handler, for requests that await, does not wake the loop.
-                self._call_soon(int)
+                self._loop.call_soon_threadsafe(int)
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
 
@@ -259,16 +189,6 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
     if not count.isdecimal():
         return 0
     return zlib.crc32(client.encode()) << 32 | max(1, int(count) - (0 if broadcast else rank))
-
-
-def _others(this: World) -> Iterator[int]:
-    return (rank for rank in this.board.ranks if rank != this.board.rank)
-
-
-def _has_ended(this: World) -> bool:
-    """Whether a rank takes no further part in the epoch."""
-    broken = this.board.column(fields.BROKEN)
-    return this.dirty or any(word >> 1 == this.epoch + 1 for word in broken)
 
 
 @contextmanager
@@ -316,3 +236,6 @@ def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
         kernel.session.send(
             kernel.iopub_socket, name, content, parent=parent, ident=kernel._topic(name)
         )
+
+
+FEATURE = ClientRequests

@@ -1,0 +1,166 @@
+"""The files by which ipyparallel's clients find a cluster."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from allranks.cluster.cleanup import CleanupProcess
+
+
+def profile_folder() -> Path | None:
+    """Returns the folder of IPython's profile: this notebook's, else the default one.
+
+    None if there can be none: IPython would make a new temporary folder for each call.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and shell.profile_dir is not None:
+        return Path(shell.profile_dir.location)
+    place = Path(os.path.expanduser(os.environ.get("IPYTHONDIR", "~/.ipython")))
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        return None
+    from IPython.paths import get_ipython_dir
+
+    return Path(get_ipython_dir(), "profile_default")
+
+
+_SET_NAME = "allranks on "
+#: Runs when the ranks have ended, or the kernel has died.
+_REMOVE = 'rm -f "$@"'
+_CLOSE_SECONDS = 10.0
+
+
+class ConnectionFiles:
+    """The files by which ipyparallel's clients find one cluster."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._profile = profile_folder()
+        self._keeper: CleanupProcess | None = None
+
+    def write(self, client: Any, engine: Any, pid: int | None) -> None:
+        """Writes the files if there is a profile; all engines are registered.
+
+        ``pid`` is the process whose end ends the ranks, if it is on this host.
+        """
+        if self._profile is None:
+            return
+        folder = self._profile / "security"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep_files(folder)
+        # The empty name is the default of clients.
+        names = itertools.chain([""], (f"allranks-{os.getpid()}-{n}" for n in itertools.count(1)))
+        name = next(name for name in names if _take(folder, name, client))
+        paths = _paths(folder, name)
+        try:
+            keeper = self._keeper = CleanupProcess(_REMOVE, *map(str, paths))
+        except OSError:
+            paths[0].unlink()
+            raise
+        _write(paths[1], engine)
+        # Last, because with this file the cluster counts as running.
+        _write(paths[2], _cluster(name, self._profile, self._size, pid or keeper.pid))
+
+    def close(self) -> None:
+        """Removes the files; from any thread, and more than once."""
+        if self._keeper is not None:
+            self._keeper.close(_CLOSE_SECONDS)
+
+
+#: The file that clients take if nobody names another one.
+CLIENT_FILE = "ipcontroller-client.json"
+
+
+def connection_files(profile: Path | None) -> dict[Path, str]:
+    """Returns the files for clients of the clusters of this user's notebooks, and their sizes.
+
+    A shared home also has those of other hosts, whose notebooks may have ended.
+    """
+    found: dict[Path, str] = {}
+    if profile is None:
+        return found
+    folder = profile / "security"
+    _sweep_files(folder)
+    for path in sorted(folder.glob("cluster-*.json")):
+        try:
+            ((name, engines),) = json.loads(path.read_text())["engines"]["sets"].items()
+            size = engines["n"]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # not one of ours, or removed just now
+        if name.startswith(_SET_NAME):
+            where = "" if name == _set_name() else f" on {name.removeprefix(_SET_NAME)}"
+            client = _paths(folder, path.stem.removeprefix("cluster-"))[0]
+            found[client] = f"{size} ranks{where}"
+    return found
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    controller = f"ipcontroller-{name}-" if name else "ipcontroller-"
+    client, engine = (folder / f"{controller}{kind}.json" for kind in ("client", "engine"))
+    return client, engine, folder / f"cluster-{name}.json"
+
+
+def _take(folder: Path, name: str, client: Any) -> bool:
+    if any(path.exists() for path in _paths(folder, name)):
+        return False
+    try:
+        _write(_paths(folder, name)[0], client)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write(path: Path, content: Any) -> None:
+    """Writes a file for this user alone; it is complete as soon as it exists.
+
+    Raises FileExistsError if it exists.
+    """
+    descriptor, part = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+        os.link(part, path)  # unlike a rename, a link fails if the name is taken
+    finally:
+        os.unlink(part)
+
+
+def _cluster(name: str, place: Path, size: int, pid: int) -> dict[str, Any]:
+    """Returns what ``ipcluster`` would have written."""
+    process = {
+        "cluster_id": name,
+        "profile_dir": str(place),
+        "state": "running",
+        "pid": pid,
+        "output_file": "",
+    }
+    about = {"cluster_id": name, "profile_dir": str(place), "n": size, "controller_args": []}
+    about |= {"controller_ip": "", "controller_location": "", "delay": 1.0}
+    return {
+        "cluster": about | {"class": "ipyparallel.cluster.cluster.Cluster"},
+        "controller": {"class": "local", "state": process},
+        "engines": {"class": "mpi", "sets": {_set_name(): process | {"n": size}}},
+    }
+
+
+def _set_name() -> str:
+    """Returns the name of our clusters on this host: process ids are this host's."""
+    return f"{_SET_NAME}{socket.gethostname()}"
+
+
+def _sweep_files(folder: Path) -> None:
+    for path in folder.glob("cluster-*.json"):
+        try:
+            found = json.loads(path.read_text())["engines"]["sets"][_set_name()]
+            left = not psutil.pid_exists(found["pid"])
+        except Exception:  # another program's file with any content, or removed just now
+            continue
+        for old in _paths(folder, path.stem.removeprefix("cluster-")) if left else ():
+            old.unlink(missing_ok=True)

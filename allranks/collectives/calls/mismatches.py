@@ -1,0 +1,93 @@
+"""The text of a mismatch: the first difference between the calls of the ranks."""
+
+from __future__ import annotations
+
+from allranks.collectives.calls.sites import Site
+from allranks.collectives.calls.specs import Spec
+from allranks.records.ranks import label
+
+_FACTORS = ("prescale", "postscale", "compression")
+_WORDS = {
+    "op": "operation",
+    **dict.fromkeys(_FACTORS, "factors and options"),
+    "elements": "number of elements",
+    "device": "kind of memory",
+    "nbytes": "number of bytes",
+    "refused": "earlier calls",
+}
+"""The names of a spec's fields in a message, where the field's own does not say it."""
+_ADVICE = {
+    "op": "Make the same calls in the same order on every rank; look for an `if` on the rank",
+    "reduction": "Pass the same op= on every rank",
+    "dtype": "Convert with astype() before the call",
+    "shape": "Check the last batch, or drop the remainder",
+    "root": "Pass the same root on every rank; it is a rank of the world, in a process set too",
+    **dict.fromkeys(_FACTORS, "Pass the same factors and options on every rank"),
+    "elements": "Pass the same number of tensors on every rank",
+    "transport": "Pass the same transport= on every rank, and set ALLRANKS_ALLREDUCE to the same "
+    "value",
+    "nbytes": "Pass buffers of the same type and length on every rank",
+    "refused": "Data of the call that a rank refused may still be on its way. Let its error end "
+    "the cell; in a script call allranks.collectives.renew() on every rank",
+    "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
+}
+
+
+_OF_RANKS = ("add_process_set", "new_group", "split_group")
+"""Calls whose shape is a list of ranks."""
+
+
+def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
+    """The first difference between the calls, its ranks and their lines."""
+    specs = [spec for spec, _ in brought.values()]
+    field = next((f for f in Spec._fields if len({getattr(s, f) for s in specs}) > 1), "op")
+    title = specs[0].title if field != "op" else "a collective"
+    if field == "reduction":
+        title = specs[0].op
+    found = _group({r: _value(s, field) for r, (s, _) in brought.items()})
+    said = ", ".join(
+        f"{label(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}" for value, ranks in found
+    )
+    word, advice = _WORDS.get(field, field), _ADVICE[field]
+    if field == "shape" and specs[0].op.startswith("grouped_"):
+        advice = "Pass the same arrays in the same order on every rank: those of the same model"
+    if field == "shape" and title in _OF_RANKS:
+        word, advice = "ranks", "Pass the same list on every rank, also on those that are not in it"
+    lines = [f"{title} needs the same {word} on every rank: {said}. {advice}."]
+    lines += list_sites({rank: site for rank, (_, site) in brought.items()})
+    return "\n".join(lines)
+
+
+def list_sites(sites: dict[int, Site]) -> list[str]:
+    return [
+        f"  {label(ranks)} at {site}"
+        for site, ranks in _group({rank: str(site) for rank, site in sites.items()})
+    ]
+
+
+def _value(spec: Spec, field: str) -> str:
+    value = getattr(spec, field)
+    if field in _FACTORS:
+        if spec.prescale == spec.postscale == 1.0 and not spec.compression:
+            return "none"
+        return (
+            f"prescale={spec.prescale}, postscale={spec.postscale}, "
+            f"compression={spec.compression or None}"
+        )
+    if field == "op":
+        return str(value)
+    if field == "refused":
+        return f"refused {value}"
+    if field == "device":
+        return "an array on a GPU" if value else "one in host memory"
+    if value in ("", -1, ()):
+        return "()" if field == "shape" else "none"
+    return str(value).replace("None", "any")
+
+
+def _group(values: dict[int, str]) -> list[tuple[str, list[int]]]:
+    found: dict[str, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        found.setdefault(value, []).append(rank)
+    # The fewest ranks first: they are the likely cause.
+    return sorted(found.items(), key=lambda item: (len(item[1]), item[1][0]))

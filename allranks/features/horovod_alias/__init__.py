@@ -1,0 +1,1 @@
+"""Scripts for Horovod: the names that they import, and the arguments of ``horovod.run``."""

@@ -1,0 +1,99 @@
+"""Which ranks ``ipyparallel.Client()`` finds in a notebook."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.paths import get_ipython_dir
+
+from allranks.cluster import client_requests, cluster
+from allranks.cluster.connection_files import CLIENT_FILE, connection_files, profile_folder
+from allranks.cluster.features import NotebookFeature
+from allranks.errors import UsageError
+from allranks.post_import import PostImportHook
+
+#: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
+_NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
+#: Arguments that choose the folder with the files.
+_CHOOSES_FOLDER = ("profile", "profile_dir", "ipython_dir")
+
+
+class ClientPatch:
+    """Makes ipyparallel's ``Client`` find the ranks of this notebook."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+        hook = PostImportHook(("ipyparallel.client.client",), self._patch)
+        hook.install()
+        undo.callback(hook.uninstall)
+
+    def _patch(self, module: ModuleType) -> None:
+        kind: Any = module.Client
+        plain = kind.__init__
+        self._undo.callback(setattr, kind, "__init__", plain)
+
+        @wraps(plain)
+        def init(client: Any, connection_info: Any = None, **options: Any) -> None:
+            named = any(map(options.get, _NAMES_FILE))
+            # ``Cluster.from_file()`` has read the file that nobody has named.
+            if not named and (connection_info is None or options.get("cluster") is not None):
+                connection_info = self._own(options) or connection_info
+            plain(client, connection_info, **options)
+            client_requests.follow(client)
+
+        kind.__init__ = init
+
+    def _own(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
+
+        Raises UsageError if it would find the ranks of another notebook.
+        """
+        running = cluster.running()
+        chosen = any(map(options.get, _CHOOSES_FOLDER))
+        if running is not None and not chosen:
+            return running.connection_information()
+        profile = _profile(options) if chosen else profile_folder()
+        files = connection_files(profile)
+        # Courses connect by the profile of a cluster that was started in a shell.
+        found = profile / "security" / CLIENT_FILE if profile is not None else None
+        if found is not None and found.exists() and found not in files:
+            return None
+        if running is not None:
+            return running.connection_information()
+        if not files:
+            return None
+        lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
+        raise UsageError(
+            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
+            "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
+        )
+
+
+def _profile(options: dict[str, Any]) -> Path:
+    """Returns the folder of the profile that ipyparallel would choose."""
+    if options.get("profile_dir"):
+        return Path(options["profile_dir"]).expanduser()
+    place = options.get("ipython_dir") or get_ipython_dir()
+    return Path(place, f"profile_{options.get('profile') or 'default'}")
+
+
+class NotebookClients(NotebookFeature):
+    """Patches ``Client`` as long as the extension is loaded."""
+
+    _undo = ExitStack()
+
+    @classmethod
+    def loaded(cls, shell: InteractiveShell) -> None:
+        ClientPatch(cls._undo)
+
+    @classmethod
+    def unloaded(cls) -> None:
+        cls._undo.close()
+
+
+FEATURE = NotebookClients

@@ -1,0 +1,1 @@
+"""Progress bars of tqdm and rich, as text."""

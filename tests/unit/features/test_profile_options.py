@@ -1,0 +1,40 @@
+"""The options of a profile, on the lines of the magics."""
+
+import pytest
+
+from allranks.cluster import options
+from allranks.errors import UsageError
+from allranks.features.profile.notebook import NotebookProfile
+from allranks.magics.options import by_command, cell_parser, parse_cell, parse_command
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    for option in NotebookProfile.cell_options:
+        monkeypatch.setitem(options.CELL_OPTIONS, option.name, option)
+    for command in NotebookProfile.line_commands:
+        monkeypatch.setitem(options.LINE_COMMANDS, command.name, command)
+    cell_parser.cache_clear()
+    yield
+    cell_parser.cache_clear()
+
+
+def test_a_cell_with_a_profile_is_run_by_ranks():
+    cell = parse_cell("--profile --save stacks.txt")
+    assert cell.for_running() == {}
+    asked = {"profile_cell": {"profile": True, "save": "stacks.txt"}}
+    assert by_command(cell.for_preparing()) == asked
+
+
+def test_a_file_without_a_profile_is_refused():
+    with pytest.raises(UsageError, match=r"--save needs --profile\. Type: --profile --save a\.svg"):
+        NotebookProfile().command("profile_cell", {"save": "a.svg"})
+
+
+def test_the_command_takes_seconds_and_a_file():
+    name, found = parse_command("profile 3 --save a.svg")
+    assert (name, found.features) == ("profile", {"seconds": 3.0, "save": "a.svg"})
+    text = NotebookProfile().command("profile", {"seconds": 3.0, "save": None})
+    assert text == "The first 3 s of the next cell on the ranks will be profiled."
+    with pytest.raises(UsageError, match="profile"):
+        NotebookProfile().command("profile", {"seconds": -1.0, "save": None})
