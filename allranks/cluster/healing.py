@@ -15,6 +15,7 @@ from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.recovered import text_of
 from allranks.cluster.recovery import Ask, Limit, Note, Recovery, Say, Seat, StartAgain, Step, Up
+from allranks.cluster.state import Replaced
 from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
 from allranks.errors import CellFailed, ClusterLost, UsageError
@@ -253,7 +254,7 @@ class HealedCells(Cells):
                 run.view.notice(plain(failed.text))
             raise
         for rank in set(dead).intersection(run.ranks):
-            run.view.left(rank, "replaced")
+            run.apply(Replaced(rank))
         run.view.notice(said)
 
     def _replace(self, tell: Callable[[str], None]) -> tuple[str, bool]:
