@@ -186,7 +186,7 @@ class CellRun:
         #: Of the ranks that have died in it, written at once: their logs go on.
         self._death_reports: dict[int, Report] = {}
         self._hooks = connection.hooks
-        connection.roster.begin_cell(cell)
+        connection.words.begin_cell(cell)
         self._hooks.cell_started(
             CellContext(
                 number=cell,
@@ -221,12 +221,12 @@ class CellRun:
 
     def died(self, ends: Sequence[failures.ProcessExit]) -> None:
         """Handles the death of a rank, or of the ranks of a lost host, that the others survive."""
-        roster, hit = self._connection.roster, False
+        hit = False
         for end in ends:
             if self.apply(end):
                 hit = True
                 self._show_unsent(end.rank)
-                self._death_reports[end.rank] = roster.report(end)
+                self._death_reports[end.rank] = self._connection.words.report(end)
         lost_host = any(end.why for end in ends)
         others = list(self.pending) if hit else []
         if hit and not others and not lost_host:
@@ -394,7 +394,7 @@ class CellRun:
         return why
 
     def _show_unsent(self, rank: int) -> None:
-        if text := self._connection.roster.unsent_output(rank):
+        if text := self._connection.words.unsent_output(rank):
             self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
 
     @property

@@ -286,7 +286,7 @@ class Cluster(Calls):
         """
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         if self._ranks.roster.lost_hosts:
-            view.notice(self._ranks.roster.deaths_text())
+            view.notice(self._ranks.words.deaths_text())
         self._ranks.sharing.follow(left)
         self._running, self._caller = run, threading.get_ident()
         self._ranks.resume()
@@ -375,7 +375,7 @@ class Cluster(Calls):
                 # The ranks share what is shown of a cell; the rest is in their logs.
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
-            self._ranks.roster.name_cell(text, cell.number)
+            self._ranks.words.name_cell(text, cell.number)
             run = CellRun(self.count, chosen, self._ranks, view, timeout, interrupt_kills)
             self._send(cell, run, *([call] if call else []))
             return run
@@ -391,8 +391,9 @@ class Cluster(Calls):
         while True:
             gone = set(chosen) & set(roster.dead)
             if gone and not self._heals_by_itself:
+                told = self._ranks.words.deaths_text()
                 raise UsageError(
-                    f"expected all ranks to be alive, found that {roster.deaths_text()}. "
+                    f"expected all ranks to be alive, found that {told}. "
                     f"Type: %distributed heal   or leave {label(gone)} out: -r"
                 )
             self.show_late(view)

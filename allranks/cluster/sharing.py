@@ -27,7 +27,7 @@ from typing import Any
 
 from allranks import doors
 from allranks.cluster.epochs import Epoch
-from allranks.cluster.state import ClusterState
+from allranks.cluster.state import WatchedState
 from allranks.records.config import WATCHERS_DOOR
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
@@ -125,7 +125,7 @@ class WatcherFeed:
         #: What `take` has to get: without watchers only what the state follows from.
         self.records: tuple[type[Record], ...] = _STATE
         self._lock = threading.Lock()
-        self._ranks = ClusterState()
+        self._ranks = WatchedState()
         self._cell: RunCell | None = None
         self._cell_frames: Frames = ()
         self._began = 0.0

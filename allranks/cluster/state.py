@@ -1,4 +1,4 @@
-"""Which ranks have left a cell, and how: a state that waits for nothing.
+"""Which ranks run, which have died, and which have left a cell: states that wait for nothing.
 
 Records of the ranks, and the ends of processes, are events for `apply`, which returns what has
 changed. An event that comes twice, or too late, changes nothing. Any other object is refused.
@@ -6,10 +6,11 @@ changed. An event that comes twice, or too late, changes nothing. Any other obje
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from allranks.cluster.failures import ProcessExit
+from allranks.records.agent import Replaces
 from allranks.records.wire import Died, Hello, Reply, RunCell
 
 #: The status with which a rank leaves a cell that dies in it, and that of a rank once another
@@ -85,11 +86,12 @@ class CellState:
         return tuple(Left(rank, status) for rank in fresh)
 
 
-class ClusterState:
-    """Ranks and the last cell that all or some of them have got.
+# Notebooks that watch.
 
-    ``hellos`` are the reports of their processes, ``dead`` the deaths of ranks that no other
-    process has replaced.
+
+class WatchedState:
+    """Ranks and the last cell that all or some of them have got, from the records that notebooks
+    get which watch them.
     """
 
     def __init__(self) -> None:
@@ -119,3 +121,215 @@ class ClusterState:
 
     def _left(self, event: Reply | Died) -> tuple[Left, ...]:
         return self.cell.apply(event) if self.cell is not None else ()
+
+
+# The processes of the ranks.
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process has ended. ``spared``: if it is a rank's, another one can take its place."""
+
+    end: ProcessExit
+    spared: bool
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """A host is lost, with the reason in ``end``, and with it these ranks. ``spared``: all can be
+    started again on the other hosts.
+    """
+
+    end: ProcessExit
+    ranks: tuple[int, ...]
+    spared: bool
+
+
+@dataclass(frozen=True)
+class NotJoined:
+    """Processes that were to take the places of these ranks have not joined: the ranks are dead."""
+
+    ranks: Collection[int]
+
+
+@dataclass(frozen=True)
+class DiedBefore:
+    """A rank had died when this notebook got the others; ``hello`` describes its process."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Processes are about to take the places of dead ranks."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Processes have taken the places of these dead ranks; some of them may have died again."""
+
+    ranks: Sequence[int]
+
+
+@dataclass(frozen=True)
+class StartsAgain:
+    """All ranks are started again on these hosts, with the same numbers. A host of these may have
+    been lost meanwhile.
+    """
+
+    hosts: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class NotRecovered:
+    """Ranks have died, with these ends, and cannot be replaced: all ends with them."""
+
+    ends: Sequence[ProcessExit]
+
+
+@dataclass(frozen=True)
+class Came:
+    """A process is up as a rank."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """Ranks have died, and others are left or not; ``again`` if a place was vacant before."""
+
+    ends: tuple[ProcessExit, ...]
+    again: bool = False
+
+
+ClusterEvent = (
+    Hello
+    | Replaces
+    | Exited
+    | HostLost
+    | NotJoined
+    | DiedBefore
+    | Seating
+    | Joined
+    | StartsAgain
+    | NotRecovered
+)
+
+
+class ClusterState:
+    """The ranks of one cluster: which are up, which have ended, and how.
+
+    ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since. ``died_again`` is the end
+    of ranks that died just after taking a place. ``lost_hosts`` says why hosts are lost whose ranks
+    are not started elsewhere yet.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.hellos: dict[int, Hello] = {}
+        self.ends: list[ProcessExit] = []
+        self.dead: dict[int, ProcessExit] = {}
+        self.new: set[int] = set()
+        self.died_again: dict[int, ProcessExit] = {}
+        self.lost_hosts: dict[str, str] = {}
+        #: The process that takes the place of each rank that has died, the last to be started.
+        self._pids: dict[int, int] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in self.hellos]
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.size) if rank not in self.dead)
+
+    def is_outdated(self, end: ProcessExit) -> bool:
+        """Whether the end is left from a replacement that did not succeed."""
+        return end.pid != self._pids.get(end.rank, end.pid)
+
+    def is_no_news(self, end: ProcessExit) -> bool:
+        """Whether this end is known, outdated, or follows from the loss of a host."""
+        known = (self.dead.get(end.rank), self.died_again.get(end.rank))
+        if end.pid > 0 and any(
+            one is not None and (one.host, one.pid) == (end.host, end.pid) for one in known
+        ):
+            return True
+        # Without one of its hosts, MPI's job ends, and another one follows.
+        return self.is_outdated(end) or (end.rank == -1 and bool(self.lost_hosts))
+
+    def apply(self, event: ClusterEvent) -> tuple[Came | Deaths, ...]:
+        """Returns what has happened to the ranks."""
+        match event:
+            case Hello(rank=rank):
+                # The hello of a process that has been replaced since does not count.
+                if event.pid != self._pids.get(rank, event.pid):
+                    return ()
+                self.hellos[rank] = event
+                self.new.add(rank)
+                return (Came(event),)
+            case Replaces(rank=rank):
+                self._pids[rank] = event.pid
+                self.died_again.pop(rank, None)
+            case Exited(end, spared):
+                return self._end(end, spared)
+            case HostLost(end, ranks, spared):
+                return self._lose_host(end, ranks, spared)
+            case NotJoined(ranks):
+                for rank in set(ranks) - self.hellos.keys():
+                    self._pids.pop(rank, None)
+            case DiedBefore(hello):
+                self.hellos.setdefault(hello.rank, hello)
+            case Seating():
+                self.new.clear()
+                self.died_again.clear()
+            case Joined(ranks):
+                for rank in ranks:
+                    self.dead.pop(rank, None)
+                    if rank in self.died_again:
+                        self.dead[rank] = self.died_again[rank]
+            case StartsAgain(hosts):
+                self._start_again(hosts)
+            case NotRecovered(ends):
+                self.ends = self.ends or list(ends)
+            case _:
+                raise TypeError(f"expected an event of a cluster, found {event!r:.80}")
+        return ()
+
+    def _end(self, end: ProcessExit, spared: bool) -> tuple[Deaths, ...]:
+        if self.is_no_news(end):
+            return ()
+        is_rank = end.rank >= 0 and (not end.by_launcher or bool(self.lost_hosts))
+        if not (spared and is_rank) or self.ends or self.missing:
+            self.ends.append(end)
+            return ()
+        again = end.rank in self.dead
+        self._note_death(end)
+        return (Deaths((end,), again),)
+
+    def _lose_host(
+        self, end: ProcessExit, ranks: tuple[int, ...], spared: bool
+    ) -> tuple[Deaths, ...]:
+        if not spared or self.ends:
+            return self._end(end, spared=False)
+        self.lost_hosts[end.host] = end.why
+        # If ranks are missing, all are being started, and will be again.
+        there = () if self.missing else sorted(set(ranks) - self.dead.keys())
+        ends = tuple(replace(end, rank=rank) for rank in there)
+        for each in ends:
+            self._note_death(each)
+        return (Deaths(ends),) if ends else ()
+
+    def _note_death(self, end: ProcessExit) -> None:
+        self.new.discard(end.rank)
+        (self.died_again if end.rank in self.dead else self.dead)[end.rank] = end
+        # With its last rank the cluster has ended: no variables are left.
+        if not self.alive:
+            self.ends += self.dead.values()
+
+    def _start_again(self, hosts: Collection[str]) -> None:
+        losses = self.lost_hosts | {end.host: end.why for end in self.ends if end.why}
+        for known in (self.hellos, self.dead, self.died_again, self._pids):
+            known.clear()
+        self.lost_hosts = {host: why for host, why in losses.items() if host in hosts}
+        self.ends.clear()
+        self.new.clear()

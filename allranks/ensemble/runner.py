@@ -529,7 +529,7 @@ class EnsembleRunner:
         blamed = next((attempt for attempt in busy if culprit in attempt.slot.ranks), None)
         if blamed is not None and culprit is not None:
             # Unsent output of the rank, from its log; it may contain the reason of the death.
-            text = ranks.roster.unsent_output(culprit)
+            text = ranks.words.unsent_output(culprit)
             if text:
                 said = Output(culprit, blamed.slot.cell, (["out", text],), 0, 0, 0)
                 log = self.cluster.hellos[culprit].log

@@ -11,7 +11,7 @@ from typing import Any
 from allranks.cluster import failures
 from allranks.cluster.cells import View
 from allranks.cluster.sessions import messages
-from allranks.cluster.state import ClusterState, Left
+from allranks.cluster.state import Left, WatchedState
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
 from allranks.records.wire import (
@@ -36,7 +36,7 @@ class WatchedCells:
 
     def __init__(self, whose: str) -> None:
         self.whose = whose
-        self._ranks = ClusterState()
+        self._ranks = WatchedState()
         #: The number of the last cell.
         self.cell = 0
         self._ensemble = ""

@@ -7,10 +7,11 @@ import pytest
 
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import ProcessExit, RankRegistry
+from allranks.cluster.failures import ProcessExit
 from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
-from allranks.records.agent import Notice
+from allranks.records.agent import Notice, Replaces
 from allranks.records.wire import Answer
 
 
@@ -56,7 +57,7 @@ class Attaching:
 
     def __init__(self, monkeypatch, events, silent_since=1000):
         self.now, self.events, self.got = 0, events, {}
-        self.roster, self.answers = RankRegistry(4), dict.fromkeys(range(3), about())
+        self.roster, self.answers = ClusterState(4), dict.fromkeys(range(3), about())
         self._early_exits = []
         self._agents = [SimpleNamespace(ranks_of=lambda host: [3])]
         self._wire = SimpleNamespace(is_in_doubt=lambda ranks: silent_since + 4 < self.now)
@@ -107,7 +108,7 @@ def test_a_rank_that_does_not_answer_is_named_if_its_host_is_there(monkeypatch):
 def begin_to_replace(attaching):
     # The last notebook has asked for it; process 8 takes the place of process 7.
     attaching._early_exits.append(ProcessExit(3, code=-9, pid=7))
-    attaching.roster.expect(3, 8)
+    attaching.roster.apply(Replaces(3, 8))
     attaching.answers |= {rank: about(healing=True, died=[3]) for rank in range(3)}
     attaching.got.clear()
 
