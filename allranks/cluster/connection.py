@@ -51,7 +51,7 @@ from allranks.cluster.state import (
 )
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
-from allranks.records import requests
+from allranks.records import limits, requests
 from allranks.records.agent import (
     Admitted,
     AgentExit,
@@ -82,16 +82,12 @@ from allranks.records.wire import Answer, Ask, Died, EpochBegun, EpochEnded, Hel
 if TYPE_CHECKING:
     import ipyparallel
 
-_START_SECONDS = 60.0
-_PRELOAD_SECONDS = 120.0
 _ASK_SECONDS = 30.0
 _CLIENT_SECONDS = 30.0
 _CLIENT_TRY_SECONDS = 3.0
 _SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-_ATTACH_SECONDS = 20.0
 _REACH_SECONDS = 0.02
-_REPEAT_SECONDS = 0.5
 _JUST_ENDED = "the ranks have just ended. Type: %distributed start"
 
 TakeRecord = Callable[[CellRecord, list[bytes]], None]
@@ -199,7 +195,8 @@ class Connection:
         second with the number of ranks that are up, of the processes, and the module that is
         preloaded.
         """
-        patience = _START_SECONDS + self.size + bool(self._config.preload) * _PRELOAD_SECONDS
+        patience = limits.START_SECONDS + self.size
+        patience += limits.PRELOAD_SECONDS if self._config.preload else 0
         deadline = time.monotonic() + patience
         try:
             with self.inbox.hearing_interrupts():
@@ -405,9 +402,9 @@ class Connection:
 
     def _reach(self, ask: Ask, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
-        limit = Countdown(_ATTACH_SECONDS)
+        limit = Countdown(limits.ATTACH_SECONDS)
         reached, told = set[int](), set[int]()
-        next_try = time.monotonic() + _REPEAT_SECONDS
+        next_try = time.monotonic() + limits.REPEAT_SECONDS
 
         def silent_ranks() -> set[int]:
             return set(range(self.size)) - told - {end.rank for end in self._early_ends()}
@@ -416,7 +413,7 @@ class Connection:
             # Ranks look for this notebook twice a second, also at the relays of several hosts.
             if time.monotonic() > next_try:
                 reached.clear()
-                next_try = time.monotonic() + _REPEAT_SECONDS
+                next_try = time.monotonic() + limits.REPEAT_SECONDS
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
             is_over = limit.left() <= 0
@@ -432,8 +429,8 @@ class Connection:
             if is_over and (silent := silent_ranks()) and not self._wire.is_in_doubt(silent):
                 raise UsageError(
                     f"expected an answer of every rank, found that {label(silent)} did not answer "
-                    f"within {_ATTACH_SECONDS:g} s: a call in C may be blocking Python there. "
-                    "The ranks keep running. Try again: %distributed attach"
+                    f"within {limits.ATTACH_SECONDS:g} s: a call in C may be blocking Python "
+                    "there. The ranks keep running. Try again: %distributed attach"
                 )
 
     def resume(self) -> None:

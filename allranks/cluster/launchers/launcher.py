@@ -39,6 +39,7 @@ from allranks.cluster.launchers.mpiexec import (
 )
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.launched import RankVariables
+from allranks.records import limits
 from allranks.records.config import SPARES, Invitation
 
 Tell = Callable[[str, str], None]
@@ -62,7 +63,6 @@ _NOT_PASSED_ON = (ADDRESS, PORTS, "ALLRANKS_LOG_DIR")
 
 _HOST = re.compile(r"([\w.@-]+)(?::(\d+))?")
 _MOST_HOSTS = 100_000
-_CLOSE_SECONDS = 2.0
 _SHOWN_LINES = 5
 
 RELAY = (sys.executable, "-P", "-m", "allranks.engine.host.relay")
@@ -346,7 +346,7 @@ class CommandJob(Job):
             with suppress(BrokenPipeError):
                 started.stdin.close()
         # A command for a host that is cut off would wait for that host.
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        deadline = time.monotonic() + limits.COMMANDS_SECONDS
         for started in self._running.values():
             try:
                 started.wait(max(0.0, deadline - time.monotonic()))
@@ -376,7 +376,7 @@ class TakenCommandJob(Job):
         return self._marks
 
     def close(self) -> None:
-        _, left = psutil.wait_procs(self._running.values(), _CLOSE_SECONDS)
+        _, left = psutil.wait_procs(self._running.values(), limits.COMMANDS_SECONDS)
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

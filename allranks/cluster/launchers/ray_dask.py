@@ -31,9 +31,9 @@ from allranks.cluster.launchers.launcher import (
     address_towards,
 )
 from allranks.errors import MissingDependency, StartFailed, UsageError
+from allranks.records import limits
 from allranks.records.config import Invitation
 
-_CLOSE_SECONDS = 15.0
 _SHOWN_LINES = 5
 
 
@@ -225,7 +225,7 @@ class ActorConnection:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(_CLOSE_SECONDS)
+            self._process.wait(limits.ACTORS_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()  # the system then ends its actors
             self._process.wait()

@@ -64,13 +64,11 @@ from allranks.engine.host.relay_state import (
     TryNetwork,
     news,
 )
-from allranks.records import agent
+from allranks.records import agent, limits
 from allranks.records.agent import HostConnected, HostDown, HostEnds, HostListens, HostUp, Notice
 from allranks.records.config import (
-    BEAT_SECONDS,
     COMMANDS_AT_HOME,
     EVENTS_AT_HOME,
-    FIRST_SECONDS,
     HostAgentConfig,
     Invitation,
     family_of,
@@ -79,12 +77,9 @@ from allranks.records.config import (
 from allranks.records.wire import process_of
 
 _AGENT = "allranks.agent"
-_STOP_SECONDS = 8.0
-_LAUNCHER_SECONDS = 4.0
-_TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _LINGER_MS = 1000
-_POLL_MS = int(BEAT_SECONDS * 500)
+_POLL_MS = int(limits.BEAT_SECONDS * 500)
 #: After this many messages the relay serves its other sources: ranks may send without end.
 _AT_ONCE = 256
 
@@ -149,7 +144,7 @@ class Relay:
         return 0
 
     def _meet(self) -> bool:
-        deadline = time.monotonic() + FIRST_SECONDS
+        deadline = time.monotonic() + limits.FIRST_SECONDS
         while time.monotonic() < deadline:
             for source, _ in self._poller.poll(_POLL_MS):
                 self._serve(source)
@@ -159,7 +154,7 @@ class Relay:
                 return True
         print(
             f"expected the notebook at {self._url}, found no answer with its key within "
-            f"{FIRST_SECONDS:g} s. Check that no firewall blocks that port for this host",
+            f"{limits.FIRST_SECONDS:g} s. Check that no firewall blocks that port for this host",
             file=sys.stderr,
         )
         return False
@@ -358,7 +353,7 @@ class Relay:
             except BrokenPipeError:
                 pass  # it has ended
             try:
-                code = agent.wait(_STOP_SECONDS)
+                code = agent.wait(limits.RELAY_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 agent.kill()  # its children die with it
                 code = agent.wait()
@@ -379,11 +374,11 @@ class Relay:
 
     def _tidy_up(self) -> None:
         # Descendants of a host agent that was killed: this process has adopted them.
-        deadline = time.monotonic() + _LAUNCHER_SECONDS
+        deadline = time.monotonic() + limits.LAUNCHER_SECONDS
         # The launcher's helper ends by itself, and removes MPI's files in shared memory.
         while processes.reap_all() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        deadline = time.monotonic() + _TRACKER_SECONDS
+        deadline = time.monotonic() + limits.TRACKER_SECONDS
         while processes.reap_all():
             processes.kill_children(spare_trackers=time.monotonic() < deadline)
             time.sleep(_POLL_SECONDS)

@@ -11,6 +11,7 @@ from allranks.cluster.failures import ProcessExit
 from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
 from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
+from allranks.records import limits
 from allranks.records.agent import Notice, Replaces
 from allranks.records.wire import Answer
 
@@ -143,7 +144,7 @@ def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monk
 
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():
     wire = SimpleNamespace(host_of={0: "h1", 1: "h2", 2: "h3"})
-    late = 100 - sockets.LATE_SECONDS
+    late = 100 - limits.LATE_SECONDS
     wire._now, wire._last_signs = 100, {"h1": late, "h2": late + 1, "h3": None}
     assert [RankSockets.is_in_doubt(wire, [rank]) for rank in range(3)] == [True, False, True]
     assert not RankSockets.is_in_doubt(wire, [3])  # on this machine alone
