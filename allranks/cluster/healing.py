@@ -15,7 +15,7 @@ from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.recovered import text_of
 from allranks.cluster.recovery import Ask, Limit, Note, Recovery, Say, Seat, StartAgain, Step, Up
-from allranks.cluster.state import Joined, NotRecovered, Replaced, Seating
+from allranks.cluster.state import NotRecovered, Replaced, Seating, TookPlaces
 from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
 from allranks.errors import CellFailed, ClusterLost, UsageError
@@ -112,7 +112,7 @@ class RecoveryDriver:
                     asking = ranks.asking(asked, name, dict(arguments))
                     self._got = self._request.enter_context(asking)
                 case Up(joined):
-                    roster.apply(Joined(joined))
+                    roster.apply(TookPlaces(joined))
                     if not roster.dead:
                         ranks.all_up()
                 case Note(record):

@@ -165,7 +165,7 @@ class Seating:
 
 
 @dataclass(frozen=True)
-class Joined:
+class TookPlaces:
     """Processes have taken the places of these dead ranks; some of them may have died again."""
 
     ranks: Sequence[int]
@@ -210,7 +210,7 @@ ClusterEvent = (
     | NotJoined
     | DiedBefore
     | Seating
-    | Joined
+    | TookPlaces
     | StartsAgain
     | NotRecovered
 )
@@ -282,7 +282,7 @@ class ClusterState:
             case Seating():
                 self.new.clear()
                 self.died_again.clear()
-            case Joined(ranks):
+            case TookPlaces(ranks):
                 for rank in ranks:
                     self.dead.pop(rank, None)
                     if rank in self.died_again:

@@ -61,7 +61,7 @@ SHORTEST_LEASE_SECONDS, LONGEST_LEASE_SECONDS = 5.0, 250.0
 
 #: Ranks without a notebook look for one twice as often.
 REPEAT_SECONDS = 0.5
-#: A visitor of a host agent says what it wants.
+#: The request of a visitor arrives at the host agent.
 REQUEST_SECONDS = 1.0
 #: The notebook that holds the ranks begins to listen, answers, and releases the ranks.
 OPENS_SECONDS = 2.0

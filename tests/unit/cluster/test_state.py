@@ -18,13 +18,13 @@ from allranks.cluster.state import (
     DiedBefore,
     Exited,
     HostLost,
-    Joined,
     Left,
     NotJoined,
     NotRecovered,
     Replaced,
     Seating,
     StartsAgain,
+    TookPlaces,
     WatchedState,
 )
 from allranks.records.agent import Replaces
@@ -304,7 +304,7 @@ def test_only_the_last_process_that_was_started_for_a_place_counts():
     assert ranks.apply(hello(2, 8)) == ranks.apply(Exited(end(2, 8), spared=True)) == ()
     assert ranks.apply(hello(2, 9)) == (Came(hello(2, 9)),)
     assert ranks.new == {2}
-    ranks.apply(Joined([2]))
+    ranks.apply(TookPlaces([2]))
     assert (ranks.dead, ranks.hellos[2].pid) == ({}, 9)
 
 
@@ -313,7 +313,7 @@ def test_a_replacement_that_has_died_before_it_has_joined_is_dead():
     ranks.apply(Exited(end(2), spared=True))
     ranks.apply(Replaces(2, 9))
     ranks.apply(Exited(end(2, 9), spared=True))
-    ranks.apply(Joined([2]))
+    ranks.apply(TookPlaces([2]))
     assert ranks.dead == {2: end(2, 9)}
 
 
@@ -375,7 +375,7 @@ class Processes:
             new = [(each, self.next()) for each in dead]
             for each, pid in new:
                 self.events += [Replaces(each, pid), hello(each, pid)]
-            self.events.append(Joined(dead))
+            self.events.append(TookPlaces(dead))
             return Seating()
         if kind == 7:
             self.events = [hello(each, self.next()) for each in range(4)]
