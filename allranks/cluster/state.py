@@ -1,7 +1,8 @@
 """Which ranks run, which have died, and which have left a cell: states that wait for nothing.
 
 Records of the ranks, and the ends of processes, are events for `apply`, which returns what has
-changed. An event that comes twice, or too late, changes nothing. Any other object is refused.
+changed. A reply or a death that comes twice, or too late, changes nothing. Any other object is
+refused.
 """
 
 from __future__ import annotations
