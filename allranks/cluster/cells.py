@@ -19,6 +19,7 @@ from allranks.cluster.features import CellContext
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.renewal import Renewal
 from allranks.cluster.sockets import InterruptRequested
+from allranks.cluster.state import AllEnded, CellEvent, CellState
 from allranks.countdown import Countdown
 from allranks.errors import (
     CellFailed,
@@ -104,10 +105,7 @@ class View(Protocol):
     def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None: ...
 
     def left(self, rank: int, status: str) -> None:
-        """Handles the end of a cell on a rank: a reply's status, ``lost``, or ``replaced``.
-
-        ``waiting`` comes for a rank that has left already.
-        """
+        """Shows that a rank has left the cell: see `allranks.cluster.state.Left`."""
 
     def notice(self, text: str) -> None:
         """Shows a line about the cell as a whole."""
@@ -167,12 +165,11 @@ class CellRun:
         timeout: float | None,
         interrupt_kills: bool = False,
     ) -> None:
-        self.cell = cell
-        self.ranks = tuple(ranks)
+        self.state = CellState(cell, ranks)
+        self.cell, self.ranks = cell, self.state.ranks
         self.size = connection.size
         self.view = view
         self._connection = connection
-        self.replies: dict[int, Reply] = {}
         self.presses = 0
         self._interrupt_kills = interrupt_kills
         self.timed_out = False
@@ -186,9 +183,10 @@ class CellRun:
         #: Whether a feature waits for the user, as at a prompt of a rank.
         self._asks_user = False
         self._stepped_at = time.monotonic()
-        self._died: dict[int, Report] = {}
+        #: Of the ranks that have died in it, written at once: their logs go on.
+        self._death_reports: dict[int, Report] = {}
         self._hooks = connection.hooks
-        connection.roster.begin_cell(cell)
+        connection.words.begin_cell(cell)
         self._hooks.cell_started(
             CellContext(
                 number=cell,
@@ -211,18 +209,24 @@ class CellRun:
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The ranks that have not replied yet, and may."""
-        return tuple(r for r in self.ranks if r not in self.replies and r not in self._died)
+        """The ranks that have not left it yet."""
+        return self.state.pending
+
+    def apply(self, event: CellEvent) -> bool:
+        """Shows which ranks have left the cell with this event; returns whether any has."""
+        left = self.state.apply(event)
+        for each in left:
+            self.view.left(each.rank, each.status)
+        return bool(left)
 
     def died(self, ends: Sequence[failures.ProcessExit]) -> None:
         """Handles the death of a rank, or of the ranks of a lost host, that the others survive."""
-        roster, hit = self._connection.roster, False
+        hit = False
         for end in ends:
-            if end.rank in self.ranks and end.rank not in self.replies:
+            if self.apply(end):
                 hit = True
-                self.view.left(end.rank, "lost")
                 self._show_unsent(end.rank)
-                self._died[end.rank] = roster.report(end)
+                self._death_reports[end.rank] = self._connection.words.report(end)
         lost_host = any(end.why for end in ends)
         others = list(self.pending) if hit else []
         if hit and not others and not lost_host:
@@ -236,7 +240,8 @@ class CellRun:
 
     @property
     def ended_well(self) -> bool:
-        return {r for r, reply in self.replies.items() if reply.status == "ok"} == set(self.ranks)
+        well = {rank for rank, reply in self.state.replies.items() if reply.status == "ok"}
+        return well == set(self.ranks)
 
     def step(self, seconds: float) -> None:
         """Handles what comes within ``seconds``, and shows it."""
@@ -322,8 +327,7 @@ class CellRun:
                 self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
         else:
-            self.view.left(record.rank, record.status)
-            self.replies[record.rank] = record
+            self.apply(record)
             if record.has_value:
                 self._values[record.rank] = payloads[0]
 
@@ -352,7 +356,8 @@ class CellRun:
 
     def _failed_before(self) -> tuple[list[Report], str]:
         """Returns the reports of ranks that raised an exception of their own, and their text."""
-        failed = [reply for _, reply in sorted(self.replies.items()) if reply.status == "error"]
+        replies = sorted(self.state.replies.items())
+        failed = [reply for _, reply in replies if reply.status == "error"]
         reports = [reply.report for reply in failed if reply.report]
         return reports, failures.describe(reports, [report.rank for report in reports])
 
@@ -361,7 +366,7 @@ class CellRun:
         """The ranks that can run no further cell, with the reasons."""
         if not self._connection.can_heal:
             return {}
-        return {rank: reply.ends for rank, reply in self.replies.items() if reply.ends}
+        return {rank: reply.ends for rank, reply in self.state.replies.items() if reply.ends}
 
     def _end_ranks(self) -> None:
         # Only now, because the other ranks have their reports: they name an error, and no death.
@@ -383,37 +388,37 @@ class CellRun:
             )
             self.view.refresh()
         why = self._connection.lose(shown=True)
+        self.apply(AllEnded())
         for rank in self.ranks:
-            if rank in self.pending:
-                self.view.left(rank, "lost")
             self._show_unsent(rank)
         return why
 
     def _show_unsent(self, rank: int) -> None:
-        if text := self._connection.roster.unsent_output(rank):
+        if text := self._connection.words.unsent_output(rank):
             self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
 
     @property
     def failed_first(self) -> int | None:
         """The rank that failed first, without ranks that merely waited for others."""
         # In the order of arrival: the first reply is that of the first failure.
-        failed = [reply.report for reply in self.replies.values() if reply.report]
+        failed = [reply.report for reply in self.state.replies.values() if reply.report]
         first = min(failed, key=attrgetter("waiting"), default=None)
         return first.rank if first is not None else None
 
     def check(self) -> None:
         """Raises CellFailed, CellInterrupted or CellTimeout, unless the cell ended well."""
-        replies = [reply for _, reply in sorted(self.replies.items()) if reply.report]
+        replies = self.state.replies
+        given = [reply.report for _, reply in sorted(replies.items()) if reply.report]
         # Those of dead ranks come first: they are the cause.
-        reports = [*self._died.values(), *(reply.report for reply in replies if reply.report)]
+        reports = [*self._death_reports.values(), *given]
         late = self._exceeded if self.timed_out else ""
         if not reports:
             if late:
                 raise CellTimeout(late)
             return
-        failed = any(reply.status == "error" for reply in self.replies.values())
+        failed = any(reply.status == "error" for reply in replies.values())
         kind: type[CellFailed] = CellFailed
-        if self._died:
+        if self._death_reports:
             kind = RankDied
         elif not failed and (self.timed_out or self.presses):
             kind = CellTimeout if self.timed_out else CellInterrupted
@@ -430,7 +435,7 @@ class CellRun:
     def exception(self, rank: int | None) -> Exception | None:
         """Returns the exception of a rank that has failed, if it could be sent and read."""
         packed = self._values.get(rank) if rank is not None else None
-        if packed is None or self.replies[rank].status == "ok":  # type: ignore[index]
+        if packed is None or self.state.replies[rank].status == "ok":  # type: ignore[index]
             return None
         try:
             found = variables.load(packed, rank)  # type: ignore[arg-type]
@@ -443,7 +448,7 @@ class CellRun:
 
         Raises UsageError if a value could not be sent to the notebook, or cannot be read there.
         """
-        for rank, reply in sorted(self.replies.items()):
+        for rank, reply in sorted(self.state.replies.items()):
             if reply.value_problem:
                 raise UsageError(
                     f"expected a last expression that can be pickled, found on rank {rank}: "
@@ -511,8 +516,8 @@ class Cells:
     @property
     def have_left(self) -> dict[int, str]:
         """The ranks that have left the running cell, with the status of their replies."""
-        run = self._running
-        return {} if run is None else {rank: one.status for rank, one in run.replies.items()}
+        replies = {} if self._running is None else self._running.state.replies
+        return {rank: reply.status for rank, reply in replies.items()}
 
     @property
     def _occupied(self) -> bool:
@@ -546,7 +551,7 @@ class Cells:
     def _end(self, run: CellRun) -> None:
         self._running = None
         self._saved |= run.ending.keys()
-        self._epoch.note(run.replies.values())
+        self._epoch.note(run.state.replies.values())
 
     def _abandon(self, run: CellRun) -> None:
         """Interrupts a cell after an exception has ended the wait for it."""
@@ -591,7 +596,7 @@ class Cells:
                 # The rank had not begun this cell yet: output of the cell comes later.
                 self.show_late(running.view)
         elif isinstance(record, Reply) and left is not None and record.cell == left.cell:
-            left.replies[record.rank] = record
+            left.state.apply(record)
 
     def _take_deaths(self, ends: Sequence[ProcessExit]) -> None:
         for run in (self._running, self._abandoned):
@@ -624,7 +629,7 @@ class Cells:
                 )
             self._ranks.wait_until(left.settled, _REPLY_SECONDS)
         # The reply of a rank was lost, and with it how the rank has left the cell.
-        self._epoch.note(left.replies.values())
+        self._epoch.note(left.state.replies.values())
         self._epoch.dirty = self._epoch.dirty or bool(left.pending)
         self._abandoned = None
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
+
+import cloudpickle
 
 from allranks import own_files
 from allranks.cluster import devices, launchers, variables
-from allranks.cluster.calls import Calls, CapturedOutput
+from allranks.cluster.calls import CapturedOutput, Turns
 from allranks.cluster.cells import CellRun, HiddenView, View
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus, read_statuses, refused_by_all
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.healing import AfterCells, keep_here
+from allranks.cluster.healing import AfterCells, HealedCells, keep_here
 from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.log_folder import refused_log_folder
@@ -42,11 +46,12 @@ from allranks.widgets.displays import ProgressLine
 if TYPE_CHECKING:
     import ipyparallel
 
+T = TypeVar("T")
 _SCREEN_NBYTES = 128 * 1024
 _LEAST_SCREEN_NBYTES = 4096
 
 
-class Cluster(Calls):
+class Cluster(HealedCells):
     """Ranks of one MPI world, started together, that run cells and functions.
 
     A context manager: entering starts it, leaving stops it. Its ``state`` is one of ``new``,
@@ -84,8 +89,9 @@ class Cluster(Calls):
         show_output: bool = True,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(raises_own=raises_own)
-        self.show_output = show_output
+        super().__init__()
+        self.raises_own, self.show_output = raises_own, show_output
+        self._turns = Turns(lambda: self._caller if self.busy else 0, self._refuse_call)
         self.launcher = launchers.named(launcher or launchers.default())
         hidden = (devices.HIDDEN,) if gpus == "none" else ()
         if isinstance(self.launcher, MultiHostLauncher):
@@ -190,7 +196,7 @@ class Cluster(Calls):
 
     def stop(self) -> None:
         """Ends the ranks; deletes their variables, also the kept ones."""
-        self._end_submitted(wait=False)
+        self._turns.end_submitted(wait=False)
         if self.state == "running":
             self._ranks.close()
         self._forget()
@@ -286,7 +292,7 @@ class Cluster(Calls):
         """
         run = CellRun(left.cell, left.ranks, self._ranks, view, None)
         if self._ranks.roster.lost_hosts:
-            view.notice(self._ranks.roster.deaths_text())
+            view.notice(self._ranks.words.deaths_text())
         self._ranks.sharing.follow(left)
         self._running, self._caller = run, threading.get_ident()
         self._ranks.resume()
@@ -322,11 +328,171 @@ class Cluster(Calls):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # As an executor of Python does, a block that ends well waits for its submitted calls.
-        self._end_submitted(wait=kind is None)
+        self._turns.end_submitted(wait=kind is None)
         self.stop()
 
     def __repr__(self) -> str:
         return f"<allranks.Cluster of {self.size} ranks, {self.state}>"
+
+    @overload
+    def run(
+        self,
+        what: str,
+        *,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+    ) -> list[Any]: ...
+
+    @overload
+    def run(
+        self,
+        what: Callable[..., T],
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+        **kwargs: Any,
+    ) -> list[T]: ...
+
+    def run(
+        self,
+        what: Any,
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Runs source or a function on ranks; returns one value per rank, in order of rank.
+
+        Args:
+            what: a cell's source, or a function that every rank calls with ``args``, ``kwargs``.
+            ranks: which ranks; by default all.
+            timeout: seconds after which the ranks are interrupted.
+            view: shows their output, for instance an `allranks.CapturedOutput`; by default labelled
+                text is shown.
+
+        Raises:
+            SyntaxError: the source cannot be compiled; nothing was run.
+            UsageError: there are no such ranks; nothing was run.
+            CellFailed: at least one rank raised, or died while others are left. Its ``__cause__``
+                is the exception of the rank that failed first, if it can be pickled.
+            ClusterLost: at least one rank died, and none is left.
+        """
+        if not isinstance(what, str):
+            return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
+        with self._turns.taken():
+            run = self.begin(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
+            return self._values(run)
+
+    def call(
+        self,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+    ) -> list[T]:
+        """Calls a function on ranks, as :meth:`run`; its arguments may have any names."""
+        if not callable(function):
+            raise UsageError(
+                f"expected a cell's source or a function, found {type(function).__name__}. "
+                "Type for example: ranks.run('rank')"
+            )
+        name = getattr(function, "__name__", "function")
+        try:
+            call = cloudpickle.dumps((function, args, kwargs or {}), protocol=5)
+        except Exception as error:  # an object's __reduce__ may raise anything
+            raise UsageError(f"{name} cannot be sent to the ranks: {error}") from error
+        with self._turns.taken():
+            run = self.begin(
+                "", call=call, name=name, ranks=ranks, timeout=timeout, view=view, want_value=True
+            )
+            return self._values(run)
+
+    def _values(self, run: CellRun) -> list[Any]:
+        try:
+            return self.wait(run).values()
+        except CellFailed as failed:
+            own = run.exception(self.failed_first)
+            if own is None:
+                raise
+            # The note has the report, which names the other ranks.
+            if self.raises_own:
+                own.add_note(str(failed))
+                raise own from None
+            raise failed from own
+
+    def map(
+        self, function: Callable[..., T], *items: Iterable[Any], timeout: float | None = None
+    ) -> list[T]:
+        """Calls a function once for each item, on the next free rank; returns the results.
+
+        Each item runs in a world of one rank. Output is shown with the number of its item, and a
+        bar shows the progress. An item whose rank dies runs again, once.
+
+        Args:
+            function: it may be defined in a cell.
+            items: one list or several; with several lists, the function gets an entry of each.
+            timeout: seconds after which an item is interrupted, and has failed.
+
+        Returns:
+            One value per item, in their order.
+
+        Raises:
+            MapFailed: items failed; all others have run, and are in its ``results``.
+            MapInterrupted: the notebook was interrupted; what has finished is in ``results``.
+            ClusterLost: ranks died repeatedly, and not because of one item.
+            UsageError: ``function`` cannot be called, or the ranks are busy.
+        """
+        with self._turns.taken():
+            results: list[T] = self.hooks.command("map", self, function, items, timeout)
+        return results
+
+    def starmap(
+        self,
+        function: Callable[..., T],
+        items: Iterable[Iterable[Any]],
+        timeout: float | None = None,
+    ) -> list[T]:
+        """Like :meth:`map`; each item is the tuple of the arguments of a call."""
+
+        def call(arguments: tuple[Any, ...]) -> T:
+            return function(*arguments)
+
+        call.__name__ = getattr(function, "__name__", "function")
+        return self.map(call, [tuple(item) for item in items], timeout=timeout)
+
+    def submit(self, what: Callable[..., T] | str, *args: Any, **options: Any) -> Future[list[T]]:
+        """Calls :meth:`run` with these arguments in another thread.
+
+        Returns:
+            The future of the values. ``cancel()`` drops a call that has not begun;
+            ``cluster.interrupt()`` ends the one that runs. After the cluster has stopped, the
+            remaining calls are cancelled.
+        """
+        return self._turns.submit(self.run, what, *args, **options)
+
+    async def run_async(self, what: Callable[..., T] | str, *args: Any, **options: Any) -> list[T]:
+        """Like :meth:`run`, while the event loop goes on."""
+        return await asyncio.wrap_future(self.submit(what, *args, **options))
+
+    async def map_async(
+        self, function: Callable[..., T], *items: Iterable[Any], timeout: float | None = None
+    ) -> list[T]:
+        """Like :meth:`map`, while the event loop goes on."""
+        return await asyncio.to_thread(self.map, function, *items, timeout=timeout)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def _refuse_call(self) -> None:
+        """Raises an error if the thread of the running call makes another one."""
+        self._catch_up()
+        self._check_idle()
 
     def begin(
         self,
@@ -349,7 +515,7 @@ class Cluster(Calls):
         has ``checked`` source, options and ranks, this is not repeated. With ``interrupt_kills`` an
         interrupt ends the ranks that are in the cell.
         """
-        with self._in_turn():
+        with self._turns.taken():
             if not checked:
                 if call is None:
                     check_source(text)
@@ -375,7 +541,7 @@ class Cluster(Calls):
                 # The ranks share what is shown of a cell; the rest is in their logs.
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
-            self._ranks.roster.name_cell(text, cell.number)
+            self._ranks.words.name_cell(text, cell.number)
             run = CellRun(self.count, chosen, self._ranks, view, timeout, interrupt_kills)
             self._send(cell, run, *([call] if call else []))
             return run
@@ -391,8 +557,9 @@ class Cluster(Calls):
         while True:
             gone = set(chosen) & set(roster.dead)
             if gone and not self._heals_by_itself:
+                told = self._ranks.words.deaths_text()
                 raise UsageError(
-                    f"expected all ranks to be alive, found that {roster.deaths_text()}. "
+                    f"expected all ranks to be alive, found that {told}. "
                     f"Type: %distributed heal   or leave {label(gone)} out: -r"
                 )
             self.show_late(view)

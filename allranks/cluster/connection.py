@@ -19,9 +19,10 @@ import zmq
 
 from allranks.cluster import client_requests, failures
 from allranks.cluster.connection_files import ConnectionFiles
-from allranks.cluster.failures import CellRecord, RankRegistry
+from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
+from allranks.cluster.last_words import LastWords
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.session_folder import name_session_folder
@@ -38,9 +39,20 @@ from allranks.cluster.sockets import (
     RankSockets,
     closing_if_failed,
 )
+from allranks.cluster.state import (
+    Came,
+    ClusterEvent,
+    ClusterState,
+    Deaths,
+    DiedBefore,
+    Exited,
+    HostLost,
+    NotJoined,
+    StartsAgain,
+)
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
-from allranks.records import requests
+from allranks.records import limits, requests
 from allranks.records.agent import (
     Admitted,
     AgentExit,
@@ -80,16 +92,12 @@ from allranks.records.wire import (
 if TYPE_CHECKING:
     import ipyparallel
 
-_START_SECONDS = 60.0
-_PRELOAD_SECONDS = 120.0
 _ASK_SECONDS = 30.0
 _CLIENT_SECONDS = 30.0
 _CLIENT_TRY_SECONDS = 3.0
 _SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-_ATTACH_SECONDS = 20.0
 _REACH_SECONDS = 0.02
-_REPEAT_SECONDS = 0.5
 _JUST_ENDED = "the ranks have just ended. Type: %distributed start"
 
 TakeRecord = Callable[[CellRecord, list[bytes]], None]
@@ -121,7 +129,8 @@ class Connection:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.size = size
-        self.roster = RankRegistry(size)
+        self.roster = ClusterState(size)
+        self.words = LastWords(self.roster)
         self.state = "starting"
         self.lost_because = ""
         self.launcher_text = ""
@@ -196,7 +205,8 @@ class Connection:
         second with the number of ranks that are up, of the processes, and the module that is
         preloaded.
         """
-        patience = _START_SECONDS + self.size + bool(self._config.preload) * _PRELOAD_SECONDS
+        patience = limits.START_SECONDS + self.size
+        patience += limits.PRELOAD_SECONDS if self._config.preload else 0
         deadline = time.monotonic() + patience
         try:
             with self.inbox.hearing_interrupts():
@@ -332,7 +342,7 @@ class Connection:
             self.notices.append(str(error))
         self.epoch, self.ended_epoch, self._controller_end = 0, -1, ""
         hosts = agents.hosts()
-        self.roster.start_again(hosts)
+        self.roster.apply(StartsAgain(hosts))
         return hosts
 
     def close(self, state: str = "stopped", why: str = "") -> None:
@@ -384,7 +394,7 @@ class Connection:
             one = self.roster.hellos[min(told)]
             log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
             hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
-            self.roster.hellos.setdefault(rank, hello)
+            self.roster.apply(DiedBefore(hello))
         for end in self._early_exits:
             (self._handle_lost_host if end.why else self._handle_exit)(end)
         return told
@@ -402,9 +412,9 @@ class Connection:
 
     def _reach(self, ask: Query, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
-        limit = Countdown(_ATTACH_SECONDS)
+        limit = Countdown(limits.ATTACH_SECONDS)
         reached, told = set[int](), set[int]()
-        next_try = time.monotonic() + _REPEAT_SECONDS
+        next_try = time.monotonic() + limits.REPEAT_SECONDS
 
         def silent_ranks() -> set[int]:
             return set(range(self.size)) - told - {end.rank for end in self._early_ends()}
@@ -413,7 +423,7 @@ class Connection:
             # Ranks look for this notebook twice a second, also at the relays of several hosts.
             if time.monotonic() > next_try:
                 reached.clear()
-                next_try = time.monotonic() + _REPEAT_SECONDS
+                next_try = time.monotonic() + limits.REPEAT_SECONDS
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
             is_over = limit.left() <= 0
@@ -422,15 +432,15 @@ class Connection:
                 # wait for one that has died without an end: then all start again.
                 if is_over or not answer.content["healing"]:
                     told.add(rank)
-                    self.roster.note_not_joined(answer.content["died"])
+                    self.roster.apply(NotJoined(answer.content["died"]))
             if any(end.rank < 0 for end in self._early_ends()):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.
             if is_over and (silent := silent_ranks()) and not self._wire.is_in_doubt(silent):
                 raise UsageError(
                     f"expected an answer of every rank, found that {label(silent)} did not answer "
-                    f"within {_ATTACH_SECONDS:g} s: a call in C may be blocking Python there. "
-                    "The ranks keep running. Try again: %distributed attach"
+                    f"within {limits.ATTACH_SECONDS:g} s: a call in C may be blocking Python "
+                    "there. The ranks keep running. Try again: %distributed attach"
                 )
 
     def resume(self) -> None:
@@ -495,12 +505,11 @@ class Connection:
                     record = event.record
                     # The rank's last line, and how much of its log it has sent.
                     if isinstance(record, Pulse):
-                        self.roster.note_line(record.cell, record.rank, record.line)
+                        self.words.note_line(record.cell, record.rank, record.line)
                     elif isinstance(record, Output) and record.log_nbytes:
-                        self.roster.sent_nbytes[record.rank] = record.log_nbytes
+                        self.words.note_sent(record.rank, record.log_nbytes)
                     elif isinstance(record, Reply):
-                        sent = self.roster.sent_nbytes.get(record.rank, 0)
-                        self.roster.log_nbytes_before[record.rank] = sent
+                        self.words.end_cell(record.rank)
                     self._take_record(record, event.payloads)
                 else:
                     self._handle(event)
@@ -576,7 +585,7 @@ class Connection:
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
         if silent & set(roster.dead):
-            problems.append(f"{roster.deaths_text()}. Type: %distributed heal")
+            problems.append(f"{self.words.deaths_text()}. Type: %distributed heal")
             silent -= set(roster.dead)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")
@@ -678,7 +687,7 @@ class Connection:
         if isinstance(event, FromRank):
             record = event.record
             if isinstance(record, Hello):
-                self.roster.register(record)
+                self._apply(record)
             elif isinstance(record, EpochBegun):
                 self.epoch = max(self.epoch, record.epoch)
             elif isinstance(record, EpochEnded):
@@ -715,8 +724,8 @@ class Connection:
                     "and ranks that are forked after that cannot use a GPU. Leave it out and "
                     "import it in a cell, or use the GPU inside its functions only."
                 )
-            case Replaces(rank, pid):
-                self.roster.expect(rank, pid)
+            case Replaces():
+                self._apply(event)
             case HostLeft():
                 self._handle_lost_host(failures.ProcessExit.of(event, host))
             case Exit() | LauncherExit() | AgentExit():
@@ -751,46 +760,39 @@ class Connection:
             agent.say(end)
 
     def _handle_lost_host(self, end: failures.ProcessExit) -> None:
-        roster, spared = self.roster, self.can_relocate and self._spares_others()
-        if not spared or self.state != "running" or roster.ends:
+        if self.state == "attaching":
             self._handle_exit(end)
             return
-        roster.lost_hosts[end.host] = end.why
-        if roster.missing:  # the ranks are being started, and will be again
-            return
-        (agents,) = self._agents
-        there = set(agents.ranks_of(end.host)) - roster.dead.keys()
-        ends = [replace(end, rank=rank) for rank in sorted(there)]
-        for each in ends:
-            roster.record_death(each)
-            self.hooks.rank_died(each.rank)
-        for each in ends if roster.alive else ():
-            self.send(roster.alive, Died(each.rank, roster.death_text(each)))
-        if ends and roster.alive:
-            self._on_deaths(ends)
+        spared = self.can_relocate and self._spares_others() and self.state == "running"
+        there = self._agents[0].ranks_of(end.host) if spared else ()
+        self._apply(HostLost(end, tuple(there), spared))
 
     def _handle_exit(self, end: failures.ProcessExit) -> None:
-        roster = self.roster
-        if roster.has_recorded(end):
-            return  # another notebook had this event before
-        if roster.is_outdated(end) or (end.rank == -1 and roster.lost_hosts):
-            return  # without one of its hosts, MPI's job ends, and another one follows
         if self.state == "attaching":  # the other ranks' answers are still to come
-            if end.rank != -1 or not any(other.why for other in self._early_exits):
+            known = end.rank == -1 and any(other.why for other in self._early_exits)
+            if not known and not self.roster.is_no_news(end):
                 self._early_exits.append(end)
             return
-        spared = self.can_heal and self._spares_others()
-        replaceable = spared and end.rank >= 0 and (not end.by_launcher or bool(roster.lost_hosts))
-        if not replaceable or self.state != "running" or roster.ends or roster.missing:
-            roster.ends.append(end)
-            return
+        spared = self.can_heal and self._spares_others() and self.state == "running"
+        self._apply(Exited(end, spared))
+
+    def _apply(self, event: ClusterEvent) -> None:
+        for found in self.roster.apply(event):
+            match found:
+                case Came(hello):
+                    self.words.begin(hello)
+                case Deaths(ends, again):
+                    self._announce(ends, again)
+
+    def _announce(self, ends: Sequence[failures.ProcessExit], again: bool) -> None:
+        alive = self.roster.alive
+        for end in ends:
+            self.hooks.rank_died(end.rank)
+        for end in ends if alive else ():
+            self.send(alive, Died(end.rank, self.words.death_text(end)))
         # Each death is reported once: a replacement that died as well has no cell.
-        again = roster.record_death(end)
-        self.hooks.rank_died(end.rank)
-        if roster.alive:
-            self.send(roster.alive, Died(end.rank, roster.death_text(end)))
-            if not again:
-                self._on_deaths([end])
+        if alive and not again:
+            self._on_deaths(ends)
 
     @property
     def up(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which ranks run, how others ended, and the report of a failed cell.
+"""How ranks ended, and the report of a failed cell.
 
 A cell's report has the cause first and the waiting ranks last. Equal reports of several ranks are
 one.
@@ -11,7 +11,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ import psutil
 from allranks import own_files
 from allranks.errors import WAITING, CellTimeout, Report, UsageError
 from allranks.records.agent import AgentExit, Exit, HostLeft, LauncherExit
-from allranks.records.code_names import FILE_OF_CELL, code_name, with_numbers
+from allranks.records.code_names import FILE_OF_CELL
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
@@ -203,10 +203,9 @@ _KNOWN_SECONDS = 0.2
 _TAIL_LINES = 12
 _CRASH = "Fatal Python error: "
 #: A frame of a cell in the stack that Python writes when it crashes.
-_IN_CELL = re.compile(rf'(?m)^  File "(?:In\[\d+\]|{FILE_OF_CELL})", line (\d+) in ')
+IN_CELL = re.compile(rf'(?m)^  File "(?:In\[\d+\]|{FILE_OF_CELL})", line (\d+) in ')
 #: PRRTE's warning about a process that was faster than itself.
 _HARMLESS = "Warning: setpgid("
-_LAST_LINES, _LAST_CHARACTERS = 3, 300
 _SHOWN_NBYTES = 16 * 1024
 
 
@@ -376,7 +375,7 @@ def log_length(path: str) -> int:
 def log_tail(path: str, offset: int = 0) -> str:
     lines = log_end(path, offset).strip().splitlines()
     crash = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]
-    in_cell = [at for at, line in enumerate(lines) if _IN_CELL.match(line)]
+    in_cell = [at for at, line in enumerate(lines) if IN_CELL.match(line)]
     if crash and in_cell and in_cell[-1] > crash[-1]:
         # The innermost frames come first. Those behind the cell's are IPython's and ours.
         lines = lines[crash[-1] : in_cell[-1] + 1]
@@ -384,173 +383,6 @@ def log_tail(path: str, offset: int = 0) -> str:
 
 
 CellRecord = Output | Reply | Result | Telemetry
-
-
-class RankRegistry:
-    """The ranks of one cluster: which are up, which have ended, and how.
-
-    ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since. ``died_again`` is the end
-    of ranks that died just after taking a place; ``lines`` has each rank's last known line.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.hellos: dict[int, Hello] = {}
-        self.ends: list[ProcessExit] = []
-        self.dead: dict[int, ProcessExit] = {}
-        self.new: set[int] = set()
-        self.died_again: dict[int, ProcessExit] = {}
-        self.lost_hosts: dict[str, str] = {}
-        """Why hosts are lost whose ranks are not started elsewhere yet."""
-        self.lines: dict[int, str] = {}
-        self._lines_of = 0
-        #: The cells, as ``In[3]``, by the file names of their code.
-        self._names: dict[str, str] = {}
-        #: The process that takes the place of each rank that has died, the last to be started.
-        self._pids: dict[int, int] = {}
-        #: How much of its log each rank has sent.
-        self.sent_nbytes: dict[int, int] = {}
-        #: How long each rank's log was when its last cell ended, or it came.
-        self.log_nbytes_before: dict[int, int] = {}
-
-    @property
-    def missing(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self.hellos]
-
-    @property
-    def alive(self) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self.size) if rank not in self.dead)
-
-    def register(self, hello: Hello) -> None:
-        # The hello of a process that has been replaced since does not count.
-        rank = hello.rank
-        if hello.pid == self._pids.get(rank, hello.pid):
-            self.hellos[rank] = hello
-            self.new.add(rank)
-            self.sent_nbytes[rank] = self.log_nbytes_before[rank] = log_length(hello.log)
-
-    def expect(self, rank: int, pid: int) -> None:
-        self._pids[rank] = pid
-        self.died_again.pop(rank, None)
-
-    def note_not_joined(self, ranks: Iterable[int]) -> None:
-        """Processes that were to replace these ranks have not joined: the ranks are dead."""
-        for rank in set(ranks) - self.hellos.keys():
-            self._pids.pop(rank, None)
-
-    def is_outdated(self, end: ProcessExit) -> bool:
-        """Whether the end is left from a replacement that did not succeed."""
-        return end.pid != self._pids.get(end.rank, end.pid)
-
-    def has_recorded(self, end: ProcessExit) -> bool:
-        """Whether this end of a rank's process is known."""
-        known = (self.dead.get(end.rank), self.died_again.get(end.rank))
-        return end.pid > 0 and any(
-            one is not None and (one.host, one.pid) == (end.host, end.pid) for one in known
-        )
-
-    def record_death(self, end: ProcessExit) -> bool:
-        """Records a death that can be replaced; returns whether the place was vacant already.
-
-        With its last rank the cluster has ended: no variables are left.
-        """
-        self.new.discard(end.rank)
-        again = end.rank in self.dead
-        (self.died_again if again else self.dead)[end.rank] = end
-        if not self.alive:
-            self.ends += self.dead.values()
-        return again
-
-    def replace(self, ranks: Iterable[int]) -> None:
-        """These dead ranks were replaced; some of the new processes may have died again."""
-        for rank in ranks:
-            self.dead.pop(rank, None)
-            self.lines.pop(rank, None)
-            if rank in self.died_again:
-                self.dead[rank] = self.died_again[rank]
-
-    @property
-    def known_losses(self) -> dict[str, str]:
-        """The hosts that are lost, and why, also where this has ended all ranks."""
-        return self.lost_hosts | {end.host: end.why for end in self.ends if end.why}
-
-    def start_again(self, hosts: Collection[str] = ()) -> None:
-        """All ranks are started again on these hosts, with the same numbers. A host of these may
-        have been lost meanwhile.
-        """
-        lost = {host: why for host, why in self.known_losses.items() if host in hosts}
-        for known in (self.hellos, self.dead, self.died_again, self.lost_hosts, self.lines):
-            known.clear()
-        self.lost_hosts |= lost
-        self.ends.clear()
-        self.new.clear()
-        self._pids.clear()
-
-    def begin_cell(self, cell: int) -> None:
-        self._lines_of = cell
-        self.lines.clear()
-
-    def name_cell(self, source: str, number: int) -> None:
-        self._names[code_name(source)] = f"In[{number}]"
-
-    def note_line(self, cell: int, rank: int, line: str) -> None:
-        """Notes the line that a rank is at; that of an earlier cell may come late."""
-        if line and cell >= self._lines_of:
-            self.lines[rank] = line
-
-    def unsent_output(self, rank: int) -> str:
-        # The part of its output that the rank did not get to send.
-        unsent = log_end(self.hellos[rank].log, self.sent_nbytes.get(rank, 0))
-        return with_numbers(unsent, self._names)
-
-    def _last_words(self, rank: int) -> str:
-        # The end of its output since its last cell.
-        words = log_tail(self.hellos[rank].log, self.log_nbytes_before.get(rank, 0))
-        return with_numbers(words, self._names)
-
-    def death_text(self, end: ProcessExit) -> str:
-        """Returns how a rank died, in words that follow its name."""
-        line = self.lines.get(end.rank, "")
-        where = f", last seen at {line}" if line else ""
-        words = self._last_words(end.rank).splitlines()[-_LAST_LINES:]
-        last = f"; its last lines: {' │ '.join(words)[-_LAST_CHARACTERS:]}" if words else ""
-        return f"{end.how(explain=False)}{where}{last}"
-
-    def report(self, end: ProcessExit) -> Report:
-        """Returns the report of a cell on a rank that died in it, with its last words."""
-        hello, words = self.hellos[end.rank], self._last_words(end.rank)
-        place, _, source = self.lines.get(end.rank, "").partition("  ")
-        number = place.rpartition(":")[2]
-        # The stack of a crash is exact. The last state that the rank has sent may be older.
-        if crashed := _IN_CELL.search(words):
-            number, source = crashed[1], ""
-        return Report(
-            rank=end.rank,
-            host=hello.host,
-            device=hello.device,
-            etype=DEATH,
-            message=end.how(explain=False),  # the traceback explains the signal
-            traceback=(
-                (f"Host {end.host} {end.why}",)
-                if end.why
-                else (
-                    f"pid {hello.pid} {end.how()}. The log is {hello.log}",
-                    *([f"Its last lines:\n{words}"] if words and end.code < 0 else []),
-                )
-            ),
-            line=int(number) if number.isdigit() else None,
-            source_line=source.strip(),
-            waiting=False,
-        )
-
-    def deaths_text(self) -> str:
-        """Returns which ranks have died without replacement, and how."""
-        if any(end.why for end in self.dead.values()):
-            return death_lines(self.dead.values())
-        return "; ".join(
-            f"rank {rank} ({self.hellos[rank].host}, pid {self.hellos[rank].pid}) {end.how()}"
-            for rank, end in sorted(self.dead.items())
-        )
 
 
 #: How a rank has left a cell that still runs, by the status of its reply.

@@ -15,6 +15,7 @@ from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.members import MemberSlots
 from allranks.cluster.recovered import text_of
 from allranks.cluster.recovery import Ask, Limit, Note, Recovery, Say, Seat, StartAgain, Step, Up
+from allranks.cluster.state import NotRecovered, Replaced, Seating, TookPlaces
 from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
 from allranks.errors import CellFailed, ClusterLost, UsageError
@@ -102,8 +103,7 @@ class RecoveryDriver:
         while recovery.commands:
             match recovery.commands.pop(0):
                 case Seat(dead):
-                    roster.new.clear()
-                    roster.died_again.clear()
+                    roster.apply(Seating())
                     self._known["came"].clear()
                     recovery.seated(ranks.seat_spares(list(dead)))
                 case Ask(name, asked, arguments):
@@ -112,7 +112,7 @@ class RecoveryDriver:
                     asking = ranks.asking(asked, name, dict(arguments))
                     self._got = self._request.enter_context(asking)
                 case Up(joined):
-                    roster.replace(joined)
+                    roster.apply(TookPlaces(joined))
                     if not roster.dead:
                         ranks.all_up()
                 case Note(record):
@@ -127,8 +127,8 @@ class RecoveryDriver:
                     self._tell(text)
 
     def _lose(self) -> None:
-        ranks, roster, done = self._ranks, self._ranks.roster, self._recovery
-        roster.ends = roster.ends or list(done.gone.values())
+        ranks, done = self._ranks, self._recovery
+        ranks.roster.apply(NotRecovered(tuple(done.gone.values())))
         if done.starts_again:
             why = f"{death_lines(done.gone.values())}. All variables are lost, because the ranks "
             why += f"could not be started again: {done.problem}. {NEXT_CELL} The logs are in "
@@ -189,7 +189,7 @@ class HealedCells(Cells):
         self._look()
         if self._heals_by_itself and not self.busy and not self._occupied:
             tell = tell or self.news.append
-            tell(self._ranks.roster.deaths_text())
+            tell(self._ranks.words.deaths_text())
             with suppress(ClusterLost):  # then the state is lost, with the reason
                 tell(self.heal(tell))
         return self.state == "running"
@@ -253,7 +253,7 @@ class HealedCells(Cells):
                 run.view.notice(plain(failed.text))
             raise
         for rank in set(dead).intersection(run.ranks):
-            run.view.left(rank, "replaced")
+            run.apply(Replaced(rank))
         run.view.notice(said)
 
     def _replace(self, tell: Callable[[str], None]) -> tuple[str, bool]:

@@ -33,7 +33,6 @@ from allranks.cluster.launchers.mpiexec import (
 )
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sockets import (
-    LATE_SECONDS,
     EventQueue,
     Interceptors,
     ListeningSockets,
@@ -41,6 +40,7 @@ from allranks.cluster.sockets import (
     closing_if_failed,
 )
 from allranks.errors import StartFailed, UsageError
+from allranks.records import limits
 from allranks.records.agent import (
     Admitted,
     AgentExit,
@@ -163,9 +163,6 @@ def open_sockets(
     return wire, config
 
 
-_STOP_SECONDS = 10.0
-_LAUNCHER_SECONDS = 4.0
-_TRACKER_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _TRACKER = "multiprocessing.resource_tracker"
 
@@ -273,10 +270,10 @@ class HostAgentProcess:
     def stop(self) -> None:
         """Ends every process of the cluster; returns when they have ended."""
         self.say(Stop())
-        self._thread.join(_STOP_SECONDS)  # it ends after the agent
+        self._thread.join(limits.STOP_SECONDS)  # it ends after the agent
         if self._thread.is_alive():
             _kill([self.pid])  # its children die with it
-            self._thread.join(_STOP_SECONDS)
+            self._thread.join(limits.STOP_SECONDS)
         for end in (self._input, self._lines):
             with suppress(OSError):  # unsent commands are dropped: the process has exited
                 end.close()
@@ -325,11 +322,11 @@ def end_session(leader: int, session_dir: str) -> None:
     POSIX session. The launcher sets ``session_dir`` in every rank's environment; it identifies
     processes that cells have started in a POSIX session of their own.
     """
-    left = _wait_for_end(leader, _LAUNCHER_SECONDS)
+    left = _wait_for_end(leader, limits.LAUNCHER_SECONDS)
     # A tracker ends with the last process that it serves, and frees the shared memory of that.
     trackers = [pid for pid in left if _has(pid, psutil.Process.cmdline, _TRACKER)]
     _kill(pid for pid in left if pid not in trackers)
-    _kill(_wait_for_end(leader, _TRACKER_SECONDS) if trackers else ())
+    _kill(_wait_for_end(leader, limits.TRACKER_SECONDS) if trackers else ())
     _kill(pid for pid in psutil.pids() if _has(pid, lambda it: it.environ().values(), session_dir))
 
 
@@ -428,10 +425,7 @@ class HeldEnds:
                 self._deliver(end, host)
 
 
-#: Ranks come sooner. The test disturbs nothing if they are only slow.
-_TEST_AFTER_SECONDS = 8.0
 _SHOWN_PAIRS = 4
-_READY_SECONDS = 60.0
 #: For the host agents; the caretaker decides how long the ranks stay.
 _STAY = to_line(Stay(1, {})).decode()
 
@@ -709,7 +703,7 @@ class MultiHostAgents:
         for host in self._hosts:
             self._wire.command(host.name, "stay", _STAY)
         with suppress(Empty):
-            ready.get(timeout=_READY_SECONDS)
+            ready.get(timeout=limits.CARETAKER_SECONDS)
 
     def note(self, record: dict[str, Any]) -> None:
         """Saves what the next notebook needs to go on with this one's recovery."""
@@ -802,7 +796,7 @@ class MultiHostAgents:
 
     def blocked(self) -> str:
         """Returns which hosts cannot connect to each other, once ranks have been waited for."""
-        if not self._hosts or time.monotonic() < self._began + _TEST_AFTER_SECONDS:
+        if not self._hosts or time.monotonic() < self._began + limits.PORT_TEST_AFTER_SECONDS:
             return ""
         problems = self.test_network().problems()
         if not problems:
@@ -909,7 +903,7 @@ class MultiHostAgents:
             self._wire.command(host, "stop", "")
         if there:
             with suppress(Empty):
-                self._all_ended.get(timeout=_STOP_SECONDS)
+                self._all_ended.get(timeout=limits.STOP_SECONDS)
         self.job.close()
         if self._caretaker is not None:
             self._caretaker.stop()
@@ -944,7 +938,7 @@ class MultiHostAgents:
                 self._lose(host, self._wire.lease_seconds)
             case HostLate():
                 if self._held.wait_for(host):  # so the cause of these ends is found
-                    self._lose(host, LATE_SECONDS)
+                    self._lose(host, limits.LATE_SECONDS)
             case HostBeat():
                 self._held.beat(host)
             case HostRefused(problem):

@@ -10,6 +10,7 @@ from allranks.cluster import variables
 from allranks.cluster.connection import Connection
 from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord
+from allranks.cluster.state import CellState
 from allranks.records.wire import Interrupt, Reply, RunMember
 
 
@@ -21,9 +22,13 @@ class Slot:
 
     ranks: tuple[int, ...]
     member: int | None = None
-    cell: int = 0
+    #: The last member that they have run.
+    state: CellState = field(default_factory=lambda: CellState(0, ()))
     epoch: Epoch = field(default_factory=Epoch)
-    replies: dict[int, Reply] = field(default_factory=dict)
+
+    @property
+    def cell(self) -> int:
+        return self.state.cell
 
 
 class MemberSlots:
@@ -65,7 +70,7 @@ class MemberSlots:
         if slot.epoch.dirty:
             slot.epoch.begin(slot.epoch.number + 1)
         self.cells += 1
-        slot.member, slot.cell, slot.replies = member, self.cells, {}
+        slot.member, slot.state = member, CellState(self.cells, slot.ranks)
         record = RunMember(
             cell=self.cells,
             member=member,
@@ -81,17 +86,15 @@ class MemberSlots:
         self.ranks.send(slot.ranks, record, payload)
 
     def interrupt(self, slot: Slot) -> None:
-        # Only the ranks that have not left the member.
-        pending = [rank for rank in slot.ranks if rank not in slot.replies]
-        self.ranks.send(pending, Interrupt(slot.cell))
+        self.ranks.send(slot.state.pending, Interrupt(slot.cell))
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
         """Handles a record of a member; returns false for any other record."""
         for slot in self.slots:
             if slot.member is not None and slot.cell == record.cell:
                 if isinstance(record, Reply):
-                    slot.replies[record.rank] = record
-                    slot.epoch.note(slot.replies.values())
+                    slot.state.apply(record)
+                    slot.epoch.note(slot.state.replies.values())
                 self.deliver(self, slot, record, payloads)
                 return True
         return False

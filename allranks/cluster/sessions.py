@@ -22,8 +22,8 @@ from allranks.cluster.host_agent import HostAgentProcess, TakenHosts
 from allranks.cluster.sharing import unpack
 from allranks.cluster.sockets import ListeningSockets
 from allranks.errors import UsageError
+from allranks.records import limits
 from allranks.records.config import (
-    LEASE_SECONDS,
     NOTEBOOKS_DOOR,
     WATCHERS_DOOR,
     HostAgentConfig,
@@ -64,8 +64,6 @@ def as_time(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-#: A machine that stands still for a while must not make ranks seem to have ended.
-_VISIT_SECONDS = 20.0
 _GLANCE_SECONDS = 0.2
 _LIST = "%distributed clusters"
 _STAYS = (
@@ -106,7 +104,7 @@ class SessionInfo:
         return os.path.basename(path) if path.endswith(".ipynb") else path
 
 
-def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
+def running(seconds: float = limits.VISIT_SECONDS) -> list[SessionInfo]:
     """Returns this user's clusters on this machine, the oldest first; ``seconds`` limits each
     visit.
     """
@@ -118,7 +116,9 @@ def running(seconds: float = _VISIT_SECONDS) -> list[SessionInfo]:
     return sorted(filter(None, found), key=lambda session: session.began)
 
 
-def visit(folder: str, want: str = "about", seconds: float = _VISIT_SECONDS) -> SessionInfo | None:
+def visit(
+    folder: str, want: str = "about", seconds: float = limits.VISIT_SECONDS
+) -> SessionInfo | None:
     """Returns the cluster of a session's folder; None if it has ended, or starts or ends just now.
 
     ``want`` is a request beside: ``watch``, ``share`` or ``leave``. Raises UsageError if it runs
@@ -254,7 +254,7 @@ def name_of(folder: str | Path) -> str:
     return Path(folder).name.rpartition("-")[2]
 
 
-def _visit(folder: str, want: str, seconds: float = _VISIT_SECONDS) -> socket.socket:
+def _visit(folder: str, want: str, seconds: float = limits.VISIT_SECONDS) -> socket.socket:
     """Returns a connection to a cluster's host agent that has begun to answer.
 
     Raises OSError if it has ended, and UsageError if it does not answer.
@@ -330,7 +330,7 @@ class AttachedHostAgent(HostAgentProcess):
         self.folder = session.folder
         self.hosts: TakenHosts | None = None
         self.listening: ListeningSockets | None = None
-        self.lease_seconds = LEASE_SECONDS
+        self.lease_seconds = limits.LEASE_SECONDS
         if care := told.get("caretaker"):
             keys = care["key"], care["secret_key"]
             self.listening = ListeningSockets.taken(descriptors, keys)
@@ -358,9 +358,6 @@ class AttachedHostAgent(HostAgentProcess):
         return 0 if stopped else -signal.SIGKILL
 
 
-_OPENS_SECONDS = 2.0
-_ANSWERS_SECONDS = 5.0
-_LETS_GO_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 
 
@@ -395,7 +392,7 @@ def borrow(folder: str) -> SessionInfo:
     found = visit(folder, "watch")
     if found is not None and found.holder not in (0, os.getpid()):
         _ask(found)
-        deadline = time.monotonic() + _LETS_GO_SECONDS
+        deadline = time.monotonic() + limits.RELEASES_SECONDS
         holder = found.holder
         while found is not None and found.holder == holder and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -427,10 +424,10 @@ def _ask(found: SessionInfo) -> None:
 
 def _ask_holder(folder: str, request: dict[str, Any]) -> socket.socket:
     """Returns a connection to the holder of the ranks; it may start to listen only in a moment."""
-    deadline = time.monotonic() + _OPENS_SECONDS
+    deadline = time.monotonic() + limits.OPENS_SECONDS
     while True:
         try:
-            return _asked(os.path.join(folder, WATCHERS_DOOR), request, _ANSWERS_SECONDS)
+            return _asked(os.path.join(folder, WATCHERS_DOOR), request, limits.ANSWERS_SECONDS)
         except OSError:
             if time.monotonic() > deadline:
                 raise

@@ -27,6 +27,7 @@ from typing import Any
 
 from allranks import doors
 from allranks.cluster.epochs import Epoch
+from allranks.cluster.state import WatchedState
 from allranks.records.config import WATCHERS_DOOR
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
@@ -124,12 +125,10 @@ class WatcherFeed:
         #: What `take` has to get: without watchers only what the state follows from.
         self.records: tuple[type[Record], ...] = _STATE
         self._lock = threading.Lock()
-        self._hellos: dict[int, Frames] = {}
+        self._ranks = WatchedState()
         self._cell: RunCell | None = None
         self._cell_frames: Frames = ()
         self._began = 0.0
-        #: With what each rank has left the cell: its reply or its death. None: it has not run it.
-        self._left: dict[int, Reply | Died | None] = {}
         #: All messages of the cell; None if they are unknown or too many.
         self._messages: list[bytes] | None = None
         self._messages_nbytes = 0
@@ -172,21 +171,16 @@ class WatcherFeed:
     def take(self, record: Record, frames: Frames, ago: float = 0.0) -> None:
         """Handles one of ``records``, from any thread; it was sent ``ago`` seconds ago."""
         with self._lock:
-            if isinstance(record, Hello):
-                self._hellos[record.rank] = frames
-                if record.rank in self._left:  # it replaces a rank, and runs no cell
-                    self._left[record.rank] = None
-            elif isinstance(record, RunCell):
+            if isinstance(record, Reply) and record.cell != getattr(self._cell, "cell", None):
+                return
+            if isinstance(record, Hello | RunCell | Reply | Died):
+                self._ranks.apply(record)
+            if isinstance(record, RunCell):
                 frames = frames[:1]  # no pickled call
                 self._cell, self._cell_frames = record, frames
                 self._began = time.monotonic() - ago
-                self._left = {}
                 self._messages = None if self._thread is None or ago else []
                 self._messages_nbytes = 0
-            elif isinstance(record, Reply | Died):
-                if isinstance(record, Reply) and record.cell != getattr(self._cell, "cell", None):
-                    return
-                self._left[record.rank] = record
             if self._thread is None:
                 return
             message = pack({"ago": ago}, _for_watchers(record, frames))
@@ -207,8 +201,8 @@ class WatcherFeed:
     @property
     def running(self) -> str:
         """The name of the cell that some of its ranks have not left; "" if there is none."""
-        cell = self._cell
-        if cell is None or set(self._left) >= set(cell.ranks or self._hellos):
+        cell, state = self._cell, self._ranks.cell
+        if cell is None or state is None or not state.pending:
             return ""
         return cell.label.removeprefix("cell ")
 
@@ -216,15 +210,15 @@ class WatcherFeed:
         """Messages for a new watcher about the past. ``seen`` is the last cell that it has seen;
         None if it has seen a part of this one.
         """
-        messages = [pack({}, frames) for frames in self._hellos.values()]
-        if self._cell is None:
+        messages = [pack({}, encode(hello)) for hello in self._ranks.hellos.values()]
+        if self._cell is None or self._ranks.cell is None:
             return messages
         new = seen is not None and self._cell.cell > seen
         if self._messages is not None and new and (self.running or seen):
             return messages + self._messages
         if self.running:
             messages.append(pack({"ago": time.monotonic() - self._began}, self._cell_frames))
-        left = [record for record in self._left.values() if record is not None]
+        left = [*self._ranks.cell.replies.values(), *self._ranks.dead.values()]
         return messages + [pack({}, _for_watchers(record, encode(record))) for record in left]
 
     def _wake_thread(self) -> None:

@@ -30,9 +30,9 @@ import zmq
 from allranks.cluster.sharing import WatcherFeed
 from allranks.countdown import AwakeClock
 from allranks.errors import StartFailed, WireError
-from allranks.records import agent
+from allranks.records import agent, limits
 from allranks.records.agent import HostBeat, HostLate, HostSilent, to_line
-from allranks.records.config import BEAT_SECONDS, LEASE_SECONDS, family_of, tcp_url
+from allranks.records.config import family_of, tcp_url
 from allranks.records.deferred import deferred
 from allranks.records.numbered import (
     BEGIN,
@@ -172,7 +172,7 @@ class Interceptors(Protocol):
     def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None: ...
 
 
-_LOOK_SECONDS = BEAT_SECONDS / 2
+_LOOK_SECONDS = limits.BEAT_SECONDS / 2
 _TRIED_PORTS = 100
 #: ZeroMQ's own names of connections begin with it.
 _NO_NAME = b"\0"
@@ -184,9 +184,6 @@ _KEEPALIVE = {
     zmq.TCP_KEEPALIVE_CNT: 6,
 }
 _LATE, _BEAT = to_line(HostLate()), to_line(HostBeat())
-#: A host that misses heartbeats for this time is probably cut off. If nothing else happens, it has
-#: the rest of the lease to come back.
-LATE_SECONDS = 4.0
 
 
 class ListeningSockets:
@@ -249,7 +246,7 @@ class RankSockets:
         inbox: EventQueue,
         hooks: Interceptors,
         place: ListeningSockets | tuple[str, str],
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         self._inbox = inbox
         self._hooks = hooks
@@ -366,7 +363,7 @@ class RankSockets:
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:
         """Whether a host of these ranks is silent, or is lost, of which the news may still come."""
-        late = self._now - LATE_SECONDS
+        late = self._now - limits.LATE_SECONDS
         signs = (self._last_signs.get(self.host_of.get(rank, ""), self._now) for rank in ranks)
         return any(last is None or last <= late for last in signs)
 
@@ -510,7 +507,7 @@ class RankSockets:
             if last is None:
                 continue
             missed = self._now - last
-            if missed >= LATE_SECONDS:
+            if missed >= limits.LATE_SECONDS:
                 self.deliver_host(host, _LATE)
             if missed > self.lease_seconds:
                 self.forget(host)

@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 
 import psutil
 
+from allranks.records import limits
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _PR_SET_CHILD_SUBREAPER = 36
@@ -42,8 +44,6 @@ _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
 _POLL_SECONDS = 0.02
 _KIB = 1024
 _TRACKER = "multiprocessing.resource_tracker"
-#: For the exit functions of a rank, and to write what its files hold back.
-EXIT_SECONDS, _FUNCTION_SECONDS = 2.0, 1.5
 _COMPRESSED = {"bz2", "gzip", "lzma", "zipfile"}
 
 
@@ -304,7 +304,10 @@ def end_process() -> NoReturn:
     have not written yet. After `EXIT_SECONDS` it ends without the rest, and some time before
     without the rest of the functions.
     """
-    for seconds, end in (_FUNCTION_SECONDS, _leave), (EXIT_SECONDS, partial(os._exit, 0)):
+    for seconds, end in (
+        (limits.FUNCTIONS_SECONDS, _leave),
+        (limits.EXIT_SECONDS, partial(os._exit, 0)),
+    ):
         late = threading.Timer(seconds, end)
         late.daemon = True
         late.start()

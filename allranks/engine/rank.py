@@ -45,8 +45,8 @@ from allranks.engine.telemetry import TelemetrySender, current_line, process_met
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
-from allranks.records import code_names, requests
-from allranks.records.config import SLOW_START_SECONDS, HostAgentConfig, variable_nbytes
+from allranks.records import code_names, limits, requests
+from allranks.records.config import HostAgentConfig, variable_nbytes
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     BETWEEN_CELLS,
@@ -118,7 +118,7 @@ class Rank:
         signal.signal(signal.SIGINT, ignore_interrupt)
         launched.in_cells_of_ranks = True
         self._log = os.dup(2)  # a start that hangs writes its stack here, without a thread of ours
-        faulthandler.dump_traceback_later(SLOW_START_SECONDS, file=self._log)
+        faulthandler.dump_traceback_later(limits.SLOW_START_SECONDS, file=self._log)
         self.transcript.streams.capture()
         faulthandler.enable(all_threads=False)
         # The cells' own: that of this process is the agent's.

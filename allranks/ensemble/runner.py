@@ -270,7 +270,7 @@ class EnsembleRunner:
         elif isinstance(record, Result):
             if record.rank == slot.ranks[0]:
                 attempt.result, attempt.payloads = record, payloads
-        elif isinstance(record, Reply) and len(slot.replies) == len(slot.ranks):
+        elif isinstance(record, Reply) and not slot.state.pending:
             self._end(attempt)
 
     def _take_points(self, attempt: _Attempt, record: Points, payload: bytes) -> None:
@@ -294,7 +294,7 @@ class EnsembleRunner:
 
     def _end(self, attempt: _Attempt) -> None:
         slot, member, why = attempt.slot, attempt.member, attempt.why
-        replies = [slot.replies[rank] for rank in slot.ranks]
+        replies = [slot.state.replies[rank] for rank in slot.ranks]
         # The messages of a member count its own ranks, but one rank keeps its number.
         first = slot.ranks[0] if len(slot.ranks) > 1 else 0
         given = [reply.report for reply in replies if reply.report is not None]
@@ -473,7 +473,7 @@ class EnsembleRunner:
             if attempt.grace is None:
                 continue
             waited = GRACE_SECONDS - attempt.grace.left()
-            pending = [rank for rank in attempt.slot.ranks if rank not in attempt.slot.replies]
+            pending = attempt.slot.state.pending
             late, where = attempt.why == FAILED, attempt.unheard.whereabouts
             if attempt.unheard.due(waited, pending):
                 twice = (
@@ -529,7 +529,7 @@ class EnsembleRunner:
         blamed = next((attempt for attempt in busy if culprit in attempt.slot.ranks), None)
         if blamed is not None and culprit is not None:
             # Unsent output of the rank, from its log; it may contain the reason of the death.
-            text = ranks.roster.unsent_output(culprit)
+            text = ranks.words.unsent_output(culprit)
             if text:
                 said = Output(culprit, blamed.slot.cell, (["out", text],), 0, 0, 0)
                 log = self.cluster.hellos[culprit].log

@@ -11,6 +11,7 @@ from typing import Any
 from allranks.cluster import failures
 from allranks.cluster.cells import View
 from allranks.cluster.sessions import messages
+from allranks.cluster.state import Left, WatchedState
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
 from allranks.records.wire import (
@@ -35,14 +36,11 @@ class WatchedCells:
 
     def __init__(self, whose: str) -> None:
         self.whose = whose
-        self._hellos: dict[int, Hello] = {}
+        self._ranks = WatchedState()
         #: The number of the last cell.
         self.cell = 0
         self._ensemble = ""
-        self._ranks: tuple[int, ...] = ()
         self._view: View | None = None
-        self._replies: dict[int, Reply] = {}
-        self._lost: set[int] = set()
 
     def _take(self, head: dict[str, Any], frames: Sequence[bytes]) -> None:
         if not frames:
@@ -52,9 +50,14 @@ class WatchedCells:
             )
             return
         record, payloads = decode(frames)
-        if isinstance(record, Hello):
-            self._hellos[record.rank] = record
-            self._lost.discard(record.rank)
+        if isinstance(record, Hello | Reply | Died):
+            known = self._ranks.dead.keys()
+            if isinstance(record, Died) and record.rank not in known and self._view is not None:
+                self._view.notice(f"rank {record.rank} {record.how}")
+            self._show_left(self._ranks.apply(record))
+            # The other notebook does not say that its cell has ended.
+            if self._ranks.cell is not None and not self._ranks.cell.pending:
+                self._end()
         elif isinstance(record, RunCell):
             self._begin(record, head.get("ago", 0.0))
         elif isinstance(record, RunMember):
@@ -63,42 +66,35 @@ class WatchedCells:
                 self._ensemble = record.ensemble
                 print(f"{self.whose} runs an ensemble, which is shown there.", flush=True)
         elif self._view is not None:
-            self._take_record(self._view, record, payloads)
+            self._show_record(self._view, record, payloads)
 
     def _begin(self, cell: RunCell, ago: float) -> None:
         if self._view is not None and cell.cell == self.cell:
             return  # a repetition after lost messages
         self._end()
         self.cell, self._ensemble = cell.cell, ""
-        self._ranks = cell.ranks or tuple(sorted(self._hellos))
-        self._replies.clear()
+        hellos, left = self._ranks.hellos, self._ranks.apply(cell)
+        ranks = cell.ranks or tuple(sorted(hellos))
         name = cell.label.removeprefix("cell ")
         since = f", began {ago:.0f} s ago; its output from now on" if ago else ""
-        print(f"{name} of {self.whose}, on {label(self._ranks)}{since}:", flush=True)
-        hellos = [self._hellos[rank] for rank in self._ranks if rank in self._hellos]
-        self._view = cell_view("auto", hellos, None, ago=ago)
-        for rank in self._lost.intersection(self._ranks):
-            self._view.left(rank, "lost")
+        print(f"{name} of {self.whose}, on {label(ranks)}{since}:", flush=True)
+        there = [hellos[rank] for rank in ranks if rank in hellos]
+        self._view = cell_view("auto", there, None, ago=ago)
+        self._show_left(left)
 
-    def _take_record(self, view: View, record: Record, payloads: list[bytes]) -> None:
-        if isinstance(record, Died):
-            self._lost.add(record.rank)
-            view.left(record.rank, "lost")
-            view.notice(f"rank {record.rank} {record.how}")
-        elif isinstance(record, Output):
+    def _show_left(self, left: Sequence[Left]) -> None:
+        if self._view is not None:
+            for each in left:
+                self._view.left(each.rank, each.status)
+
+    def _show_record(self, view: View, record: Record, payloads: list[bytes]) -> None:
+        if isinstance(record, Output):
             if record.cell == self.cell:
                 view.output(replace(record, entries=tuple(map(_without_widget, record.entries))))
         elif isinstance(record, Prompt):
             view.notice(f"rank {record.rank} asks for input in {self.whose}: {record.text}")
         elif isinstance(record, Points | Pulse | Strip | Timings):
             view.telemetry(record, payloads)
-        elif isinstance(record, Reply) and record.cell == self.cell:
-            if record.rank not in self._replies:
-                view.left(record.rank, record.status)
-            self._replies[record.rank] = record
-        # The other notebook does not say that its cell has ended.
-        if self.cell and set(self._ranks) <= set(self._replies) | self._lost:
-            self._end()
 
     async def show(self, door: socket.socket) -> None:
         """Shows what comes through the connection until it ends."""
@@ -122,12 +118,13 @@ class WatchedCells:
     def _end(self) -> None:
         # All ranks have left the cell, or the connection has ended.
         view, self._view = self._view, None
-        if view is None:
+        cell = self._ranks.cell
+        if view is None or cell is None:
             return
         view.finish()
-        reports = [reply.report for _, reply in sorted(self._replies.items()) if reply.report]
+        reports = [reply.report for _, reply in sorted(cell.replies.items()) if reply.report]
         if reports:
-            print(failures.describe(reports, self._ranks), flush=True)
+            print(failures.describe(reports, cell.ranks), flush=True)
 
     def _say(self, text: str) -> None:
         if self._view is not None:
@@ -136,7 +133,7 @@ class WatchedCells:
             print(text, flush=True)
 
     def _logs(self) -> str:
-        log = next((hello.log for hello in self._hellos.values()), "")
+        log = next((hello.log for hello in self._ranks.hellos.values()), "")
         return f" in {log.rpartition('/')[0]}" if log else ""
 
 

@@ -15,26 +15,18 @@ from typing import Any
 
 from allranks.errors import UsageError
 from allranks.launched import RankVariables
+from allranks.records import limits
 from allranks.records.frozen import frozen
 
 #: Instead of devices: all GPUs of the host, which it looks for itself.
 EVERY_GPU = "all"
 
-#: A rank that takes longer to come up writes the line that it is at into its log.
-SLOW_START_SECONDS = 30.0
-
 #: With more ranks, ipyparallel's controller starts on request: it needs six descriptors for each
 #: one.
 CLIENTS_RANKS = 128
 
-BEAT_SECONDS = 1.0
-#: Without a heartbeat for the lease, notebook and host count each other as lost: the host ends its
-#: ranks. The variable sets the seconds.
+#: Sets the seconds of the lease, after which the host ends its ranks.
 LEASE = "ALLRANKS_LEASE"
-LEASE_SECONDS = 30.0
-_LEASES_SECONDS = 5.0, 250.0
-#: Time for a host to connect to the notebook at first.
-FIRST_SECONDS = 15.0
 
 #: Where the notebook listens that starts ranks on its own machine, formatted with their session
 #: folder.
@@ -97,7 +89,7 @@ class Invitation:
     events_url: str
     wire_key: str
     host: str = ""
-    lease_seconds: float = LEASE_SECONDS
+    lease_seconds: float = limits.LEASE_SECONDS
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -238,10 +230,10 @@ def variable_seconds(name: str, default: float) -> float:
 
 def lease_seconds() -> float:
     """Returns how long hosts and notebook wait for each other if the network is interrupted."""
-    found = variable_seconds(LEASE, LEASE_SECONDS)
-    shortest, longest = _LEASES_SECONDS
+    found = variable_seconds(LEASE, limits.LEASE_SECONDS)
+    shortest, longest = limits.SHORTEST_LEASE_SECONDS, limits.LONGEST_LEASE_SECONDS
     if not shortest <= found <= longest:
-        raise _wrong(LEASE, f"{shortest:g} to {longest:g} seconds", f"{LEASE_SECONDS:g}")
+        raise _wrong(LEASE, f"{shortest:g} to {longest:g} seconds", f"{limits.LEASE_SECONDS:g}")
     return found
 
 

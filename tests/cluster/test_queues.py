@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from allranks import Cluster
-from allranks.cluster import connection
 from allranks.cluster.connection import Connection
 from allranks.cluster.launchers import batch, pbs_lsf, slurm
 from allranks.cluster.launchers.batch import BatchJob
 from allranks.cluster.launchers.job import Host
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.errors import StartFailed, UsageError
+from allranks.records import limits
 from allranks.records.config import Invitation
 from tests.kernel import wait_until
 
@@ -247,7 +247,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Connection:
 def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(
     nowhere, monkeypatch
 ):
-    monkeypatch.setattr(connection, "_START_SECONDS", -4.0)
+    monkeypatch.setattr(limits, "START_SECONDS", -4.0)
     with pytest.raises(StartFailed) as failed:
         nowhere.start(lambda waits: None, lambda up, started, module: None)
     assert "ranks 0–3 did not start on h1, h2; no connection from h1, h2." in str(failed.value)

@@ -221,7 +221,7 @@ def test_another_notebook_attaches_when_the_first_lets_go(notebook, other):
     )
     watched.wait_for(f" s left: %distributed attach {name}.")
     # What is left of a host agent that was killed is ended at once: this one lives on.
-    other.run("from allranks.cluster import host_agent; host_agent._LAUNCHER_SECONDS = 0")
+    other.run("from allranks.records import limits; limits.LAUNCHER_SECONDS = 0")
     assert "they keep running for 2 min" in other.run(f"%distributed attach {name}").text
     check_at_work(other)
     assert "keep running for 60 s" in other.run("%distributed detach 60s").text
@@ -332,11 +332,11 @@ def test_what_cannot_be_attached_to_is_said(notebook):
 def test_a_rank_that_does_not_answer_is_named_and_stays(notebook):
     victim = notebook.pids()[2]
     again(notebook, attach=False)
-    notebook.run("from allranks.cluster import connection; connection._ATTACH_SECONDS = 15")
+    notebook.run("from allranks.records import limits; limits.ATTACH_SECONDS = 15")
     with stopped(victim):
         refused = notebook.run("%distributed attach").error_value
     assert "found that rank 2 did not answer within 15 s" in refused
-    notebook.run("connection._ATTACH_SECONDS = 20")
+    notebook.run("limits.ATTACH_SECONDS = 20")
     assert notebook.run("%distributed attach").status == "ok"
     check_at_work(notebook)
 

@@ -161,13 +161,13 @@ def test_a_cell_is_refused_while_the_watcher_runs_one(notebook, watcher, watchin
 def test_a_notebook_that_runs_a_cell_of_its_own_does_not_answer_and_keeps_them(
     notebook, watcher, watching, go
 ):
-    watcher.run("from allranks.cluster import sessions\nsessions._ANSWERS_SECONDS = 0.3")
+    watcher.run("from allranks.records import limits\nlimits.ANSWERS_SECONDS = 0.3")
     own = notebook.start(WAITS.format(str(go))).wait_for("begun")
     refused = watcher.on_ranks("kept")
     go.touch()
     own.wait()
     assert "has not answered: it runs a cell of its own. Wait for its end" in refused.error_value
-    watcher.run("sessions._ANSWERS_SECONDS = 5")
+    watcher.run("limits.ANSWERS_SECONDS = 5")
     assert "attached to this notebook" in notebook.run("%distributed clusters").text
     assert "rank 3 → 30\n" in watcher.on_ranks("kept").text
 

@@ -24,6 +24,7 @@ from allranks.cluster import connection
 from allranks.cluster.host_agent import HostAgentProcess
 from allranks.cluster.sockets import RankSockets
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
+from allranks.records import limits
 from allranks.records.wire import Query
 from allranks.widgets.dashboard.view import text_view
 from allranks.widgets.displays import ProgressLine
@@ -112,7 +113,7 @@ def test_a_start_ends_when_each_rank_gets_what_is_sent(monkeypatch):
 
 
 def test_a_start_that_takes_too_long_advises_fewer_ranks(monkeypatch):
-    monkeypatch.setattr(connection, "_START_SECONDS", -60)
+    monkeypatch.setattr(limits, "START_SECONDS", -60)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     with pytest.raises(StartFailed, match=r"1 cores.*Start fewer ranks.*%distributed start -n 1"):
         allranks.Cluster(2).start()
@@ -358,9 +359,9 @@ def test_a_notebook_that_is_killed_while_it_starts_ranks_leaves_nothing(tmp_path
 
 def test_a_start_that_takes_too_long_says_where_its_ranks_are(tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text(
-        "import time\nfrom allranks import collectives\nfrom allranks.engine import rank\n"
+        "import time\nfrom allranks import collectives\nfrom allranks.records import limits\n"
         "def never_up():\n    while True: time.sleep(1)\n"
-        "collectives.init, rank.SLOW_START_SECONDS = never_up, 0.5\n"
+        "collectives.init, limits.SLOW_START_SECONDS = never_up, 0.5\n"
         # A busy rank is elsewhere the first time.
         "import faulthandler, functools\nfaulthandler.dump_traceback_later = "
         "functools.partial(faulthandler.dump_traceback_later, repeat=True)\n"

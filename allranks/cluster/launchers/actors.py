@@ -26,12 +26,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.records import limits
+
 _CONNECT_SECONDS = 30.0
 #: Dask tries again until then, also if the connection is refused.
 _DASK_SECONDS = 10.0
 _POLL_SECONDS = 0.5
-#: The relay itself takes up to 8 s to end its ranks.
-_CLOSE_SECONDS = 12.0
 _SHOWN_LINES = 5
 #: Dask and Ray limit each of their own processes to few threads. Ranks share the host's cores.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -107,7 +107,7 @@ class RelayActor:
         with suppress(BrokenPipeError):
             self._relay.stdin.close()
         try:
-            self._relay.wait(_CLOSE_SECONDS)
+            self._relay.wait(limits.ACTOR_SECONDS)
         except subprocess.TimeoutExpired:
             self._relay.kill()  # its ranks end with it
             self._relay.wait()

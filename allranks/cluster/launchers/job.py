@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 
 from allranks import python_path
+from allranks.records import limits
 from allranks.records.config import Invitation
 
 Tell = Callable[[str, str], None]
 """Called, in any thread, with a host and why the command has ended there."""
-_CLOSE_SECONDS = 2.0
 _SHOWN_LINES = 5
 
 RELAY = (sys.executable, "-P", "-m", "allranks.engine.host.relay")
@@ -126,7 +126,7 @@ class CommandJob(Job):
             with suppress(BrokenPipeError):
                 started.stdin.close()
         # A command for a host that is cut off would wait for that host.
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        deadline = time.monotonic() + limits.COMMANDS_SECONDS
         for started in self._running.values():
             try:
                 started.wait(max(0.0, deadline - time.monotonic()))
@@ -156,7 +156,7 @@ class TakenCommandJob(Job):
         return self._marks
 
     def close(self) -> None:
-        _, left = psutil.wait_procs(self._running.values(), _CLOSE_SECONDS)
+        _, left = psutil.wait_procs(self._running.values(), limits.COMMANDS_SECONDS)
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -26,9 +26,9 @@ from allranks.cluster.launchers.batch import parse_batch
 from allranks.cluster.launchers.job import RELAY, Host, Job, Tell
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.errors import MissingDependency, StartFailed, UsageError
+from allranks.records import limits
 from allranks.records.config import Invitation
 
-_CLOSE_SECONDS = 15.0
 _SHOWN_LINES = 5
 
 
@@ -220,7 +220,7 @@ class ActorConnection:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(_CLOSE_SECONDS)
+            self._process.wait(limits.ACTORS_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()  # the system then ends its actors
             self._process.wait()

@@ -27,10 +27,10 @@ from contextlib import suppress
 from typing import Any
 
 from allranks import doors, own_files
+from allranks.records import limits
 from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, own_notebook, version
 from allranks.records.wire import read_object
 
-_VISIT_SECONDS = 1.0
 #: The path of a notebook is the longest part of a request.
 _REQUEST_NBYTES, _PATH_LENGTH = 1 << 16, 4096
 
@@ -143,7 +143,7 @@ class Attachment:
         except OSError:
             return None  # it has gone, or this process has no descriptor left
         with visitor:
-            visitor.settimeout(_VISIT_SECONDS)
+            visitor.settimeout(limits.REQUEST_SECONDS)
             try:
                 # One packet: a visitor that sends without end must not keep the ranks unwatched.
                 wants, notebook = read_request(visitor.recv(_REQUEST_NBYTES))

@@ -11,13 +11,11 @@ from contextlib import suppress
 from typing import Any, assert_never
 
 from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
-from allranks.records import agent
-from allranks.records.config import BEAT_SECONDS, CaretakerConfig
+from allranks.records import agent, limits
+from allranks.records.config import CaretakerConfig
 from allranks.records.frozen import frozen
 from allranks.records.numbered import BEGIN, Frames, HostMessages
 
-#: The time for hosts to end their ranks.
-STOP_SECONDS = 10.0
 #: Events that the next notebook need not know.
 _NO_NEWS = agent.Running, agent.LauncherText, agent.HostBeat
 #: A host that sends more events has lost its way.
@@ -130,8 +128,8 @@ class CaretakerState:
     def __init__(self, config: CaretakerConfig) -> None:
         self.has_ended = False
         self._size: int = config.ranks["size"]
-        self._lease_seconds = config.lease_seconds + BEAT_SECONDS
-        self._patience = self._lease_seconds + BEAT_SECONDS if config.ranks["heals"] else 0.0
+        self._lease_seconds = config.lease_seconds + limits.BEAT_SECONDS
+        self._patience = self._lease_seconds + limits.BEAT_SECONDS if config.ranks["heals"] else 0.0
         #: What the notebook knew, and the events since then, as lines with their hosts.
         self._state: dict[str, Any] = {}
         self._news: list[tuple[str, str]] = []
@@ -223,7 +221,7 @@ class CaretakerState:
         """Ends the ranks on all hosts that can be reached; the others end by themselves."""
         self.has_ended = not any(host.is_up for host in self._hosts.values())
         if not self.has_ended and self._stops_at == _NEVER:
-            self._stops_at = self._now + STOP_SECONDS
+            self._stops_at = self._now + limits.STOP_SECONDS
             self._commands.append(CloseDoor())
             self._send_to_all(b"stop")
 

@@ -75,6 +75,7 @@ from allranks.engine.host.agent_state import Event as AnyEvent
 from allranks.engine.host.attachment import Attachment
 from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
 from allranks.hooks import Hooks
+from allranks.records import limits
 from allranks.records.agent import (
     Again,
     Event,
@@ -92,15 +93,9 @@ if TYPE_CHECKING:
     from allranks.engine.features import HostFeature, RankFeature
 
 _TICK_SECONDS = 0.5
-_TERM_SECONDS = 0.2
 _MPI_NBYTES = 16 << 20
-_TRACKER_SECONDS = 1.0
-#: Longer than a rank takes at most to run its exit functions.
-_EXIT_SECONDS = processes.EXIT_SECONDS + 0.5
 #: From a rank's reply until it notes that it is idle.
 _REPLY_SECONDS = 0.1
-#: For clusters that ranks have started; the notebook waits 10 s for all.
-_NESTED_SECONDS = 5.0
 _NO_MORE: Mapping[str, str] = MappingProxyType({})
 
 Load = Callable[[str], list[Any]]
@@ -563,7 +558,9 @@ class HostAgent:
             self.shells.close()
         if self.launcher is not None and self.launcher.returncode is None:
             processes.kill(self.launcher.pid, signal.SIGTERM)
-        processes.end_descendants(_TERM_SECONDS, _TRACKER_SECONDS, _NESTED_SECONDS)
+        processes.end_descendants(
+            limits.TERM_SECONDS, limits.TRACKER_SECONDS, limits.NESTED_SECONDS
+        )
         if self._features is not None:
             from allranks.engine.features import HostFeature
 
@@ -597,7 +594,8 @@ class HostAgent:
             rank for pid, rank in self.state.ranks.items() if not processes.has_ended(pid)
         ]:
             # The others run a cell, or have just sent its reply.
-            limit = _REPLY_SECONDS if all(running[rank] for rank in alive) else _EXIT_SECONDS
+            in_cells = all(running[rank] for rank in alive)
+            limit = _REPLY_SECONDS if in_cells else limits.RANKS_EXIT_SECONDS
             left = began + limit - time.monotonic()
             if left <= 0 or not select.select([self._wake], [], [], left)[0]:
                 return

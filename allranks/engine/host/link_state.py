@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from allranks.engine.host.events import TimeCame
-from allranks.records.config import BEAT_SECONDS
+from allranks.records import limits
 from allranks.records.frozen import frozen
 from allranks.records.numbered import (
     BEGIN,
@@ -19,9 +19,6 @@ from allranks.records.numbered import (
     SentMessages,
     in_pieces,
 )
-
-#: A connection is made again if nothing is acknowledged for this long.
-_INTERRUPTED_SECONDS = 4.0
 
 
 @frozen
@@ -93,7 +90,7 @@ class LinkState:
     def __init__(self, host: str, lease_seconds: float, now: float) -> None:
         self.is_up = self.stays = False
         self.over = ""
-        self.interrupted_seconds = min(_INTERRUPTED_SECONDS, lease_seconds / 3)
+        self.interrupted_seconds = min(limits.INTERRUPTED_SECONDS, lease_seconds / 3)
         self._host = host.encode()
         self._lease_seconds = lease_seconds
         self._over_at = now + lease_seconds
@@ -149,7 +146,7 @@ class LinkState:
 
     def _look_at_time(self, now: float) -> None:
         if now >= self._beat_at:
-            self._beat_at = now + BEAT_SECONDS
+            self._beat_at = now + limits.BEAT_SECONDS
             last = b"%d" % self._received.last
             self._commands.append(Post([b"beat", self._host, last, self._owner]))
         if self.is_up or self.over:
@@ -158,5 +155,5 @@ class LinkState:
             self.over = f"it was interrupted for {self._lease_seconds:g} s"
         elif now >= self._probe_at and not self.stays:
             # The notebook may have ended, or its kernel was killed.
-            self._probe_at = now + BEAT_SECONDS
+            self._probe_at = now + limits.BEAT_SECONDS
             self._commands.append(Probe())

@@ -29,7 +29,8 @@ from allranks.engine.host.link_state import (
     Refused,
     RelaySends,
 )
-from allranks.records.config import BEAT_SECONDS, Invitation
+from allranks.records import limits
+from allranks.records.config import Invitation
 from allranks.records.numbered import Frames
 
 _LINGER_MS = 1000
@@ -59,9 +60,9 @@ class NotebookConnection:
         self._events = context.socket(zmq.PUSH)
         public, secret = zmq.curve_keypair()
         # Only here: the other connection carries the beats, and TCP notices if they do not arrive.
-        self._commands.setsockopt(zmq.HEARTBEAT_IVL, int(BEAT_SECONDS * 1000))
+        self._commands.setsockopt(zmq.HEARTBEAT_IVL, int(limits.BEAT_SECONDS * 1000))
         # Counted from a ping; the first one comes up to a beat later.
-        patience_ms = int((invitation.lease_seconds - BEAT_SECONDS) * 1000)
+        patience_ms = int((invitation.lease_seconds - limits.BEAT_SECONDS) * 1000)
         self._commands.setsockopt(zmq.HEARTBEAT_TIMEOUT, patience_ms)
         interrupted_ms = int(self.state.interrupted_seconds * 1000)
         self._monitors = []

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from allranks.countdown import Countdown
+from allranks.records import limits
 from allranks.records.config import family_of
 
-_SECONDS = 2.5
 _STEP_SECONDS = 0.5
 _BACKLOG = 1024
 
@@ -30,7 +30,9 @@ def listen(address: str) -> socket.socket:
     return socket.create_server(("", 0), family=family_of(address), backlog=_BACKLOG)
 
 
-def unreachable(targets: Iterable[Target], seconds: float = _SECONDS) -> Mapping[str, str]:
+def unreachable(
+    targets: Iterable[Target], seconds: float = limits.PORT_TEST_SECONDS
+) -> Mapping[str, str]:
     """Returns why hosts could not be connected to, by host. Tries all at the same time."""
     problems: dict[str, str] = {}
     with selectors.DefaultSelector() as selector:

@@ -64,13 +64,11 @@ from allranks.engine.host.relay_state import (
     TryNetwork,
     news,
 )
-from allranks.records import agent
+from allranks.records import agent, limits
 from allranks.records.agent import HostConnected, HostDown, HostEnds, HostListens, HostUp, Notice
 from allranks.records.config import (
-    BEAT_SECONDS,
     COMMANDS_AT_HOME,
     EVENTS_AT_HOME,
-    FIRST_SECONDS,
     HostAgentConfig,
     Invitation,
     source_address,
@@ -79,11 +77,8 @@ from allranks.records.config import (
 from allranks.records.wire import process_of
 
 _AGENT = "allranks.agent"
-_STOP_SECONDS = 8.0
-_LAUNCHER_SECONDS = 4.0
-_TRACKER_SECONDS = 1.0
 _LINGER_MS = 1000
-_POLL_MS = int(BEAT_SECONDS * 500)
+_POLL_MS = int(limits.BEAT_SECONDS * 500)
 #: After this many messages the relay serves its other sources: ranks may send without end.
 _AT_ONCE = 256
 
@@ -148,7 +143,7 @@ class Relay:
         return 0
 
     def _meet(self) -> bool:
-        deadline = time.monotonic() + FIRST_SECONDS
+        deadline = time.monotonic() + limits.FIRST_SECONDS
         while time.monotonic() < deadline:
             for source, _ in self._poller.poll(_POLL_MS):
                 self._serve(source)
@@ -158,7 +153,7 @@ class Relay:
                 return True
         print(
             f"expected the notebook at {self._url}, found no answer with its key within "
-            f"{FIRST_SECONDS:g} s. Check that no firewall blocks that port for this host",
+            f"{limits.FIRST_SECONDS:g} s. Check that no firewall blocks that port for this host",
             file=sys.stderr,
         )
         return False
@@ -357,7 +352,7 @@ class Relay:
             except BrokenPipeError:
                 pass  # it has ended
             try:
-                code = agent.wait(_STOP_SECONDS)
+                code = agent.wait(limits.RELAY_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 agent.kill()  # its children die with it
                 code = agent.wait()
@@ -379,7 +374,7 @@ class Relay:
     def _tidy_up(self) -> None:
         # Descendants of a host agent that was killed: this process has adopted them. The launcher's
         # helper ends by itself, and removes MPI's files in shared memory.
-        processes.end_descendants(_LAUNCHER_SECONDS, _TRACKER_SECONDS, 0.0)
+        processes.end_descendants(limits.LAUNCHER_SECONDS, limits.TRACKER_SECONDS, 0.0)
 
 
 def _first_line(path: str) -> str:

@@ -90,7 +90,7 @@ class SimulatedRanks(Cluster):
 
     def begin_simulated(self, request: CellRequest, size: int, options: dict[str, Any]) -> CellRun:
         """Sends a cell, and returns it in flight."""
-        with self._in_turn():
+        with self._turns.taken():
             self._catch_up()
             self._check_idle()
             self._await_abandoned()

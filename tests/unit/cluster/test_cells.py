@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cluster.cells import CellRun, Cells, HiddenView
-from allranks.cluster.failures import RankRegistry, plain
+from allranks.cluster.failures import plain
 from allranks.cluster.features import NotebookHooks
+from allranks.cluster.last_words import LastWords
+from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
 from allranks.records.wire import Interrupt, Output, Reply
 
@@ -35,11 +37,12 @@ def reply(rank, status, name):
 
 def killed(why, *replies, timeout=None, ends=()):
     """The error of a cell on three ranks that were killed."""
-    roster = RankRegistry(3)
+    roster = ClusterState(3)
     roster.ends += ends
     connection = SimpleNamespace(
-        size=3, roster=roster, hooks=NotebookHooks(()), closed=not ends, lost_because=why,
-        ask_soon=None, step=lambda seconds: [], lose=lambda shown: why, can_heal=False,
+        size=3, roster=roster, words=LastWords(roster), hooks=NotebookHooks(()),
+        closed=not ends, lost_because=why, ask_soon=None, step=lambda seconds: [],
+        lose=lambda shown: why, can_heal=False,
     )  # fmt: skip
     view = HiddenView(lambda batch: None)
     run = CellRun(1, range(3), connection, view, timeout)
@@ -76,7 +79,8 @@ def test_the_exception_of_a_rank_is_reported_although_another_one_died(monkeypat
 def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills):
     sent, ended, closed = [], [], []
     connection = SimpleNamespace(
-        size=3, roster=RankRegistry(3), hooks=NotebookHooks(()), closed=False, ask_soon=None,
+        size=3, words=LastWords(ClusterState(3)), hooks=NotebookHooks(()), closed=False,
+        ask_soon=None,
         send=lambda ranks, message: sent.append((ranks, message)),
         end_rank=lambda rank, why: ended.append(rank),
         close=lambda how, why: closed.append(how),

@@ -9,14 +9,15 @@ import pytest
 from allranks.cluster import failures
 from allranks.cluster.failures import (
     ProcessExit,
-    RankRegistry,
     all_over,
     describe,
     loss_text,
     read_statuses,
     refused_by_all,
 )
+from allranks.cluster.last_words import LastWords
 from allranks.cluster.options import check_source
+from allranks.cluster.state import ClusterState
 from allranks.records.code_names import code_name
 from allranks.records.wire import Hello, Report
 
@@ -109,28 +110,19 @@ def test_an_expression_that_python_cannot_compile_is_not_valid_either(expression
 
 
 def test_the_stack_of_a_crash_has_the_numbers_of_the_cells(tmp_path):
-    roster, log = failures.RankRegistry(1), tmp_path / "rank-0.log"
-    roster.hellos[0] = Hello(0, 1, 0, 1, "host", 10, "cpu", "e", "mpi", str(log))
+    ranks, log = ClusterState(1), tmp_path / "rank-0.log"
+    ranks.apply(Hello(0, 1, 0, 1, "host", 10, "cpu", "e", "mpi", str(log)))
+    words = LastWords(ranks)
     for number, source in ((3, "def f(): crash()"), (4, "f()")):
-        roster.name_cell(source, number)
+        words.name_cell(source, number)
     frames = (("def f(): crash()", 1, "f"), ("f()", 2, "<module>"))
     stack = [f'  File "{code_name(one)}", line {line} in {name}' for one, line, name in frames]
     log.write_text("\n".join(["Fatal Python error: Segmentation fault", *stack, "  File x"]))
-    told = roster.report(ProcessExit(0, -11, by_launcher=False))
+    told = words.report(ProcessExit(0, -11, by_launcher=False))
     assert told.line == 1
     assert told.traceback[1].endswith(
         '\n  File "In[3]", line 1 in f\n  File "In[4]", line 2 in <module>'
     )
-
-
-def test_the_end_of_a_process_that_comes_again_is_no_other_death():
-    roster = RankRegistry(2)
-    end = ProcessExit(1, code=-9, host="h2", pid=7)
-    assert not roster.has_recorded(end)
-    roster.record_death(end)
-    assert roster.has_recorded(ProcessExit(1, code=-9, host="h2", pid=7))
-    assert not roster.has_recorded(ProcessExit(1, code=-9, host="h2", pid=8))
-    assert not roster.has_recorded(ProcessExit(1, why="is cut off", host="h2"))
 
 
 def test_a_rank_that_has_left_a_cell_that_others_run_is_not_called_idle():

@@ -12,12 +12,13 @@ import pytest
 
 from allranks.cluster import healing
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import ProcessExit, RankRegistry
+from allranks.cluster.failures import ProcessExit
 from allranks.cluster.healing import RecoveryDriver
 from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.recovered import text_of
 from allranks.cluster.recovery import Recovery
 from allranks.cluster.sockets import InterruptRequested
+from allranks.cluster.state import ClusterState, Exited, HostLost, StartsAgain
 from allranks.errors import ClusterLost
 from allranks.records import requests
 from allranks.records.wire import Answer, Hello
@@ -43,7 +44,7 @@ class Ranks:
     inbox.hearing_interrupts = nullcontext
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
-        self.roster, self.events = RankRegistry(6), events
+        self.roster, self.events = ClusterState(6), events
         self.places = {host: list(ranks) for host, ranks in HOSTS.items()}
         self.loaded: list[list[int]] = []
         self.asked: list[tuple[str, set[int]]] = []
@@ -57,7 +58,7 @@ class Ranks:
     def _come(self) -> None:
         for host, ranks in self.places.items():
             for rank in ranks:
-                self.roster.register(Hello(rank, 6, 0, 2, host, 1, "cpu", "e", "m", "/none"))
+                self.roster.apply(Hello(rank, 6, 0, 2, host, 1, "cpu", "e", "m", "/none"))
 
     def _begin(self, name: str, usual: Callable[[], object]) -> None:
         events = self.events.get(name, [])
@@ -89,7 +90,7 @@ class Ranks:
             moved = self.places.pop(host)
             if self.places:
                 next(iter(self.places.values())).extend(moved)
-        self.roster.start_again()
+        self.roster.apply(StartsAgain())
         self._begin("start", self._come)
         return self.places
 
@@ -112,21 +113,15 @@ class Ranks:
 
 def dies(rank: int) -> Event:
     def event(ranks: Ranks) -> None:
-        end = ProcessExit(rank, code=-9, pid=1)
-        if ranks.roster.missing:  # as Connection does
-            ranks.roster.ends.append(end)
-        else:
-            ranks.roster.record_death(end)
+        ranks.roster.apply(Exited(ProcessExit(rank, code=-9, pid=1), spared=True))
 
     return event
 
 
 def loses(host: str) -> Event:
     def event(ranks: Ranks) -> None:
-        ranks.roster.lost_hosts[host] = "is cut off"
-        if not ranks.roster.missing:
-            for rank in ranks.places[host]:
-                ranks.roster.record_death(ProcessExit(rank, host=host, why="is cut off"))
+        end = ProcessExit(-2, host=host, why="is cut off")
+        ranks.roster.apply(HostLost(end, tuple(ranks.places[host]), spared=True))
 
     return event
 
@@ -184,7 +179,7 @@ def test_a_rank_that_dies_while_all_start_again_loads_what_it_had_saved(step):
 def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
     agents = MultiHostAgents.__new__(MultiHostAgents)
     agents.relocate, agents.hosts = lambda: True, lambda: {"h1": [0, 1], "h2": [2, 3]}
-    roster = RankRegistry(4)
+    roster = ClusterState(4)
     roster.lost_hosts["h3"] = "is cut off"
 
     def step(seconds: float) -> list[InterruptRequested]:

@@ -7,10 +7,12 @@ import pytest
 
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import ProcessExit, RankRegistry
+from allranks.cluster.failures import ProcessExit
 from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
-from allranks.records.agent import Notice
+from allranks.records import limits
+from allranks.records.agent import Notice, Replaces
 from allranks.records.wire import Answer
 
 
@@ -56,7 +58,7 @@ class Attaching:
 
     def __init__(self, monkeypatch, events, silent_since=1000):
         self.now, self.events, self.got = 0, events, {}
-        self.roster, self.answers = RankRegistry(4), dict.fromkeys(range(3), about())
+        self.roster, self.answers = ClusterState(4), dict.fromkeys(range(3), about())
         self._early_exits = []
         self._agents = [SimpleNamespace(ranks_of=lambda host: [3])]
         self._wire = SimpleNamespace(is_in_doubt=lambda ranks: silent_since + 4 < self.now)
@@ -107,7 +109,7 @@ def test_a_rank_that_does_not_answer_is_named_if_its_host_is_there(monkeypatch):
 def begin_to_replace(attaching):
     # The last notebook has asked for it; process 8 takes the place of process 7.
     attaching._early_exits.append(ProcessExit(3, code=-9, pid=7))
-    attaching.roster.expect(3, 8)
+    attaching.roster.apply(Replaces(3, 8))
     attaching.answers |= {rank: about(healing=True, died=[3]) for rank in range(3)}
     attaching.got.clear()
 
@@ -142,7 +144,7 @@ def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monk
 
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():
     wire = SimpleNamespace(host_of={0: "h1", 1: "h2", 2: "h3"})
-    late = 100 - sockets.LATE_SECONDS
+    late = 100 - limits.LATE_SECONDS
     wire._now, wire._last_signs = 100, {"h1": late, "h2": late + 1, "h3": None}
     assert [RankSockets.is_in_doubt(wire, [rank]) for rank in range(3)] == [True, False, True]
     assert not RankSockets.is_in_doubt(wire, [3])  # on this machine alone

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from allranks.engine.host.caretaker_state import (
-    STOP_SECONDS,
     CaretakerState,
     CloseDoor,
     HandOver,
@@ -37,7 +36,8 @@ from allranks.records.agent import (
     Stop,
     to_line,
 )
-from allranks.records.config import BEAT_SECONDS, CaretakerConfig, HostAgentConfig
+from allranks.records.config import CaretakerConfig, HostAgentConfig
+from allranks.records.limits import BEAT_SECONDS, STOP_SECONDS
 from allranks.records.numbered import BEGIN
 
 LEASE, OWNER, FOREVER = 30.0, b"caretaker", float("inf")

@@ -19,7 +19,7 @@ from allranks.engine.host.link_state import (
     Refused,
     RelaySends,
 )
-from allranks.records.config import BEAT_SECONDS
+from allranks.records.limits import BEAT_SECONDS
 from allranks.records.numbered import BEGIN
 
 LEASE = 30.0

@@ -18,7 +18,8 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.engine.host.notebook_connection import NotebookConnection
-from allranks.records.config import LEASE_SECONDS, Invitation
+from allranks.records.config import Invitation
+from allranks.records.limits import LEASE_SECONDS
 from allranks.records.numbered import PIECE_NBYTES
 from allranks.records.wire import Answer, encode
 from tests.kernel import wait_until

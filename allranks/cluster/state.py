@@ -1,0 +1,336 @@
+"""Which ranks run, which have died, and which have left a cell: states that wait for nothing.
+
+Records of the ranks, and the ends of processes, are events for `apply`, which returns what has
+changed. A reply or a death that comes twice, or too late, changes nothing. Any other object is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from allranks.cluster.failures import ProcessExit
+from allranks.records.agent import Replaces
+from allranks.records.wire import Died, Hello, Reply, RunCell
+
+#: The status with which a rank leaves a cell that dies in it, and that of a rank once another
+#: process has taken its place.
+LOST, REPLACED = "lost", "replaced"
+
+
+@dataclass(frozen=True)
+class AllEnded:
+    """No rank is left."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Another process has taken the place of a rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """A rank has left a cell. ``status`` is that of its reply, `LOST` or `REPLACED`."""
+
+    rank: int
+    status: str
+
+
+CellEvent = Reply | Died | ProcessExit | Replaced | AllEnded
+
+
+class CellState:
+    """One cell on its ranks. ``left`` has the status of those that have left it, in the order in
+    which they have, and ``replies`` their replies, also of a rank whose death was known before.
+    """
+
+    def __init__(self, cell: int, ranks: Iterable[int]) -> None:
+        self.cell, self.ranks = cell, tuple(ranks)
+        self.left: dict[int, str] = {}
+        self.replies: dict[int, Reply] = {}
+        # In the order of the ranks. It is read at each step of a cell.
+        self._pending = dict.fromkeys(self.ranks)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The ranks that have not left it yet."""
+        return tuple(self._pending)
+
+    def apply(self, event: CellEvent) -> tuple[Left, ...]:
+        """Returns the ranks that have left now; those of a `Replaced` had left before."""
+        match event:
+            case Reply(rank=rank):
+                known = rank in self._pending or rank in self.left
+                if event.cell != self.cell or rank in self.replies or not known:
+                    return ()
+                self.replies[rank] = event
+                return self._leave([rank], event.status)
+            case Died(rank=rank) | ProcessExit(rank=rank):
+                return self._leave([rank], LOST)
+            case Replaced(rank):
+                if self.left.get(rank, REPLACED) == REPLACED:
+                    return ()
+                self.left[rank] = REPLACED
+                return (Left(rank, REPLACED),)
+            case AllEnded():
+                return self._leave(self.pending, LOST)
+        raise TypeError(f"expected an event of a cell, found {event!r:.80}")
+
+    def _leave(self, ranks: Iterable[int], status: str) -> tuple[Left, ...]:
+        fresh = [rank for rank in ranks if rank in self._pending]
+        for rank in fresh:
+            del self._pending[rank]
+            self.left[rank] = status
+        return tuple(Left(rank, status) for rank in fresh)
+
+
+# Notebooks that watch.
+
+
+class WatchedState:
+    """Ranks and the last cell that all or some of them have got, from the records that notebooks
+    get which watch them.
+    """
+
+    def __init__(self) -> None:
+        self.hellos: dict[int, Hello] = {}
+        self.dead: dict[int, Died] = {}
+        self.cell: CellState | None = None
+
+    def apply(self, event: Hello | RunCell | Reply | Died) -> tuple[Left, ...]:
+        """Returns the ranks that have left the cell now."""
+        match event:
+            case Hello(rank=rank):
+                # A process that replaces a rank runs no cell: the rank has left it.
+                self.hellos[rank] = event
+                self.dead.pop(rank, None)
+                return ()
+            case RunCell():
+                if self.cell is None or self.cell.cell != event.cell:
+                    self.cell = CellState(event.cell, event.ranks or sorted(self.hellos))
+                    return tuple(left for one in self.dead.values() for left in self._left(one))
+                return ()
+            case Died(rank=rank):
+                self.dead[rank] = event
+                return self._left(event)
+            case Reply():
+                return self._left(event)
+        raise TypeError(f"expected an event of the ranks, found {event!r:.80}")
+
+    def _left(self, event: Reply | Died) -> tuple[Left, ...]:
+        return self.cell.apply(event) if self.cell is not None else ()
+
+
+# The processes of the ranks.
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process has ended. ``spared``: if it is a rank's, another one can take its place."""
+
+    end: ProcessExit
+    spared: bool
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """A host is lost, with the reason in ``end``, and with it these ranks. ``spared``: all can be
+    started again on the other hosts.
+    """
+
+    end: ProcessExit
+    ranks: tuple[int, ...]
+    spared: bool
+
+
+@dataclass(frozen=True)
+class NotJoined:
+    """Processes that were to take the places of these ranks have not joined: the ranks are dead."""
+
+    ranks: Collection[int]
+
+
+@dataclass(frozen=True)
+class DiedBefore:
+    """A rank had died when this notebook got the others; ``hello`` describes its process."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Processes are about to take the places of dead ranks."""
+
+
+@dataclass(frozen=True)
+class TookPlaces:
+    """Processes have taken the places of these dead ranks; some of them may have died again."""
+
+    ranks: Sequence[int]
+
+
+@dataclass(frozen=True)
+class StartsAgain:
+    """All ranks are started again on these hosts, with the same numbers. A host of these may have
+    been lost meanwhile.
+    """
+
+    hosts: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class NotRecovered:
+    """Ranks have died, with these ends, and cannot be replaced: all ends with them."""
+
+    ends: Sequence[ProcessExit]
+
+
+@dataclass(frozen=True)
+class Came:
+    """A process is up as a rank."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """Ranks have died, and others are left or not; ``again`` if a place was vacant before."""
+
+    ends: tuple[ProcessExit, ...]
+    again: bool = False
+
+
+ClusterEvent = (
+    Hello
+    | Replaces
+    | Exited
+    | HostLost
+    | NotJoined
+    | DiedBefore
+    | Seating
+    | TookPlaces
+    | StartsAgain
+    | NotRecovered
+)
+
+
+class ClusterState:
+    """The ranks of one cluster: which are up, which have ended, and how.
+
+    ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since. ``died_again`` is the end
+    of ranks that died just after taking a place. ``lost_hosts`` says why hosts are lost whose ranks
+    are not started elsewhere yet.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.hellos: dict[int, Hello] = {}
+        self.ends: list[ProcessExit] = []
+        self.dead: dict[int, ProcessExit] = {}
+        self.new: set[int] = set()
+        self.died_again: dict[int, ProcessExit] = {}
+        self.lost_hosts: dict[str, str] = {}
+        #: The process that takes the place of each rank that has died, the last to be started.
+        self._pids: dict[int, int] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in self.hellos]
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.size) if rank not in self.dead)
+
+    def is_outdated(self, end: ProcessExit) -> bool:
+        """Whether the end is left from a replacement that did not succeed."""
+        return end.pid != self._pids.get(end.rank, end.pid)
+
+    def is_no_news(self, end: ProcessExit) -> bool:
+        """Whether this end is known, outdated, or follows from the loss of a host."""
+        known = (self.dead.get(end.rank), self.died_again.get(end.rank))
+        if end.pid > 0 and any(
+            one is not None and (one.host, one.pid) == (end.host, end.pid) for one in known
+        ):
+            return True
+        # Without one of its hosts, MPI's job ends, and another one follows.
+        return self.is_outdated(end) or (end.rank == -1 and bool(self.lost_hosts))
+
+    def apply(self, event: ClusterEvent) -> tuple[Came | Deaths, ...]:
+        """Returns what has happened to the ranks."""
+        match event:
+            case Hello(rank=rank):
+                # The hello of a process that has been replaced since does not count.
+                if event.pid != self._pids.get(rank, event.pid):
+                    return ()
+                self.hellos[rank] = event
+                self.new.add(rank)
+                return (Came(event),)
+            case Replaces(rank=rank):
+                self._pids[rank] = event.pid
+                self.died_again.pop(rank, None)
+            case Exited(end, spared):
+                return self._end(end, spared)
+            case HostLost(end, ranks, spared):
+                return self._lose_host(end, ranks, spared)
+            case NotJoined(ranks):
+                for rank in set(ranks) - self.hellos.keys():
+                    self._pids.pop(rank, None)
+            case DiedBefore(hello):
+                self.hellos.setdefault(hello.rank, hello)
+            case Seating():
+                self.new.clear()
+                self.died_again.clear()
+            case TookPlaces(ranks):
+                for rank in ranks:
+                    self.dead.pop(rank, None)
+                    if rank in self.died_again:
+                        self.dead[rank] = self.died_again[rank]
+            case StartsAgain(hosts):
+                self._start_again(hosts)
+            case NotRecovered(ends):
+                self.ends = self.ends or list(ends)
+            case _:
+                raise TypeError(f"expected an event of a cluster, found {event!r:.80}")
+        return ()
+
+    def _end(self, end: ProcessExit, spared: bool) -> tuple[Deaths, ...]:
+        if self.is_no_news(end):
+            return ()
+        is_rank = end.rank >= 0 and (not end.by_launcher or bool(self.lost_hosts))
+        if not (spared and is_rank) or self.ends or self.missing:
+            self.ends.append(end)
+            return ()
+        again = end.rank in self.dead
+        self._note_death(end)
+        return (Deaths((end,), again),)
+
+    def _lose_host(
+        self, end: ProcessExit, ranks: tuple[int, ...], spared: bool
+    ) -> tuple[Deaths, ...]:
+        if not spared or self.ends:
+            return self._end(end, spared=False)
+        self.lost_hosts[end.host] = end.why
+        # If ranks are missing, all are being started, and will be again.
+        there = () if self.missing else sorted(set(ranks) - self.dead.keys())
+        ends = tuple(replace(end, rank=rank) for rank in there)
+        for each in ends:
+            self._note_death(each)
+        return (Deaths(ends),) if ends else ()
+
+    def _note_death(self, end: ProcessExit) -> None:
+        self.new.discard(end.rank)
+        (self.died_again if end.rank in self.dead else self.dead)[end.rank] = end
+        # With its last rank the cluster has ended: no variables are left.
+        if not self.alive:
+            self.ends += self.dead.values()
+
+    def _start_again(self, hosts: Collection[str]) -> None:
+        losses = self.lost_hosts | {end.host: end.why for end in self.ends if end.why}
+        for known in (self.hellos, self.dead, self.died_again, self._pids):
+            known.clear()
+        self.lost_hosts = {host: why for host, why in losses.items() if host in hosts}
+        self.ends.clear()
+        self.new.clear()

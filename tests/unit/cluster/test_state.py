@@ -1,0 +1,420 @@
+"""Which ranks have left a cell: sequences of replies, deaths, replacements and new cells."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from allranks.cluster.failures import ProcessExit
+from allranks.cluster.state import (
+    AllEnded,
+    Came,
+    CellState,
+    ClusterState,
+    Deaths,
+    DiedBefore,
+    Exited,
+    HostLost,
+    Left,
+    NotJoined,
+    NotRecovered,
+    Replaced,
+    Seating,
+    StartsAgain,
+    TookPlaces,
+    WatchedState,
+)
+from allranks.records.agent import Replaces
+from allranks.records.wire import Died, Hello, Output, Reply, RunCell
+
+
+def reply(rank: int, status: str = "ok", cell: int = 7) -> Reply:
+    return Reply(rank, cell, status, 0.1, False, False, "", None)
+
+
+def hello(rank: int, pid: int = 1) -> Hello:
+    return Hello(rank, 4, 0, 1, "h", pid, "cpu", "e", "m", "/log")
+
+
+def run(cell: int, *ranks: int) -> RunCell:
+    return RunCell(cell, "", cell, ranks, f"In[{cell}]", False, 0)
+
+
+def died(rank: int) -> Died:
+    return Died(rank, "was killed")
+
+
+def test_ranks_leave_a_cell_with_the_status_of_their_reply_or_lost():
+    cell = CellState(7, range(4))
+    assert cell.apply(reply(2, "error")) == (Left(2, "error"),)
+    assert cell.apply(ProcessExit(0, -9)) == (Left(0, "lost"),)
+    assert cell.apply(died(3)) == (Left(3, "lost"),)
+    assert cell.pending == (1,)
+    assert list(cell.left.items()) == [(2, "error"), (0, "lost"), (3, "lost")]
+    assert cell.replies.keys() == {2}
+
+
+@pytest.mark.parametrize("again", [reply(1, "error"), died(1), ProcessExit(1, -9)])
+def test_a_rank_leaves_a_cell_once(again):
+    cell = CellState(7, range(2))
+    cell.apply(reply(1))
+    assert cell.apply(again) == ()
+    assert (cell.left, cell.replies) == ({1: "ok"}, {1: reply(1)})
+
+
+def test_a_reply_that_comes_after_the_death_of_its_rank_is_kept():
+    cell = CellState(7, range(2))
+    cell.apply(died(1))
+    assert cell.apply(reply(1)) == ()
+    assert (cell.left, cell.replies) == ({1: "lost"}, {1: reply(1)})
+
+
+@pytest.mark.parametrize("other", [reply(0, cell=6), reply(5), died(5), Replaced(0)])
+def test_events_of_other_cells_and_ranks_change_nothing(other):
+    cell = CellState(7, range(2))
+    assert cell.apply(other) == ()
+    assert (cell.pending, cell.left, cell.replies) == ((0, 1), {}, {})
+
+
+def test_if_all_have_ended_those_that_have_not_replied_are_lost():
+    cell = CellState(7, range(3))
+    cell.apply(reply(1))
+    assert cell.apply(AllEnded()) == (Left(0, "lost"), Left(2, "lost"))
+    assert cell.pending == cell.apply(AllEnded()) == ()
+
+
+def test_a_rank_is_replaced_after_it_has_left():
+    cell = CellState(7, range(2))
+    cell.apply(died(1))
+    assert cell.apply(Replaced(1)) == (Left(1, "replaced"),)
+    assert cell.apply(Replaced(1)) == ()
+    assert cell.left == {1: "replaced"}
+
+
+def test_a_cell_without_ranks_is_for_all_that_have_come():
+    state = WatchedState()
+    for rank in (1, 0):
+        state.apply(hello(rank))
+    state.apply(run(7))
+    assert state.cell is not None
+    assert state.cell.ranks == (0, 1)
+    state.apply(run(8, 1))
+    assert (state.cell.cell, state.cell.ranks) == (8, (1,))
+
+
+def test_a_cell_that_is_told_again_keeps_its_replies():
+    state = WatchedState()
+    state.apply(run(7, 0, 1))
+    state.apply(reply(1))
+    assert state.apply(run(7, 0, 1)) == ()
+    assert state.cell is not None
+    assert state.cell.pending == (0,)
+
+
+def test_a_process_that_replaces_a_rank_is_not_in_the_cell():
+    state = WatchedState()
+    state.apply(run(7, 0, 1))
+    assert state.apply(died(1)) == (Left(1, "lost"),)
+    state.apply(hello(1, pid=2))
+    assert not state.dead
+    assert state.cell is not None
+    assert state.cell.pending == (0,)
+    state.apply(run(8, 0, 1))
+    assert state.cell.pending == (0, 1)
+
+
+def test_a_rank_that_has_died_before_is_not_in_the_next_cell():
+    state = WatchedState()
+    state.apply(died(1))
+    assert state.apply(run(7, 0, 1)) == (Left(1, "lost"),)
+
+
+@pytest.mark.parametrize("state", [CellState(7, range(2)), WatchedState()])
+@pytest.mark.parametrize("event", [Output(0, 7, (), 0, 0, 0), None, "Reply"])
+def test_what_is_no_event_is_refused(state, event):
+    with pytest.raises(TypeError, match="expected an event of"):
+        state.apply(event)
+
+
+# Random sequences.
+
+_SIZE, _STATUSES = 5, ("ok", "error", "waiting", "interrupted")
+
+
+class World:
+    """Events of five ranks in any order, also twice and late, and what must be true after each."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.state = WatchedState()
+        self.cell, self.pid = 0, 0
+        self.counts: Counter[str] = Counter()
+        self.last: Any = None
+        self.out: dict[int, str] = {}
+
+    def event(self) -> Any:
+        chance = self.chance
+        kind = chance.choices(
+            ["Reply", "Died", "Hello", "RunCell", "ProcessExit", "Replaced", "AllEnded", "again"],
+            [8, 3, 3, 2, 2, 2, 0.3, 2],
+        )[0]
+        rank = chance.randrange(_SIZE)
+        if kind == "again" and self.last is not None:
+            return self.last
+        if kind == "Reply":
+            return reply(
+                rank, chance.choice(_STATUSES), max(1, self.cell - chance.randrange(3) % 2)
+            )
+        if kind == "RunCell":
+            self.cell += 1
+            return run(self.cell, *sorted(chance.sample(range(_SIZE), chance.randrange(_SIZE + 1))))
+        if kind == "Hello":
+            self.pid += 1
+            return hello(rank, self.pid)
+        others = {"Died": died(rank), "ProcessExit": ProcessExit(rank), "Replaced": Replaced(rank)}
+        return others.get(kind, AllEnded())
+
+    def step(self) -> None:
+        event, state = self.event(), self.state
+        self.counts[type(event).__name__] += 1
+        known = isinstance(event, Hello | RunCell | Reply | Died)
+        left = state.apply(event) if known else ()
+        if not known and state.cell is not None:
+            left = state.cell.apply(event)
+        cell = state.cell
+        if isinstance(event, RunCell) and event != self.last:
+            self.out = {}
+        for one in left:
+            # Once with the way in which it has left, and once as replaced.
+            before = self.out.get(one.rank)
+            assert before is None or before != one.status == "replaced"
+            self.out[one.rank] = one.status
+        if cell is not None:
+            assert cell.left == self.out
+            assert set(cell.pending) | cell.left.keys() == set(cell.ranks)
+            assert not set(cell.pending) & cell.left.keys()
+            assert cell.replies.keys() <= cell.left.keys()
+            assert all(each.cell == cell.cell for each in cell.replies.values())
+            assert not known or not state.dead.keys() & set(cell.pending)
+            # Twice is as once.
+            assert (state if known else cell).apply(event) == ()  # type: ignore[arg-type]
+            assert cell.left == self.out
+        self.last = event
+
+
+def test_random_events_keep_what_is_true_of_a_cell():
+    counts: Counter[str] = Counter()
+    for seed in range(100):
+        world = World(seed)
+        for _ in range(1000):
+            world.step()
+        counts += world.counts
+    assert sum(counts.values()) == 100_000
+    assert min(counts.values()) >= 500
+    assert len(counts) == 7
+
+
+# The processes of the ranks.
+
+
+def up(size: int = 4) -> ClusterState:
+    """Ranks that have all come, as processes 1, 2 …"""
+    ranks = ClusterState(size)
+    for rank in range(size):
+        assert ranks.apply(hello(rank, 1 + rank)) == (Came(hello(rank, 1 + rank)),)
+    return ranks
+
+
+def end(rank: int, pid: int = 0, **more: Any) -> ProcessExit:
+    return ProcessExit(rank, -9, at=0.0, pid=pid or 1 + rank, **more)
+
+
+def lost(host: str = "h") -> ProcessExit:
+    return ProcessExit(-2, at=0.0, host=host, why="is cut off")
+
+
+def test_a_rank_dies_and_the_others_are_left():
+    ranks = up()
+    assert ranks.apply(Exited(end(2), spared=True)) == (Deaths((end(2),)),)
+    assert (ranks.alive, ranks.dead, ranks.ends) == ((0, 1, 3), {2: end(2)}, [])
+    assert 2 not in ranks.new
+
+
+def test_with_its_last_rank_a_cluster_has_ended():
+    ranks = up(2)
+    ranks.apply(Exited(end(1), spared=True))
+    assert ranks.apply(Exited(end(0), spared=True)) == (Deaths((end(0),)),)
+    assert ranks.ends == [end(1), end(0)]
+
+
+def test_the_end_of_a_process_that_comes_again_is_no_other_death():
+    ranks = up()
+    ranks.apply(Exited(end(2, host="h"), spared=True))
+    assert ranks.apply(Exited(end(2, host="h"), spared=True)) == ()
+    assert ranks.apply(Exited(end(2, 9, host="h"), spared=True)) == (
+        Deaths((end(2, 9, host="h"),), again=True),
+    )
+    assert ranks.died_again == {2: end(2, 9, host="h")}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "event"),
+    [
+        (up(), Exited(end(2), spared=False)),
+        (up(), Exited(end(2, by_launcher=True), spared=True)),
+        (up(), Exited(ProcessExit(-1, 1), spared=True)),
+        (ClusterState(4), Exited(end(2), spared=True)),
+        (up(), HostLost(lost(), (2, 3), spared=False)),
+    ],
+    ids=["not spared", "killed by the launcher", "the launcher", "not all have come", "a host"],
+)
+def test_an_end_that_cannot_be_replaced_ends_the_cluster(ranks, event):
+    assert ranks.apply(event) == ()
+    assert ranks.ends == [event.end]
+    later = end(3)
+    ranks.apply(Exited(later, spared=True))
+    assert (ranks.ends, ranks.dead) == ([event.end, later], {})
+
+
+def test_the_ranks_of_a_lost_host_die_together_without_those_that_had_died():
+    ranks = up()
+    ranks.apply(Exited(end(3), spared=True))
+    (deaths,) = ranks.apply(HostLost(lost(), (2, 3), spared=True))
+    assert [(each.rank, each.why) for each in deaths.ends] == [(2, "is cut off")]
+    assert (ranks.alive, ranks.lost_hosts) == ((0, 1), {"h": "is cut off"})
+    assert ranks.apply(Exited(ProcessExit(-1, 1), spared=True)) == ()  # MPI ends with it
+    assert ranks.ends == []
+
+
+def test_a_host_that_is_lost_while_ranks_start_is_noted():
+    ranks = ClusterState(4)
+    assert ranks.apply(HostLost(lost(), (2, 3), spared=True)) == ()
+    assert (ranks.dead, ranks.lost_hosts) == ({}, {"h": "is cut off"})
+
+
+def test_only_the_last_process_that_was_started_for_a_place_counts():
+    ranks = up()
+    ranks.apply(Exited(end(2), spared=True))
+    ranks.apply(Seating())
+    ranks.apply(Replaces(2, 8))
+    ranks.apply(Replaces(2, 9))
+    assert ranks.apply(hello(2, 8)) == ranks.apply(Exited(end(2, 8), spared=True)) == ()
+    assert ranks.apply(hello(2, 9)) == (Came(hello(2, 9)),)
+    assert ranks.new == {2}
+    ranks.apply(TookPlaces([2]))
+    assert (ranks.dead, ranks.hellos[2].pid) == ({}, 9)
+
+
+def test_a_replacement_that_has_died_before_it_has_joined_is_dead():
+    ranks = up()
+    ranks.apply(Exited(end(2), spared=True))
+    ranks.apply(Replaces(2, 9))
+    ranks.apply(Exited(end(2, 9), spared=True))
+    ranks.apply(TookPlaces([2]))
+    assert ranks.dead == {2: end(2, 9)}
+
+
+def test_a_place_that_no_process_has_taken_is_that_of_the_rank_that_died():
+    ranks = ClusterState(2)
+    ranks.apply(Replaces(1, 9))
+    assert ranks.is_outdated(end(1))
+    ranks.apply(NotJoined([1]))
+    assert not ranks.is_outdated(end(1))
+    ranks.apply(DiedBefore(hello(1, 2)))
+    ranks.apply(DiedBefore(hello(1, 3)))
+    assert ranks.hellos == {1: hello(1, 2)}
+
+
+def test_ranks_that_are_started_again_begin_without_deaths_but_with_losses_of_their_hosts():
+    ranks = up()
+    ranks.apply(HostLost(lost("h1"), (3,), spared=True))
+    ranks.apply(Exited(lost("h2"), spared=False))
+    ranks.apply(StartsAgain(["h", "h2"]))
+    assert ranks.lost_hosts == {"h2": "is cut off"}
+    assert (ranks.missing, ranks.dead, ranks.ends) == ([0, 1, 2, 3], {}, [])
+
+
+def test_what_cannot_be_replaced_ends_a_cluster_that_has_not_ended_before():
+    ranks = up()
+    ranks.apply(NotRecovered([end(2)]))
+    ranks.apply(NotRecovered([end(3)]))
+    assert ranks.ends == [end(2)]
+
+
+def test_an_unknown_event_of_a_cluster_is_refused():
+    with pytest.raises(TypeError, match="expected an event of a cluster, found 'x'"):
+        up().apply("x")  # type: ignore[arg-type]
+
+
+class Processes:
+    """Processes of four ranks on two hosts that come, die and are replaced in any order."""
+
+    def __init__(self, seed: int, counts: Counter[str]) -> None:
+        self.chance, self.counts = random.Random(seed), counts
+        self.ranks, self.pid = ClusterState(4), 0
+        self.events: list[Any] = [hello(rank, self.next()) for rank in range(4)]
+
+    def next(self) -> int:
+        self.pid += 1
+        return self.pid
+
+    def event(self) -> Any:
+        chance, ranks = self.chance, self.ranks
+        if self.events and chance.random() < 0.7:
+            return self.events.pop(0)
+        rank, host = chance.randrange(4), chance.choice(["h", "h2"])
+        dead = sorted(ranks.dead)
+        last = ranks.hellos[rank].pid if rank in ranks.hellos else self.next()
+        kind = chance.choices(range(8), [9, 1, 1, 1, 1, 4 * len(dead), len(dead), 1])[0]
+        if kind == 0:
+            return Exited(end(rank, chance.choice([last, last, self.next()]), host="h"), True)
+        if kind == 5:
+            new = [(each, self.next()) for each in dead]
+            for each, pid in new:
+                self.events += [Replaces(each, pid), hello(each, pid)]
+            self.events.append(TookPlaces(dead))
+            return Seating()
+        if kind == 7:
+            self.events = [hello(each, self.next()) for each in range(4)]
+            return StartsAgain(chance.sample(["h", "h2"], chance.randrange(3)))
+        if kind == 4:
+            return Exited(ProcessExit(chance.choice([-1, -2]), at=0.0), chance.random() < 0.9)
+        there = {"h": (0, 1), "h2": (2, 3)}[host]
+        return {
+            1: HostLost(lost(host), there, chance.random() < 0.9),
+            2: NotJoined([rank]),
+            3: DiedBefore(hello(rank, last)),
+            6: NotRecovered(list(ranks.dead.values())),
+        }[kind]
+
+    def step(self) -> None:
+        ranks, event = self.ranks, self.event()
+        self.counts[type(event).__name__] += 1
+        alive, over = ranks.alive, bool(ranks.ends)
+        for found in ranks.apply(event):
+            self.counts[type(found).__name__] += 1
+            if isinstance(found, Deaths):
+                died = {each.rank for each in found.ends}
+                # Each death is told once, and none once all has ended.
+                assert not over
+                assert died <= ranks.dead.keys()
+                assert found.again == (not died <= set(alive))
+        assert {*ranks.alive, *ranks.dead} == {*range(4)}
+        assert ranks.alive or ranks.ends
+        assert ranks.new <= ranks.hellos.keys()
+        assert isinstance(event, StartsAgain) or not over or ranks.ends
+        if isinstance(event, Exited) and not ranks.ends:
+            assert ranks.apply(event) == ()
+
+
+def test_random_events_keep_what_is_true_of_ranks():
+    counts: Counter[str] = Counter()
+    for seed in range(100):
+        world = Processes(seed, counts)
+        for _ in range(1000):
+            world.step()
+    assert len(counts) == 12
+    assert min(counts.values()) >= 500, counts
