@@ -61,6 +61,8 @@ class Job:
         self._meeting: _Meeting | None = None
         #: The spare process that has become a rank last.
         self.joining: Process | None = None
+        #: The epoch that begins with the new ranks.
+        self.epoch = 0
 
     def _alive(self) -> list[Process]:
         return [process for process in self.members.values() if process.alive]
@@ -386,6 +388,8 @@ class Rank:
         #: Whether it joins with new ranks, or has been asked to; whether it has taken the place of
         #: a rank, and has not been asked yet to restore what was kept.
         self._is_healing, self._is_new = False, spare is not None or bool(dead)
+        #: How it was asked to join with new ranks the last time.
+        self._last_heal: dict[str, Any] = {}
         #: Whether it has loaded its variables, whose file is still there.
         self._has_loaded = False
         self._last_cell = {"cell": 0, "label": "", "ranks": (), "seconds": 0.0}
@@ -412,6 +416,7 @@ class Rank:
                 raise SystemExit(1) from None
         else:
             self._job.init(self.p)
+        self._epoch = self._job.epoch
         self._context = zeromq.Context()
         gone = zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
         self._connect(self.config.commands_url, self.config.events_url, _SOON_MS, gone)
@@ -512,7 +517,8 @@ class Rank:
             elif record.name == "save" and self._is_healing:
                 self._answer(record)
             else:
-                self._is_healing = self._is_healing or record.name == "heal"
+                if record.name == "heal":
+                    self._is_healing, self._last_heal = True, record.arguments
                 self._do(lambda: self._answer(record))
 
     def _do(self, action: Callable[[], object]) -> None:
@@ -553,7 +559,8 @@ class Rank:
         about = {"member": False, "busy": self._is_busy, "unseen": self._is_unseen}
         epoch = {"epoch": self._epoch, "dirty": self._is_dirty}
         traffic = {"traffic": self._had_traffic, "failed": self._has_failed}
-        others = {"died": sorted(self._died), "healing": self._is_healing, "new": self._is_new}
+        others = {"died": sorted(self._died), "new": self._is_new}
+        others |= {"healing": self._is_healing, "heal": self._last_heal}
         return {**self._last_cell, **about, **epoch, **traffic, **others}
 
     def _on_resume(self) -> None:
@@ -569,6 +576,7 @@ class Rank:
 
     def _on_heal(self, dead: list[int], epoch: int) -> dict[str, Any]:
         self.world.log("HEAL", self.p, dead)
+        self._job.epoch = epoch
         try:
             self._job.heal(self.p, self.rank, dead)
             self._died.clear()

@@ -176,6 +176,12 @@ class SimulatedNotebook:
         self.outcome.append(f"{self.world.seconds()} started")
         self.expected = dict.fromkeys(range(self.world.size))
 
+    def restart(self) -> None:
+        """Ends the ranks and starts new ones, also on hosts that were lost."""
+        self.do("the restart", self.cluster.restart, STOP_SECONDS + START_SECONDS)
+        self.outcome.append(f"{self.world.seconds()} restarted")
+        self.expected = dict.fromkeys(range(self.world.size))
+
     def stay(self, seconds: float = 600.0) -> None:
         """Lets the ranks stay when this notebook ends."""
         self.do("stay", lambda: self.cluster.stay(seconds, {}), STAY_SECONDS)
