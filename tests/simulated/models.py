@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -453,7 +454,7 @@ class Rank:
                 self._monitor.queue.clear()
                 self._leave()
             while self._commands.queue:
-                self._take(self._wire.decode(self._commands.recv_multipart())[0])
+                self._take(*self._wire.decode(self._commands.recv_multipart()))
 
     def _leave(self) -> None:
         """The notebook is gone: looks for the next one, if there will be one."""
@@ -494,11 +495,13 @@ class Rank:
         if messages:
             self._events.send_multipart(wire.join_messages(messages))
 
-    def _take(self, record: Any) -> None:
+    def _take(self, record: Any, payloads: Sequence[Any] = ()) -> None:
         wire = self._wire
         if isinstance(record, wire.RunCell):
             self._is_new = False
             self._do(lambda: self._run_cell(record))
+        elif isinstance(record, wire.RunMember):
+            self._do(lambda: self._run_member(record, payloads[0]))
         elif isinstance(record, wire.Interrupt):
             if self._is_busy and self._cell == record.cell:
                 self._is_interrupted = True
@@ -571,6 +574,9 @@ class Rank:
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._is_dirty, self._had_traffic = epoch, False, False
 
+    def _on_members(self, ranks_each: int) -> dict[str, Any]:
+        return {"epoch": self._epoch, "dirty": self._is_dirty}
+
     def _on_renew(self, epoch: int) -> None:
         self._begin_epoch(epoch)
 
@@ -641,6 +647,24 @@ class Rank:
         for number in range(spec["lines"], spec["lines"] + spec.get("later", 0)):
             world.block(lambda: False, [], 0.5)
             self._send(self._line(cell.cell, number))
+
+    def _run_member(self, run: Any, packed: Any) -> None:
+        """Runs a member of an ensemble, whose result is a number."""
+        world, spec = self.world, ast.literal_eval(run.source)
+        world.runs(self, run.cell)
+        world.trigger("run")
+        self._cell, self._is_busy = run.cell, True
+        self._is_interrupted = self._early == run.cell
+        self._running[self.rank] = run.number
+        began = world.now
+        last_line = self._print_lines(run.cell, spec)
+        status = "interrupted" if self._is_interrupted else "ok"
+        numbers = {"x": float(pickle.loads(packed)["x"])}
+        result = self._wire.Result(self.rank, run.cell, numbers, "", 0, "", "")
+        self._is_busy = False
+        self._running[self.rank] = 0
+        replies = [self._reply(run.cell, status, world.now - began)]
+        self._send(*last_line, *([result] if status == "ok" else []), *replies)
 
     def _print_lines(self, cell: int, spec: dict[str, Any]) -> list[Any]:
         """Sends the lines of a cell; returns the last one, which comes with the reply."""
