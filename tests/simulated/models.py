@@ -62,7 +62,7 @@ class Job:
         self._meeting: _Meeting | None = None
         #: The spare process that has become a rank last.
         self.joining: Process | None = None
-        #: The epoch that begins with the new ranks.
+        #: The epoch of the ranks, which new ones learn.
         self.epoch = 0
 
     def _alive(self) -> list[Process]:
