@@ -413,8 +413,12 @@ class Connection:
     def _reach(self, ask: Query, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         limit = Countdown(limits.ATTACH_SECONDS)
-        reached, told = set[int](), set[int]()
+        reached, told, asked = set[int](), set[int](), set[int]()
         next_try = time.monotonic() + limits.REPEAT_SECONDS
+
+        def living() -> set[int]:
+            ended = {end.rank for end in [*self._early_exits, *self._early_ends()]}
+            return set(range(self.size)) - ended
 
         def silent_ranks() -> set[int]:
             return set(range(self.size)) - told - {end.rank for end in self._early_ends()}
@@ -427,12 +431,16 @@ class Connection:
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
             is_over = limit.left() <= 0
+            late = self._ask_to_heal(got, asked)
+            told.clear()
             for rank, (answer, _) in got.items():
                 # Soon a rank that joins with others knows whether that has succeeded. But MPI may
                 # wait for one that has died without an end: then all start again.
-                if is_over or not answer.content["healing"]:
+                if is_over or not (answer.content["healing"] or rank in late):
                     told.add(rank)
-                    self.roster.apply(NotJoined(answer.content["died"]))
+            if is_over or got.keys() >= living():
+                for rank in told:
+                    self.roster.apply(NotJoined(got[rank][0].content["died"]))
             if any(end.rank < 0 for end in self._early_ends()):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.
@@ -442,6 +450,26 @@ class Connection:
                     f"within {limits.ATTACH_SECONDS:g} s: a call in C may be blocking Python "
                     "there. The ranks keep running. Try again: %distributed attach"
                 )
+
+    def _ask_to_heal(self, got: AnswersSoFar, asked: set[int]) -> set[int]:
+        """The last notebook may have ended before it had asked all ranks to join with new ones; the
+        others wait for them in MPI. Asks them, once, and returns those that have not said since
+        that they were asked.
+        """
+        told = {rank: answer.content for rank, (answer, _) in got.items()}
+        heals = [content["heal"] for content in told.values() if content["healing"]]
+        if not heals:
+            return set()
+        last = max(heals, key=lambda heal: int(heal["epoch"]))
+        late = {
+            rank
+            for rank, content in told.items()
+            if max(content["epoch"], content["heal"].get("epoch", 0)) < last["epoch"]
+        }
+        if late - asked:
+            self.ask_soon(requests.HEAL, last, lambda _: None, late - asked)
+        asked |= late
+        return late
 
     def resume(self) -> None:
         """Ranks send what the last notebook may not have shown, and all that follows."""

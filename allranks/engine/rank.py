@@ -325,6 +325,7 @@ class Rank:
             else:
                 if record.name == requests.HEAL:
                     world.current().is_healing = True  # until it is answered
+                    world.current().last_heal = record.arguments
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
     def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:

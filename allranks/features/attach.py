@@ -107,6 +107,7 @@ class RankAttach(RankFeature):
             "failed": not busy and this.last_failed,
             "died": sorted(this.died),
             "healing": this.is_healing,
+            "heal": this.last_heal,
             "new": this.lacks_variables,
         }
 

@@ -56,7 +56,8 @@ SEEN = "seen"
 #: is ``busy`` with it, or has ended it ``unseen``, and how many ``seconds`` it took so far; the
 #: ``epoch``, whether it is ``dirty``, whether it had ``traffic``, and whether the cell ``failed``;
 #: the ranks that have ``died`` and were not replaced, and whether this one is ``healing``, joining
-#: with replacements; whether it is ``new`` and was not asked yet to restore what was kept.
+#: with replacements, as the arguments ``heal`` of the last HEAL say; whether it is ``new`` and was
+#: not asked yet to restore what was kept.
 ATTACH = "attach"
 #: Send the output of that cell so far, and from now on what follows.
 RESUME = "resume"

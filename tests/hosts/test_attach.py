@@ -15,11 +15,6 @@ KEPT = "".join(f"rank {rank} → {10 * rank}\n" for rank in range(4))
 #: The lease of ten seconds, and some more.
 LOST_SECONDS = 14
 STAYS = "keep running for 2 min."
-LONG = (
-    "import os, time\nprint('begun')\n"
-    "while allreduce(int(os.path.exists('go')), op=Sum) < size:\n    time.sleep(0.02)\n"
-    "print('ended')\nkept"
-)
 
 
 @pytest.fixture(scope="module")
@@ -83,30 +78,6 @@ def test_a_kernel_that_was_killed_as_it_tested_the_network_has_its_ranks_back(no
     while notebook.value(f"{tested}.over") != "True":
         time.sleep(0.01)
     assert notebook.value(f"{tested}.problems()") == "[]"
-
-
-def test_a_cell_goes_on_where_its_kernel_dies_and_is_shown_from_its_beginning(notebook):
-    notebook.start_on_ranks(LONG).wait_for("begun")
-    for _ in range(2):  # also one that has just attached
-        kill(notebook)
-        again(notebook)
-        attached = notebook.start("%distributed attach").wait_for("begun")
-    (notebook.cwd / "go").touch()
-    attached.wait().ok().says("ranks 0–3 are still running In[", "ended", "rank 3    → 30")
-    assert attached.text.count("begun") == 1
-    (notebook.cwd / "go").unlink()
-    check_at_work(notebook)
-
-
-def test_a_rank_that_died_meanwhile_is_replaced_at_the_next_attach(hosts, notebook):
-    pid = notebook.value("held.session.running.hellos[3].pid")
-    kill(notebook)
-    hosts.on("h2", "kill", "-9", pid)
-    again(notebook)
-    attached = notebook.run("%distributed attach")
-    cell = notebook.on_ranks("import os")
-    assert "rank 3 was replaced, with kept kept" in attached.text + cell.text, attached.text
-    check_at_work(notebook)
 
 
 @pytest.mark.leases

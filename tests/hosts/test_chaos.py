@@ -1,4 +1,4 @@
-"""A training on two hosts, with one fault of each kind."""
+"""A training on two hosts, with one fault of each kind that `tests.simulated` cannot play."""
 
 import pytest
 
@@ -12,7 +12,6 @@ def chaos(hosts):
     options = {"ranks_each": 4, "seed": 1, "every_seconds": 8, "pause": 0.01}
     with Chaos(hosts, folder_in(hosts.shared), **options) as chaos:
         yield chaos
-        chaos.notebook.run("%distributed stop")  # else they would stay
         chaos.notebook.shutdown()
         chaos.notebook.check_nothing_left()
 

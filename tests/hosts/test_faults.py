@@ -88,12 +88,11 @@ def test_a_cable_that_is_mended_within_the_lease_costs_nothing(hosts, notebook):
 
 
 @pytest.mark.leases
-@pytest.mark.parametrize("name", ["-m allranks.engine.host.relay", "-m allranks.agent", "^prted "])
-def test_the_end_of_what_a_host_runs_for_its_ranks_is_named_with_the_host(hosts, notebook, name):
+def test_the_end_of_what_mpi_runs_on_a_host_is_named_with_the_host(hosts, notebook):
     cell = notebook.start_on_ranks(SLEEP).wait_for("here")
     # Of each: host, pid, program, arguments.
     lines = [re.sub(r"^(\S+ \d+ )\S*/", r"\1^", line) for line in hosts.processes("h2")]
-    found = next(line for line in lines if name in line)
+    found = next(line for line in lines if "^prted " in line)
     hosts.on("h2", "kill", "-9", found.split()[1])
     cell.wait_for("Host h2 ", NAMED_SECONDS + SLACK_SECONDS)
     notebook.interrupt()

@@ -109,6 +109,7 @@ def run(
         "virtual_seconds": world.seconds(),
         "steps": world.steps,
         "cells": notebook.world.notebook._cells,
+        "lost": sum("ClusterLost" in line for line in notebook.outcome),
     }
     return result, world.trace
 
@@ -142,7 +143,7 @@ def _of_the_simulator(scenario: Scenario, seed: int, why: str) -> dict[str, Any]
         "seed": seed,
         "wrong": [f"the simulator has failed: {why}"],
         **{"faults": [], "outcome": [], "plan": [], "shortened": False},
-        **{"virtual_seconds": 0.0, "steps": 0, "cells": 0},
+        **{"virtual_seconds": 0.0, "steps": 0, "cells": 0, "lost": 0},
     }
 
 
@@ -194,19 +195,21 @@ def _search(options: argparse.Namespace, chosen: Sequence[Scenario]) -> int:
     first = options.first or _FIRST_NEW + secrets.randbelow(1_000_000_000)
     lanes = options.lanes or len(os.sched_getaffinity(0))
     found = _new_seeds(chosen, first, options.count, 60 * (options.minutes or 0), lanes)
-    ran = failed = cells = faults = 0
+    ran = failed = cells = faults = lost = 0
     virtual = 0.0
     for result in found:
         ran += 1
         cells += result["cells"]
         faults += len(result["faults"])
+        lost += result["lost"]
         virtual += result["virtual_seconds"]
         if result["wrong"]:
             failed += 1
             print(f"{result['scenario']}: {described(result)}\n", flush=True)
     print(
         f"{ran} seeds from {first} of {len(chosen)} scenarios: {virtual / 3600:.1f} simulated "
-        f"hours, {cells} cells, {faults} faults; {failed} seeds failed"
+        f"hours, {cells} cells, {faults} faults; all variables were lost {lost} times; "
+        f"{failed} seeds failed"
     )
     return failed > 0
 

@@ -107,10 +107,14 @@ class ClusterWorld(World):
 
         Steps are requests of ranks (``heal``; see `allranks.records.requests`), the beginning of
         a cell on a rank (``run``), the events of host agents (``agent admitted``), ``relay of h1
-        begins``, ``join`` and ``agree`` where a spare process becomes a rank, and ``listens`` in
-        the test of the network.
+        begins``, ``join`` and ``agree`` where a spare process becomes a rank, ``listens`` in the
+        test of the network, and ``heal sent to one rank`` in the notebook.
         """
         self._steps[step].append((after, action))
+
+    def awaits(self, step: str) -> bool:
+        """Whether something happens when the step is reached next."""
+        return bool(self._steps.get(step))
 
     def trigger(self, step: str) -> None:
         """A process has reached a step."""
@@ -209,13 +213,13 @@ class ClusterWorld(World):
         for process in self.find(name, host):
             process.freeze(seconds)
 
-    def kill_host(self, host: str) -> None:
-        """A host loses power: nothing there runs any more, and nobody is told."""
+    def kill_host(self, host: str, seconds: float = _FOR_EVER_SECONDS) -> None:
+        """A host loses power: nothing there runs any more, and nobody is told. It may return."""
         self.note(f"host {host} loses power")
         self._troubled.add(host)
         for other in self.hosts:
             if other != host:
-                self.partition(host, other, _FOR_EVER_SECONDS)
+                self.partition(host, other, seconds)
         for process in list(self.procs.values()):
             if process.alive and process.host.name == host:
                 process.die(-signal.SIGKILL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -61,6 +62,8 @@ class Job:
         self._meeting: _Meeting | None = None
         #: The spare process that has become a rank last.
         self.joining: Process | None = None
+        #: The epoch of the ranks, which new ones learn.
+        self.epoch = 0
 
     def _alive(self) -> list[Process]:
         return [process for process in self.members.values() if process.alive]
@@ -386,6 +389,8 @@ class Rank:
         #: Whether it joins with new ranks, or has been asked to; whether it has taken the place of
         #: a rank, and has not been asked yet to restore what was kept.
         self._is_healing, self._is_new = False, spare is not None or bool(dead)
+        #: How it was asked to join with new ranks the last time.
+        self._last_heal: dict[str, Any] = {}
         #: Whether it has loaded its variables, whose file is still there.
         self._has_loaded = False
         self._last_cell = {"cell": 0, "label": "", "ranks": (), "seconds": 0.0}
@@ -412,6 +417,7 @@ class Rank:
                 raise SystemExit(1) from None
         else:
             self._job.init(self.p)
+        self._epoch = self._job.epoch
         self._context = zeromq.Context()
         gone = zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
         self._connect(self.config.commands_url, self.config.events_url, _SOON_MS, gone)
@@ -448,7 +454,7 @@ class Rank:
                 self._monitor.queue.clear()
                 self._leave()
             while self._commands.queue:
-                self._take(self._wire.decode(self._commands.recv_multipart())[0])
+                self._take(*self._wire.decode(self._commands.recv_multipart()))
 
     def _leave(self) -> None:
         """The notebook is gone: looks for the next one, if there will be one."""
@@ -489,11 +495,13 @@ class Rank:
         if messages:
             self._events.send_multipart(wire.join_messages(messages))
 
-    def _take(self, record: Any) -> None:
+    def _take(self, record: Any, payloads: Sequence[Any] = ()) -> None:
         wire = self._wire
         if isinstance(record, wire.RunCell):
             self._is_new = False
             self._do(lambda: self._run_cell(record))
+        elif isinstance(record, wire.RunMember):
+            self._do(lambda: self._run_member(record, payloads[0]))
         elif isinstance(record, wire.Interrupt):
             if self._is_busy and self._cell == record.cell:
                 self._is_interrupted = True
@@ -512,7 +520,8 @@ class Rank:
             elif record.name == "save" and self._is_healing:
                 self._answer(record)
             else:
-                self._is_healing = self._is_healing or record.name == "heal"
+                if record.name == "heal":
+                    self._is_healing, self._last_heal = True, record.arguments
                 self._do(lambda: self._answer(record))
 
     def _do(self, action: Callable[[], object]) -> None:
@@ -553,7 +562,8 @@ class Rank:
         about = {"member": False, "busy": self._is_busy, "unseen": self._is_unseen}
         epoch = {"epoch": self._epoch, "dirty": self._is_dirty}
         traffic = {"traffic": self._had_traffic, "failed": self._has_failed}
-        others = {"died": sorted(self._died), "healing": self._is_healing, "new": self._is_new}
+        others = {"died": sorted(self._died), "new": self._is_new}
+        others |= {"healing": self._is_healing, "heal": self._last_heal}
         return {**self._last_cell, **about, **epoch, **traffic, **others}
 
     def _on_resume(self) -> None:
@@ -564,11 +574,15 @@ class Rank:
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._is_dirty, self._had_traffic = epoch, False, False
 
+    def _on_members(self, ranks_each: int) -> dict[str, Any]:
+        return {"epoch": self._epoch, "dirty": self._is_dirty}
+
     def _on_renew(self, epoch: int) -> None:
         self._begin_epoch(epoch)
 
     def _on_heal(self, dead: list[int], epoch: int) -> dict[str, Any]:
         self.world.log("HEAL", self.p, dead)
+        self._job.epoch = epoch
         try:
             self._job.heal(self.p, self.rank, dead)
             self._died.clear()
@@ -633,6 +647,24 @@ class Rank:
         for number in range(spec["lines"], spec["lines"] + spec.get("later", 0)):
             world.block(lambda: False, [], 0.5)
             self._send(self._line(cell.cell, number))
+
+    def _run_member(self, run: Any, packed: Any) -> None:
+        """Runs a member of an ensemble, whose result is a number."""
+        world, spec = self.world, ast.literal_eval(run.source)
+        world.runs(self, run.cell)
+        world.trigger("run")
+        self._cell, self._is_busy = run.cell, True
+        self._is_interrupted = self._early == run.cell
+        self._running[self.rank] = run.number
+        began = world.now
+        last_line = self._print_lines(run.cell, spec)
+        status = "interrupted" if self._is_interrupted else "ok"
+        numbers = {"x": float(pickle.loads(packed)["x"])}
+        result = self._wire.Result(self.rank, run.cell, numbers, "", 0, "", "")
+        self._is_busy = False
+        self._running[self.rank] = 0
+        replies = [self._reply(run.cell, status, world.now - began)]
+        self._send(*last_line, *([result] if status == "ok" else []), *replies)
 
     def _print_lines(self, cell: int, spec: dict[str, Any]) -> list[Any]:
         """Sends the lines of a cell; returns the last one, which comes with the reply."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import MagicMock
 
 from tests.simulated import production, system
 from tests.simulated.chaos import NOTEBOOKS_HOST, ClusterWorld
@@ -18,6 +19,10 @@ from tests.simulated.kernel import File, Source
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
 from allranks.cluster import failures, sessions, sharing  # isort: skip
+from allranks.ensemble.grid import Options  # isort: skip
+from allranks.ensemble.member import Member  # isort: skip
+from allranks.ensemble.runner import EnsembleRunner  # isort: skip
+from allranks.ensemble.runs import Runs  # isort: skip
 from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
 from allranks.records import wire  # isort: skip
 
@@ -66,6 +71,25 @@ class ShownCell:
     def name_cause(self, text: str) -> None: ...
     def refresh(self) -> None: ...
     def finish(self) -> None: ...
+
+
+class EnsembleView(MagicMock):
+    """The view of an ensemble: it keeps the lines of each member, by the numbers of its cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: defaultdict[int, dict[int, list[str]]] = defaultdict(dict)
+        self.states: list[str] = []
+
+    def output(self, member: int, record: Any, log: str) -> None:
+        lines = self.shown[member].setdefault(record.cell, [])
+        for kind, *rest in record.entries:
+            if kind == "out":
+                lines.extend(rest[0].splitlines())
+
+    # What it has is no such view.
+    def _get_child_mock(self, **options: Any) -> MagicMock:
+        return MagicMock(**options)
 
 
 @dataclass
@@ -176,6 +200,12 @@ class SimulatedNotebook:
         self.outcome.append(f"{self.world.seconds()} started")
         self.expected = dict.fromkeys(range(self.world.size))
 
+    def restart(self) -> None:
+        """Ends the ranks and starts new ones, also on hosts that were lost."""
+        self.do("the restart", self.cluster.restart, STOP_SECONDS + START_SECONDS)
+        self.outcome.append(f"{self.world.seconds()} restarted")
+        self.expected = dict.fromkeys(range(self.world.size))
+
     def stay(self, seconds: float = 600.0) -> None:
         """Lets the ranks stay when this notebook ends."""
         self.do("stay", lambda: self.cluster.stay(seconds, {}), STAY_SECONDS)
@@ -248,6 +278,31 @@ class SimulatedNotebook:
             self._check_lines(result, None if error else spec["lines"])
             self._check_reports(result)
         return results
+
+    def ensemble(self, spec: dict[str, Any], count: int) -> EnsembleView:
+        """Runs a cell as so many members of an ensemble, and checks what each has shown."""
+        self._cells += 1
+        self.world.begin_cell(self._cells)
+        members = [Member(number, {"x": number}) for number in range(count)]
+        view, runs = EnsembleView(), Runs(members, repr(spec), ("x", True))
+
+        def run() -> None:
+            EnsembleRunner(self.cluster, runs, Options(), view, repr(spec)).run()
+
+        self.do(f"ensemble {self._cells}", run, CELL_SECONDS)
+        for member in members:
+            shown = list(view.shown[member.number].values())
+            orders = [[int(line.split(".")[2]) for line in lines] for lines in shown]
+            assert all(order == list(range(len(order))) for order in orders), orders
+            assert member.state != "finished" or len(shown[-1]) == spec["lines"], shown
+            assert member.state != "finished" or member.numbers == {"x": member.number}
+        view.states = [member.state for member in members]
+        self.outcome.append(f"{self.world.seconds()} ensemble: {view.states}")
+        return view
+
+    def lend(self) -> None:
+        """Leaves the ranks to another notebook, as long as this one runs."""
+        self.do("lend", lambda: self.cluster.lend({}), STAY_SECONDS)
 
     def dies_in(self, *specs: dict[str, Any]) -> None:
         """Runs cells, the last one again and again, until something has killed the kernel."""

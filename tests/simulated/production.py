@@ -96,6 +96,7 @@ from allranks.cluster import (  # noqa: E402
     log_folder,
     options,
     session_folder,
+    sockets,
 )
 from allranks.cluster.launchers import job  # noqa: E402
 from allranks.cluster.launchers import launcher as launchers  # noqa: E402
@@ -271,6 +272,21 @@ def _tell(self: Any, event: Any, tell: Callable[..., None] = host_agent.HostAgen
     world.trigger(f"agent {event.name}")
 
 
+def _send_by_relays(
+    self: Any,
+    ranks: Iterable[int],
+    frames: Any,
+    send: Callable[..., None] = sockets.RankSockets._send_by_relays,
+) -> None:
+    world: Any = World.it
+    if b'"heal"' in frames[0] and world.awaits("heal sent to one rank"):
+        first, *ranks = ranks
+        send(self, [first], frames)
+        world.trigger("heal sent to one rank")
+        system.sleep(0)  # this process may end now
+    send(self, ranks, frames)
+
+
 def _begin(self: Any, config: Any, begin: Callable[..., None] = relay.Relay._begin) -> None:
     begin(self, config)
     world: Any = World.it
@@ -312,6 +328,7 @@ _replace(
     _of_the_system=lambda: float("nan"),
 )
 _replace(processes.ExitReports, _memory=lambda self, group, nbytes: "")
+_replace(sockets.RankSockets, _send_by_relays=_send_by_relays)
 _replace(relay.Relay, _begin=_begin)
 _replace(relay, _own_address=lambda url: this_process().host.address)
 _replace(port_test, unreachable=_unreachable, listen=_listen)

@@ -678,6 +678,7 @@ _SIMULATED = (
     "allranks.countdown",
     "allranks.engine.host",
     "allranks.engine.processes",
+    "allranks.ensemble.runner",
     "allranks.python_path",
     "allranks.records",
 )

@@ -449,3 +449,22 @@ def test_ranks_are_attached_to_of_which_some_were_not_asked_to_replace_one(
     assert world.new_notebook().attach(notebook)
     world.notebook.cell(reduce(sets=2))
     assert not world.notebook.cell(reduce(sets=3)).error
+
+
+@simulated(seeds=10)
+def test_a_replacement_of_which_a_dying_kernel_has_told_one_rank_only_goes_on_with_all(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.cell(work(sets=1))
+    world.when("heal sent to one rank", notebook.kill, after=0.0)
+    world.after(0.2, world.kill_rank, world.chance.randrange(6))
+    notebook.dies_in(reduce(seconds=1.0, sets=2))
+    world.pass_time(world.chance.uniform(0, 2))
+    began = world.now
+    assert world.new_notebook().attach(notebook)
+    assert world.now < began + 10
+    assert not world.notebook.told("start again")
+    assert not world.notebook.cell(reduce(sets=3)).error
+    assert sum(world.processes_of(rank) for rank in range(6)) == 7

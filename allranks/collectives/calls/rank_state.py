@@ -313,6 +313,8 @@ class RankState:
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
         self.is_healing = False
         """Whether this rank joins with replacements, or has been asked to."""
+        self.last_heal: dict[str, Any] = {}
+        """How it was asked to the last time."""
         self.lacks_variables = False
         """Whether this process has not been asked yet to restore what was kept in its place."""
         self.checks = True

@@ -57,6 +57,7 @@ def test_a_rank_that_was_asked_to_join_with_new_ones_says_so_until_it_has_tried(
         heals._join = lambda dead, epoch: seen.append(about()["healing"])
         heals.answer(requests.HEAL, HEAL.arguments, [])
         assert [*seen, about()["healing"]] == [True, True, False]
+        assert about()["heal"] == HEAL.arguments
 
     rank(check)
 
