@@ -72,6 +72,9 @@ class ClusterWorld(World):
             if isinstance(fault.when, str):
                 self.when(fault.when, lambda fault=fault: self.play(fault), fault.after)
         self._ran: dict[tuple[int, int, int], int] = {}
+        self._epochs: dict[tuple[int, int], int] = {}
+        #: The variables that ranks have kept on other hosts.
+        self.kept: dict[int, dict[str, int]] = {}
         self._models: defaultdict[int, list[models.Rank]] = defaultdict(list)
         #: Where processes of each rank have died.
         self._deaths: defaultdict[int, set[str]] = defaultdict(set)
@@ -136,6 +139,13 @@ class ClusterWorld(World):
             self.wrong.append(
                 f"two processes run cell {cell} as rank {model.rank}: {first} and {model.p.pid}"
             )
+
+    def begins_in(self, model: models.Rank, cell: int, epoch: int, is_dirty: bool) -> None:
+        """A rank begins a cell: in the epoch of all others, which no cell has left unfinished."""
+        first = self._epochs.setdefault((cell, len(self.notebooks)), epoch)
+        if first != epoch or is_dirty:
+            what = f"epoch {epoch}{', left unfinished' if is_dirty else ''}"
+            self.wrong.append(f"rank {model.rank} runs cell {cell} in {what}; others in {first}")
 
     def rank(self, number: int) -> models.Rank | None:
         """Returns the living process of a rank."""

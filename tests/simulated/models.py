@@ -61,6 +61,14 @@ class Job:
         self._meeting: _Meeting | None = None
         #: The spare process that has become a rank last.
         self.joining: Process | None = None
+        #: The epoch of the ranks, which new ones learn.
+        self.epoch = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a daemon is lost, or a stub has ended with an exit code."""
+        lost = any(not daemon.alive for daemon in self.daemons.values())
+        return lost or any(not stub.alive and stub.code > 0 for stub in self.stubs)
 
     def _alive(self) -> list[Process]:
         return [process for process in self.members.values() if process.alive]
@@ -174,7 +182,7 @@ def mpiexec(words: list[str]) -> system.Main:
                 world.after(seconds, _start_stub, job, number, next(ranks), daemon, address)
         _watch_stubs(job)
         del asked  # its sockets were open until now
-        code = 1 if any(not daemon.alive for daemon in job.daemons.values()) else 0
+        code = 1 if job.has_failed else 0
         job.aborted = True
         for stub in job.stubs:
             if stub.alive and not world.cut(me.host.name, stub.host.name):
@@ -201,12 +209,12 @@ def _ask_for_prted(host: str, number: int, address: str) -> Socket:
 
 
 def _watch_stubs(job: Job) -> None:
-    """Returns when a daemon is lost, or all stubs have ended."""
+    """Returns when a daemon is lost, a stub has failed, or all have ended."""
     me = job.mpiexec
 
     def over() -> bool:
-        lost = any(not daemon.alive for daemon in job.daemons.values())
-        return lost or (bool(job.stubs) and not any(stub.alive for stub in job.stubs))
+        ended = bool(job.stubs) and not any(stub.alive for stub in job.stubs)
+        return ended or job.has_failed
 
     while not over():
         job.world.block(over, [job.changed, me.child_ended], 0.25)
@@ -412,6 +420,7 @@ class Rank:
                 raise SystemExit(1) from None
         else:
             self._job.init(self.p)
+        self._epoch = self._job.epoch
         self._context = zeromq.Context()
         gone = zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
         self._connect(self.config.commands_url, self.config.events_url, _SOON_MS, gone)
@@ -569,6 +578,7 @@ class Rank:
 
     def _on_heal(self, dead: list[int], epoch: int) -> dict[str, Any]:
         self.world.log("HEAL", self.p, dead)
+        self._job.epoch = epoch
         try:
             self._job.heal(self.p, self.rank, dead)
             self._died.clear()
@@ -588,6 +598,8 @@ class Rank:
         found = self.p.host.files.pop(_KEPT.format(self.rank), None)
         if self.rank in saved and found is not None:
             self.vars.update(json.loads(found))
+        else:
+            self.vars.update(self.world.kept.get(self.rank, {}))
         return {"names": list(self.vars), "seconds": 0.0}
 
     def _on_save(self) -> dict[str, Any]:
@@ -605,8 +617,13 @@ class Rank:
     # Cells.
 
     def _run_cell(self, cell: Any) -> None:
+        """Runs a cell. A scenario may add to it: ``later`` lines after its end, whether it
+        ``keeps`` its variables on another host, or leaves calls ``unfinished``, and the ranks that
+        it ``ends``, once they have saved their variables.
+        """
         world, spec = self.world, ast.literal_eval(cell.source)
         world.runs(self, cell.cell)
+        world.begins_in(self, cell.cell, self._epoch, self._is_dirty)
         world.trigger("run")
         self._cell, self._is_busy = cell.cell, True
         self._is_interrupted = self._early == cell.cell
@@ -624,12 +641,18 @@ class Rank:
         status = "interrupted" if self._is_interrupted else "ok" if met else "waiting"
         if status == "ok":
             self.vars["x"] = spec["sets"]
+            if spec.get("keeps"):
+                world.kept[self.rank] = dict(self.vars)
+            self._is_dirty = bool(spec.get("unfinished"))
         else:
             self._is_dirty = is_reduce
         self._has_failed = status != "ok"
         self._is_busy = False
         self._running[self.rank] = 0
-        self._send(*last_line, self._reply(cell.cell, status, world.now - began))
+        ends = "it ends" if self.rank in spec.get("ends", ()) else ""
+        if ends:
+            self._on_save()
+        self._send(*last_line, self._reply(cell.cell, status, world.now - began, ends))
         for number in range(spec["lines"], spec["lines"] + spec.get("later", 0)):
             world.block(lambda: False, [], 0.5)
             self._send(self._line(cell.cell, number))
@@ -667,7 +690,7 @@ class Rank:
         self.world.block(ready, [self._wake, self._job.changed])
         return there >= everyone or self._is_interrupted
 
-    def _reply(self, cell: int, status: str, seconds: float) -> Any:
+    def _reply(self, cell: int, status: str, seconds: float, ends: str) -> Any:
         from allranks.errors import Report
 
         report = None
@@ -694,4 +717,5 @@ class Rank:
             report=report,
             epoch=self._epoch,
             traffic=self._had_traffic,
+            ends=ends,
         )
