@@ -148,8 +148,7 @@ def test_a_new_process_that_stands_still_makes_way_for_the_next_one(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
     def fail() -> None:
-        for process in world.find("rank0"):
-            process.freeze(6.0)
+        world.find("child")[-1].freeze(6.0)  # that of rank 0 has just been forked
         world.after(1.0, world.kill_rank, 1)
 
     notebook.start()
@@ -157,9 +156,8 @@ def test_a_new_process_that_stands_still_makes_way_for_the_next_one(
     world.after(0.2, world.kill_rank, 0)
     notebook.cell(reduce(seconds=1.0, sets=1))
     world.pass_time(6)
-    world.after(0.2, world.kill_rank, 2)
-    notebook.cell(reduce(seconds=1.0, sets=2))
-    assert not notebook.cell(reduce(sets=3)).error
+    assert len(world.find("rank0")) == 1
+    assert not notebook.cell(reduce(sets=2)).error
 
 
 @simulated(seeds=3, hosts=0, ranks=4)
@@ -215,25 +213,48 @@ def test_a_new_start_that_fails_without_a_notebook_is_made_again_by_the_next_one
 def test_the_hello_of_a_rank_that_ends_is_none_of_the_next_one(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
-    def kill_both() -> None:
-        world.kill_rank(0)
-        world.kill_rank(1)
-
-    def stop_relay() -> None:
+    def lose_h3() -> None:
+        world.jobs[-1].joining.freeze(1.5)  # its hello comes while h1 ends its ranks
         world.after(0.6, world.kill_on, "h3", "agent")
-        world.stall("h1", "relay", 2.0)
+        world.stall("h1", "agent", 2.0)
         world.when("relay of h1 begins", begin_late, after=0.0)
 
     def begin_late() -> None:
         world.when("agent admitted", freeze, after=0.03)
 
     def freeze() -> None:
-        for process in [*world.find("rank0"), *world.find("rank1")]:
+        for process in world.find("rank0"):
             process.freeze(2.0)
 
     notebook.start()
-    world.when("agree", stop_relay, after=0.0)
-    world.after(0.2, kill_both)
+    world.when("agree", lose_h3, after=0.0)
+    world.after(0.2, world.kill_rank, 0)
     notebook.cell(reduce(seconds=1.0, sets=1))
     assert not notebook.cell(reduce(sets=2)).error
     assert not notebook.told("did not")
+
+
+@simulated(seeds=5)
+def test_a_host_that_ends_its_ranks_slowly_begins_again_with_the_others(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    world.when("save", lambda: world.stall("h2", "agent", 1.5), after=0.0)
+    world.after(world.chance.uniform(0, 1), world.kill_on, "h3", "agent")
+    notebook.cell(reduce(seconds=2.0, sets=1))
+    assert not notebook.cell(reduce(sets=2)).error
+    assert not notebook.told("did not start")
+
+
+@simulated(seeds=10)
+def test_ranks_are_attached_to_while_their_connections_break(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.kill()
+    for host in 3 * world.host_names:
+        world.after(world.chance.uniform(0, 1.5), world.reset, host)
+    assert world.new_notebook().attach(notebook)
+    assert not world.notebook.told("did not answer")
+    assert not world.notebook.cell(reduce(sets=1)).error
