@@ -110,8 +110,8 @@ class ClusterWorld(World):
 
         Steps are requests of ranks (``heal``; see `allranks.records.requests`), the beginning of
         a cell on a rank (``run``), the events of host agents (``agent admitted``), ``relay of h1
-        begins``, ``join`` and ``agree`` where a spare process becomes a rank, and ``listens`` in
-        the test of the network.
+        begins``, ``relay of h1 listens`` for ranks, also those of another notebook, ``join`` and
+        ``agree`` where a spare process becomes a rank, and ``listens`` in the test of the network.
         """
         self._steps[step].append((after, action))
 

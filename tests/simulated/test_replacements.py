@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulated.scenarios import reduce, simulated, work
@@ -253,8 +254,9 @@ def test_ranks_are_attached_to_while_their_connections_break(
     notebook.start()
     notebook.stay()
     notebook.kill()
-    for host in 3 * world.host_names:
-        world.after(world.chance.uniform(0, 1.5), world.reset, host)
+    for host in world.host_names:
+        seconds = world.chance.uniform(0, 0.001)
+        world.when(f"relay of {host} listens", partial(world.reset, host), after=seconds)
     assert world.new_notebook().attach(notebook)
     assert not world.notebook.told("did not answer")
     assert not world.notebook.cell(reduce(sets=1)).error
