@@ -578,7 +578,7 @@ class Rank:
 
     def _on_heal(self, dead: list[int], epoch: int) -> dict[str, Any]:
         self.world.log("HEAL", self.p, dead)
-        self._job.epoch = epoch
+        self._job.epoch, self._is_healing = epoch, True
         try:
             self._job.heal(self.p, self.rank, dead)
             self._died.clear()

@@ -127,7 +127,7 @@ def test_two_ends_of_a_rank_that_come_again_leave_the_process_that_is_to_replace
 ) -> None:
     def end_first() -> None:
         world.jobs[-1].joining.signal(9)
-        world.when("join", end_kernel, after=0.0)
+        world.when("join", end_kernel, after=0.03)  # all others join by then
 
     def end_kernel() -> None:
         world.kill_rank(1)  # so the second one cannot join yet
