@@ -195,7 +195,6 @@ class Recovery:
         for end in ends if self.step is Step.HEALING else ():
             if end.rank in self._joining and not end.why:
                 self._again[end.rank] = end
-                self._came.discard(end.rank)
                 self._say(f"rank {end.rank}, which was new, {end.how()}")
         fresh = self._note_dead(ends)
         if not fresh or self.step is Step.LOST:

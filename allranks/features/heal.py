@@ -54,6 +54,8 @@ class RankHeal(RankFeature):
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         if name == requests.HEAL:
             dead, epoch = arguments["dead"], arguments["epoch"]
+            # Also where it waited for the end of another one, which two notebooks may have sent.
+            world.current().is_healing = True
             try:
                 return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
             finally:

@@ -72,6 +72,9 @@ class ClusterWorld(World):
             if isinstance(fault.when, str):
                 self.when(fault.when, lambda fault=fault: self.play(fault), fault.after)
         self._ran: dict[tuple[int, int, int], int] = {}
+        self._epochs: dict[tuple[int, int], int] = {}
+        #: The variables that ranks have kept on other hosts.
+        self.kept: dict[int, dict[str, int]] = {}
         self._models: defaultdict[int, list[models.Rank]] = defaultdict(list)
         #: Where processes of each rank have died.
         self._deaths: defaultdict[int, set[str]] = defaultdict(set)
@@ -107,8 +110,9 @@ class ClusterWorld(World):
 
         Steps are requests of ranks (``heal``; see `allranks.records.requests`), the beginning of
         a cell on a rank (``run``), the events of host agents (``agent admitted``), ``relay of h1
-        begins``, ``join`` and ``agree`` where a spare process becomes a rank, ``listens`` in the
-        test of the network, and ``heal sent to one rank`` in the notebook.
+        begins``, ``relay of h1 listens`` for ranks, also those of another notebook, ``join`` and
+        ``agree`` where a spare process becomes a rank, ``listens`` in the test of the network, and
+        ``heal sent to one rank`` in the notebook.
         """
         self._steps[step].append((after, action))
 
@@ -140,6 +144,13 @@ class ClusterWorld(World):
             self.wrong.append(
                 f"two processes run cell {cell} as rank {model.rank}: {first} and {model.p.pid}"
             )
+
+    def begins_in(self, model: models.Rank, cell: int, epoch: int, is_dirty: bool) -> None:
+        """A rank begins a cell: in the epoch of all others, which no cell has left unfinished."""
+        first = self._epochs.setdefault((cell, len(self.notebooks)), epoch)
+        if first != epoch or is_dirty:
+            what = f"epoch {epoch}{', left unfinished' if is_dirty else ''}"
+            self.wrong.append(f"rank {model.rank} runs cell {cell} in {what}; others in {first}")
 
     def rank(self, number: int) -> models.Rank | None:
         """Returns the living process of a rank."""

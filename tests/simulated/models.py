@@ -65,6 +65,12 @@ class Job:
         #: The epoch of the ranks, which new ones learn.
         self.epoch = 0
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a daemon is lost, or a stub has ended with an exit code."""
+        lost = any(not daemon.alive for daemon in self.daemons.values())
+        return lost or any(not stub.alive and stub.code > 0 for stub in self.stubs)
+
     def _alive(self) -> list[Process]:
         return [process for process in self.members.values() if process.alive]
 
@@ -177,7 +183,7 @@ def mpiexec(words: list[str]) -> system.Main:
                 world.after(seconds, _start_stub, job, number, next(ranks), daemon, address)
         _watch_stubs(job)
         del asked  # its sockets were open until now
-        code = 1 if any(not daemon.alive for daemon in job.daemons.values()) else 0
+        code = 1 if job.has_failed else 0
         job.aborted = True
         for stub in job.stubs:
             if stub.alive and not world.cut(me.host.name, stub.host.name):
@@ -204,12 +210,12 @@ def _ask_for_prted(host: str, number: int, address: str) -> Socket:
 
 
 def _watch_stubs(job: Job) -> None:
-    """Returns when a daemon is lost, or all stubs have ended."""
+    """Returns when a daemon is lost, a stub has failed, or all have ended."""
     me = job.mpiexec
 
     def over() -> bool:
-        lost = any(not daemon.alive for daemon in job.daemons.values())
-        return lost or (bool(job.stubs) and not any(stub.alive for stub in job.stubs))
+        ended = bool(job.stubs) and not any(stub.alive for stub in job.stubs)
+        return ended or job.has_failed
 
     while not over():
         job.world.block(over, [job.changed, me.child_ended], 0.25)
@@ -582,7 +588,7 @@ class Rank:
 
     def _on_heal(self, dead: list[int], epoch: int) -> dict[str, Any]:
         self.world.log("HEAL", self.p, dead)
-        self._job.epoch = epoch
+        self._job.epoch, self._is_healing = epoch, True
         try:
             self._job.heal(self.p, self.rank, dead)
             self._died.clear()
@@ -602,6 +608,8 @@ class Rank:
         found = self.p.host.files.pop(_KEPT.format(self.rank), None)
         if self.rank in saved and found is not None:
             self.vars.update(json.loads(found))
+        else:
+            self.vars.update(self.world.kept.get(self.rank, {}))
         return {"names": list(self.vars), "seconds": 0.0}
 
     def _on_save(self) -> dict[str, Any]:
@@ -619,8 +627,13 @@ class Rank:
     # Cells.
 
     def _run_cell(self, cell: Any) -> None:
+        """Runs a cell. A scenario may add to it: ``later`` lines after its end, whether it
+        ``keeps`` its variables on another host, or leaves calls ``unfinished``, and the ranks that
+        it ``ends``, once they have saved their variables.
+        """
         world, spec = self.world, ast.literal_eval(cell.source)
         world.runs(self, cell.cell)
+        world.begins_in(self, cell.cell, self._epoch, self._is_dirty)
         world.trigger("run")
         self._cell, self._is_busy = cell.cell, True
         self._is_interrupted = self._early == cell.cell
@@ -638,12 +651,18 @@ class Rank:
         status = "interrupted" if self._is_interrupted else "ok" if met else "waiting"
         if status == "ok":
             self.vars["x"] = spec["sets"]
+            if spec.get("keeps"):
+                world.kept[self.rank] = dict(self.vars)
+            self._is_dirty = bool(spec.get("unfinished"))
         else:
             self._is_dirty = is_reduce
         self._has_failed = status != "ok"
         self._is_busy = False
         self._running[self.rank] = 0
-        self._send(*last_line, self._reply(cell.cell, status, world.now - began))
+        ends = "it ends" if self.rank in spec.get("ends", ()) else ""
+        if ends:
+            self._on_save()
+        self._send(*last_line, self._reply(cell.cell, status, world.now - began, ends))
         for number in range(spec["lines"], spec["lines"] + spec.get("later", 0)):
             world.block(lambda: False, [], 0.5)
             self._send(self._line(cell.cell, number))
@@ -699,7 +718,7 @@ class Rank:
         self.world.block(ready, [self._wake, self._job.changed])
         return there >= everyone or self._is_interrupted
 
-    def _reply(self, cell: int, status: str, seconds: float) -> Any:
+    def _reply(self, cell: int, status: str, seconds: float, ends: str) -> Any:
         from allranks.errors import Report
 
         report = None
@@ -726,4 +745,5 @@ class Rank:
             report=report,
             epoch=self._epoch,
             traffic=self._had_traffic,
+            ends=ends,
         )

@@ -293,6 +293,14 @@ def _begin(self: Any, config: Any, begin: Callable[..., None] = relay.Relay._beg
     world.trigger(f"relay of {self.host} begins")
 
 
+def _listen_for_ranks(
+    self: Any, *urls: str, listen: Callable[..., None] = relay.Relay._listen
+) -> None:
+    listen(self, *urls)
+    world: Any = World.it
+    world.trigger(f"relay of {self.host} listens")
+
+
 def _sign_of(pid: int) -> str:
     process = World.it.procs.get(pid)
     return str(process.started) if process is not None and process.alive else ""
@@ -329,7 +337,7 @@ _replace(
 )
 _replace(processes.ExitReports, _memory=lambda self, group, nbytes: "")
 _replace(sockets.RankSockets, _send_by_relays=_send_by_relays)
-_replace(relay.Relay, _begin=_begin)
+_replace(relay.Relay, _begin=_begin, _listen=_listen_for_ranks)
 _replace(relay, _own_address=lambda url: this_process().host.address)
 _replace(port_test, unreachable=_unreachable, listen=_listen)
 _replace(host_agent.HostAgent, _tell=_tell)

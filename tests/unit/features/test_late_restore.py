@@ -62,6 +62,19 @@ def test_a_rank_that_was_asked_to_join_with_new_ones_says_so_until_it_has_tried(
     rank(check)
 
 
+def test_a_rank_that_was_asked_to_join_twice_says_so_until_it_has_tried_twice(rank):
+    def check(heals, about):
+        seen = []
+        Rank._receive(receiver(), HEAL, [])
+        Rank._receive(receiver(), HEAL, [])
+        heals._join = lambda dead, epoch: seen.append(about()["healing"])
+        heals.answer(requests.HEAL, HEAL.arguments, [])
+        heals.answer(requests.HEAL, HEAL.arguments, [])
+        assert [*seen, about()["healing"]] == [True, True, False]
+
+    rank(check)
+
+
 def test_a_new_rank_says_so_until_it_is_asked_to_restore(rank):
     def check(heals, about):
         world.current().lacks_variables = True
