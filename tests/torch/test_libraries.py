@@ -107,6 +107,7 @@ loader = DataLoader(data, 4, sampler=DistributedSampler(data, size, rank), num_w
 int(allreduce(sum(len(x) for x, _ in loader), Sum))
 """
 END = """
+import torch.distributed as dist
 from accelerate.state import AcceleratorState
 AcceleratorState._reset_state(reset_partial_state=True)
 if dist.is_initialized():
@@ -194,6 +195,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "install.md").read_text()
 
 
 def test_the_training_of_the_page_on_installation_runs_where_there_is_no_gpu(ranks):
+    assert ranks.on_ranks(END, timeout=180).status == "ok"
     ended = ranks.run(COLAB, 180)
     assert ended.status == "ok", ended.text
     losses = re.findall(r"loss (\d+\.\d+) of 3 ranks", ended.text)
