@@ -211,6 +211,11 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml tests/mpi/requirements.txt tests/
 	--fork-strategy fewest --strip-extras --no-annotate --no-header --no-emit-index-url \
 	--extra tensorflow --extra legacy-keras --extra lab --extra dask --extra ray --extra test --extra docs --extra dev
 
+# Why a version is not the newest one, beside it.
+CAPS = -e '/^numpy==/s/$$/  \# 2.5 needs Python 3.12/' \
+	-e '/^h5py==/s/$$/  \# TensorFlow 2.21 needs less than 3.15/' \
+	-e '/^jsonschema==/s/$$/  \# see pyproject.toml/'
+
 lock: $(BIN)/uv
 	@set -e; trap 'rm -f .constraints.*' EXIT; \
 	$(COMPILE) tests/fakes/requirements.txt --extra cuda12 --output-file .constraints.12; \
@@ -218,7 +223,7 @@ lock: $(BIN)/uv
 	{ \
 	    echo '# Every version that the labs and the tests run with, for all extras together: Linux on'; \
 	    echo '# x86_64 and aarch64, macOS, Python 3.11 to 3.13. Written by "make lock".'; \
-	    cat .constraints.12 .constraints.13 | grep -v '^cuda-toolkit==' | LC_ALL=C sort -u; \
+	    cat .constraints.12 .constraints.13 | grep -v '^cuda-toolkit==' | LC_ALL=C sort -u | sed $(CAPS); \
 	} > .constraints.new; \
 	mv .constraints.new constraints.txt
 	@cut -d= -f1 constraints.txt | uniq -d | { ! grep .; } \

@@ -128,6 +128,8 @@ class DistributedMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.session = Session()
+        self.by_dist_init: Cluster | None = None
+        """The ranks that nbdistributed's magic has started."""
         self.toggle = EveryCell(shell)
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
@@ -138,6 +140,12 @@ class DistributedMagics(Magics):
             CellReplies(kernel, self._undo)
             busy = BusyStatus(kernel, self._undo)
             AnsweredWhileBusy(kernel, self._undo, busy)
+
+    @property
+    def _comm_manager(self) -> Cluster | None:
+        """nbdistributed's name for its processes, by which notebooks find whether it has any."""
+        running = self.session.running
+        return running if running is self.by_dist_init else None
 
     def close(self) -> None:
         self.toggle.off()

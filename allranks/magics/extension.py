@@ -50,7 +50,15 @@ class PxMagics(Magics):
         self._distributed = distributed
         #: The options of ``%pxconfig``.
         self._defaults = ""
+        self._view = px_names.variables(distributed.session)["view"]
         self._last: PxResult | None = None
+
+    @property
+    def view(self) -> Any:
+        """ipyparallel's name for the view on which ``%%px`` runs. None if nbdistributed's magic has
+        started the ranks: notebooks with both choose by this.
+        """
+        return None if self._distributed._comm_manager is not None else self._view
 
     # IPython would evaluate what is in braces with the notebook's variables, not the ranks'.
     @no_var_expand
@@ -233,6 +241,7 @@ class PxMagics(Magics):
         if said.gpu_ids is not None:
             words += ["--gpus", said.gpu_ids]
         self._distributed.command(" ".join(words))
+        self._distributed.by_dist_init = self._distributed.session.running
         # As there, all following cells run on the ranks.
         self._distributed.command("on")
 
@@ -255,6 +264,7 @@ class PxMagics(Magics):
     def dist_reset(self, line: str) -> None:
         """Ends the ranks and starts others: ``%distributed restart``."""
         self._distributed.command("restart")
+        self._distributed.by_dist_init = self._distributed.session.running
 
     @line_magic("sync")  # type: ignore[arg-type]
     def sync(self, line: str) -> Coroutine[Any, Any, None] | None:

@@ -261,6 +261,45 @@ def test_nbdistributeds_magics_are_there(px):
     assert "The ranks are stopped" in px.run("%dist_shutdown").text
 
 
+CHOOSES = """
+from IPython.core.magic import register_cell_magic
+
+@register_cell_magic
+def somewhere(line, cell):
+    shell = get_ipython()
+    known = shell.magics_manager.magics["cell"]
+    view = known["px"].__self__.view if "px" in known else None
+    engines = view is not None and len(view.client.ids) > 0
+    processes = known["distributed"].__self__._comm_manager is not None
+    print("engines" * engines + "processes" * processes)
+    return shell.run_cell_magic("px" if engines else "distributed", line, cell)
+"""
+MIXED = [
+    ("%load_ext nbdistributed", ""),
+    (CHOOSES, ""),
+    ("%dist_init --num-processes 2", "started ranks 0–1"),
+    ("%dist_mode -d", ""),
+    ("%%rank [1]\nprint('only', rank)", "rank 1 │ only 1"),
+    ("%%distributed\nx = comm.allreduce(rank)\nprint(x)", "ranks 0–1 │ 1"),
+    ("%%somewhere\nprint('sum', x)", "processes\nranks 0–1 │ sum 1"),
+    ("%sync", ""),
+    ("%dist_shutdown", "The ranks are stopped"),
+    ("%%px\nfrom mpi4py import MPI\ny = MPI.COMM_WORLD.allreduce(1)", "started ranks"),
+    ("%px print('y is', y)", "│ y is "),
+    ("%%somewhere\nprint('still', y)", "engines\n"),
+    ("dv['y'][0] == len(rc.ids)", "True"),
+]
+
+
+def test_a_notebook_that_mixes_px_and_nbdistributed_runs_with_one_changed_line(px):
+    """The magic of its own, ``%%somewhere``, runs a cell where there are processes."""
+    changed = {"%load_ext nbdistributed": "%load_ext allranks.px"}
+    px.run("%distributed off\n%distributed stop").ok()
+    for source, says in MIXED:
+        px.run(changed.get(source, source)).ok().says(says)
+    px.run("%distributed stop").ok()
+
+
 def test_the_extension_can_be_taken_away_by_itself(px):
     assert px.run("%unload_ext allranks.px").status == "ok"
     assert px.value("'rc' in globals(), view") == "(False, 'kept')"

@@ -85,6 +85,18 @@ def test_the_wheel_has_the_package_and_nothing_else(built, repository):
     assert f"{ROOT}.dist-info/licenses/LICENSE" in found
 
 
+def test_the_labs_in_the_wheel_have_not_run(built, repository):
+    with ZipFile(built[1]) as archive:
+        labs = [name for name in archive.namelist() if re.match(r"allranks/labs/.*\.ipynb", name)]
+        read = {name: json.loads(archive.read(name)) for name in labs}
+    for name, lab in read.items():
+        source = repository / "notebooks" / name.removeprefix("allranks/labs/")
+        cells = json.loads(source.read_text())["cells"]
+        assert [cell["source"] for cell in lab["cells"]] == [cell["source"] for cell in cells]
+        assert [cell for cell in lab["cells"] if cell.get("outputs")] == []
+    assert len(read) == 12
+
+
 def test_there_is_a_distribution_with_the_same_files_without_the_wheel_of_an_mpi(built, tmp_path):
     without_mpi.build(built[0], tmp_path)
     (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")

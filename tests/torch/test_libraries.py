@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 SAME = """
@@ -104,6 +107,7 @@ loader = DataLoader(data, 4, sampler=DistributedSampler(data, size, rank), num_w
 int(allreduce(sum(len(x) for x, _ in loader), Sum))
 """
 END = """
+import torch.distributed as dist
 from accelerate.state import AcceleratorState
 AcceleratorState._reset_state(reset_partial_state=True)
 if dist.is_initialized():
@@ -184,3 +188,15 @@ def test_notebook_launcher_runs_the_function_on_the_ranks_that_exist(ranks):
     more = ranks.on_ranks("notebook_launcher(train, (8,), num_processes=8)")
     assert "not on 8 new processes. For 8 ranks type: %distributed restart -n 8" in more.text
     assert "3 processes, equal: True" in more.text
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "install.md").read_text()
+(COLAB,) = re.findall(r"test_libraries.py -->\n```python\n(.*?)```", PAGE, re.S)
+
+
+def test_the_training_of_the_page_on_installation_runs_where_there_is_no_gpu(ranks):
+    assert ranks.on_ranks(END, timeout=180).status == "ok"
+    ended = ranks.run(COLAB, 180)
+    assert ended.status == "ok", ended.text
+    losses = re.findall(r"loss (\d+\.\d+) of 3 ranks", ended.text)
+    assert max(map(float, losses)) < 1  # it was about 9

@@ -14,6 +14,7 @@ _WORDS = {
     "device": "kind of memory",
     "nbytes": "number of bytes",
     "refused": "earlier calls",
+    "in_place": "kind of send buffer",
 }
 """The names of a spec's fields in a message, where the field's own does not say it."""
 _ADVICE = {
@@ -29,6 +30,7 @@ _ADVICE = {
     "nbytes": "Pass buffers of the same type and length on every rank",
     "refused": "Data of the call that a rank refused may still be on its way. Let its error end "
     "the cell; in a script call allranks.collectives.renew() on every rank",
+    "in_place": "Pass MPI.IN_PLACE, or the receive buffer as send buffer, on every rank or on none",
     "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
 }
 
@@ -78,6 +80,8 @@ def _value(spec: Spec, field: str) -> str:
         return str(value)
     if field == "refused":
         return f"refused {value}"
+    if field == "in_place":
+        return "the receive buffer" if value else "another buffer"
     if field == "device":
         return "an array on a GPU" if value else "one in host memory"
     if value in ("", -1, ()):

@@ -37,6 +37,7 @@ class Spec(NamedTuple):
     """The bytes that each rank brings, where they are no arrays with a shape."""
     refused: int = 0
     """How many earlier calls of its communicator the rank has refused for their arguments."""
+    in_place: bool = False
 
     @property
     def title(self) -> str:

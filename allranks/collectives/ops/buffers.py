@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 from mpi4py import MPI
 
-_REDUCING = ("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan")
+REDUCING = ("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan")
 #: Every rank sends as many bytes as the others.
 _ALIKE = ("Bcast", "Allgather", "Alltoall")
 _WHOLE_OF_ROOT = {"Gather": 1, "Scatter": 0}
@@ -49,6 +49,7 @@ class Compared(TypedDict, total=False):
     reduction: str
     dtype: str
     nbytes: int
+    in_place: bool
 
 
 def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Compared:
@@ -59,12 +60,14 @@ def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Co
     """
     if call == "Barrier":
         return {}
-    if call not in _REDUCING:
+    if call not in REDUCING:
         return _types(call, arguments, root) | _sizes(call, arguments, root, size)
     dtype, nbytes = _first(arguments)
     (op,) = (argument for argument in arguments[2:] if isinstance(argument, MPI.Op))
-    name = _NAMES.get(op.handle, "a function")
-    return {"reduction": name, "dtype": dtype, "nbytes": nbytes}
+    found = Compared(reduction=_NAMES.get(op.handle, "a function"), dtype=dtype, nbytes=nbytes)
+    if call == "Allreduce":  # MPI chooses its algorithm by this, and would move other data
+        found["in_place"] = _is_in_place(arguments[0])
+    return found
 
 
 def _types(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
@@ -89,12 +92,37 @@ def _sizes(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Comp
 
 def _first(arguments: tuple[Any, ...]) -> tuple[str, int]:
     """Returns the type and the bytes of the buffer that this rank brings."""
-    # mpi4py takes None for IN_PLACE.
-    in_place = arguments[0] is None or arguments[0] is MPI.IN_PLACE
     try:
-        return _message(arguments[1 if in_place else 0])
+        return _message(arguments[1 if _is_in_place(arguments[0]) else 0])
     except Exception:  # mpi4py refuses it, or it is none of the usual forms
         return "", 0
+
+
+def _is_in_place(sendbuf: Any) -> bool:
+    return sendbuf is None or sendbuf is MPI.IN_PLACE  # which mpi4py takes alike
+
+
+def _are_equal(sendbuf: Any, recvbuf: Any) -> bool:
+    """Whether two buffers have the same memory, type and length."""
+    if sendbuf is recvbuf:
+        return True
+    first, second = layout_of(sendbuf), layout_of(recvbuf)
+    if first is None or second is None:
+        return False
+    try:
+        begins = {MPI.Get_address(data) + start for data, start, _, _ in (first, second)}
+        return len(begins) == 1 and _message(sendbuf) == _message(recvbuf)
+    except Exception:  # as above
+        return False
+
+
+def with_in_place(call: str, arguments: tuple[Any, ...], root: bool) -> tuple[Any, ...]:
+    """Returns the arguments of a reduction with IN_PLACE for a send buffer that equals the receive
+    buffer, which MPI refuses. From 4.2 on, mpi4py takes equal buffers so itself.
+    """
+    if root and call in REDUCING and _are_equal(*arguments[:2]):
+        return (MPI.IN_PLACE, *arguments[1:])
+    return arguments
 
 
 def _basic(buffer: Any) -> str:

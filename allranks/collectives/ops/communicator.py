@@ -26,7 +26,7 @@ from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
-from allranks.collectives.ops.buffers import compared
+from allranks.collectives.ops.buffers import compared, with_in_place
 from allranks.collectives.ops.point_to_point import (
     PREPARING,
     REFUSED_ARGUMENTS,
@@ -71,7 +71,9 @@ class Comm(PointToPoint):
     def _collective(
         self, op: str, post: Callable[..., MPI.Request], *arguments: Any, root: int | None = None
     ) -> None:
-        group, spec = self._used(), self._spec(op, op, arguments, root)
+        group = self._used()
+        arguments = with_in_place(op, arguments, root in (None, self.Get_rank()))
+        spec = self._spec(op, op, arguments, root)
 
         def steps(call: Call) -> Steps[None]:
             yield from self._compared(call)
@@ -428,11 +430,13 @@ def preparing(name: str) -> Callable[..., MPI.Prequest]:
     def prepare(self: Comm, *arguments: Any, **options: Any) -> MPI.Prequest:
         given = signature.bind(self, *arguments, **options)
         given.apply_defaults()
-        _, *brought, _ = given.args  # without the communicator, and the info
+        _, *brought, info = given.args
+        root = given.arguments.get("root")
+        values = with_in_place(op, tuple(brought), root in (None, self.Get_rank()))
         # MPI lets this call wait for the other ranks. The starts of the request do not.
-        spec = self._spec(name, op, tuple(brought), given.arguments.get("root"))
+        spec = self._spec(name, op, values, root)
         self._world.run(self._used().call(spec, name, steps=self._compared))
-        made: MPI.Prequest = make(self, *arguments, **options)
+        made: MPI.Prequest = make(self, *values, info)
         return made
 
     return prepare

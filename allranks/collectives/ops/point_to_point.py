@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial, wraps
+from inspect import signature
 from itertools import starmap
 from typing import Any, Self, TypeVar, cast
 
@@ -18,7 +19,13 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, reports_death
-from allranks.collectives.ops.buffers import is_plain, layout_of, nbytes_of_message
+from allranks.collectives.ops.buffers import (
+    REDUCING,
+    is_plain,
+    layout_of,
+    nbytes_of_message,
+    with_in_place,
+)
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
 from allranks.collectives.world import World
 from allranks.collectives.world.world import Group
@@ -787,14 +794,30 @@ _INTO = {"Irecv": ("buf", 0), "Recv_init": ("buf", 0), "Isendrecv": ("recvbuf", 
 the buffer, and its position."""
 
 
+_REDUCTIONS = {f"I{name.lower()}": name for name in REDUCING}
+
+
+def _reducing(
+    call: str, plain: Callable[..., T], self: PointToPoint, *rest: Any, **named: Any
+) -> T:
+    """MPI's reduction that does not wait."""
+    given = signature(plain).bind(self, *rest, **named)
+    given.apply_defaults()
+    root = given.arguments.get("root")
+    values = with_in_place(call, given.args[1:], root in (None, self.Get_rank()))
+    return plain(self, *values)
+
+
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
     plain = getattr(Raw, name)
+    reduction = _REDUCTIONS.get(name)
+    make = partial(_reducing, reduction, plain) if reduction else plain
 
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
         room = None
         if peer is None:
-            made = self._made_by_all(name, plain, *arguments, **options)
+            made = self._made_by_all(name, make, *arguments, **options)
         else:
             self._used()
             made, room = _posted(name, plain, self, arguments, options)

@@ -63,6 +63,45 @@ def test_buffers_are_reduced(comm):
     comm.Barrier()
 
 
+SUMS = {
+    "Allreduce": lambda me, n: n * (n + 1) / 2,
+    "Scan": lambda me, n: (me + 1) * (me + 2) / 2,
+    "Exscan": lambda me, n: me * (me + 1) / 2 or 1.0,
+    "Reduce": lambda me, n: 1.0 + me if me else n * (n + 1) / 2,
+}
+
+
+@pytest.mark.parametrize("form", ["{}", "I{}", "{}_init"])
+@pytest.mark.parametrize("op", SUMS)
+def test_equal_buffers_mean_in_place_as_from_mpi4py_4_2_on(comm, op, form):
+    name = form.format(op if form != "I{}" else op.lower())
+    me, mine = comm.Get_rank(), np.full(20000, comm.Get_rank() + 1.0)
+    received = [mine, [mine.view(), MPI.DOUBLE], mine[:]][me % 3]
+    request = getattr(comm, name)(mine, received)
+    if form == "{}_init":
+        request.Start()
+    if request is not None:
+        request.Wait()
+    assert set(mine) == {SUMS[op](me, comm.Get_size())}
+
+
+def test_equal_buffers_of_a_reduction_with_counts_mean_in_place(comm):
+    n = comm.Get_size()
+    mine = np.arange(2.0 * n)
+    comm.Reduce_scatter(mine, mine, [2] * n)
+    first = 2 * comm.Get_rank()
+    assert comm.Get_rank() or list(mine[:2]) == [n * first, n * (first + 1)]
+
+
+def test_buffers_that_begin_alike_and_differ_in_length_are_no_equal_ones():
+    with pytest.raises(ValueError, match="mismatch in send count"):
+        c.world.current().mpi.alone.Allreduce(np.ones(2), np.ones(4)[:1])
+    x = np.ones(4)
+    with pytest.raises(ValueError, match="mismatch in send count"):
+        c.world.current().mpi.alone.Allreduce(x, x[:2])
+    c.renew()
+
+
 def test_buffers_move(comm):
     n, me = comm.Get_size(), comm.Get_rank()
     every, mine = np.empty(n, "i"), np.array([me], "i")
@@ -648,6 +687,9 @@ DIFFERENCES = {
     "Create_cart needs the same shape": lambda: c.comm.Create_cart([1 if odd() else c.size()]),
     "Allreduce needs the same reduction": lambda: c.comm.Allreduce(
         np.ones(2), np.empty(2), MPI.MAX if odd() else MPI.SUM
+    ),
+    "Allreduce(SUM) needs the same kind of send buffer": lambda: c.comm.Allreduce(
+        MPI.IN_PLACE if odd() else np.ones(2), np.ones(2)
     ),
     "Scan(SUM) needs the same dtype": lambda: c.comm.Scan(
         np.ones(2, "f4" if odd() else "i4"), np.empty(2, "f4" if odd() else "i4")
