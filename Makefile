@@ -261,9 +261,10 @@ $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml co
 	@$(KEPT) restore $(INSTALLED) || { \
 	    echo 'Installing allranks[$(EXTRAS)] into $(VENV): more than 100 packages, one to five minutes the first time.'; \
 	    $(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'; }
-	@# A link instead of the copy, so that a change is seen when the page is loaded again.
+	@# Links instead of the copy, so that a change is seen when the page is loaded again.
 	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
-	@ln -s $(CURDIR)/allranks/features/toolbar/labextension $(VENV)/$(LABEXTENSIONS)/allranks
+	@mkdir $(VENV)/$(LABEXTENSIONS)/allranks
+	@ln -s $(CURDIR)/allranks/features/toolbar/labextension/* $(CURDIR)/README.md $(CURDIR)/docs $(VENV)/$(LABEXTENSIONS)/allranks
 	@# Without ranks, the lab and the tests say why.
 	@mkdir -p build/ipython
 	@IPYTHONDIR=$(CURDIR)/build/ipython ALLRANKS_LOG_DIR=$(CURDIR)/build/logs \

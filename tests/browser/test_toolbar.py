@@ -357,3 +357,27 @@ def test_an_output_is_read_by_rank_or_side_by_side_and_the_choice_stays(lab):
     select(0, "all ranks")
     expect(within(1, whole)).to_contain_text("ranks 0–2 │ line 0")
     assert lab.complaints == []
+
+
+@pytest.mark.parametrize("tree", ["lab/tree", "notebooks"])
+def test_the_help_menu_opens_the_installed_pages(lab, tree):
+    page = lab.page
+    lab.open(lab.server.add(new_notebook(cells=[new_code_cell("1")])), tree=tree)
+    page.get_by_role("menuitem", name="Help", exact=True).click()
+    page.get_by_role("menuitem", name="allranks Documentation").click()
+    shown = page.locator(".jp-allranks-help")
+    expect(shown.locator("h1")).to_have_text("All pages")
+    shown.get_by_role("link", name="Output", exact=True).click()
+    expect(shown.locator("h1")).to_have_text("Output")
+    # Out of the installed pages: no link.
+    page.get_by_role("button", name="Back").click()
+    expect(shown.locator("h1")).to_have_text("All pages")
+    expect(shown.get_by_text("this page")).to_be_visible()
+    expect(shown.get_by_role("link", name="this page")).to_have_count(0)
+    shown.get_by_role("link", name="The live panel").click()
+    pictures = shown.locator("img")
+    expect(pictures.first).to_have_js_property("complete", True)
+    assert pictures.first.evaluate("image => image.naturalWidth") > 0
+    lab.screenshot(PICTURES / f"help_{tree.partition('/')[0]}.png")
+    # Notebook 7 itself complains while it starts.
+    assert not [one for one in lab.complaints if "allranks" in one]

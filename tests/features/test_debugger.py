@@ -78,6 +78,31 @@ def test_another_rank_is_shown_and_steps_alone(kernel: Kernel, debugger: Debugge
     cell.wait().ok()
 
 
+def test_a_rank_that_steps_alone_into_a_collective_steps_with_the_others_again(
+    kernel: Kernel, debugger: Debugger
+) -> None:
+    source = "%%distributed\nx = rank\ny = allreduce(x, op=Sum)\nz = y\nprint(z)"
+    cell, pause = debugger.start(source, 3)
+    pause.evaluate("%distributed debug -r 2 --only")
+    pause = debugger.pause().step()
+    assert pause.place == ("rank 0: <module>", 3)
+    found = debugger.ask("allranksPauses")
+    how = "rank 2 waits while ranks 0–1 are paused"
+    assert found["notice"] == f"{how}: all paused ranks step together again"
+    assert not found["only"]
+    pause = pause.step()
+    while pause.place != ("rank 2: <module>", 4):  # a busy host may show another rank first
+        pause = debugger.pause()
+    while len(debugger.ask("allranksPauses")["pauses"]) < 3:
+        pass
+    assert debugger.lines(pause) == dict.fromkeys(ALL, 4)
+    assert debugger.ask("allranksPauses")["notice"] == ""
+    # The choice holds for later cells too.
+    pause.evaluate("%distributed debug -r 0")
+    debugger.pause().go("continue")
+    assert cell.wait().ok().text == "ranks 0–2 │ 3\n"
+
+
 def test_a_condition_pauses_one_rank_and_stops_the_timeout(
     kernel: Kernel, debugger: Debugger, tmp_path: Path
 ) -> None:

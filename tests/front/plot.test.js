@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { plotOf } from "../../allranks/widgets/front/plot.js";
+import { lastValues, plotOf } from "../../allranks/widgets/front/plot.js";
 
 const curves = (count) => [...Array(count).keys()].map((rank) =>
   ({ number: rank, name: "loss", rank, member: "", steps: [0, 1], values: [rank, rank + 1], stride: 1, broken: null, last: [2, rank + 2] }));
@@ -29,4 +29,14 @@ test("groups of members have a colour each, and names beside their bands", () =>
   const { bands, named } = plotOf("loss", curves(3), choice(3, { noun: "member", groups, mean: true }));
   assert.ok(named);
   assert.deepEqual(bands.map(({ label, index, count }) => [label, index, count]), [["lr=0.1", 0, 2], ["lr=1", 1, 1]]);
+});
+
+test("the last values are those of few curves, of one that all share, or of the mean", () => {
+  const lasts = (count, more, same = false) => lastValues(plotOf("loss", curves(count), choice(count, more)), same).map(({ label, last }) => [label, last]);
+  assert.deepEqual(lasts(2), [["rank 0", 2], ["rank 1", 3]]);
+  assert.deepEqual(lasts(3, {}, true), [["rank 0", 2]]);
+  assert.deepEqual(lasts(20), []);
+  assert.deepEqual(lasts(3, { mean: true }), [["mean", 3]]);
+  const groups = { name: "lr", labels: ["0.1", "1"], counts: [2, 1], of: new Map([[0, 0], [1, 0], [2, 1]]) };
+  assert.deepEqual(lasts(3, { noun: "member", groups, mean: true }), []);
 });

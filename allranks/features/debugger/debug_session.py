@@ -148,6 +148,8 @@ class DebugSession:
         #: The rank that the user has chosen, and the one that the front end shows.
         self._chosen: int | None = None
         self._only = False
+        #: Why another rank than the one that steps alone is shown.
+        self._notice = ""
         self._shown: int | None = None
         self._last: int | None = None
         self._show_later: asyncio.TimerHandle | None = None
@@ -319,7 +321,8 @@ class DebugSession:
         for rank, replies in zip(paused, await asyncio.gather(*asked), strict=True):
             frames = replies.get(rank, {}).get("body", {}).get("stackFrames", [])
             found.append({"rank": rank, "place": self._place(frames[0]) if frames else ""})
-        return {"body": {"pauses": found, "shown": self._shown, "only": self._only}}
+        state = {"shown": self._shown, "only": self._only, "notice": self._notice}
+        return {"body": {"pauses": found, **state}}
 
     def _place(self, frame: Dap) -> str:
         path = frame.get("source", {}).get("path", "")
@@ -415,6 +418,7 @@ class DebugSession:
     async def _step(self, rank: int, command: str, arguments: Dap) -> Dap:
         ranks = self.ranks
         assert ranks is not None
+        self._notice = ""
         request = command, arguments
         if not self._only:
             for one in set(ranks.stepping) - set(ranks.paused) - ranks.waiting:
@@ -446,7 +450,7 @@ class DebugSession:
                 f"expected a rank that is paused ({self._list_paused()}), found "
                 f"{found[1] or 'none'}. Type: {COMMAND} -r {min(ranks.paused, default=0)}"
             )
-        self._chosen, self._only = chosen, bool(found[2])
+        self._chosen, self._only, self._notice = chosen, bool(found[2]), ""
         if self._shown != chosen:
             self._show(chosen)
         how = "steps alone" if self._only else f"is shown; {self._list_paused()} step together"
@@ -481,6 +485,8 @@ class DebugSession:
                 ranks.stepping[rank] = rest
             # A rank that waits may have been waiting for this one.
             self._forget_timer()
+            if rank == self._chosen and rank in ranks.paused and self._shown not in (None, rank):
+                self._show(rank)  # in place of another one, which came first
         elif name == WAITING:
             (ranks.waiting.add if body["waits"] else ranks.waiting.discard)(rank)
         elif name == "continued":
@@ -509,7 +515,7 @@ class DebugSession:
             self.ranks.waiting.clear()
             self.ranks.stepping.clear()
         self._hide()
-        self._last, self._only = None, False
+        self._last, self._only, self._notice = None, False, ""
 
     def look(self) -> None:
         """Shows a pause if no rank is awaited any longer; for any thread."""
@@ -525,6 +531,9 @@ class DebugSession:
         if not awaited:
             self._show_now()
             return
+        if self._only and self._chosen in awaited - ranks.waiting:
+            self._forget_timer()
+            return  # the others are where they were
         if awaited & ranks.loading:
             return
         slow = bool(awaited - ranks.waiting)
@@ -539,8 +548,18 @@ class DebugSession:
         self._forget_timer()
         ranks = self.ranks
         if ranks is not None and ranks.paused and self._shown is None:
+            if self._only and self._chosen not in ranks.paused:
+                self._end_steps_alone(ranks)
             wanted = (self._chosen, self._last, min(ranks.paused))
             self._show(next(rank for rank in wanted if rank in ranks.paused))
+
+    def _end_steps_alone(self, ranks: DebuggedRanks) -> None:
+        # Another rank is shown next, which would go on alone, and the user has not chosen it.
+        waits = self._chosen in set(ranks.pending())
+        verb = "is" if len(ranks.paused) == 1 else "are"
+        why = f"waits while {self._list_paused()} {verb} paused" if waits else "has left the cell"
+        self._notice = f"rank {self._chosen} {why}: all paused ranks step together again"
+        self._only = False
 
     def _show(self, rank: int) -> None:
         assert self.ranks is not None

@@ -4,10 +4,10 @@ import {
   EDGE, blank, drawAxes, drawBand, drawLine, drawMarks, drawNames, nearest, scales,
 } from "./chart.js";
 import { Choice, isDark, make, put, shape } from "./elements.js";
-import { RANK_COLOURS, colour, formatNumber, formatRanks } from "./format.js";
+import { colour, formatNumber, formatRanks } from "./format.js";
 import { groupsOf, parametersOf } from "./groups.js";
 import { PALETTE } from "./palette.js";
-import { MANY_CURVES, groupDash, lineDash, plotOf } from "./plot.js";
+import { MANY_CURVES, groupDash, lastValues, lineDash, plotOf } from "./plot.js";
 
 /** @typedef {import("./types").Series} Series */
 /** @typedef {import("./types").Plot} Plot */
@@ -318,12 +318,12 @@ class Chart {
     }
     put(this.broken, [...broken].map(([what, who]) =>
       `${formatRanks(who, this.panel.data.noun)}: ${what}`).join("; "));
-    const few = same || list.length === 1 ? plot.lines.slice(0, 1) : plot.lines.length <= RANK_COLOURS && !plot.bands.length ? plot.lines : [];
-    const said = JSON.stringify([few.map(({ label, last, index, dash }) => [label, last, index, dash]), same, this.dark]);
+    const few = lastValues(plot, same);
+    const said = JSON.stringify([few.map(({ label, last, index, dash }) => [label, last, index, dash]), this.dark]);
     if (said === this.lasts.dataset.said) return;
     this.lasts.dataset.said = said;
     this.lasts.replaceChildren(...few.map(({ label, last, index, dash }) => make("span", { title: `${label}: the last value` },
-      ...(same || few.length === 1 ? [] : [mark(index, dash, this.dark)]), formatNumber(last))));
+      ...(few.length === 1 ? [] : [mark(index, dash, this.dark)]), `${label === "mean" ? "mean " : ""}${formatNumber(last)}`)));
   }
 
   // What a screen reader says; also what tests read.

@@ -49,7 +49,7 @@ export class ParallelPanel {
     const sorted = this.drawn(members, selected).sort((a, b) => Number(a.number === selected) - Number(b.number === selected));
     const lines = sorted.map((member) => this.line(member, names, axes, colourOf(member), selected));
     this.picture.setAttribute("viewBox", `0 0 ${width} ${PARALLEL.height}`);
-    this.picture.replaceChildren(...lines, ...axes.flatMap((axis) => axis.drawn()));
+    this.picture.replaceChildren(...lines, ...axes.flatMap((axis, at) => axis.drawn(at === 0)));
     this.describe(members, names);
   }
 
@@ -144,14 +144,17 @@ class Axis {
     return decades.length > 1 ? decades : [low, high];
   }
 
-  drawn() {
+  // Beside the first axis its values stand where no line is.
+  /** @param {boolean} isFirst */
+  drawn(isFirst) {
+    const side = isFirst ? { x: this.x - 5, "text-anchor": "end" } : { x: this.x + 5 };
     const marks = this.marks(), labels = this.numbers ? formatLabels(marks.map(Number)) : marks.map(String);
     /** @param {any} attributes @param {string} said */
     const text = (attributes, said) => shape("text", { fill: "currentColor", "font-size": 11, "paint-order": "stroke", class: "ar-axis-label", ...attributes }, said);
     return [
       shape("path", { d: `M${this.x} ${PARALLEL.top}V${PARALLEL.height - PARALLEL.bottom}`, stroke: "currentColor" }),
       text({ x: this.x, y: 14, "text-anchor": "middle", "font-weight": 600, "font-size": 12 }, this.name),
-      ...marks.map((mark, i) => text({ x: this.x + 5, y: this.y(mark) + 4 }, labels[i].length > 11 ? `${labels[i].slice(0, 10)}…` : labels[i])),
+      ...marks.map((mark, i) => text({ ...side, y: this.y(mark) + 4 }, labels[i].length > 11 ? `${labels[i].slice(0, 10)}…` : labels[i])),
     ];
   }
 }

@@ -47,3 +47,18 @@ export function plotOf(name, list, { owners, noun, groups, mean, smoothing, sele
   const marks = [...new Set(list.flatMap((one) => (one.broken ? [one.broken[0]] : [])))].slice(0, MAX_MARKED_STEPS);
   return { name, xName: "step", log, range, lines: drawn, bands, marks, named };
 }
+
+/**
+ * The last values that stand below the name of a chart. Groups stand beside their bands instead.
+ *
+ * @param {Plot} plot
+ * @param {boolean} same whether all curves coincide
+ */
+export function lastValues({ lines, bands }, same) {
+  if (bands.length) {
+    const means = bands.map(({ label, index, dash, columns }) => ({ label, index, dash, last: columns[columns.length - 1].mean }));
+    return means.filter(({ label }) => label === "mean");
+  }
+  if (same) return lines.slice(0, 1);
+  return lines.length <= RANK_COLOURS ? lines : [];
+}

@@ -63,6 +63,7 @@ const packages = {
   ...cells,
   caretDownIcon: { element: made },
   makeChooser: () => () => {},
+  makeHelp: () => () => {},
   Dialog: { cancelButton: () => {}, okButton: () => {} },
   showDialog: async () => ({ button: { accept: true }, value: JSON.parse(given).typed }),
 };
@@ -77,7 +78,7 @@ const app = {
 };
 const widgetAdded = { all: [], connect: (slot) => widgetAdded.all.push(slot) };
 const tracker = { widgetAdded, currentWidget: panel, currentChanged: signal(), forEach: () => {}, find: () => panel };
-plugins(packages)[0].activate(app, tracker, null, null, null);
+plugins(packages)[0].activate(app, tracker, null, null, null, null);
 for (const slot of widgetAdded.all) slot(tracker, panel);
 await new Promise((resolve) => setTimeout(resolve));
 

@@ -2,39 +2,78 @@
 // %distributed commands; the state comes over a comm that allranks/features/toolbar/notebook.py has
 // registered.
 
+// JupyterLab's own classes have no types here.
+/** @typedef {any} Kernel */
+/** @typedef {any} Trans */
+
+/**
+ * @typedef {object} Row one rank, or several that hardly differ
+ * @property {string} ranks
+ * @property {string} processes
+ * @property {string} host
+ * @property {string} device
+ * @property {[number, number]} nbytes the least and the most memory
+ * @property {string} state
+ * @property {string} detail
+ * @property {boolean} is_bad
+ */
+/**
+ * @typedef {object} State what the kernel sends; without ranks only the size and which cells run on ranks
+ * @property {number} size
+ * @property {number} [starting]
+ * @property {string[]} hosts
+ * @property {string} summary
+ * @property {Row[]} [rows]
+ * @property {boolean} is_paused
+ * @property {string} logs
+ * @property {boolean} every_cell
+ * @property {string[]} local
+ */
+/** @typedef {{ name: string, value: string, state: string, each: string }} Variable */
+/** @typedef {{ rank: number, text: string }} Log */
+/** @typedef {{ pauses: { rank: number, place: string }[], shown: number | null, only: boolean, notice: string }} Pauses */
+/** @typedef {InstanceType<ReturnType<typeof makeNotebookRanks>>} Ranks */
+
 const TARGET = "allranks.ranks";
 const LOOK_MS = 1000;
 const MOST_QUIET_MS = 20_000;
 const MOST_ENDING_MS = 5_000;
-const NO_PAUSES = { pauses: [], shown: null, only: false };
+/** @type {Pauses} */
+const NO_PAUSES = { pauses: [], shown: null, only: false, notice: "" };
 
 // A kernel colours what it prints.
-const plain = (text) => text.replace(/\x1b\[[0-9;]*m/g, "");
+const plain = (/** @type {string} */ text) => text.replace(/\x1b\[[0-9;]*m/g, "");
 
-const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const after = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
+/** @param {Record<string, any>} packages */
 export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCell, startsRanks }) => {
   /** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
   return class NotebookRanks {
-    /** `compares` is a function: whether the page shows the variables of the ranks. */
+    /** @param {any} context @param {Trans} trans @param {() => boolean} compares whether the page shows the variables of the ranks */
     constructor(context, trans, compares) {
-      Object.assign(this, { context, trans, compares });
+      this.context = context;
+      this.trans = trans;
+      this.compares = compares;
       this.changed = new Signal(this);
       this.disposed = new Signal(this);
       this.isDisposed = false;
       this.python = false;
       this.known = true;
+      /** @type {State | null} */
       this.state = null;
       this.doing = "";
       this.text = "";
       this.notification = "";
       this.options = "";
       this.offers = false;
+      /** @type {Variable[]} */
       this.variables = [];
       this.missing = "";
       this.debugger = NO_PAUSES;
+      /** @type {any} */
       this.comm = null;
-      /** Tabs of the browser that wait for a log, by rank. */
+      /** @type {Map<number, Window | null>} tabs of the browser that wait for a log, by rank */
       this.pages = new Map();
       const { sessionContext } = context;
       sessionContext.statusChanged.connect(this.onStatus, this);
@@ -52,12 +91,14 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       Signal.clearData(this);
     }
 
+    /** @param {unknown} _ @param {string} status */
     onStatus(_, status) {
       if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) this.forget();
       // A page may be loaded, or a cell run by another extension, while no cell was scheduled here.
       else if (status === "busy" && this.runs) this.changed.emit();
     }
 
+    /** @param {unknown} _ @param {any} message */
     onMessage(_, { header, content }) {
       if (header.msg_type === "debug_event" && this.comm !== null) void this.askDebugger();
       // Ranks are being started by a cell that has loaded allranks, for which no question was asked.
@@ -100,31 +141,37 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       return this.state?.starting ?? 0;
     }
 
+    /** @param {number} n */
     count(n) {
       return this.trans._n("%1 rank", "%1 ranks", n, n);
     }
 
     get title() {
+      const { state } = this;
       if (this.starting) return this.trans.__("starting %1 …", this.count(this.starting));
       if (this.doing) return this.doing;
       if (!this.known) return "…";
-      if (!this.size) return this.trans.__("no ranks");
-      return `${this.count(this.size)} · ${this.state.every_cell ? this.trans.__("every cell") : "%%distributed"}`;
+      if (!state?.size) return this.trans.__("no ranks");
+      return `${this.count(state.size)} · ${state.every_cell ? this.trans.__("every cell") : "%%distributed"}`;
     }
 
     get place() {
-      const { hosts } = this.state;
+      const hosts = this.state?.hosts ?? [];
       return this.trans.__("%1 on %2", this.count(this.size), hosts.length > 2 ? this.trans.__("%1 hosts", hosts.length) : hosts.join(", "));
     }
 
     /** Where the ranks are, and which cells run on them. */
     get description() {
-      if (!this.size) return this.trans.__("The ranks of this notebook");
+      if (!this.state?.size) return this.trans.__("The ranks of this notebook");
       const cells = this.state.every_cell ? this.trans.__("Every cell runs on them") : this.trans.__("Cells that begin with %1 run on them", "%%distributed");
       return `${this.place}. ${cells}.`;
     }
 
-    /** Whether a cell of the notebook runs on the ranks. */
+    /**
+     * Whether a cell of the notebook runs on the ranks.
+     *
+     * @param {any} cell
+     */
     hasCell({ type, sharedModel }) {
       const isThere = this.size > 0 || this.starting > 0;
       return isThere && type === "code" && runsOnRanks(sharedModel.source, this.state);
@@ -183,13 +230,18 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       if (this.size && !this.runs && this.compares()) this.comm.send({ variables: true });
     }
 
+    /** @param {Kernel} kernel */
     connect(kernel) {
       // Without open(): the kernel has made the other end.
       this.comm = kernel.createComm(TARGET, TARGET);
-      this.comm.onMsg = (message) => this.take(message.content.data);
+      this.comm.onMsg = (/** @type {any} */ message) => this.take(message.content.data);
     }
 
-    /** Takes what the kernel sends about its ranks. */
+    /**
+     * Takes what the kernel sends about its ranks.
+     *
+     * @param {any} data a state, or variables, or a log
+     */
     take({ variables, missing, log, ...state }) {
       this.known = true;
       if (log) this.showLog(log);
@@ -200,7 +252,11 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       if (state.is_paused && !this.debugger.pauses.length) void this.askDebugger();
     }
 
-    /** Opens the log of a rank as text, in a tab of the browser: at once, because later a browser may refuse. */
+    /**
+     * Opens the log of a rank as text, in a tab of the browser: at once, because later a browser may refuse.
+     *
+     * @param {number} rank
+     */
     openLog(rank) {
       if (this.comm === null) return;
       this.pages.get(rank)?.close();
@@ -208,19 +264,24 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       this.comm.send({ log: rank });
     }
 
+    /** @param {Log} log */
     showLog({ rank, text }) {
       const page = this.pages.get(rank);
       // Another page of the notebook may have asked.
       if (!page) return;
       this.pages.delete(rank);
-      page.location = URL.createObjectURL(new Blob([text], { type: "text/plain;charset=utf-8" }));
+      page.location.href = URL.createObjectURL(new Blob([text], { type: "text/plain;charset=utf-8" }));
     }
 
-    /** Asks for the comm in a subshell: a kernel whose cell runs does not answer otherwise. */
+    /**
+     * Asks for the comm in a subshell: a kernel whose cell runs does not answer otherwise.
+     *
+     * @param {Kernel} kernel @param {object} content
+     */
     async findComm(kernel, content) {
       const from = { username: kernel.username, session: kernel.clientId };
       // Not requestCreateSubshell(): it refuses before the kernel has answered another question.
-      const control = (msgType, content) => kernel.sendControlMessage(
+      const control = (/** @type {string} */ msgType, /** @type {object} */ content) => kernel.sendControlMessage(
         KernelMessage.createMessage({ ...from, msgType, channel: "control", content }), true,
       ).done;
       const { subshell_id: subshellId } = (await control("create_subshell_request", {})).content;
@@ -237,7 +298,11 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       this.changed.emit();
     }
 
-    /** Chooses the rank that the debugger shows, and whether it steps alone. */
+    /**
+     * Chooses the rank that the debugger shows, and whether it steps alone.
+     *
+     * @param {number} rank @param {boolean} only
+     */
     async choose(rank, only) {
       if (!Number.isInteger(rank)) return;
       const expression = `%distributed debug -r ${rank}${only ? " --only" : ""}`;
@@ -247,6 +312,7 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       await this.askDebugger();
     }
 
+    /** @param {string} command @param {object} args */
     async debug(command, args = {}) {
       const { content } = await this.kernel.requestDebug({ type: "request", seq: 0, command, arguments: args }).done;
       if (!content.success) throw new Error(content.message);
@@ -261,7 +327,11 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       }
     }
 
-    /** Runs commands one after the other, and shows what they print; true if none has failed. */
+    /**
+     * Runs commands one after the other, and shows what they print; true if none has failed.
+     *
+     * @param {string} doing @param {string[]} commands
+     */
     async type(doing, commands, { endsCell = false } = {}) {
       const kernel = this.kernel;
       if (!kernel || this.doing) return false;
@@ -271,7 +341,7 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       let failed = false;
       for (const code of commands) {
         const future = kernel.requestExecute({ code, store_history: false, allow_stdin: false });
-        future.onIOPub = ({ header, content }) => {
+        future.onIOPub = (/** @type {any} */ { header, content }) => {
           if (header.msg_type === "stream" && !code.startsWith("%load_ext")) this.text += plain(content.text);
           if (header.msg_type === "error") {
             const interrupted = content.ename === "KeyboardInterrupt";
@@ -289,11 +359,16 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       return !failed;
     }
 
-    /** Whether a command has succeeded; false too if the kernel is not busy and does not answer. */
+    /**
+     * Whether a command has succeeded; false too if the kernel is not busy and does not answer.
+     *
+     * @param {Kernel} kernel @param {any} future
+     */
     async answer(kernel, future) {
+      /** @type {boolean | null} */
       let ok = null;
       const done = future.done.then(
-        ({ content }) => { ok = content.status === "ok"; },
+        (/** @type {any} */ { content }) => { ok = content.status === "ok"; },
         () => { ok = false; }, // the kernel has ended
       );
       // An interrupt of a kernel that starts may stop it half-way: it runs, and answers nothing.
@@ -308,6 +383,7 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       return ok === true;
     }
 
+    /** @param {string} options */
     async start(options) {
       const load = this.comm === null ? ["%load_ext allranks"] : [];
       // In one cell: the page may be loaded again in between.
@@ -319,10 +395,11 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       return started;
     }
 
+    /** @param {string} options */
     async restart(options) {
       const done = await this.type(this.trans.__("restarting …"), [`%distributed restart ${options}`], { endsCell: true });
       // As the kernel has them: over those before.
-      const isSize = (some) => /^(-n \d+)?$/.test(some);
+      const isSize = (/** @type {string} */ some) => /^(-n \d+)?$/.test(some);
       if (done && options) this.options = isSize(options) && isSize(this.options) ? options : `${this.options} ${options}`.trim();
       return done;
     }

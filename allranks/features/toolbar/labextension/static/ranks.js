@@ -1,5 +1,13 @@
 // The plugin: commands, a field in the toolbar of notebooks, a sidebar, and a card in the launcher.
 
+// JupyterLab's own classes have no types here.
+/** @typedef {import("./notebook_ranks.js").Ranks} Ranks */
+/** @typedef {import("./notebook_ranks.js").Trans} Trans */
+/** @typedef {any} App */
+/** @typedef {any} Panel a notebook in the page */
+/** @typedef {any} Cell */
+/** @typedef {{ n?: number }} Size */
+
 const SIZES = [2, 4, 8];
 const LOOK_MS = 1000;
 const OFFER_MS = 30_000;
@@ -11,19 +19,22 @@ const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" width=
 
 // Any notebook can have a button that calls a command with arguments of its own. They become part of a
 // line that the kernel runs, so no other value may.
-const isSize = (n) => n === undefined || SIZES.includes(n);
+const isSize = (/** @type {number | undefined} */ n) => n === undefined || SIZES.includes(n);
 
+/** @param {Record<string, any>} packages */
 export const plugins = (packages) => {
-  const { Dialog, ICommandPalette, ILauncher, INotebookTracker, IToolbarWidgetRegistry, ITranslator } = packages;
+  const { Dialog, ICommandPalette, ILauncher, INotebookTracker, IRenderMimeRegistry, IToolbarWidgetRegistry, ITranslator } = packages;
   const { LabIcon, MenuSvg, NotebookActions, Notification, Poll, Widget } = packages;
-  const { caretDownIcon, firstCells, makeChooser, makeNotebookRanks, makeSidebar, nullTranslator, showDialog } = packages;
+  const { caretDownIcon, firstCells, makeChooser, makeHelp, makeNotebookRanks, makeSidebar, nullTranslator, showDialog } = packages;
   const NotebookRanks = makeNotebookRanks(packages);
   const Sidebar = makeSidebar(packages);
+  const openHelp = makeHelp(packages);
   const icon = new LabIcon({ name: "allranks:ranks", svgstr: ICON });
 
-  const install = (trans) =>
+  const install = (/** @type {Trans} */ trans) =>
     trans.__("allranks is not installed for this kernel. Type in a cell: %1", "%pip install allranks");
 
+  /** @param {Ranks} ranks @param {Promise<boolean>} done */
   const report = async (ranks, done) => {
     // Before the command ends, which may show another one.
     if (ranks.notification) Notification.dismiss(ranks.notification);
@@ -37,6 +48,7 @@ export const plugins = (packages) => {
 
   /** A dialog's text, and a line for options. */
   class Options extends Widget {
+    /** @param {string} text @param {string} label @param {string} value */
     constructor(text, label, value) {
       super();
       this.input = Object.assign(document.createElement("input"), { value, className: "jp-mod-styled" });
@@ -52,7 +64,11 @@ export const plugins = (packages) => {
     }
   }
 
-  /** Offers the cell that starts these ranks: without it, the notebook cannot be run again. */
+  /**
+   * Offers the cell that starts these ranks: without it, the notebook cannot be run again.
+   *
+   * @param {Ranks} ranks
+   */
   const offerStart = (ranks) => {
     const { trans } = ranks;
     const lines = ranks.startLines.replaceAll("\n", ", ");
@@ -61,28 +77,35 @@ export const plugins = (packages) => {
     ranks.notification = Notification.info(text, { actions, autoClose: OFFER_MS });
   };
 
-  /** What the toolbar's menu, the sidebar and the palette have in common. */
+  /**
+   * What the toolbar's menu, the sidebar and the palette have in common.
+   *
+   * @param {App} app @param {Trans} trans @param {() => any} current the ranks that a command is for, null if there are none
+   */
   const addCommands = (app, trans, current) => {
+    /** @param {string} name @param {unknown} label @param {(args: Size) => unknown} execute @param {object} more */
     const add = (name, label, execute, more = {}) =>
       app.commands.addCommand(`allranks:${name}`, { label, execute, isEnabled: () => current() !== null, ...more });
     const running = { isEnabled: () => Boolean(current()?.size) && !current().doing };
     // Also in place of ranks that run, but not as many again: that is "restart".
     const startable = {
-      isEnabled: ({ n }) => isSize(n) && Boolean(current()?.python) && !current().doing && n !== current().size,
+      isEnabled: (/** @type {Size} */ { n }) => isSize(n) && Boolean(current()?.python) && !current().doing && n !== current().size,
     };
 
-    const deletes = (ranks) => {
+    const deletes = (/** @type {Ranks} */ ranks) => {
       const interrupts = ranks.runs ? ` ${trans.__("The running cell is interrupted.")}` : "";
       return `${trans.__("This deletes all variables on the ranks. Those of the notebook stay.")}${interrupts}`;
     };
     // What deletes variables has the button of a warning.
+    /** @param {string} title @param {unknown} body @param {string} label @param {boolean} warns */
     const ask = async (title, body, label, warns) => {
       const button = warns ? Dialog.warnButton({ label }) : Dialog.okButton({ label });
       return showDialog({ title, body, buttons: [Dialog.cancelButton(), button], focusNodeSelector: "input" });
     };
+    /** @param {Ranks} ranks @param {string} title @param {string} label */
     const confirm = async (ranks, title, label) => (await ask(title, deletes(ranks), label, true)).button.accept;
 
-    const startLabel = ({ n }) => {
+    const startLabel = (/** @type {Size} */ { n }) => {
       const ranks = n ? trans.__("%1 ranks", n) : trans.__("ranks …");
       return current()?.size ? trans.__("Restart with %1", ranks) : trans.__("Start %1", ranks);
     };
@@ -134,7 +157,7 @@ export const plugins = (packages) => {
   ];
   const CHANGING = [...new Set(ITEMS.flat().map(({ command }) => command))].filter((id) => id !== "allranks:show");
 
-  const makeMenu = (app) => {
+  const makeMenu = (/** @type {App} */ app) => {
     const menu = new MenuSvg({ commands: app.commands });
     for (const [index, part] of ITEMS.entries()) {
       if (index) menu.addItem({ type: "separator" });
@@ -144,6 +167,7 @@ export const plugins = (packages) => {
   };
 
   class Field extends Widget {
+    /** @param {Ranks} ranks @param {(button: HTMLElement) => void} open */
     constructor(ranks, open) {
       super();
       this.addClass("jp-ToolbarButton");
@@ -166,9 +190,13 @@ export const plugins = (packages) => {
     }
   }
 
-  /** Follows the cells of a notebook: the view of their outputs, and the mark of those that run on ranks. */
+  /**
+   * Follows the cells of a notebook: the view of their outputs, and the mark of those that run on ranks.
+   *
+   * @param {Panel} panel @param {Ranks} ranks @param {Trans} trans @param {(cell: Cell) => unknown} choose
+   */
   const followCells = (panel, ranks, trans, choose) => {
-    const mark = (cell) => {
+    const mark = (/** @type {Cell} */ cell) => {
       if (cell.isDisposed) return;
       const isOnRanks = ranks.hasCell(cell.model);
       cell.toggleClass("jp-allranks-cell", isOnRanks);
@@ -176,12 +204,12 @@ export const plugins = (packages) => {
       if (prompt) prompt.title = isOnRanks ? trans.__("This cell runs on the ranks") : "";
     };
     const watched = new WeakSet();
-    const watch = (cell) => {
+    const watch = (/** @type {Cell} */ cell) => {
       void choose(cell);
       mark(cell);
       if (watched.has(cell)) return;
       watched.add(cell);
-      const changed = (_, { sourceChange }) => sourceChange && mark(cell);
+      const changed = (/** @type {unknown} */ _, /** @type {any} */ { sourceChange }) => sourceChange && mark(cell);
       const { sharedModel } = cell.model;
       sharedModel.changed.connect(changed);
       cell.disposed.connect(() => sharedModel.changed.disconnect(changed));
@@ -195,7 +223,7 @@ export const plugins = (packages) => {
       panel.content.widgets.forEach(mark);
     };
     // JupyterLab makes the cells of a notebook one by one: some may have come after the last look.
-    const scheduled = (_, { notebook, cell }) => notebook === panel.content && watch(cell);
+    const scheduled = (/** @type {unknown} */ _, /** @type {any} */ { notebook, cell }) => notebook === panel.content && watch(cell);
     cells.changed.connect(follow);
     ranks.changed.connect(markAll);
     NotebookActions.executionScheduled.connect(scheduled);
@@ -208,18 +236,19 @@ export const plugins = (packages) => {
     markAll();
   };
 
+  /** @param {App} app @param {any} launcher @param {Trans} trans */
   const addLauncherCard = (app, launcher, trans) => {
     app.commands.addCommand("allranks:new-notebook", {
       label: trans.__("4 ranks"),
       caption: trans.__("A notebook whose first cell starts four ranks"),
       icon,
-      execute: async ({ cwd }) => {
+      execute: async (/** @type {{ cwd: string }} */ { cwd }) => {
         const { path } = await app.serviceManager.contents.newUntitled({ path: cwd, type: "notebook" });
         const kernel = { name: app.serviceManager.kernelspecs.specs?.default ?? "python3" };
         const panel = await app.commands.execute("docmanager:open", { path, factory: "Notebook", kernel });
         await Promise.all([panel.sessionContext.ready, panel.revealed]);
         const { sharedModel } = panel.content.model;
-        const made = firstCells("-n 4").map((source) => ({ cell_type: "code", metadata: {}, source }));
+        const made = firstCells("-n 4").map((/** @type {string} */ source) => ({ cell_type: "code", metadata: {}, source }));
         sharedModel.transact(() => {
           sharedModel.deleteCellRange(0, sharedModel.cells.length);
           sharedModel.insertCells(0, made);
@@ -236,19 +265,46 @@ export const plugins = (packages) => {
     launcher.add({ command: "allranks:new-notebook", category: "Notebook", rank: 10, kernelIconUrl });
   };
 
-  const activate = (app, tracker, palette, launcher, toolbars, translator) => {
+  /**
+   * The menu "Help" has this command: see the schema.
+   *
+   * @param {App} app @param {any} rendermime @param {any} palette @param {Trans} trans
+   */
+  const addHelp = (app, rendermime, palette, trans) => {
+    const command = "allranks:help";
+    // A page of Notebook 7 has no second widget beside the notebook.
+    const area = app.name === "JupyterLab" ? "main" : "right";
+    /** @type {any} */
+    let help = null;
+    app.commands.addCommand(command, {
+      label: trans.__("allranks Documentation"),
+      execute: () => {
+        if (!help || help.isDisposed) {
+          help = openHelp(rendermime, trans);
+          help.title.icon = icon;
+          app.shell.add(help, area);
+        }
+        app.shell.activateById(help.id);
+      },
+    });
+    palette?.addItem({ command, category: trans.__("Help") });
+  };
+
+  /** @param {App} app @param {any} tracker @param {any} rendermime @param {any} palette @param {any} launcher @param {any} toolbars @param {any} translator */
+  const activate = (app, tracker, rendermime, palette, launcher, toolbars, translator) => {
     const given = translator ?? nullTranslator;
     const trans = given.load("allranks");
     /** The ranks of each notebook; two views of a notebook have one kernel. */
     const known = new Map();
-    const ofPanel = (panel) => (panel ? known.get(panel.context) ?? null : null);
+    const ofPanel = (/** @type {Panel} */ panel) => (panel ? known.get(panel.context) ?? null : null);
     const current = () => ofPanel(tracker.currentWidget);
     const others = () => {
       const panels = new Map();
-      tracker.forEach((panel) => panels.set(ofPanel(panel), panel));
+      tracker.forEach((/** @type {Panel} */ panel) => panels.set(ofPanel(panel), panel));
       return [...panels].filter(([ranks]) => ranks && ranks !== current() && ranks.size);
     };
     const choose = makeChooser(packages, trans);
+    addHelp(app, rendermime, palette, trans);
     addCommands(app, trans, current);
     for (const item of ITEMS.flat()) palette?.addItem({ ...item, category: trans.__("Ranks") });
     const sidebar = new Sidebar(app, current, others, given);
@@ -276,7 +332,7 @@ export const plugins = (packages) => {
       if (ranks?.comm && (ranks.runs || ranks.starting)) void poll.start();
     };
 
-    const changed = (ranks) => {
+    const changed = (/** @type {Ranks} */ ranks) => {
       if (ranks === current()) {
         for (const id of CHANGING) app.commands.notifyCommandChanged(id);
         watch();
@@ -287,7 +343,7 @@ export const plugins = (packages) => {
       }
       sidebar.refresh();
     };
-    const ranksOf = (panel) => {
+    const ranksOf = (/** @type {Panel} */ panel) => {
       const { context } = panel;
       if (!known.has(context)) {
         const ranks = new NotebookRanks(context, trans, () => sidebar.comparesVariables);
@@ -300,15 +356,16 @@ export const plugins = (packages) => {
 
     const menu = makeMenu(app);
     // For the keyboard. What is chosen in the menu moves the focus after that.
+    /** @type {HTMLElement | null} */
     let opener = null;
     menu.aboutToClose.connect(() => opener?.focus());
-    toolbars?.addFactory("Notebook", "allranks", (panel) => new Field(ranksOf(panel), (button) => {
+    toolbars?.addFactory("Notebook", "allranks", (/** @type {Panel} */ panel) => new Field(ranksOf(panel), (button) => {
       if (tracker.currentWidget !== panel) app.shell.activateById(panel.id);
       const { left, bottom } = button.getBoundingClientRect();
       opener = button;
       menu.open(left, bottom);
     }));
-    tracker.widgetAdded.connect(async (_, panel) => {
+    tracker.widgetAdded.connect(async (/** @type {unknown} */ _, /** @type {Panel} */ panel) => {
       const ranks = ranksOf(panel);
       await panel.revealed;
       if (!panel.isDisposed) followCells(panel, ranks, trans, choose);
@@ -318,8 +375,8 @@ export const plugins = (packages) => {
       watch();
       sidebar.refresh();
     });
-    const ofNotebook = (notebook) => ofPanel(tracker.find((panel) => panel.content === notebook));
-    NotebookActions.executed.connect((_, { notebook }) => void ofNotebook(notebook)?.ask());
+    const ofNotebook = (/** @type {unknown} */ notebook) => ofPanel(tracker.find((/** @type {Panel} */ panel) => panel.content === notebook));
+    NotebookActions.executed.connect((/** @type {unknown} */ _, /** @type {any} */ { notebook }) => void ofNotebook(notebook)?.ask());
     if (launcher) addLauncherCard(app, launcher, trans);
   };
 
@@ -327,12 +384,13 @@ export const plugins = (packages) => {
     id: "allranks:ranks",
     description: "The ranks of a notebook in its toolbar and in a sidebar.",
     autoStart: true,
-    requires: [INotebookTracker],
+    requires: [INotebookTracker, IRenderMimeRegistry],
     // A token that an application lacks is undefined, and cannot be asked for.
     optional: [ICommandPalette, ILauncher, IToolbarWidgetRegistry, ITranslator].filter(Boolean),
-    activate: (app, tracker, palette, ...more) => {
+    /** @param {App} app @param {any} tracker @param {any} rendermime @param {any} palette @param {any[]} more */
+    activate: (app, tracker, rendermime, palette, ...more) => {
       const [launcher, toolbars, translator] = ILauncher ? more : [null, ...more];
-      activate(app, tracker, palette, launcher, toolbars, translator);
+      activate(app, tracker, rendermime, palette, launcher, toolbars, translator);
     },
   }];
 };

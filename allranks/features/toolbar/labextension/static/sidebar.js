@@ -1,17 +1,23 @@
 // The sidebar with the ranks of the current notebook, in JupyterLab's collapsible sections.
 
+/** @typedef {import("./notebook_ranks.js").Ranks} Ranks */
+/** @typedef {any} Panel a notebook in the page */
+
 const SIZES = [2, 4, 8];
 
 const MOST_LINKS = 128;
 
-const megabytes = ([least, most]) => {
+const megabytes = (/** @type {[number, number]} */ [least, most]) => {
   const [from, to] = [least, most].map((nbytes) => Math.round(nbytes / 1e6));
   return to === 0 ? "" : `${from === to ? "" : `${from}–`}${to} MB`;
 };
 
+// React's and JupyterLab's own classes have no types here.
+/** @param {Record<string, any>} packages */
 export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
   /** A part of the sidebar; `render` returns React's elements. */
   class Section extends ReactWidget {
+    /** @param {string} title @param {() => unknown} render */
     constructor(title, render, onShow = () => {}) {
       super();
       this.title.label = title;
@@ -22,6 +28,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
       this.node.tabIndex = 0;
     }
 
+    /** @param {unknown} message */
     onAfterShow(message) {
       super.onAfterShow?.(message);
       this.onShow();
@@ -32,27 +39,34 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
     }
   }
 
-  const table = (names, rows) => h(
+  const table = (/** @type {string[]} */ names, /** @type {unknown} */ rows) => h(
     "table", null,
     h("thead", null, h("tr", null, names.map((name) => h("th", { key: name, scope: "col" }, name)))),
     h("tbody", null, rows),
   );
 
-  const name = (ranks) => ranks.context.localPath.split("/").at(-1);
+  const name = (/** @type {Ranks} */ ranks) => ranks.context.localPath.split("/").at(-1);
 
   return class Sidebar extends SidePanel {
-    /** `current` returns the ranks of the current notebook or null, `others` those of the other notebooks with their panels. */
+    /**
+     * `current` returns the ranks of the current notebook or null, `others` those of the other notebooks with their panels.
+     *
+     * @param {any} app @param {() => Ranks | null} current @param {() => [Ranks, Panel][]} others @param {any} translator
+     */
     constructor(app, current, others, translator) {
       super({ translator });
       this.trans = translator.load("allranks");
-      Object.assign(this, { app, current, others, id: "allranks-ranks" });
+      this.app = app;
+      this.current = current;
+      this.others = others;
+      this.id = "allranks-ranks";
       this.title.caption = this.trans.__("Ranks");
       this.addClass("jp-allranks-sidebar");
       this.node.setAttribute("role", "region");
       this.node.setAttribute("aria-label", this.trans.__("Ranks of the notebook"));
       this.head = new Section("", () => this.renderHead());
       this.header.addWidget(this.head);
-      const t = (text) => this.trans.__(text);
+      const t = (/** @type {string} */ text) => this.trans.__(text);
       this.pauses = new Section(t("Paused in the debugger"), () => this.renderPauses());
       this.ranks = new Section(t("Ranks"), () => this.renderRanks());
       this.variables = new Section(t("Variables"), () => this.renderVariables(), () => void this.current()?.ask());
@@ -73,6 +87,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
       return this.variables.isVisible;
     }
 
+    /** @param {unknown} message */
     onAfterShow(message) {
       super.onAfterShow(message);
       void this.current()?.ask();
@@ -110,7 +125,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
 
     /** Gives open sections the same height. */
     share() {
-      this.content.setRelativeSizes(this.content.widgets.map((section) => (section.isHidden ? 0 : 1)));
+      this.content.setRelativeSizes(this.content.widgets.map((/** @type {any} */ section) => (section.isHidden ? 0 : 1)));
     }
 
     dispose() {
@@ -119,6 +134,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
       super.dispose();
     }
 
+    /** @param {string} label @param {string} command @param {object} args */
     button(label, command, args = {}) {
       const id = `allranks:${command}`;
       if (!this.app.commands.isEnabled(id, args)) return null;
@@ -145,7 +161,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
           this.button(trans.__("Stop"), "stop"),
           this.button(trans.__("Write the start as the first cell"), "write-start"),
         ),
-        ranks.size > 0 && h(
+        ranks.state !== null && ranks.size > 0 && h(
           "label", null,
           h("input", {
             type: "checkbox",
@@ -160,11 +176,12 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
 
     renderRanks() {
       const ranks = this.current();
-      const { state } = ranks ?? {};
-      if (!state?.rows) return null;
+      const { rows: found } = ranks?.state ?? {};
+      if (!ranks?.state || !found) return null;
       const { trans } = this;
-      const rows = state.rows.flatMap((row, at) => {
-        const host = row.host !== state.rows[at - 1]?.host && state.hosts.length > 1
+      const { state } = ranks;
+      const rows = found.flatMap((row, at) => {
+        const host = row.host !== found[at - 1]?.host && state.hosts.length > 1
           ? [h("tr", { key: `${row.host} ${row.ranks}` }, h("th", { colSpan: 4, scope: "colgroup" }, row.host))] : [];
         const processes = trans.__("processes on %1: %2", row.host, row.processes);
         const className = row.is_bad ? "jp-allranks-bad" : "";
@@ -198,10 +215,11 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
       const ranks = this.current();
       if (!ranks) return null;
       const { trans } = this;
-      const { pauses, shown, only } = ranks.debugger;
+      const { pauses, shown, only, notice } = ranks.debugger;
       const steps = [[trans.__("Step all ranks"), false], [trans.__("Step rank %1 only", shown), true]];
       return h(
         "div", { className: "jp-allranks-list" },
+        h("p", { role: "status" }, notice),
         h("ul", null, pauses.map(({ rank, place }) => h("li", { key: rank }, h(
           "button", { title: place, "aria-pressed": rank === shown, onClick: () => void ranks.choose(rank, only) },
           h("span", null, trans.__("rank %1", rank)),
