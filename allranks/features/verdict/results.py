@@ -268,9 +268,7 @@ def _since(wrong: dict[int, set[int]], after: list[int]) -> str:
     return f" since step {bad[0]} (equal after step {before})"
 
 
-def _reduced(
-    cell: CellParts, loop: Loop | None, model: Model, differ: set[int]
-) -> set[str] | None:
+def _reduced(cell: CellParts, loop: Loop | None, model: Model, differ: set[int]) -> set[str] | None:
     """Returns the arrays whose gradients were reduced in each step, by the bytes of the calls.
 
     ``differ`` are the places of the arrays that differ between ranks. None if these do not tell it.
