@@ -51,6 +51,8 @@ class WatchedCell:
         self.said = ""
         """What was shown while the cell ran."""
         self._logged: dict[tuple[int, str, str], int] = {}
+        #: The last step of each.
+        self._reached: dict[tuple[int, str, str], float] = {}
         #: From which step on a value is NaN, and how often it was.
         self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
         #: How often in a row it was NaN before it was a number, for each that ever was one.
@@ -78,6 +80,7 @@ class WatchedCell:
             if key not in self._logged and len(self._logged) >= _MOST_CURVES:
                 continue
             self._logged[key] = self._logged.get(key, 0) + count
+            self._reached[key] = max(steps, default=0.0)
             if not math.isnan(sum(values)):
                 self._take_numbers(key, count)
                 continue
@@ -97,6 +100,21 @@ class WatchedCell:
     @property
     def logged(self) -> int:
         return max(self._logged.copy().values(), default=0)
+
+    def lasting_not_numbers(self) -> list[NotANumber]:
+        """Returns where one value of the running cell is NaN, if it has been for some steps.
+
+        A value that is NaN for fewer steps may be a number again. Ranks send their values in turns:
+        none is named before all have sent the step.
+        """
+        for one in self.not_numbers(LEAST_STEPS):
+            curve = one.name, one.member
+            same = [other for other in self.not_numbers(1) if (other.name, other.member) == curve]
+            first = min(other.step for other in same)
+            reached = [at for key, at in self._reached.copy().items() if key[1:] == curve]
+            if min(reached) >= first:
+                return same
+        return []
 
     def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
         """Returns the values that are NaN now, for so many times at least."""
@@ -173,8 +191,7 @@ class NotebookVerdict(NotebookFeature):
     def _say_nan(self) -> bool:
         """Shows at once that a value has become NaN: the rest of the cell may be in vain."""
         watched = self._watched
-        # A value that is NaN for a few steps may be a number again.
-        if watched is not None and not watched.said and (found := watched.not_numbers(LEAST_STEPS)):
+        if watched is not None and not watched.said and (found := watched.lasting_not_numbers()):
             (cause,) = not_a_number(CellParts(watched.cell.number, [], not_numbers=found))
             watched.said = str(cause)
             watched.cell.notice(watched.said)
@@ -206,7 +223,8 @@ class NotebookVerdict(NotebookFeature):
                 "the line out: %distributed start --verdict off"
             )
         if line:
-            if line != watched.said:
+            # It was shown when fewer ranks had the same value.
+            if not watched.said or _where(line) != _where(watched.said):
                 watched.cell.notice(line)
             watched.cell.name_cause(line)
             watched.cell.show_output()
@@ -282,6 +300,11 @@ class NotebookVerdict(NotebookFeature):
                 f"{there}{asked}. Type for example: %distributed why 12"
             )
         return found
+
+
+def _where(line: str) -> str:
+    """Returns what a line says before its ranks: the value, and the step."""
+    return line.partition(" on rank")[0]
 
 
 FEATURE = NotebookVerdict

@@ -178,13 +178,16 @@ def test_a_value_that_stays_nan_is_named_while_the_cell_runs_and_once(feature):
     feature.cell_started()
     (poll,) = polls
     nan = float("nan")
-    for pairs, lines in [
-        ([(step, 1.0) for step in range(30)], 0),
-        ([(step, nan) for step in range(30, 49)], 0),  # it may be a number again
-        ([(49, nan)], 1),
-        ([(50, nan)], 1),
+    numbers = [(step, 1.0) for step in range(30)]
+    for rank, pairs, lines in [
+        (0, numbers, 0),
+        (1, numbers, 0),
+        (1, [(step, nan) for step in range(30, 49)], 0),  # it may be a number again
+        (1, [(49, nan)], 0),  # rank 0 may have been the first
+        (0, [(30, 1.0)], 1),
+        (0, [(step, nan) for step in range(31, 50)], 1),
     ]:
-        record, payload = points(1, pairs)
+        record, payload = points(rank, pairs)
         feature.message_arriving(record, [payload])
         assert poll() is False
         assert len(shown.lines) == lines
@@ -192,6 +195,7 @@ def test_a_value_that_stays_nan_is_named_while_the_cell_runs_and_once(feature):
     assert [line.partition(". ")[0] for line in shown.lines] == [
         "loss is NaN since step 30 on rank 1"
     ]
+    assert "step 30 on rank 1, later on rank 0" in feature.command("verdict", 3)
 
 
 def test_a_value_that_was_never_measured_or_has_recovered_is_no_cause(feature):
