@@ -33,7 +33,6 @@ LABS = [
 _RACE = "its result depends on the order of messages"
 _EXPECT = "it needs the record of `expect`"
 _RECORDS = "it needs `records`"
-_FILE = "it needs a file that the notebook writes"
 LEFT_OUT = {
     "01_ranks": {
         "where": "it prints the numbers of processes",
@@ -45,7 +44,6 @@ LEFT_OUT = {
     "06_cost": dict.fromkeys(("check-2", "solved-2"), _EXPECT),
     "07_scaling": dict.fromkeys(("bandwidth", "waits", "solution-1", "solved-1"), _RECORDS),
     "08_simulate": dict.fromkeys(("order-1", "order-2"), _RACE),
-    "13_slow": dict.fromkeys([f"{on}{name}" for on in ("", "again-") for name in "abcd"], _FILE),
 }
 #: Names of times, of random numbers and of what differs between processes.
 VARYING = {"began", "compared", "each", "measured", "naive", "ring", "secret", "seconds", "slow"}
