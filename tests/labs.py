@@ -28,6 +28,9 @@ FAILS = "raises-exception"
 MEASURED = "measured"
 """The tag of a cell whose numbers differ from run to run: what stands around them is compared."""
 
+JUDGED = "judged"
+"""The tag of a cell in which a busy machine says something else: what it says is not compared."""
+
 STILL = '<div class="allranks-still">'
 """How a live view's still picture begins."""
 
@@ -110,6 +113,8 @@ def steady_lines(cell: NotebookNode) -> list[str]:
     Of a live view's still picture these are the names of its curves. Pictures come in the order
     in which they were drawn.
     """
+    if JUDGED in cell.metadata.get("tags", ()):
+        return []
     text = "".join(_curves(out) if _is_still(out) else _text_of(out) for out in cell.outputs)
     lines = steady(text).splitlines()
     if MEASURED in cell.metadata.get("tags", ()):

@@ -18,7 +18,7 @@ from allranks.errors import UsageError
 from allranks.features.verdict import CHECK, LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
 from allranks.features.verdict.records import CellParts, NotANumber, RankPart
-from allranks.features.verdict.results import NOT_NUMBERS
+from allranks.features.verdict.results import NOT_NUMBERS, not_a_number
 from allranks.features.verdict.rules import verdicts
 from allranks.records.telemetry import Points, Pulse, Timings
 from allranks.records.wire import Record, Reply
@@ -48,7 +48,11 @@ class WatchedCell:
         """Whether a line has made enough calls."""
         self.trains = False
         """Whether an optimizer has: also ranks that each train a model alone are compared."""
+        self.said = ""
+        """What was shown while the cell ran."""
         self._logged: dict[tuple[int, str, str], int] = {}
+        #: The last step of each.
+        self._reached: dict[tuple[int, str, str], float] = {}
         #: From which step on a value is NaN, and how often it was.
         self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
         #: How often in a row it was NaN before it was a number, for each that ever was one.
@@ -76,6 +80,7 @@ class WatchedCell:
             if key not in self._logged and len(self._logged) >= _MOST_CURVES:
                 continue
             self._logged[key] = self._logged.get(key, 0) + count
+            self._reached[key] = max(steps, default=0.0)
             if not math.isnan(sum(values)):
                 self._take_numbers(key, count)
                 continue
@@ -94,17 +99,33 @@ class WatchedCell:
 
     @property
     def logged(self) -> int:
-        return max(self._logged.values(), default=0)
+        return max(self._logged.copy().values(), default=0)
 
-    def not_numbers(self) -> list[NotANumber]:
-        if self.logged < LEAST_STEPS:
+    def lasting_not_numbers(self) -> list[NotANumber]:
+        """Returns where one value of the running cell is NaN, if it has been for some steps.
+
+        A value that is NaN for fewer steps may be a number again. Ranks send their values in turns:
+        none is named before all have sent the step.
+        """
+        for one in self.not_numbers(LEAST_STEPS):
+            curve = one.name, one.member
+            same = [other for other in self.not_numbers(1) if (other.name, other.member) == curve]
+            first = min(other.step for other in same)
+            reached = [at for key, at in self._reached.copy().items() if key[1:] == curve]
+            if min(reached) >= first:
+                return same
+        return []
+
+    def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
+        """Returns the values that are NaN now, for so many times at least."""
+        if not self._not_numbers or self.logged < LEAST_STEPS:
             return []
         return [
             NotANumber(key[1], key[0], step, key[2])
-            for key, (step, times) in self._not_numbers.items()
+            for key, (step, times) in self._not_numbers.copy().items()
             # A value that was never a number, or was NaN for as long before, may be one that is not
             # measured in each step; so may one that was measured once.
-            if times >= NOT_NUMBERS
+            if times >= least
             and times > self._gaps.get(key, times)
             and self._numbers.get(key, 0) > 1
         ]
@@ -165,6 +186,16 @@ class NotebookVerdict(NotebookFeature):
         if self._judges and len(self.cell.ranks) > 1:
             self._watched = WatchedCell(self.cell)
             self.arriving = (Timings, Points, Pulse, Reply)
+            self.cell.poll(self._say_nan)
+
+    def _say_nan(self) -> bool:
+        """Shows at once that a value has become NaN: the rest of the cell may be in vain."""
+        watched = self._watched
+        if watched is not None and not watched.said and (found := watched.lasting_not_numbers()):
+            (cause,) = not_a_number(CellParts(watched.cell.number, [], not_numbers=found))
+            watched.said = str(cause)
+            watched.cell.notice(watched.said)
+        return False
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         watched = self._watched
@@ -192,7 +223,9 @@ class NotebookVerdict(NotebookFeature):
                 "the line out: %distributed start --verdict off"
             )
         if line:
-            watched.cell.notice(line)
+            # It was shown when fewer ranks had the same value.
+            if not watched.said or _where(line) != _where(watched.said):
+                watched.cell.notice(line)
             watched.cell.name_cause(line)
             watched.cell.show_output()
 
@@ -267,6 +300,11 @@ class NotebookVerdict(NotebookFeature):
                 f"{there}{asked}. Type for example: %distributed why 12"
             )
         return found
+
+
+def _where(line: str) -> str:
+    """Returns what a line says before its ranks: the value, and the step."""
+    return line.partition(" on rank")[0]
 
 
 FEATURE = NotebookVerdict

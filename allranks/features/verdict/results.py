@@ -167,7 +167,7 @@ def _compared(cell: CellParts, loop: Loop | None, models: list[Model]) -> Verdic
     if largest == 0.0:
         return None
     example = f"{name}, largest difference {largest:.2g}" if ended_alike else name
-    reduced = _reduced(cell, loop, first)
+    reduced = _reduced(cell, loop, first, last)
     every = cell.ranks[0].models
     if len(every) > 1 and reduced != set():
         # Each rank may have one of them for itself, with arrays of the same sizes.
@@ -268,10 +268,10 @@ def _since(wrong: dict[int, set[int]], after: list[int]) -> str:
     return f" since step {bad[0]} (equal after step {before})"
 
 
-def _reduced(cell: CellParts, loop: Loop | None, model: Model) -> set[str] | None:
+def _reduced(cell: CellParts, loop: Loop | None, model: Model, differ: set[int]) -> set[str] | None:
     """Returns the arrays whose gradients were reduced in each step, by the bytes of the calls.
 
-    None if these do not tell it.
+    ``differ`` are the places of the arrays that differ between ranks. None if these do not tell it.
     """
     part = cell.ranks[0]
     reductions = {at for at, kind in enumerate(part.kinds) if _is_allreduce(kind)}
@@ -298,6 +298,13 @@ def _reduced(cell: CellParts, loop: Loop | None, model: Model) -> set[str] | Non
         return {*model.names}
     sizes = {part.kinds[kind].nbytes for kind, n in counts.items() if n >= REDUCED_PART * steps}
     found = {name for name, size in model.arrays if size in sizes}
+    for size in sizes:
+        alike = [at for at, nbytes in enumerate(model.nbytes) if nbytes == size]
+        calls = sum(n for kind, n in counts.items() if part.kinds[kind].nbytes == size)
+        apart = differ.intersection(alike)
+        # Of arrays of one size, those that differ were left out, if as many calls are missing.
+        if len(apart) == len(alike) - round(calls / steps):
+            found -= {model.names[at] for at in apart}
     return found or _all_but_one(model, sizes) or None
 
 

@@ -171,6 +171,33 @@ def test_a_value_that_is_nan_to_the_end_is_named_with_its_first_step(feature):
     assert line.startswith("loss is NaN since step 41 on rank 1. ")
 
 
+def test_a_value_that_stays_nan_is_named_while_the_cell_runs_and_once(feature):
+    polls: list[Any] = []
+    shown = Shown(SLOW)
+    feature.cell = shown.context = replace(shown.context, poll=polls.append)
+    feature.cell_started()
+    (poll,) = polls
+    nan = float("nan")
+    numbers = [(step, 1.0) for step in range(30)]
+    for rank, pairs, lines in [
+        (0, numbers, 0),
+        (1, numbers, 0),
+        (1, [(step, nan) for step in range(30, 49)], 0),  # it may be a number again
+        (1, [(49, nan)], 0),  # rank 0 may have been the first
+        (0, [(30, 1.0)], 1),
+        (0, [(step, nan) for step in range(31, 50)], 1),
+    ]:
+        record, payload = points(rank, pairs)
+        feature.message_arriving(record, [payload])
+        assert poll() is False
+        assert len(shown.lines) == lines
+    feature.cell_finished()
+    assert [line.partition(". ")[0] for line in shown.lines] == [
+        "loss is NaN since step 30 on rank 1"
+    ]
+    assert "step 30 on rank 1, later on rank 0" in feature.command("verdict", 3)
+
+
 def test_a_value_that_was_never_measured_or_has_recovered_is_no_cause(feature):
     never = [(step, float("nan")) for step in range(50)]
     recovered = [*never[:40], *((step, 1.0) for step in range(40, 50))]

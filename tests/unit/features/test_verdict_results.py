@@ -160,6 +160,14 @@ def test_the_array_whose_gradients_are_not_reduced_is_named():
     )
 
 
+def test_an_array_that_has_the_size_of_reduced_ones_is_named_too():
+    nbytes, one = [400, 400, 40], replaced_nbytes(400)
+    parts = with_parts(cell(WORK, kinds=[one]), *models((1, 2), since=1, nbytes=nbytes))
+    assert "The gradients of net.0.bias, net.2.weight were not reduced" in text_of(parts)
+    both = cell(WORK, kinds=[one, one._replace(name="In[3]:8")])
+    assert found(with_parts(both, *models((1, 2), since=1, nbytes=nbytes))) == []
+
+
 def replaced_nbytes(nbytes: int) -> Kind:
     return GRADIENTS._replace(nbytes=nbytes)
 
