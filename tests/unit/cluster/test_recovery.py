@@ -164,6 +164,18 @@ def test_a_rank_that_dies_while_another_one_restores_is_replaced_too():
     assert played.ups == 2
 
 
+def test_a_new_rank_has_joined_if_one_of_the_others_has_though_it_dies_meanwhile():
+    played = Played(Step.HEALING)
+    played.recovery.rank_came(3, "h2")
+    played.recovery.ranks_died([killed(3)])
+    for rank in (0, 1, 2, 4):
+        played.recovery.rank_answered(rank, {"warning": ""})
+    played.recovery.rank_answered(5, {}, "MPI_ERR_PROC_FAILED")
+    played.obey()
+    assert played.ups == 1
+    assert played.go_on().gone.keys() == {3}
+
+
 def test_ranks_that_live_have_saved_before_all_start_again():
     played = Played(Step.LOADING)
     assert played.asked.arguments == {"sets": {}, "saved": [0, 1, 2, 4, 5]}
