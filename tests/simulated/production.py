@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.simulated import models, system
 from tests.simulated.kernel import INF, End, File, Process, World, pipe
-from tests.simulated.sockets import Socket, this_process
+from tests.simulated.sockets import Socket, open_file, this_process
 from tests.simulated.system import MODELS, PROGRAMS
 
 _LOGS = "/logs"
@@ -59,6 +59,11 @@ def _fork(
     return child.pid
 
 
+def _end_of(path: str, nbytes: int, start: int = 0) -> str:
+    log = open_file(path, "rb").read()
+    return str(log[max(start, len(log) - nbytes) :].decode())
+
+
 MODELS |= {
     "allranks.engine.ipp": SimpleNamespace(
         connection_info=lambda interface: ({"engine": 1}, {"client": 1}, "secret", []),
@@ -83,6 +88,7 @@ MODELS |= {
         check_peer=_nothing,
         exposed_part=lambda path: "",
         remove_old_logs=_nothing,
+        end_of=_end_of,
         is_own_folder=lambda path, others=0: True,
     ),
     "allranks.doors": SimpleNamespace(accept=lambda listener: listener.accept()[0]),
