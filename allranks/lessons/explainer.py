@@ -33,7 +33,7 @@ from allranks.widgets.displays import make_widget
 from allranks.widgets.palette import RANKS
 from allranks.widgets.scripts import joined
 
-_EXPLAIN_HERE, _EXPLAIN_SECONDS = OnRank("allranks.lessons.on_ranks", "explain_here"), 30.0
+EXPLAIN_HERE, _EXPLAIN_SECONDS = OnRank("allranks.lessons.on_ranks", "explain_here"), 30.0
 _WIDTH = 760
 _ROW, _DIGIT, _ARCS, _HEAD = 15, 7.2, 26, 34
 _GAP, _LEAST = 22, 116
@@ -355,7 +355,7 @@ def explain(cluster: Cluster, algorithm: str, values: Sequence[Sequence[float]])
             f"Type for example: %distributed restart -n {max(2, len(values))}"
         )
     first, *_ = cluster.run(
-        _EXPLAIN_HERE,
+        EXPLAIN_HERE,
         algorithm,
         values,
         ranks=range(len(values)),

@@ -682,7 +682,7 @@ class Rank:
         result = self._wire.Result(self.rank, run.cell, numbers, "", 0, "", "")
         self._is_busy = False
         self._running[self.rank] = 0
-        replies = [self._reply(run.cell, status, world.now - began)]
+        replies = [self._reply(run.cell, status, world.now - began, "")]
         self._send(*last_line, *([result] if status == "ok" else []), *replies)
 
     def _print_lines(self, cell: int, spec: dict[str, Any]) -> list[Any]:

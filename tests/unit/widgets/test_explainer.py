@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from allranks.cluster import cluster as notebook
-from allranks.cluster.variables import explain_here
 from allranks.errors import UsageError
 from allranks.lessons import on_ranks
 from allranks.lessons.explainer import ALGORITHMS as OFFERED
-from allranks.lessons.explainer import bundle, example_arrays
+from allranks.lessons.explainer import EXPLAIN_HERE, bundle, example_arrays
 from allranks.lessons.frames import chunks, frames, listed, questions, shown, steps
 from allranks.lessons.records import Explained, Prediction
 from allranks.lessons.ring import ALGORITHMS, explain
@@ -130,7 +129,7 @@ def test_the_still_picture_is_small_and_needs_no_scripts(algorithm, count, size)
 
 
 def test_the_notebook_has_the_names_of_the_ranks_and_short_values():
-    assert pickle.loads(pickle.dumps(explain_here)) is on_ranks.explain_here
+    assert pickle.loads(pickle.dumps(EXPLAIN_HERE)) is on_ranks.explain_here
     assert list(OFFERED) == list(ALGORITHMS)
     assert [shown(one) for one in (1111, 0.123456, 1e9)] == ["1111", "0.1235", "1e+09"]
     assert listed(range(9)) == "(0, 1, 2, 3, 4, 5, 6, 7, …)"
