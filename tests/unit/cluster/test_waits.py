@@ -87,9 +87,12 @@ class Attaching:
     def _early_ends(self):
         return Connection._early_ends(self)
 
+    def _ask_to_heal(self, got, asked):
+        return Connection._ask_to_heal(self, got, asked)
+
 
 def about(**changed):
-    return {"healing": False, "died": []} | changed
+    return {"healing": False, "died": [], "epoch": 1, "heal": {"epoch": 1}} | changed
 
 
 def lose_host(attaching):
