@@ -258,13 +258,17 @@ INSTALLED = $(VENV) $(EXTRAS) pyproject.toml constraints.txt hatch_build.py allr
 INSTALLED_BESIDE = $(@D) constraints.txt $(REQUIREMENTS)
 
 $(VENV)/.lab $(VENV)/.test $(VENV)/.gpu-$(CUDA): $(VENV)/.made pyproject.toml constraints.txt
+	@# First: an installation would write through the links, into this folder.
+	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
 	@$(KEPT) restore $(INSTALLED) || { \
 	    echo 'Installing allranks[$(EXTRAS)] into $(VENV): more than 100 packages, one to five minutes the first time.'; \
 	    $(PIP) install $(SHOWN) --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'; }
 	@# Links instead of the copy, so that a change is seen when the page is loaded again.
 	@rm -rf $(VENV)/$(LABEXTENSIONS)/allranks
 	@mkdir $(VENV)/$(LABEXTENSIONS)/allranks
-	@ln -s $(CURDIR)/allranks/features/toolbar/labextension/* $(CURDIR)/README.md $(CURDIR)/docs $(VENV)/$(LABEXTENSIONS)/allranks
+	@ln -s $(CURDIR)/allranks/features/toolbar/labextension/* $(CURDIR)/docs $(VENV)/$(LABEXTENSIONS)/allranks
+	@# Jupyter's server follows links to folders only.
+	@cp README.md $(VENV)/$(LABEXTENSIONS)/allranks
 	@# Without ranks, the lab and the tests say why.
 	@mkdir -p build/ipython
 	@IPYTHONDIR=$(CURDIR)/build/ipython ALLRANKS_LOG_DIR=$(CURDIR)/build/logs \

@@ -279,6 +279,7 @@ class Cluster(HealedCells):
             if new := new | told.keys() & gone:
                 done = self._restore(new, tell or self.news.append)
                 self.news.append(text_of_new(done, new))
+            self.news += connection.notices
         except BaseException:
             if not connection.closed:
                 self.let_go()

@@ -413,6 +413,8 @@ class Connection:
     def _reach(self, ask: Query, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         limit = Countdown(limits.ATTACH_SECONDS)
+        # There a rank that counts as dead too early would cost all variables.
+        joining = Countdown(0 if self.can_relocate else limits.REPLACED_SECONDS)
         reached, told, asked = set[int](), set[int](), set[int]()
         next_try = time.monotonic() + limits.REPEAT_SECONDS
 
@@ -430,7 +432,8 @@ class Connection:
                 next_try = time.monotonic() + limits.REPEAT_SECONDS
             reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
             self.step(_REACH_SECONDS)
-            is_over = limit.left() <= 0
+            joins = any(answer.content["healing"] for answer, _ in got.values())
+            is_over = limit.left() <= 0 and not (joins and joining.left() > 0)
             late = self._ask_to_heal(got, asked)
             told.clear()
             for rank, (answer, _) in got.items():
@@ -467,9 +470,12 @@ class Connection:
             if max(content["epoch"], content["heal"].get("epoch", 0)) < last["epoch"]
         }
         if late - asked:
-            self.ask_soon(requests.HEAL, last, lambda _: None, late - asked)
+            self.ask_soon(requests.HEAL, last, self._note_warning, late - asked)
         asked |= late
         return late
+
+    def _note_warning(self, answer: Answer) -> None:
+        self.notices += filter(None, [answer.content.get("warning"), answer.problem])
 
     def resume(self) -> None:
         """Ranks send what the last notebook may not have shown, and all that follows."""

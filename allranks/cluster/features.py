@@ -333,6 +333,8 @@ def unloaded() -> None:
 def _call(hook: Callable[..., None], *arguments: Any) -> None:
     try:
         hook(*arguments)
+    except AllranksError as refused:
+        warnings.warn(str(refused), stacklevel=3)
     except Exception as error:
         warnings.warn(str(failure(hook, error)), stacklevel=3)
 

@@ -75,8 +75,13 @@ class DetachedCell:
         wanted = {rank for each in last.values() for rank in each["ranks"]} or told.keys()
         names = [each["label"] for each in last.values()]
         members = {rank: each["cell"] for rank, each in told.items() if each["member"]}
+        of_all = told.values()
         epoch = Epoch(
-            number=max((each["epoch"] for each in told.values()), default=0),
+            # The number of a replacement that has failed is not used again.
+            number=max(
+                (max(each["epoch"], each.get("heal", {}).get("epoch", 0)) for each in of_all),
+                default=0,
+            ),
             dirty=any(each["dirty"] and not each["busy"] for each in told.values()),
             traffic=any(each["traffic"] for each in told.values()),
         )

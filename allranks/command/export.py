@@ -257,7 +257,7 @@ def _comment(one: NotebookCell) -> tuple[str, str]:
     if one.kind == ENSEMBLE:
         said = "left out: a notebook runs an ensemble, and its ranks keep no variable of it"
     elif one.kind == FEATURE:
-        option = next(iter(one.options.features))
+        option = next(iter(one.options.for_running()))
         said = f"left out: with --{option} the ranks do not run it. Remove --{option} to export it"
     elif one.kind == RANKS:
         said = "left out: its tag says that it may fail, which ends a script"

@@ -12,7 +12,7 @@ import allranks
 from allranks.errors import UsageError
 
 _PACKAGE = Path(allranks.__file__).parent
-#: In a wheel, and in a checkout; pyproject.toml copies the labs of a checkout into the wheel.
+#: In a wheel, and in a checkout; hatch_build.py copies the labs of a checkout into the wheel.
 _PLACES = (_PACKAGE / "labs", _PACKAGE.parent / "notebooks")
 
 

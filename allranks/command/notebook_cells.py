@@ -130,7 +130,7 @@ def cells_of(notebook: dict[str, Any]) -> Iterator[NotebookCell]:
                 continue
             with _named(where):
                 options = parse_cell(first.strip().removeprefix(_MAGIC))
-            kind = FEATURE if options.features else RANKS
+            kind = FEATURE if options.for_running() else RANKS
             yield NotebookCell(kind, where, rest, first.strip(), options, fails)
         elif word == "%%rank":
             options = CellOptions(ranks=first.strip().removeprefix(word).strip() or None)

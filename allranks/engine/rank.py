@@ -324,7 +324,7 @@ class Rank:
                 self._answer(record, payloads)
             else:
                 if record.name == requests.HEAL:
-                    world.current().is_healing = True  # until it is answered
+                    world.current().heals += 1  # until it is answered
                     world.current().last_heal = record.arguments
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 

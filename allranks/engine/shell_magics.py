@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,7 +19,9 @@ def replace_magic(
     which takes up to 10 ms, so a rank that starts should not ask for it.
     """
     setattr(kind, method, by)
-    for magics in shell.magics_manager.magics.values():
-        owner = getattr(magics.get(magic), "__self__", None)
-        if isinstance(owner, kind):  # an older version has made it
-            magics[magic] = getattr(owner, method)
+    for line_or_cell, magics in shell.magics_manager.magics.items():
+        found = magics.get(magic)
+        # Any attribute of a magic that is not loaded yet would load it.
+        if isinstance(found, MethodType) and isinstance(found.__self__, kind):
+            owner: Any = found.__self__  # an older version has made it
+            magics[magic] = owner.magics[line_or_cell][magic] = getattr(owner, method)

@@ -32,6 +32,10 @@ class RankHeal(RankFeature):
 
     records = (wire.RunCell, wire.RunMember)
 
+    def __init__(self) -> None:
+        #: The last request to join with new ranks that has succeeded.
+        self._joined: dict[str, Any] = {}
+
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._has_loaded = False
@@ -53,13 +57,11 @@ class RankHeal(RankFeature):
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         if name == requests.HEAL:
-            dead, epoch = arguments["dead"], arguments["epoch"]
-            # Also where it waited for the end of another one, which two notebooks may have sent.
-            world.current().is_healing = True
             try:
-                return {"warning": self._rank.begin_epoch(lambda: self._join(dead, epoch))}, []
+                return {"warning": self._heal(arguments)}, []
             finally:
-                world.current().is_healing = False
+                this = world.current()
+                this.heals = max(0, this.heals - 1)
         if name == requests.RESTORE:
             return self._restore(**arguments), []
         if name == requests.SAVE:
@@ -67,6 +69,15 @@ class RankHeal(RankFeature):
         if name == requests.LOAD:
             return self._load(**arguments), []
         return self._settle(), []
+
+    def _heal(self, arguments: dict[str, Any]) -> str:
+        # Two notebooks may have asked for the same: the ranks have joined then.
+        if arguments == self._joined:
+            return ""
+        dead, epoch = arguments["dead"], arguments["epoch"]
+        warning: str = self._rank.begin_epoch(lambda: self._join(dead, epoch))
+        self._joined = arguments
+        return warning
 
     def _join(self, dead: list[int], epoch: int) -> str:
         """Joins with the processes that replace dead ranks; returns a warning, or "".

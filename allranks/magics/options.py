@@ -274,7 +274,8 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     if starts:
         options.cluster = ClusterOptions.take_from(vars(options))
     if command in LINE_COMMANDS:
-        names = (name.lstrip("-") for name in LINE_COMMANDS[command].arguments)
+        arguments = LINE_COMMANDS[command].arguments
+        names = (name.lstrip("-").replace("-", "_") for name in arguments)
         options.features = {name: vars(options).pop(name) for name in names}
     options.names = [name for part in options.names for name in part.split(",") if name]
     if command in _ONE_WORD and len(options.names) > 1:

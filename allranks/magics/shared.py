@@ -51,8 +51,10 @@ class WatchedCells:
             return
         record, payloads = decode(frames)
         if isinstance(record, Hello | Reply | Died):
-            known = self._ranks.dead.keys()
-            if isinstance(record, Died) and record.rank not in known and self._view is not None:
+            cell, known = self._ranks.cell, self._ranks.dead.keys()
+            # One that had died before is no news of this cell.
+            there = cell is not None and record.rank in cell.ranks and record.rank not in known
+            if isinstance(record, Died) and there and self._view is not None:
                 self._view.notice(f"rank {record.rank} {record.how}")
             self._show_left(self._ranks.apply(record))
             # The other notebook does not say that its cell has ended.

@@ -115,7 +115,7 @@ def fits(mine: list[Parameter], theirs: list[Parameter]) -> str:
 def parts_of_protocols() -> Iterator[Any]:
     """What ``collectives/gpu/cupy_api.py`` asks for, and where the real one is."""
     owners = {
-        "Event": cupy.cuda.Event,
+        "CudaEvent": cupy.cuda.Event,
         "Stream": cupy.cuda.Stream,
         "Communicator": nccl.NcclCommunicator,
         "NcclModule": nccl,

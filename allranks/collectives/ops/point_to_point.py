@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
-from inspect import signature
+from inspect import Signature, signature
 from itertools import starmap
 from typing import Any, Self, TypeVar, cast
 
@@ -794,14 +794,20 @@ _INTO = {"Irecv": ("buf", 0), "Recv_init": ("buf", 0), "Isendrecv": ("recvbuf", 
 the buffer, and its position."""
 
 
-_REDUCTIONS = {f"I{name.lower()}": name for name in REDUCING}
+_REDUCTIONS = {f"I{name.lower()}": name for name in REDUCING if name != "Allreduce"}
+"""Not Iallreduce: nothing compares it, and with IN_PLACE on some ranks only, sums are wrong."""
 
 
 def _reducing(
-    call: str, plain: Callable[..., T], self: PointToPoint, *rest: Any, **named: Any
+    call: str,
+    plain: Callable[..., T],
+    parameters: Signature,
+    self: PointToPoint,
+    *rest: Any,
+    **named: Any,
 ) -> T:
     """MPI's reduction that does not wait."""
-    given = signature(plain).bind(self, *rest, **named)
+    given = parameters.bind(self, *rest, **named)
     given.apply_defaults()
     root = given.arguments.get("root")
     values = with_in_place(call, given.args[1:], root in (None, self.Get_rank()))
@@ -811,7 +817,7 @@ def _reducing(
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
     plain = getattr(Raw, name)
     reduction = _REDUCTIONS.get(name)
-    make = partial(_reducing, reduction, plain) if reduction else plain
+    make = partial(_reducing, reduction, plain, signature(plain)) if reduction else plain
 
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:

@@ -181,6 +181,7 @@ class HostAgent:
                 self._launch(address)
             # Before the first import that loads numpy, which reads the number of threads once.
             processes.share_cores(self.config.ranks_here)
+            libraries.ignore_warnings()
             # The launcher runs by now: it starts meanwhile, as loading takes long.
             from allranks.engine.features import HostFeature
 
@@ -190,7 +191,6 @@ class HostAgent:
             if self.config.devices == (EVERY_GPU,):
                 # Here, because the driver may take longer than a relay may be silent.
                 self.config = dataclasses.replace(self.config, devices=libraries.visible_gpus())
-            libraries.ignore_warnings()
             from allranks.engine import ipp, rank  # noqa: F401
 
             libraries.preload(self.config, self._tell)

@@ -65,8 +65,9 @@ class Originals:
             for one in (shell, shell.compile)
         ]
         self._manager = shell.input_transformer_manager
-        # Newer versions of IPython load ``%%time`` and others now.
-        shell.magics_manager.registry["ExecutionMagics"]
+        # Newer versions of IPython load ``%%time``, ``%%writefile`` and others now.
+        for name in ("ExecutionMagics", "HistoryMagics", "OSMagics", "ScriptMagics"):
+            _ = shell.magics_manager.registry[name]
         self._lists = [
             (owner, name, list(getattr(owner, name)))
             for owner, names in ((shell, _TRANSFORMERS), (self._manager, _TRANSFORMS))

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from allranks.collectives.ops.buffers import with_in_place
 from allranks.features.simulate import buffers
 
 Plan = tuple[Any, Callable[[list[Any]], Any], Callable[[Any], object], int | None]
@@ -101,6 +102,7 @@ def _reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: i
 
 
 def _allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Plan:
+    sendbuf, recvbuf = with_in_place("Allreduce", (sendbuf, recvbuf), True)
     own = _own(sendbuf, recvbuf)
     order = buffers.order_of_allreduce(own.data.nbytes, own.itemsize, comm.size)
     if buffers.is_in_place(sendbuf):

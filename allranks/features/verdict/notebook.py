@@ -107,12 +107,18 @@ class WatchedCell:
         A value that is NaN for fewer steps may be a number again. Ranks send their values in turns:
         none is named before all have sent the step.
         """
-        for one in self.not_numbers(LEAST_STEPS):
-            curve = one.name, one.member
-            same = [other for other in self.not_numbers(1) if (other.name, other.member) == curve]
-            first = min(other.step for other in same)
-            reached = [at for key, at in self._reached.copy().items() if key[1:] == curve]
-            if min(reached) >= first:
+        lasting = {(one.name, one.member) for one in self.not_numbers(LEAST_STEPS)}
+        if not lasting:
+            return []
+        reached: dict[tuple[str, str], float] = {}
+        for (_, name, member), at in self._reached.copy().items():
+            reached[name, member] = min(at, reached.get((name, member), math.inf))
+        # A value may be a number again meanwhile: then its curve is missing here.
+        found: dict[tuple[str, str], list[NotANumber]] = {}
+        for one in self.not_numbers(1):
+            found.setdefault((one.name, one.member), []).append(one)
+        for curve, same in found.items():
+            if curve in lasting and reached[curve] >= min(one.step for one in same):
                 return same
         return []
 

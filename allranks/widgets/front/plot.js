@@ -41,7 +41,8 @@ export function plotOf(name, list, { owners, noun, groups, mean, smoothing, sele
   const parts = groups ? groups.labels.map((label, index) => ({ label: `${groups.name}=${label}`, index, count: groups.counts[index],
     those: lines.filter((line) => line.index === index) })) : [{ label: "mean", index: 0, count: lines.length, those: lines }];
   const bands = mean ? parts.map(({ label, index, count, those }) =>
-    ({ label, index, count, dash: groups ? groupDash(index) : 0, columns: spread(those) })).filter(({ columns }) => columns.length) : [];
+    ({ label, index, count, dash: groups ? groupDash(index) : 0, columns: spread(those),
+      last: those.reduce((sum, line) => sum + line.last, 0) / those.length })).filter(({ columns }) => columns.length) : [];
   const drawn = bands.length ? lines.filter(({ strong }) => strong) : lines;
   const named = groups ? bands.length <= NAMED_LINES && bands.length > 0 : noun === "member" && !mean && lines.length <= NAMED_LINES && lines.length > 1;
   const marks = [...new Set(list.flatMap((one) => (one.broken ? [one.broken[0]] : [])))].slice(0, MAX_MARKED_STEPS);
@@ -56,8 +57,7 @@ export function plotOf(name, list, { owners, noun, groups, mean, smoothing, sele
  */
 export function lastValues({ lines, bands }, same) {
   if (bands.length) {
-    const means = bands.map(({ label, index, dash, columns }) => ({ label, index, dash, last: columns[columns.length - 1].mean }));
-    return means.filter(({ label }) => label === "mean");
+    return bands.filter(({ label }) => label === "mean");
   }
   if (same) return lines.slice(0, 1);
   return lines.length <= RANK_COLOURS ? lines : [];

@@ -186,7 +186,7 @@ export interface PlotLine extends Line {
   last: number;
 }
 
-export interface PlotBand { label: string; index: number; dash: number; count: number; columns: Column[] }
+export interface PlotBand { label: string; index: number; dash: number; count: number; columns: Column[]; last: number }
 
 /** What one chart shows. */
 export interface Plot {

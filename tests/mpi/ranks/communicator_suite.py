@@ -74,6 +74,8 @@ SUMS = {
 @pytest.mark.parametrize("form", ["{}", "I{}", "{}_init"])
 @pytest.mark.parametrize("op", SUMS)
 def test_equal_buffers_mean_in_place_as_from_mpi4py_4_2_on(comm, op, form):
+    if (op, form) == ("Allreduce", "I{}"):
+        pytest.skip("nothing compares it with other ranks")
     name = form.format(op if form != "I{}" else op.lower())
     me, mine = comm.Get_rank(), np.full(20000, comm.Get_rank() + 1.0)
     received = [mine, [mine.view(), MPI.DOUBLE], mine[:]][me % 3]

@@ -54,7 +54,7 @@ class Attaching:
     ``events`` happen at a second; ``silent_since`` is when the host of rank 3 was last heard.
     """
 
-    size, lost_because = 4, ""
+    size, lost_because, can_relocate = 4, "", True
 
     def __init__(self, monkeypatch, events, silent_since=1000):
         self.now, self.events, self.got = 0, events, {}

@@ -72,9 +72,11 @@ export const makeHelp = ({ MainAreaWidget, MimeModel, ToolbarButton, Widget }) =
     async show() {
       const { place } = this;
       const address = new URL(place.page, BESIDE);
-      const text = await fetch(address).then((response) => (response.ok ? response.text() : null), () => null);
-      const missing = this.trans.__("The documentation is not installed at %1. Type in a terminal: %2", address.href, "pip install --force-reinstall --no-deps allranks");
-      const source = (text ?? missing).replace(PICTURE, (/** @type {string} */ _, /** @type {string} */ before, /** @type {string} */ path) => `${before}${new URL(path, address)}`);
+      const answer = await fetch(address).catch(() => null);
+      const missing = answer?.status === 404 ? this.trans.__("The documentation is not installed at %1. Install the package again.", address.href)
+        : this.trans.__("Jupyter's server did not send %1. Open the page again when it answers.", address.href);
+      const text = answer?.ok ? await answer.text() : missing;
+      const source = text.replace(PICTURE, (/** @type {string} */ _, /** @type {string} */ before, /** @type {string} */ path) => `${before}${new URL(path, address)}`);
       const rendered = this.rendermime.createRenderer("text/markdown");
       await rendered.renderModel(new MimeModel({ data: { "text/markdown": source } }));
       // Another link was followed meanwhile, or the page was closed.
