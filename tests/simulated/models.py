@@ -173,7 +173,10 @@ def mpiexec(words: list[str]) -> system.Main:
         worlds.jobs.append(job)
         if "--host" not in words:
             job.start_another = partial(_start_another, job, number, address)
-        asked = [_ask_for_prted(name, number, address) for name, _ in places[1:]]
+        try:
+            asked = [_ask_for_prted(name, number, address) for name, _ in places[1:]]
+        except ConnectionRefusedError:  # the host agent has ended meanwhile
+            raise SystemExit(1) from None
         world.block(lambda: len(job.daemons) == len(places), [job.changed])
         ranks = iter(range(count))
         for name, here in places:
