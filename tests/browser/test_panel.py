@@ -106,11 +106,13 @@ WATCH = """() => {
     };
     look();
 }"""
-#: Whether the choice of a view stands below the panel, whose buttons are at its top.
-BELOW_PANEL = """panel => {
+#: Whether the choice of a view is not over the panel. Text that came first, with the choice beside
+#: it, stands above the panel.
+BESIDE_PANEL = """panel => {
     const chooser = panel.closest(".jp-Cell").querySelector(".jp-allranks-chooser");
-    const top = chooser?.getBoundingClientRect().top ?? -Infinity;
-    return top > panel.getBoundingClientRect().bottom - 1;
+    if (!chooser) return false;
+    const own = chooser.getBoundingClientRect(), its = panel.getBoundingClientRect();
+    return own.top > its.bottom - 1 || own.bottom < its.top + 1;
 }"""
 #: What a reader has chosen.
 CHOSEN = """panel => ({
@@ -199,7 +201,7 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     with lab.page.expect_download() as saved:
         button(lab, "Save values (CSV)").click()
     assert saved.value.suggested_filename == "curves.csv"
-    lab.page.wait_for_function(BELOW_PANEL, arg=panel(lab).element_handle())
+    lab.page.wait_for_function(BESIDE_PANEL, arg=panel(lab).element_handle())
 
     button(lab, "Interrupt").click()
     lab.wait_idle()
