@@ -35,6 +35,8 @@ test("the last values are those of few curves, of one that all share, or of the 
   const lasts = (count, more, same = false) => lastValues(plotOf("loss", curves(count), choice(count, more)), same).map(({ label, last }) => [label, last]);
   assert.deepEqual(lasts(2), [["rank 0", 2], ["rank 1", 3]]);
   assert.deepEqual(lasts(3, {}, true), [["rank 0", 2]]);
+  const broken = curves(3).map((curve) => (curve.rank ? curve : { ...curve, last: [2, NaN] }));
+  assert.deepEqual(lastValues(plotOf("loss", broken, choice(3, { mean: true })), false).map(({ last }) => last), [NaN]);
   assert.deepEqual(lasts(20), []);
   assert.deepEqual(lasts(3, { mean: true }), [["mean", 3]]);
   const groups = { name: "lr", labels: ["0.1", "1"], counts: [2, 1], of: new Map([[0, 0], [1, 0], [2, 1]]) };

@@ -77,6 +77,7 @@ def on_a_page(made: CellModel, style: PlotStyle, groups: dict[str, set[int]]) ->
     found = json.loads(node("--input-type=module", "--eval", script))
     for band in found["bands"]:
         band["label"] = band["label"].removeprefix("by=")
+        del band["last"]  # which only a page writes
     return {name: found[name] for name in ("xName", "log", "lines", "bands", "marks")}
 
 
