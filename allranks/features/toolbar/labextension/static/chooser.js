@@ -76,7 +76,7 @@ export const split = (outputs) => {
 const isRich = ({ byRank }) => {
   if (byRank.size > MOST_COLUMNS) return false;
   const rich = [...byRank.values()].map((own) => own.filter(({ output_type: type, data }) => type !== "stream" && !data?.[WIDGET]));
-  const isOwn = (/** @type {any} */ output) => rich.filter((some) => some.includes(output)).length === 1;
+  const isOwn = (/** @type {any} */ output) => rich.filter((some) => some.includes(output)).length < byRank.size;
   return rich.filter((own) => own.some(isOwn)).length > 1;
 };
 
