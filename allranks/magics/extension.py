@@ -257,8 +257,10 @@ class PxMagics(Magics):
 
     @line_magic("dist_shutdown")  # type: ignore[arg-type]
     def dist_shutdown(self, line: str) -> None:
-        """Ends the ranks: ``%distributed stop``."""
+        """Ends the ranks: ``%distributed stop``. The following cells run in the notebook."""
         self._distributed.command("stop")
+        if self._distributed.toggle.is_on:
+            self._distributed.command("off")
 
     @line_magic("dist_reset")  # type: ignore[arg-type]
     def dist_reset(self, line: str) -> None:

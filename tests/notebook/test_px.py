@@ -258,7 +258,9 @@ def test_nbdistributeds_magics_are_there(px):
     assert "3 ranks" in px.run("%dist_status").text
     assert px.run("%%rank [7]\nrank").error_name == "UsageError"
     assert "started ranks 0–2" in px.run("%dist_reset").text
-    assert "The ranks are stopped" in px.run("%dist_shutdown").text
+    px.run("%dist_mode -e").ok()
+    px.run("%dist_shutdown").ok().says("The ranks are stopped").says("run in the notebook")
+    assert px.run("print(6 * 7)").text == "42\n"  # not on new ranks
 
 
 CHOOSES = """
