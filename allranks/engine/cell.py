@@ -58,11 +58,13 @@ from allranks.errors import AllranksError, RankLeft, Report, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, RunCell
 
-_AFTERWARDS = "This failed after the cell's last line: its variables are kept, its value is lost."
-_NOT_THE_CELL = (
-    "This error was not raised by a line of the cell. If an earlier cell has changed Python itself "
-    "on this rank, as sys.modules.clear() does, type: %distributed restart"
+_CHANGED = (
+    "If an earlier cell has changed Python itself on this rank, as sys.modules.clear() does, type: "
+    "%distributed restart"
 )
+_BEFOREHAND = f"This failed before the cell's first line: no line has run here. {_CHANGED}"
+_AFTERWARDS = "This failed after the cell's last line: its variables are kept, its value is lost."
+_NOT_THE_CELL = f"This error was not raised by a line of the cell. {_CHANGED}"
 _LOW_LIMIT = "A cell has set the recursion limit of this rank to {}. Type: %distributed restart"
 _RECURSION_LIMIT = sys.getrecursionlimit()
 #: Raised without a line of the cell, too, but with a reason of their own.
@@ -114,6 +116,7 @@ class CellRunner:
         self._ends = ""
         self._keeps_history = True
         self._failed = False
+        self._has_begun = False
         # IPython's own copies all that a cell prints into its history.
         setattr(shell, "_tee", lambda channel: nullcontext())  # noqa: B010  a method, to mypy
         self.interrupts = Interrupts(lambda: features.call(RankFeature.interrupted))
@@ -161,7 +164,7 @@ class CellRunner:
         """
         interrupts, exceptions, features = self.interrupts, self._exceptions, self.features
         asked, text = None, None
-        started = monotonic()
+        started, self._has_begun = monotonic(), False
         # A debugger inspects the last failure, which stays although the debugger's cell may fail.
         inspected = getattr(sys, "last_value", None) if cell.source == DEBUG else None
         # The begin, in this order: history, interrupts, capture of exceptions, features, scope. The
@@ -181,6 +184,7 @@ class CellRunner:
             if prepare is not None:
                 prepare()
             self._given.begin()
+            self._has_begun = True
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
             if error is not None:
@@ -279,11 +283,12 @@ class CellRunner:
         return error or failed
 
     def reply_after(self, cell: int, error: BaseException) -> Reply:
-        """Returns the reply to a cell after which something failed, in place of the cell's own."""
+        """Returns the reply to a cell that failed outside of its lines, in place of its own."""
         on_signal(signal.SIGINT, ignore_interrupt)
-        collectives.scope.leave("failed when its cell had ended", failed=True)
-        lines = plain(error, "")
-        found = report(error, lines, self.rank, self.device, "", _AFTERWARDS)
+        when = "failed when its cell had ended" if self._has_begun else "failed before its cell"
+        collectives.scope.fail(cell, when)
+        more = _AFTERWARDS if self._has_begun else _BEFOREHAND
+        found = report(error, plain(error, ""), self.rank, self.device, "", more)
         this = world.current()
         return Reply(
             rank=self.rank,

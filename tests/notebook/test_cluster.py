@@ -221,6 +221,50 @@ def test_ranks_that_have_used_up_their_descriptors_send_large_values(cluster):
     assert cluster.run("kept") == [0, 10]
 
 
+BEFOREHAND = """
+from allranks.collectives import scope
+enter = scope.enter
+def fails(*arguments):
+    scope.enter = enter
+    raise RuntimeError('beforehand')
+if rank == 1:
+    scope.enter = fails
+"""
+
+
+SENDING = """
+from allranks.collectives import world
+from allranks.collectives.calls import rank_state as fields
+from allranks.engine.cell import CellRunner
+notices = CellRunner.notices
+def fails(runner):
+    CellRunner.notices = notices
+    raise RuntimeError('sent')
+if rank == 1:
+    CellRunner.notices = fails
+else:
+    while 'had ended' not in world.current().board.text(1, fields.REASON): pass
+    allreduce(1)
+"""
+
+
+def test_a_rank_that_fails_before_its_cell_begins_says_that_no_line_has_run(cluster):
+    cluster.run(BEFOREHAND)
+    with pytest.raises(CellFailed, match=r"^rank 1 of 2: RuntimeError: beforehand") as raised:
+        cluster.run("kept = 'changed'\nallreduce(1)")
+    assert "no line has run here" in raised.value.text
+    assert "type: %distributed restart" in raised.value.text
+    assert cluster.run("kept") == ["changed", 10]
+    cluster.run("kept = rank * 10")
+
+
+def test_a_rank_that_fails_after_it_has_left_its_cell_has_left_it_for_the_others(cluster):
+    with pytest.raises(CellFailed, match=r"^rank 1 of 2: RuntimeError: sent") as raised:
+        cluster.run(SENDING)
+    assert "rank 0 was waiting" in raised.value.text
+    assert cluster.run("kept") == [0, 10]
+
+
 AFTERWARDS = """
 from allranks.engine import cell
 world = cell.world

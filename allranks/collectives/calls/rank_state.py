@@ -398,10 +398,12 @@ class RankState:
         return beat + 2 if self.shared_by_all else snapshot + 3
 
     def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
-        interrupt_pipe.received()  # drop earlier ones
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
         self.board.put(FAILED, 0)
         self.board.put(ENTERED, number + 1)
+        # Drop earlier ones. Last, because a cell may have replaced `os.read`: even then this rank
+        # is in the scope, and its `leave` releases the others.
+        interrupt_pipe.received()
 
     def begin(self) -> None:
         self.enter(PROCESS.name, None, PROCESS.number)

@@ -682,6 +682,17 @@ class scope:
         current().leave(reason, failed, where or "")
 
     @staticmethod
+    def fail(number: int, reason: str) -> None:
+        """The cell failed outside of its lines, wherever: before `enter`, within, after `leave`.
+
+        `leave` alone would say that this rank has not come yet, and the others would wait for it.
+        """
+        this = current()
+        if this.scope.number != number:
+            this.enter("this cell", None, number)
+        this.leave(reason, failed=True, where="")
+
+    @staticmethod
     def asks(person: bool, doing: str = "waiting for what is typed") -> None:
         """Publishes whether this rank waits for a person: then it is not reported as late."""
         current().asks(person, doing)
