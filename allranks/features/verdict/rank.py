@@ -3,19 +3,21 @@
 The calls are those of the journal. Sums and averages of floats look at some of their numbers
 (`InputNumbers`), and optimizers at some of their weights (`weights.py`). The thread that receives
 records reads the counters of the process with the pulse, about once a second, and looks at the
-lines of the threads 20 times a second.
+lines of the threads 20 times a second, at random moments.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from math import inf, nan
-from time import process_time
+from random import Random
+from time import monotonic, process_time, sleep
 from typing import Any
 
 from allranks.collectives import world
@@ -42,8 +44,17 @@ from allranks.records.wire import Record, RunCell
 
 #: Of a longer cell, the last samples are kept, and of these so many are sent.
 _KEPT_SAMPLES, _SENT_SAMPLES = 4096, 256
+#: A shorter cell is not looked at: the next one must not wait. Nor is a member of an ensemble.
+_LONG_SECONDS = 0.25
 #: Those of the last minute.
 _KEPT_LOOKS = 1200
+#: Looks come up to this much after the thread has been let in: at once it would find the main
+#: thread where that has let go of the interpreter. At a fixed interval they would beat with steps.
+_APART_SECONDS = 0.02
+#: A thread that runs Python's code lets another one in after 5 ms: short work has ended by then.
+#: Until a look it is this time, if one of the last looks came later. The value also tells whether
+#: the cell has read it then, and set it again.
+_SWITCH_MICROSECONDS, _LAST_LOOKS = 470, 20
 #: All ranks together send about so many calls, and each rank at least some.
 _CALLS, _LEAST_CALLS = 20_000, 1000
 #: Between a cell and the request for it, allranks may run others, as to keep variables.
@@ -68,7 +79,11 @@ class RankVerdict(RankFeature):
         self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
         self._times = ThreadTimes()
-        self._looks: deque[tuple[float, Path, Doing, float, float]] = deque(maxlen=_KEPT_LOOKS)
+        self._switches = SwitchInterval()
+        self._looks: deque[tuple[float, Path, Doing, float, float, float]]
+        self._looks = deque(maxlen=_KEPT_LOOKS)
+        #: One of its own: the cell's random numbers stay the same.
+        self._random = Random()
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
@@ -110,10 +125,23 @@ class RankVerdict(RankFeature):
 
     def cell_running(self) -> None:
         with suppress(Exception):
-            if self._looks_at_lines:
+            began, _ = self._cells.get(self._rank.cell(), (inf, -1))
+            long = world.current().journal.now() - began >= _LONG_SECONDS
+            if self._looks_at_lines and long:
+                late = self._wait_for_look()
                 path, doing = look()
                 now = world.current().journal.now()
-                self._looks.append((now, path, doing, self._main_used(), process_time()))
+                self._looks.append((now, path, doing, self._main_used(), process_time(), late))
+
+    def _wait_for_look(self) -> float:
+        """Returns by how many seconds it has ended too late."""
+        due = monotonic() + _APART_SECONDS * self._random.random()
+        least = _SWITCH_MICROSECONDS * 1e-6
+        last = [self._looks[-1 - at][-1] for at in range(min(_LAST_LOOKS, len(self._looks)))]
+        late = max(last, default=0.0) > least
+        with self._switches.within(_SWITCH_MICROSECONDS) if late else nullcontext():
+            sleep(max(0.0, due - monotonic()))
+            return monotonic() - due
 
     def _main_used(self) -> float:
         """Returns the seconds in which the main thread has run, or could have."""
@@ -181,8 +209,8 @@ class RankVerdict(RankFeature):
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
             looks=[
-                Look(at, paths.get(path, -1), doing, main_used, used)
-                for at, path, doing, main_used, used in looks
+                Look(at, paths.get(path, -1), doing, main_used, used, late)
+                for at, path, doing, main_used, used, late in looks
             ],
             paths=[tuple(_line(*line) for line in path) for path in paths],
             left_out=count - len(records),
@@ -207,6 +235,34 @@ class RankVerdict(RankFeature):
         models = followed.ended(self._rank.shell.user_ns.copy())
         brought = [BroughtNumbers(*one) for one in numbers.brought]
         return {"brought": brought, "not_finite": not_finite, "models": models}
+
+
+class SwitchInterval:
+    """How soon Python lets another thread in, shorter for a moment."""
+
+    def __init__(self) -> None:
+        self._usual = 0.0
+
+    @contextmanager
+    def within(self, microseconds: int) -> Iterator[None]:
+        """A shorter interval, or one that the cell sets meanwhile, stays as it is."""
+        before = sys.getswitchinterval()
+        if self._is(microseconds) and self._usual:
+            before = self._usual  # the cell has read the short one, and set it again
+        if before * 1e6 <= microseconds:
+            yield
+            return
+        self._usual = before
+        sys.setswitchinterval(microseconds * 1e-6)
+        try:
+            yield
+        finally:
+            if self._is(microseconds):
+                sys.setswitchinterval(before)
+
+    @staticmethod
+    def _is(microseconds: int) -> bool:
+        return round(sys.getswitchinterval() * 1e6) == microseconds
 
 
 class ThreadTimes:

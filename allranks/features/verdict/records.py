@@ -79,7 +79,8 @@ class Look(NamedTuple):
     """Where the main thread was at a time: the number of its lines, -1 in a collective.
 
     ``main_used`` are the seconds in which it has run or could have run, NaN if they are not known,
-    ``used`` those in which all threads have run.
+    ``used`` those in which all threads have run. ``late``: for so long before, the look was due and
+    had to wait for the interpreter or for a core. The main thread may have been elsewhere then.
     """
 
     at: float
@@ -87,6 +88,7 @@ class Look(NamedTuple):
     doing: Doing = Doing.COMPUTE
     main_used: float = 0.0
     used: float = 0.0
+    late: float = 0.0
 
 
 class BroughtNumbers(NamedTuple):
@@ -218,8 +220,8 @@ class RankPart:
             left_out=content["left_out"],
             gpu=content["gpu"],
             looks=[
-                Look(at, int(path), Doing(int(doing)), main_used, used)
-                for at, path, doing, main_used, used in looks
+                Look(at, int(path), Doing(int(doing)), main_used, used, late)
+                for at, path, doing, main_used, used, late in looks
             ],
             paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
             brought=[

@@ -13,7 +13,7 @@ from itertools import pairwise
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import Loop
-from allranks.features.verdict.records import CellParts, Kind, LastNotFinite, Model
+from allranks.features.verdict.records import CellParts, Kind, LastNotFinite, Model, NotANumber
 from allranks.records.ranks import label
 
 #: Values, or calls, that are NaN up to the cell's end, at least.
@@ -53,6 +53,24 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
             f"{value} is NaN since step {first:g} on {label(ranks)}{others}",
             f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
             ranks,
+        )
+    ]
+
+
+def not_a_number_in_members(found: Sequence[NotANumber]) -> list[Verdict]:
+    """NaN in the logged values of members of an ensemble, whose numbers are in place of ranks."""
+    if not found:
+        return []
+    name = min(found, key=lambda one: one.step).name
+    same = sorted({(one.rank, one.step) for one in found if one.name == name})
+    members = " and ".join(f"of member {number} since step {step:g}" for number, step in same[:3])
+    more = f" and of {len(same) - 3} more" if len(same) > 3 else ""
+    return [
+        Verdict(
+            "nan",
+            1.0,
+            f"{name} is NaN in the curves: {members}{more}",
+            "Look at their values of the grid, as the learning rate",
         )
     ]
 

@@ -207,6 +207,26 @@ def test_a_value_that_was_never_measured_or_has_recovered_is_no_cause(feature):
         assert run(feature, Shown(SLOW), points(0, pairs)) == []
 
 
+def test_members_of_an_ensemble_that_log_nan_are_named(feature):
+    logged = feature.command("members")
+    nan = float("nan")
+    for member in range(4):
+        lost = [(step, nan if step > 30 and member in (1, 3) else 1.0) for step in range(50)]
+        logged.take(*points(member, lost))
+    assert logged.cause_in_members().startswith(
+        "loss is NaN in the curves: of member 1 since step 31 and of member 3 since step 31. Look"
+    )
+    logged.forget(1)  # it runs again
+    assert "member 1" not in logged.cause_in_members()
+    logged.forget(3)
+    assert logged.cause_in_members() == ""
+
+
+def test_members_are_not_looked_at_where_nothing_is_judged(feature):
+    started(feature, ALLRANKS_VERDICT="off")
+    assert feature.command("members") is None
+
+
 def test_ranks_with_fewer_steps_are_those_that_have_ended_well(feature):
     waited = Report(0, "", "", "RankLeft", "", (), 9, "", True)
     shown = Shown(cell([0.01] * 3, steps=50))
