@@ -145,6 +145,11 @@ class RankLoop:
         seen = sum(one.share for one in found if one.path)
         return found if abs(seen - self.computing / self.seconds) <= _LOOKS_ERROR else None
 
+    @property
+    def cores(self) -> float:
+        """How many cores the process has used in the time of the looks, as a mean."""
+        return sum(one.share * one.cores for one in self.looked or ())
+
     def spent(self, chosen: Callable[[Looked], bool]) -> Spent:
         """Returns the shares of the time of some looks by lines, each with its callers."""
         found: Spent = defaultdict(float)

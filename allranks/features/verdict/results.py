@@ -63,13 +63,13 @@ def not_a_number_in_members(found: Sequence[NotANumber]) -> list[Verdict]:
         return []
     name = min(found, key=lambda one: one.step).name
     same = sorted({(one.rank, one.step) for one in found if one.name == name})
-    members = " and ".join(f"of member {number} since step {step:g}" for number, step in same[:3])
-    more = f" and of {len(same) - 3} more" if len(same) > 3 else ""
+    members = ", ".join(f"in member {number} since step {step:g}" for number, step in same[:3])
+    more = f", and in {len(same) - 3} more" if len(same) > 3 else ""
     return [
         Verdict(
             "nan",
             1.0,
-            f"{name} is NaN in the curves: {members}{more}",
+            f"{name} is NaN {members}{more}",
             "Look at their values of the grid, as the learning rate",
         )
     ]

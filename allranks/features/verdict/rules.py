@@ -42,9 +42,12 @@ IN_TIME, SURE = 0.25, 2.5
 FOLLOWED = 0.6
 #: What all ranks have to do for this part of the time, to be named: so much may be gained.
 COMPILE_SHARE, INPUT_SHARE, IDLE_SHARE = 0.20, 0.30, 0.35
-#: A thread that uses less of a core waits. A process that uses more than about one core also
-#: computes while a thread of it reads data.
-IDLE_CORES, FEEDING_CORES = 0.4, 1.3
+#: A thread that uses less of a core waits.
+IDLE_CORES = 0.4
+#: While another thread reads data, the main thread uses less of a core, if it waits for them. What
+#: the process uses besides the time of reading is for the rest of the step: where it is more,
+#: little may be gained by reading ahead.
+FEEDING_MAIN_CORES, REST_CORES = 0.6, 0.7
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
 TRANSFER_SHARE = 0.30
@@ -361,8 +364,9 @@ def _without_data(loop: Loop) -> list[Verdict]:
     share, where = _on_all(loop, lambda one: one.doing is Doing.INPUT)
     if share < INPUT_SHARE:
         share, where = _on_all(loop, _waits_for_data)
-        ready = [loop.ready(rank) for rank in loop.ranks]
-        if any(one is None or one > EXPLAINS * share for one in ready):
+        rest = max(one.cores for one in loop.ranks.values()) - share
+        # A thread that reads lacks a core as the main thread does; others may wait for these two.
+        if rest > REST_CORES or not _have_cores(loop, share):
             return []
     if share < INPUT_SHARE:
         return []
@@ -377,9 +381,9 @@ def _without_data(loop: Loop) -> list[Verdict]:
 
 
 def _waits_for_data(one: Looked) -> bool:
-    # While another thread reads ahead, the main thread or those of C may compute.
-    alone = one.main_cores < IDLE_CORES and one.cores < FEEDING_CORES
-    return one.doing is Doing.INPUT or (one.doing is Doing.FEED and alone)
+    # While another thread reads ahead, the main thread may compute.
+    waits = one.main_cores < FEEDING_MAIN_CORES
+    return one.doing is Doing.INPUT or (one.doing is Doing.FEED and waits)
 
 
 def _idle(loop: Loop) -> list[Verdict]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,13 @@ from allranks.cluster.features import CellContext, ClusterContext
 from allranks.errors import Report, UsageError
 from allranks.features.verdict import notebook
 from allranks.features.verdict.notebook import NotebookVerdict
-from allranks.features.verdict.rank import ThreadTimes, _grown, _thinned, read_counters
+from allranks.features.verdict.rank import (
+    SwitchInterval,
+    ThreadTimes,
+    _grown,
+    _thinned,
+    read_counters,
+)
 from allranks.features.verdict.records import CellParts, Sample
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Reply
@@ -214,7 +221,7 @@ def test_members_of_an_ensemble_that_log_nan_are_named(feature):
         lost = [(step, nan if step > 30 and member in (1, 3) else 1.0) for step in range(50)]
         logged.take(*points(member, lost))
     assert logged.cause_in_members().startswith(
-        "loss is NaN in the curves: of member 1 since step 31 and of member 3 since step 31. Look"
+        "loss is NaN in member 1 since step 31, in member 3 since step 31. Look"
     )
     logged.forget(1)  # it runs again
     assert "member 1" not in logged.cause_in_members()
@@ -269,6 +276,40 @@ def test_the_times_of_threads_that_have_ended_are_kept():
     # Another thread has the number of the one that has ended.
     assert times.add_up({"1": (30, 2), "2": (1, 0)}) == (36, 4)
     assert times.add_up({"1": (30, 2), "2": (0, 0)}) == (36, 4)
+
+
+@pytest.fixture
+def usual_interval() -> Iterator[float]:
+    before = sys.getswitchinterval()
+    yield before
+    sys.setswitchinterval(before)
+
+
+def test_the_switch_interval_is_short_within_and_then_as_before(usual_interval):
+    switches = SwitchInterval()
+    with switches.within(470):
+        assert sys.getswitchinterval() == pytest.approx(470e-6)
+    assert sys.getswitchinterval() == usual_interval
+
+
+def test_a_switch_interval_of_the_cell_stays(usual_interval):
+    switches = SwitchInterval()
+    with switches.within(470):
+        sys.setswitchinterval(0.02)
+    assert sys.getswitchinterval() == pytest.approx(0.02)
+    sys.setswitchinterval(0.0001)
+    with switches.within(470):
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+
+
+def test_a_short_switch_interval_that_a_cell_has_read_and_set_again_does_not_stay(usual_interval):
+    switches = SwitchInterval()
+    with switches.within(470):
+        read = sys.getswitchinterval()
+    sys.setswitchinterval(read)
+    with switches.within(470):
+        pass
+    assert sys.getswitchinterval() == usual_interval
 
 
 def test_the_counters_of_a_process_are_those_of_its_threads():

@@ -350,6 +350,17 @@ def test_another_thread_that_reads_counts_only_while_nothing_else_computes():
         assert kinds(parts) == expected
 
 
+def test_a_thread_that_reads_is_named_where_threads_that_need_not_run_had_no_core():
+    # As those of TensorFlow, which look for work: the main thread had a core.
+    spent = both((READ, 0.7), (TRAIN, 0.3))
+    parts = cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, 0.5, 1.0)}, ready={0: 1, 1: 1})
+    ranks = [
+        replace(part, samples=[one._replace(main_ready=0.1 * one.at) for one in part.samples])
+        for part in parts.ranks
+    ]
+    assert kinds(replace(parts, ranks=ranks)) == ["input"]
+
+
 def test_a_thread_that_reads_without_a_core_is_no_cause():
     spent = both((READ, 0.7), (TRAIN, 0.3))
     does = {READ: (Doing.FEED, 0.1, 1.0)}
