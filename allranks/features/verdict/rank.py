@@ -26,6 +26,7 @@ from allranks.collectives.calls.numbers import InputNumbers
 from allranks.collectives.calls.sites import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import CHECK, MEASURED, VARIABLE, weights
+from allranks.features.verdict.gradients import computes_gradients
 from allranks.features.verdict.records import (
     BroughtNumbers,
     CodeLine,
@@ -74,6 +75,7 @@ class RankVerdict(RankFeature):
         #: When each of the last cells came, by the journal's clock, and its number in the notebook.
         self._cells: dict[int, tuple[float, int]] = {}
         self._found: dict[int, tuple[InputNumbers, Weights]] = {}
+        self._sources: dict[int, str] = {}
         self._weights: Weights | None = None
         #: What the next cell checks.
         self._check = ""
@@ -104,9 +106,11 @@ class RankVerdict(RankFeature):
         if isinstance(record, RunCell):
             this = world.current()
             self._cells[record.cell] = this.journal.now(), record.number
+            self._sources[record.cell] = record.source
             if len(self._cells) > _KEPT_CELLS:
                 old = next(iter(self._cells))
                 del self._cells[old]
+                del self._sources[old]
                 self._found.pop(old, None)
             check, self._check = self._check, ""
             before: InputNumbers | None = this.numbers
@@ -232,9 +236,16 @@ class RankVerdict(RankFeature):
             )
             for one in numbers.not_finite.copy().values()
         ]  # fmt: skip
-        models = followed.ended(self._rank.shell.user_ns.copy())
+        variables = self._rank.shell.user_ns.copy()
+        models = followed.ended(variables)
+        gradients = not models and computes_gradients(self._sources[cell], variables)
         brought = [BroughtNumbers(*one) for one in numbers.brought]
-        return {"brought": brought, "not_finite": not_finite, "models": models}
+        return {
+            "brought": brought,
+            "not_finite": not_finite,
+            "models": models,
+            "gradients": gradients,
+        }
 
 
 class SwitchInterval:

@@ -149,7 +149,8 @@ class RankPart:
     how many its process may use, and ``gpu`` whether it has a GPU. ``grown`` has the first and the
     last length of global lists, dictionaries and sets that have grown. ``left_out`` counts earlier
     calls of the cell. ``paths`` are the lines at which the ``looks`` have found the rank, the
-    outermost line of each first.
+    outermost line of each first. ``gradients``: the cell computes some that no optimizer uses which
+    is followed.
     """
 
     rank: int
@@ -167,6 +168,7 @@ class RankPart:
     brought: Sequence[BroughtNumbers] = ()
     not_finite: Sequence[LastNotFinite] = ()
     models: Sequence[Model] = ()
+    gradients: bool = False
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
@@ -178,6 +180,7 @@ class RankPart:
             "grown": {name: list(lengths) for name, lengths in self.grown.items()},
             "left_out": self.left_out,
             "gpu": self.gpu,
+            "gradients": self.gradients,
             "paths": [[list(line) for line in path] for path in self.paths],
             "not_finite": [list(one) for one in self.not_finite],
             "models": [
@@ -219,6 +222,7 @@ class RankPart:
             grown={name: (first, last) for name, (first, last) in content["grown"].items()},
             left_out=content["left_out"],
             gpu=content["gpu"],
+            gradients=content["gradients"],
             looks=[
                 Look(at, int(path), Doing(int(doing)), main_used, used, late)
                 for at, path, doing, main_used, used, late in looks

@@ -492,6 +492,17 @@ def test_a_value_of_a_member_that_is_not_a_number_is_named_with_the_member():
     assert found.text == "loss of member rate=0.1 is NaN since step 40 on rank 1"
 
 
+def test_gradients_of_jax_that_stay_on_their_rank_are_noted():
+    loss = Kind("allreduce", "In[3]:11", 4, 0, "log(loss=float(allreduce(loss)))")
+    start = Kind("broadcast", "In[3]:5", 400, 0, "w = broadcast(w)")
+    alone = each_rank(cell([0.01] * 2, kinds=[loss]), gradients=True)
+    assert verdicts(alone)[0].text.startswith("each rank trains a model of its own: it computes")
+    assert kinds(each_rank(alone, gradients=False)) == []
+    for kind, found in ((start, ["alone"]), (SMALL, [])):
+        more = [replace(part, kinds=[*part.kinds, kind]) for part in alone.ranks]
+        assert kinds(replace(alone, ranks=more)) == found
+
+
 def test_different_numbers_of_steps_are_counted():
     parts = cell([0.01, 0.01], steps=97, left=(1,), waits_at=9)
     found = verdicts(parts)[0]
@@ -542,6 +553,7 @@ def test_a_part_is_the_same_after_its_way():
         left_out=7,
         looks=[Look(1.5, 1, Doing.INPUT, 0.25, 0.5)],
         gpu=True,
+        gradients=True,
         paths=[READ, AUGMENT],
         brought=[BroughtNumbers(0, 3, 4096, 2**32 - 1, True)],
         not_finite=[LastNotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
