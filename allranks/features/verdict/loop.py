@@ -142,7 +142,7 @@ class RankLoop:
             )
             for before, look in pairwise(looks)
         ]
-        seen = sum(one.share for one in found if one.path)
+        seen = sum(one.share for one in found if one.path or one.doing is Doing.AWAIT)
         return found if abs(seen - self.computing / self.seconds) <= _LOOKS_ERROR else None
 
     @property

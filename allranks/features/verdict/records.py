@@ -69,10 +69,11 @@ class Doing(IntEnum):
     """What a rank does when it is looked at.
 
     ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
-    calls the user's code there. ``COMPILE``: a library traces or compiles.
+    calls the user's code there. ``COMPILE``: a library traces or compiles. ``AWAIT``: a collective
+    needs its input, which a library still computes, as those of jax may; no line tells where.
     """
 
-    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE = range(5)
+    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(6)
 
 
 class Look(NamedTuple):

@@ -152,6 +152,24 @@ def test_no_line_is_named_if_several_take_longer():
     assert "more, at" not in verdicts(parts)[0].text
 
 
+def test_the_line_is_named_where_ranks_also_wait_for_the_input_of_a_collective():
+    # As for arrays of jax: the records count this as computing.
+    parts = cell([0.01, 0.01, 0.04], lines={0: SAME, 1: SAME, 2: SLOW})
+    for doing, found in ((Doing.AWAIT, True), (Doing.COLLECTIVE, False)):
+        ranks = [
+            replace(
+                part,
+                looks=[
+                    look._replace(path=-1, doing=doing) if look.path == 1 else look
+                    for look in part.looks
+                ],
+            )
+            for part in parts.ranks
+        ]
+        assert parts.ranks[0].paths[1] == TRAIN
+        assert ("more, at In[3]:5" in verdicts(replace(parts, ranks=ranks))[0].text) is found
+
+
 def test_no_line_is_named_where_looks_may_mislead():
     lines = {0: SAME, 1: SAME, 2: SLOW}
     few = cell([0.01, 0.01, 0.04], lines=lines, steps=40)
