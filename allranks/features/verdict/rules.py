@@ -32,6 +32,8 @@ RARE_SHARE, RARE_PART, FEW_STEPS = 0.25, 0.6, 20
 #: A cause explains at least this part of what it is said to cause.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
+#: A core that other programs share with it takes a little longer for the same work.
+MORE_WORK = 0.3
 #: A line is a rank's own, if it spends so many times more there than a rank that is as slow at all.
 ALONE = 4.0
 #: A look that comes later than this part of what it explains may have missed it: short work has
@@ -47,7 +49,7 @@ IDLE_CORES = 0.4
 #: While another thread reads data, the main thread uses less of a core, if it waits for them. What
 #: the process uses besides the time of reading is for the rest of the step: where it is more,
 #: little may be gained by reading ahead.
-FEEDING_MAIN_CORES, REST_CORES = 0.6, 0.7
+FEEDING_MAIN_CORES, REST_CORES = 0.6, 0.5
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
 TRANSFER_SHARE = 0.30
@@ -161,9 +163,11 @@ def _works_more(loop: Loop, rank: int) -> bool:
         return False
     if own.ready / own.run > fmean(one.ready / one.run for one in others):
         return False
-    more = own.run / own.at - max(one.run / one.at for one in others)
+    most = max(one.run / one.at for one in others)
+    more = own.run / own.at - most
     # With the time for which the main thread had no core for this work.
-    return more * (1 + own.main_ready / own.run) >= EXPLAINS * loop.late[rank]
+    explains = more * (1 + own.main_ready / own.run) >= EXPLAINS * loop.late[rank]
+    return explains and more >= MORE_WORK * most
 
 
 def _works_alone(loop: Loop, rank: int) -> bool:

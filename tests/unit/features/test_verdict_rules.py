@@ -300,6 +300,12 @@ def test_a_slow_rank_on_a_busy_host_is_named_if_its_threads_run_for_longer():
     assert "straggler" not in kinds(runs(cell(work, ready=busy), 0.3, 0.35))
 
 
+def test_a_rank_whose_threads_run_a_little_longer_on_a_busy_host_is_not_named():
+    parts = cell([0.01, 0.0125], transfer=1e-5, ready={0: 0.8, 1: 0.9})
+    assert "straggler" not in kinds(runs(parts, 0.8, 0.92))
+    assert "straggler" in kinds(runs(parts, 0.6, 0.9))
+
+
 def test_a_rank_whose_threads_run_while_they_wait_for_one_without_a_core_is_not_named():
     # As those of OpenMP: the other rank has all its cores.
     parts = cell([0.01, 0.04], ready={0: 0.0, 1: 0.6})
