@@ -90,14 +90,14 @@ class RankVerdict(RankFeature):
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._main_counters: int | None = None
-        self._looks_at_lines = self._has_counters = os.environ.get(VARIABLE) != "off"
+        self._has_counters = os.environ.get(VARIABLE) != "off"
+        # One rank has no other to compare with.
+        self._looks_at_lines = self._compares = self._has_counters and rank.size > 1
         if self._looks_at_lines:
             with suppress(OSError):  # not Linux
                 path = f"/proc/self/task/{os.getpid()}/schedstat"
                 self._main_counters = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-        # One rank has no other to compare with.
-        self._compares = self._looks_at_lines and rank.size > 1
         PostImportHook(
             weights.MODULES, lambda module: weights.install(module, lambda: self._weights)
         ).install()
