@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from allranks.cluster.features import CellContext, ClusterContext
+from allranks.collectives import arrays, world
 from allranks.errors import Report, UsageError
-from allranks.features.verdict import notebook
+from allranks.features.verdict import notebook, stack
 from allranks.features.verdict.notebook import NotebookVerdict
 from allranks.features.verdict.rank import (
     SwitchInterval,
@@ -21,7 +22,7 @@ from allranks.features.verdict.rank import (
     _thinned,
     read_counters,
 )
-from allranks.features.verdict.records import CellParts, Sample
+from allranks.features.verdict.records import CellParts, Doing, Sample
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Reply
 from tests.unit.features.recorded_cells import cell, each_rank
@@ -276,6 +277,11 @@ def test_the_times_of_threads_that_have_ended_are_kept():
     # Another thread has the number of the one that has ended.
     assert times.add_up({"1": (30, 2), "2": (1, 0)}) == (36, 4)
     assert times.add_up({"1": (30, 2), "2": (0, 0)}) == (36, 4)
+
+
+def test_a_collective_that_converts_its_input_is_not_in_the_collective_yet():
+    assert stack._known(arrays.__file__, "converted")[1] is Doing.AWAIT
+    assert stack._known(world.__file__, "run")[1] is Doing.COLLECTIVE
 
 
 @pytest.fixture
