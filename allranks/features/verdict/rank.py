@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import pairwise
 from math import inf, nan
 from random import Random
@@ -52,10 +51,6 @@ _KEPT_LOOKS = 1200
 #: Looks come up to this much after the thread has been let in: at once it would find the main
 #: thread where that has let go of the interpreter. At a fixed interval they would beat with steps.
 _APART_SECONDS = 0.02
-#: A thread that runs Python's code lets another one in after 5 ms: short work has ended by then.
-#: Until a look it is this time, if one of the last looks came later. The value also tells whether
-#: the cell has read it then, and set it again.
-_SWITCH_MICROSECONDS, _LAST_LOOKS = 470, 20
 #: All ranks together send about so many calls, and each rank at least some.
 _CALLS, _LEAST_CALLS = 20_000, 1000
 #: Between a cell and the request for it, allranks may run others, as to keep variables.
@@ -81,7 +76,6 @@ class RankVerdict(RankFeature):
         self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
         self._times = ThreadTimes()
-        self._switches = SwitchInterval()
         self._looks: deque[tuple[float, Path, Doing, float, float, float]]
         self._looks = deque(maxlen=_KEPT_LOOKS)
         #: One of its own: the cell's random numbers stay the same.
@@ -138,14 +132,12 @@ class RankVerdict(RankFeature):
                 self._looks.append((now, path, doing, self._main_used(), process_time(), late))
 
     def _wait_for_look(self) -> float:
-        """Returns by how many seconds it has ended too late."""
+        """Returns by how many seconds it has ended too late: the main thread may hold the lock of
+        the interpreter. Its switch interval stays, because it is the cell's, and its forks' too.
+        """
         due = monotonic() + _APART_SECONDS * self._random.random()
-        least = _SWITCH_MICROSECONDS * 1e-6
-        last = [self._looks[-1 - at][-1] for at in range(min(_LAST_LOOKS, len(self._looks)))]
-        late = max(last, default=0.0) > least
-        with self._switches.within(_SWITCH_MICROSECONDS) if late else nullcontext():
-            sleep(max(0.0, due - monotonic()))
-            return monotonic() - due
+        sleep(max(0.0, due - monotonic()))
+        return monotonic() - due
 
     def _main_used(self) -> float:
         """Returns the seconds in which the main thread has run, or could have."""
@@ -246,34 +238,6 @@ class RankVerdict(RankFeature):
             "models": models,
             "gradients": gradients,
         }
-
-
-class SwitchInterval:
-    """How soon Python lets another thread in, shorter for a moment."""
-
-    def __init__(self) -> None:
-        self._usual = 0.0
-
-    @contextmanager
-    def within(self, microseconds: int) -> Iterator[None]:
-        """A shorter interval, or one that the cell sets meanwhile, stays as it is."""
-        before = sys.getswitchinterval()
-        if self._is(microseconds) and self._usual:
-            before = self._usual  # the cell has read the short one, and set it again
-        if before * 1e6 <= microseconds:
-            yield
-            return
-        self._usual = before
-        sys.setswitchinterval(microseconds * 1e-6)
-        try:
-            yield
-        finally:
-            if self._is(microseconds):
-                sys.setswitchinterval(before)
-
-    @staticmethod
-    def _is(microseconds: int) -> bool:
-        return round(sys.getswitchinterval() * 1e6) == microseconds
 
 
 class ThreadTimes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from allranks.errors import Report, UsageError
 from allranks.features.verdict import notebook, stack
 from allranks.features.verdict.notebook import NotebookVerdict
 from allranks.features.verdict.rank import (
-    SwitchInterval,
     ThreadTimes,
     _grown,
     _thinned,
@@ -282,40 +280,6 @@ def test_the_times_of_threads_that_have_ended_are_kept():
 def test_a_collective_that_converts_its_input_is_not_in_the_collective_yet():
     assert stack._known(arrays.__file__, "converted")[1] is Doing.AWAIT
     assert stack._known(world.__file__, "run")[1] is Doing.COLLECTIVE
-
-
-@pytest.fixture
-def usual_interval() -> Iterator[float]:
-    before = sys.getswitchinterval()
-    yield before
-    sys.setswitchinterval(before)
-
-
-def test_the_switch_interval_is_short_within_and_then_as_before(usual_interval):
-    switches = SwitchInterval()
-    with switches.within(470):
-        assert sys.getswitchinterval() == pytest.approx(470e-6)
-    assert sys.getswitchinterval() == usual_interval
-
-
-def test_a_switch_interval_of_the_cell_stays(usual_interval):
-    switches = SwitchInterval()
-    with switches.within(470):
-        sys.setswitchinterval(0.02)
-    assert sys.getswitchinterval() == pytest.approx(0.02)
-    sys.setswitchinterval(0.0001)
-    with switches.within(470):
-        assert sys.getswitchinterval() == pytest.approx(0.0001)
-
-
-def test_a_short_switch_interval_that_a_cell_has_read_and_set_again_does_not_stay(usual_interval):
-    switches = SwitchInterval()
-    with switches.within(470):
-        read = sys.getswitchinterval()
-    sys.setswitchinterval(read)
-    with switches.within(470):
-        pass
-    assert sys.getswitchinterval() == usual_interval
 
 
 def test_the_counters_of_a_process_are_those_of_its_threads():
