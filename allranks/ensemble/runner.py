@@ -99,6 +99,9 @@ class EnsembleRunner:
         self._name = uuid4().hex
         self._interrupts = 0
         self._unexplained_deaths = 0
+        hooks = cluster.hooks
+        #: What finds values that have become NaN, if a feature does.
+        self._logged = hooks.command("members") if "members" in hooks.commands else None
         #: Members to run, in this order; after `_closed` none are put back.
         self._waiting: deque[Member] = deque()
         self._closed = False
@@ -163,6 +166,8 @@ class EnsembleRunner:
                     member.state = STOPPED
             self._show_all()
             self.view.members.said = self.counts()
+            if self._logged is not None and (cause := self._logged.cause_in_members()):
+                self.view.notice(cause)
             self.view.finish()
 
     @contextmanager
@@ -280,6 +285,8 @@ class EnsembleRunner:
             series = tuple([n, who or f"rank {place}", count] for n, who, count in series)
         shown = replace(record, rank=member.number, series=series)
         self.view.figures.curves.take(shown, payload)
+        if self._logged is not None:
+            self._logged.take(shown, payload)
         if place:
             return
         for name, who, steps, values in parts(record, payload):
@@ -372,6 +379,8 @@ class EnsembleRunner:
         # It runs before the members that wait.
         member.again()
         self.view.figures.curves.forget(member.number)
+        if self._logged is not None:
+            self._logged.forget(member.number)
         if self._closed:
             member.state = STOPPED
         else:

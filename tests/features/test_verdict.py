@@ -16,6 +16,10 @@ for step in range(60):
     allreduce(1.0, name="loss")
     log(step=step, loss={loss})
 """
+MEMBER = """
+for step in range(60):
+    log(step=step, loss=float("nan") if rate == 2 and step >= 30 else 1.0)
+"""
 UNEVEN = """
 import time
 for step in range(30 if rank == 0 else 40):
@@ -81,6 +85,12 @@ def test_ranks_that_all_sleep_stand_still(notebook):
 def test_a_loss_that_is_not_a_number_is_named_with_its_step(notebook):
     cell = run(notebook, "0.03", loss='float("nan") if rank == 1 and step >= 30 else 1.0')
     assert line(cell, "loss is NaN since step 30 on rank 1")
+
+
+def test_the_member_of_an_ensemble_whose_loss_is_not_a_number_is_named(notebook):
+    notebook.on_ranks("1", "-n 3", timeout=_SECONDS).ok()
+    cell = notebook.run(f"%%ensemble rate=1,2,3\n{MEMBER}", timeout=_SECONDS)
+    assert "loss is NaN in member 1 since step 30. " in cell.text
 
 
 def test_the_rank_that_brings_nan_to_a_sum_is_named_before_it_is_spread(notebook):

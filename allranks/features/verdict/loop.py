@@ -39,13 +39,17 @@ _LOOKS_ERROR = 0.15
 
 
 class Looked(NamedTuple):
-    """A look: its share of the time, the lines and what was done there, and the cores used."""
+    """A look: its share of the time, the lines and what was done there, and the cores used.
+
+    ``late`` are the seconds by which it came too late.
+    """
 
     share: float
     path: tuple[CodeLine, ...]
     doing: Doing
     main_cores: float
     cores: float
+    late: float
 
 
 class RankLoop:
@@ -95,8 +99,9 @@ class RankLoop:
         covered = (min(b.at, ended) - max(a.at, began)) / self.seconds
         if covered < _COVERED:
             return None
-        # The first sample is taken a moment after the cell's beginning.
-        scale = 1 / covered
+        # The first sample is taken a moment after the cell's beginning. Samples are rare: before
+        # calls that are left out they are of the same loop, and of more time than the calls.
+        scale = self.seconds / (b.at - a.at) if self.part.left_out else 1 / covered
         return Sample(
             self.seconds,
             scale * (b.run - a.run),
@@ -133,11 +138,17 @@ class RankLoop:
                 look.doing,
                 (look.main_used - before.main_used) / max(1e-9, look.at - before.at),
                 (look.used - before.used) / max(1e-9, look.at - before.at),
+                look.late,
             )
             for before, look in pairwise(looks)
         ]
-        seen = sum(one.share for one in found if one.path)
+        seen = sum(one.share for one in found if one.path or one.doing is Doing.AWAIT)
         return found if abs(seen - self.computing / self.seconds) <= _LOOKS_ERROR else None
+
+    @property
+    def cores(self) -> float:
+        """How many cores the process has used in the time of the looks, as a mean."""
+        return sum(one.share * one.cores for one in self.looked or ())
 
     def spent(self, chosen: Callable[[Looked], bool]) -> Spent:
         """Returns the shares of the time of some looks by lines, each with its callers."""

@@ -6,10 +6,8 @@ when a cell with a loop of collectives has ended.
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from array import array
 from typing import Any
 
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
@@ -17,8 +15,9 @@ from allranks.cluster.options import LineCommand, StartOption
 from allranks.errors import UsageError
 from allranks.features.verdict import CHECK, LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
-from allranks.features.verdict.records import CellParts, NotANumber, RankPart
-from allranks.features.verdict.results import NOT_NUMBERS, not_a_number
+from allranks.features.verdict.logged import LoggedValues
+from allranks.features.verdict.records import CellParts, RankPart
+from allranks.features.verdict.results import not_a_number
 from allranks.features.verdict.rules import verdicts
 from allranks.records.telemetry import Points, Pulse, Timings
 from allranks.records.wire import Record, Reply
@@ -32,8 +31,6 @@ _LEAST_SECONDS = 1.0
 _ASK_SECONDS = 1.0
 #: The parts of this many cells are kept.
 _CELLS = 20
-#: More curves are not looked at.
-_MOST_CURVES = 10_000
 #: Of a row of `Timings`.
 _CALLS_AT = 6
 
@@ -50,15 +47,7 @@ class WatchedCell:
         """Whether an optimizer has: also ranks that each train a model alone are compared."""
         self.said = ""
         """What was shown while the cell ran."""
-        self._logged: dict[tuple[int, str, str], int] = {}
-        #: The last step of each.
-        self._reached: dict[tuple[int, str, str], float] = {}
-        #: From which step on a value is NaN, and how often it was.
-        self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
-        #: How often in a row it was NaN before it was a number, for each that ever was one.
-        self._gaps: dict[tuple[int, str, str], int] = {}
-        #: How often it was a number.
-        self._numbers: dict[tuple[int, str, str], int] = {}
+        self.logged = LoggedValues()
         self._replies: dict[int, Reply] = {}
 
     def take(self, record: Record, payloads: list[bytes]) -> None:
@@ -67,74 +56,9 @@ class WatchedCell:
         elif isinstance(record, Pulse):
             self.trains = self.trains or record.optimizer_steps >= LEAST_STEPS
         elif isinstance(record, Points):
-            self._take_points(record, array("d", payloads[0]))
+            self.logged.take(record, payloads[0])
         elif isinstance(record, Reply):
             self._replies[record.rank] = record
-
-    def _take_points(self, record: Points, pairs: array[float]) -> None:
-        at = 0
-        for name, member, count in record.series:
-            steps, values = pairs[at : at + 2 * count : 2], pairs[at + 1 : at + 2 * count : 2]
-            at += 2 * count
-            key = record.rank, name, member
-            if key not in self._logged and len(self._logged) >= _MOST_CURVES:
-                continue
-            self._logged[key] = self._logged.get(key, 0) + count
-            self._reached[key] = max(steps, default=0.0)
-            if not math.isnan(sum(values)):
-                self._take_numbers(key, count)
-                continue
-            # The sum of opposite infinities is NaN as well.
-            for step, value in zip(steps, values, strict=True):
-                if math.isnan(value):
-                    first, times = self._not_numbers.get(key, (step, 0))
-                    self._not_numbers[key] = first, times + 1
-                else:
-                    self._take_numbers(key, 1)
-
-    def _take_numbers(self, key: tuple[int, str, str], count: int) -> None:
-        self._numbers[key] = self._numbers.get(key, 0) + count
-        _, times = self._not_numbers.pop(key, (0.0, 0))
-        self._gaps[key] = max(times, self._gaps.get(key, 0))
-
-    @property
-    def logged(self) -> int:
-        return max(self._logged.copy().values(), default=0)
-
-    def lasting_not_numbers(self) -> list[NotANumber]:
-        """Returns where one value of the running cell is NaN, if it has been for some steps.
-
-        A value that is NaN for fewer steps may be a number again. Ranks send their values in turns:
-        none is named before all have sent the step.
-        """
-        lasting = {(one.name, one.member) for one in self.not_numbers(LEAST_STEPS)}
-        if not lasting:
-            return []
-        reached: dict[tuple[str, str], float] = {}
-        for (_, name, member), at in self._reached.copy().items():
-            reached[name, member] = min(at, reached.get((name, member), math.inf))
-        # A value may be a number again meanwhile: then its curve is missing here.
-        found: dict[tuple[str, str], list[NotANumber]] = {}
-        for one in self.not_numbers(1):
-            found.setdefault((one.name, one.member), []).append(one)
-        for curve, same in found.items():
-            if curve in lasting and reached[curve] >= min(one.step for one in same):
-                return same
-        return []
-
-    def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
-        """Returns the values that are NaN now, for so many times at least."""
-        if not self._not_numbers or self.logged < LEAST_STEPS:
-            return []
-        return [
-            NotANumber(key[1], key[0], step, key[2])
-            for key, (step, times) in self._not_numbers.copy().items()
-            # A value that was never a number, or was NaN for as long before, may be one that is not
-            # measured in each step; so may one that was measured once.
-            if times >= least
-            and times > self._gaps.get(key, times)
-            and self._numbers.get(key, 0) > 1
-        ]
 
     @property
     def well(self) -> bool:
@@ -164,12 +88,13 @@ class NotebookVerdict(NotebookFeature):
             "numbers of one or two cells, as 12 15; default: the last one with a loop",
         ),
     )
-    commands = frozenset({"check", "verdict"})
+    commands = frozenset({"check", "members", "verdict"})
     arriving: tuple[type[Record], ...] = ()
 
     def __init__(self) -> None:
         self._watched: WatchedCell | None = None
         self._judges = False
+        self._is_off = False
         #: What the ranks check in the next cell.
         self._check = ""
         #: By the numbers that the notebook shows.
@@ -178,7 +103,8 @@ class NotebookVerdict(NotebookFeature):
     def started(self, cluster: ClusterContext) -> None:
         said = cluster.settings.get(VARIABLE) or os.environ.get(VARIABLE, "")
         # One rank waits for none, and is the process of simulated ranks.
-        self._judges = cluster.size > 1 and said != "off"
+        self._is_off = said == "off"
+        self._judges = cluster.size > 1 and not self._is_off
         self.in_cells = self._judges or bool(self._check)
         self._watched = None
 
@@ -197,7 +123,9 @@ class NotebookVerdict(NotebookFeature):
     def _say_nan(self) -> bool:
         """Shows at once that a value has become NaN: the rest of the cell may be in vain."""
         watched = self._watched
-        if watched is not None and not watched.said and (found := watched.lasting_not_numbers()):
+        if watched is None or watched.said:
+            return False
+        if found := watched.logged.lasting_not_numbers():
             (cause,) = not_a_number(CellParts(watched.cell.number, [], not_numbers=found))
             watched.said = str(cause)
             watched.cell.notice(watched.said)
@@ -217,7 +145,7 @@ class NotebookVerdict(NotebookFeature):
         self.arriving = ()
         if watched is None or time.monotonic() - watched.began < _LEAST_SECONDS:
             return
-        if not watched.loops and not watched.trains and not watched.not_numbers():
+        if not watched.loops and not watched.trains and not watched.logged.not_numbers():
             return
         try:
             line = self._line_of(watched)
@@ -255,8 +183,8 @@ class NotebookVerdict(NotebookFeature):
         return CellParts(
             number=ranks[0].number,
             ranks=ranks,
-            logged=watched.logged,
-            not_numbers=watched.not_numbers(),
+            logged=watched.logged.steps,
+            not_numbers=watched.logged.not_numbers(),
             left=left,
             waits_at=waits_at,
             well=watched.well,
@@ -270,13 +198,16 @@ class NotebookVerdict(NotebookFeature):
 
     def command(self, name: str, *arguments: Any) -> Any:
         """``why`` takes words, and returns a text. ``check`` takes what the ranks check in the next
-        cell, ``nan`` or ``weights``. ``verdict`` takes the number of a cell, and
-        returns the lines of its causes.
+        cell, ``nan`` or ``weights``. ``verdict`` takes the number of a cell, and returns the lines
+        of its causes. ``members`` returns what looks at the values that members of an ensemble log,
+        None if nothing is judged.
         """
         if name == "check":
             (self._check,) = arguments
             self.in_cells = True
             return None
+        if name == "members":
+            return LoggedValues() if not self._is_off else None
         if name == "verdict":
             (number,) = arguments
             parts = self._cells.get(number)

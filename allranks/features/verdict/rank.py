@@ -3,7 +3,7 @@
 The calls are those of the journal. Sums and averages of floats look at some of their numbers
 (`InputNumbers`), and optimizers at some of their weights (`weights.py`). The thread that receives
 records reads the counters of the process with the pulse, about once a second, and looks at the
-lines of the threads 20 times a second.
+lines of the threads 20 times a second, at random moments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from math import inf, nan
-from time import process_time
+from random import Random
+from time import monotonic, process_time, sleep
 from typing import Any
 
 from allranks.collectives import world
@@ -24,6 +25,7 @@ from allranks.collectives.calls.numbers import InputNumbers
 from allranks.collectives.calls.sites import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import CHECK, MEASURED, VARIABLE, weights
+from allranks.features.verdict.gradients import computes_gradients
 from allranks.features.verdict.records import (
     BroughtNumbers,
     CodeLine,
@@ -42,8 +44,13 @@ from allranks.records.wire import Record, RunCell
 
 #: Of a longer cell, the last samples are kept, and of these so many are sent.
 _KEPT_SAMPLES, _SENT_SAMPLES = 4096, 256
+#: A shorter cell is not looked at: the next one must not wait. Nor is a member of an ensemble.
+_LONG_SECONDS = 0.25
 #: Those of the last minute.
 _KEPT_LOOKS = 1200
+#: Looks come up to this much after the thread has been let in: at once it would find the main
+#: thread where that has let go of the interpreter. At a fixed interval they would beat with steps.
+_APART_SECONDS = 0.02
 #: All ranks together send about so many calls, and each rank at least some.
 _CALLS, _LEAST_CALLS = 20_000, 1000
 #: Between a cell and the request for it, allranks may run others, as to keep variables.
@@ -63,24 +70,28 @@ class RankVerdict(RankFeature):
         #: When each of the last cells came, by the journal's clock, and its number in the notebook.
         self._cells: dict[int, tuple[float, int]] = {}
         self._found: dict[int, tuple[InputNumbers, Weights]] = {}
+        self._sources: dict[int, str] = {}
         self._weights: Weights | None = None
         #: What the next cell checks.
         self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
         self._times = ThreadTimes()
-        self._looks: deque[tuple[float, Path, Doing, float, float]] = deque(maxlen=_KEPT_LOOKS)
+        self._looks: deque[tuple[float, Path, Doing, float, float, float]]
+        self._looks = deque(maxlen=_KEPT_LOOKS)
+        #: One of its own: the cell's random numbers stay the same.
+        self._random = Random()
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._main_counters: int | None = None
-        self._looks_at_lines = self._has_counters = os.environ.get(VARIABLE) != "off"
+        self._has_counters = os.environ.get(VARIABLE) != "off"
+        # One rank has no other to compare with.
+        self._looks_at_lines = self._compares = self._has_counters and rank.size > 1
         if self._looks_at_lines:
             with suppress(OSError):  # not Linux
                 path = f"/proc/self/task/{os.getpid()}/schedstat"
                 self._main_counters = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-        # One rank has no other to compare with.
-        self._compares = self._looks_at_lines and rank.size > 1
         PostImportHook(
             weights.MODULES, lambda module: weights.install(module, lambda: self._weights)
         ).install()
@@ -89,9 +100,11 @@ class RankVerdict(RankFeature):
         if isinstance(record, RunCell):
             this = world.current()
             self._cells[record.cell] = this.journal.now(), record.number
+            self._sources[record.cell] = record.source
             if len(self._cells) > _KEPT_CELLS:
                 old = next(iter(self._cells))
                 del self._cells[old]
+                del self._sources[old]
                 self._found.pop(old, None)
             check, self._check = self._check, ""
             before: InputNumbers | None = this.numbers
@@ -110,10 +123,21 @@ class RankVerdict(RankFeature):
 
     def cell_running(self) -> None:
         with suppress(Exception):
-            if self._looks_at_lines:
+            began, _ = self._cells.get(self._rank.cell(), (inf, -1))
+            long = world.current().journal.now() - began >= _LONG_SECONDS
+            if self._looks_at_lines and long:
+                late = self._wait_for_look()
                 path, doing = look()
                 now = world.current().journal.now()
-                self._looks.append((now, path, doing, self._main_used(), process_time()))
+                self._looks.append((now, path, doing, self._main_used(), process_time(), late))
+
+    def _wait_for_look(self) -> float:
+        """Returns by how many seconds it has ended too late: the main thread may hold the lock of
+        the interpreter. Its switch interval stays, because it is the cell's, and its forks' too.
+        """
+        due = monotonic() + _APART_SECONDS * self._random.random()
+        sleep(max(0.0, due - monotonic()))
+        return monotonic() - due
 
     def _main_used(self) -> float:
         """Returns the seconds in which the main thread has run, or could have."""
@@ -181,8 +205,8 @@ class RankVerdict(RankFeature):
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
             looks=[
-                Look(at, paths.get(path, -1), doing, main_used, used)
-                for at, path, doing, main_used, used in looks
+                Look(at, paths.get(path, -1), doing, main_used, used, late)
+                for at, path, doing, main_used, used, late in looks
             ],
             paths=[tuple(_line(*line) for line in path) for path in paths],
             left_out=count - len(records),
@@ -204,9 +228,16 @@ class RankVerdict(RankFeature):
             )
             for one in numbers.not_finite.copy().values()
         ]  # fmt: skip
-        models = followed.ended(self._rank.shell.user_ns.copy())
+        variables = self._rank.shell.user_ns.copy()
+        models = followed.ended(variables)
+        gradients = not models and computes_gradients(self._sources[cell], variables)
         brought = [BroughtNumbers(*one) for one in numbers.brought]
-        return {"brought": brought, "not_finite": not_finite, "models": models}
+        return {
+            "brought": brought,
+            "not_finite": not_finite,
+            "models": models,
+            "gradients": gradients,
+        }
 
 
 class ThreadTimes:

@@ -69,17 +69,19 @@ class Doing(IntEnum):
     """What a rank does when it is looked at.
 
     ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
-    calls the user's code there. ``COMPILE``: a library traces or compiles.
+    calls the user's code there. ``COMPILE``: a library traces or compiles. ``AWAIT``: a collective
+    needs its input, which a library still computes, as those of jax may; no line tells where.
     """
 
-    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE = range(5)
+    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(6)
 
 
 class Look(NamedTuple):
     """Where the main thread was at a time: the number of its lines, -1 in a collective.
 
     ``main_used`` are the seconds in which it has run or could have run, NaN if they are not known,
-    ``used`` those in which all threads have run.
+    ``used`` those in which all threads have run. ``late``: for so long before, the look was due and
+    had to wait for the interpreter or for a core. The main thread may have been elsewhere then.
     """
 
     at: float
@@ -87,6 +89,7 @@ class Look(NamedTuple):
     doing: Doing = Doing.COMPUTE
     main_used: float = 0.0
     used: float = 0.0
+    late: float = 0.0
 
 
 class BroughtNumbers(NamedTuple):
@@ -147,7 +150,8 @@ class RankPart:
     how many its process may use, and ``gpu`` whether it has a GPU. ``grown`` has the first and the
     last length of global lists, dictionaries and sets that have grown. ``left_out`` counts earlier
     calls of the cell. ``paths`` are the lines at which the ``looks`` have found the rank, the
-    outermost line of each first.
+    outermost line of each first. ``gradients``: the cell computes some that no optimizer uses which
+    is followed.
     """
 
     rank: int
@@ -165,6 +169,7 @@ class RankPart:
     brought: Sequence[BroughtNumbers] = ()
     not_finite: Sequence[LastNotFinite] = ()
     models: Sequence[Model] = ()
+    gradients: bool = False
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
@@ -176,6 +181,7 @@ class RankPart:
             "grown": {name: list(lengths) for name, lengths in self.grown.items()},
             "left_out": self.left_out,
             "gpu": self.gpu,
+            "gradients": self.gradients,
             "paths": [[list(line) for line in path] for path in self.paths],
             "not_finite": [list(one) for one in self.not_finite],
             "models": [
@@ -217,9 +223,10 @@ class RankPart:
             grown={name: (first, last) for name, (first, last) in content["grown"].items()},
             left_out=content["left_out"],
             gpu=content["gpu"],
+            gradients=content["gradients"],
             looks=[
-                Look(at, int(path), Doing(int(doing)), main_used, used)
-                for at, path, doing, main_used, used in looks
+                Look(at, int(path), Doing(int(doing)), main_used, used, late)
+                for at, path, doing, main_used, used, late in looks
             ],
             paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
             brought=[

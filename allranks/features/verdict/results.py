@@ -13,7 +13,7 @@ from itertools import pairwise
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import Loop
-from allranks.features.verdict.records import CellParts, Kind, LastNotFinite, Model
+from allranks.features.verdict.records import CellParts, Kind, LastNotFinite, Model, NotANumber
 from allranks.records.ranks import label
 
 #: Values, or calls, that are NaN up to the cell's end, at least.
@@ -22,6 +22,8 @@ NOT_NUMBERS = 5
 SAME_CALLS, SAME_PART = 8, 0.9
 #: Smaller calls alone reduce flags and values, and no gradients.
 DATA_NBYTES = 64
+#: A single number, as a loss.
+NUMBER_NBYTES = 8
 #: An array is reduced in this part of the steps, at least.
 REDUCED_PART = 0.9
 #: Besides the gradients, a step reduces this part of their bytes at most, and as many more.
@@ -33,7 +35,12 @@ LEAST_DIFFERENCE = 1e-5
 def wrong(cell: CellParts, loop: Loop | None) -> list[Verdict]:
     """Returns the causes of wrong results; one of kind ``alone`` is a note."""
     spread = spread_not_finite(cell)
-    return [*(spread or not_a_number(cell)), *different_weights(cell, loop), *same_data(cell)]
+    return [
+        *(spread or not_a_number(cell)),
+        *different_weights(cell, loop),
+        *same_data(cell),
+        *gradients_alone(cell, loop),
+    ]
 
 
 def not_a_number(cell: CellParts) -> list[Verdict]:
@@ -53,6 +60,24 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
             f"{value} is NaN since step {first:g} on {label(ranks)}{others}",
             f"Look at the batch of step {first:g}, the learning rate, and divisions and logarithms",
             ranks,
+        )
+    ]
+
+
+def not_a_number_in_members(found: Sequence[NotANumber]) -> list[Verdict]:
+    """NaN in the logged values of members of an ensemble, whose numbers are in place of ranks."""
+    if not found:
+        return []
+    name = min(found, key=lambda one: one.step).name
+    same = sorted({(one.rank, one.step) for one in found if one.name == name})
+    members = ", ".join(f"in member {number} since step {step:g}" for number, step in same[:3])
+    more = f", and in {len(same) - 3} more" if len(same) > 3 else ""
+    return [
+        Verdict(
+            "nan",
+            1.0,
+            f"{name} is NaN {members}{more}",
+            "Look at their values of the grid, as the learning rate",
         )
     ]
 
@@ -146,6 +171,26 @@ def different_weights(cell: CellParts, loop: Loop | None) -> list[Verdict]:
         return []
     found = [_compared(cell, loop, list(models)) for models in zip(*rows, strict=True)]
     return [one for one in found if one is not None][:1]
+
+
+def gradients_alone(cell: CellParts, loop: Loop | None) -> list[Verdict]:
+    """A note on gradients that stay on their rank, where no optimizer tells what they update."""
+    if loop is None or not all(part.gradients and not part.models for part in cell.ranks):
+        return []
+    for part in cell.ranks:
+        for kind in part.kinds:
+            # Weights may be made equal before the first step.
+            if kind.nbytes > NUMBER_NBYTES and "broadcast" not in kind.op.lower():
+                return []
+    return [
+        Verdict(
+            "alone",
+            0.0,
+            "each rank trains a model of its own: it computes gradients with jax, and the "
+            "collectives of this cell move single numbers only",
+            "If it was meant to be one model, allreduce the gradients in each step",
+        )
+    ]
 
 
 def _compared(cell: CellParts, loop: Loop | None, models: list[Model]) -> Verdict | None:

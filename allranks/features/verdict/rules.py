@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
+from math import sqrt
 from statistics import fmean, median, quantiles
 
 from allranks.features.verdict import LEAST_STEPS
@@ -31,18 +32,31 @@ RARE_SHARE, RARE_PART, FEW_STEPS = 0.25, 0.6, 20
 #: A cause explains at least this part of what it is said to cause.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
-LONG_SECONDS = 0.02
+#: A core that other programs share with it takes a little longer for the same work.
+MORE_WORK = 0.3
+#: A line is a rank's own, if it spends so many times more there than a rank that is as slow at all.
+ALONE = 4.0
+#: A look that comes later than this part of what it explains may have missed it: short work has
+#: ended before the interpreter lets the thread in that looks. By how many deviations of such looks
+#: the time at a line has to differ.
+IN_TIME, SURE = 0.25, 2.5
 #: A function that a line calls explains at least this part of the time at that line.
 FOLLOWED = 0.6
 #: What all ranks have to do for this part of the time, to be named: so much may be gained.
 COMPILE_SHARE, INPUT_SHARE, IDLE_SHARE = 0.20, 0.30, 0.35
-#: A thread that uses less of a core waits. A process that uses more than about one core also
-#: computes while a thread of it reads data.
-IDLE_CORES, FEEDING_CORES = 0.4, 1.3
+#: A thread that uses less of a core waits.
+IDLE_CORES = 0.4
+#: While another thread reads data, the main thread uses less of a core, if it waits for them. What
+#: the process uses besides the time of reading is for the rest of the step: where it is more,
+#: little may be gained by reading ahead.
+FEEDING_MAIN_CORES, REST_CORES = 0.6, 0.5
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
 TRANSFER_SHARE = 0.30
 SMALL_NBYTES, SMALL_PART, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 0.6, 4, 1e-3
+#: No update of a model in Python is as short: calls that follow each other so soon are those of a
+#: loop within the step.
+SHORTEST_STEP_SECONDS = 25e-6
 #: Transfers whose median is this much above the fastest tenth were interrupted.
 STEADY, STEADY_SECONDS = 3.0, 1e-3
 #: A rank without a core: the share of the time in which its main thread could run and had none.
@@ -110,7 +124,8 @@ def waiting(loop: Loop) -> list[Verdict]:
         return []
     if late >= WAIT_SHARE and late >= DOMINATES * loop.late[second]:
         # The delay of a rank without a core is at most the time for which its threads had none.
-        if ready > EXPLAINS * late:
+        own_work = _works_alone(loop, first) or _works_more(loop, first)
+        if ready > EXPLAINS * late and not own_work:
             return _without_core(loop, first)
         if _computes_longer(loop, first):
             usual = max(
@@ -133,6 +148,46 @@ def _computes_longer(loop: Loop, rank: int) -> bool:
     # Else it waits for something else than its own work, as another group of ranks.
     extra = loop.computes(rank) - _others_compute(loop, rank)
     return extra >= EXPLAINS * loop.late[rank] * loop.step
+
+
+def _works_more(loop: Loop, rank: int) -> bool:
+    """Whether the threads of a rank run for so much longer than those of others, as these wait.
+
+    Threads that wait for one without a core may run as well, as those of OpenMP. Then they lack a
+    core for more of the time in which they run than the threads of other ranks.
+    """
+    used = {other: one.used for other, one in loop.ranks.items()}
+    own = used.pop(rank)
+    others = [one for one in used.values() if one is not None and one.run]
+    if own is None or not own.run or len(others) < len(used):
+        return False
+    if own.ready / own.run > fmean(one.ready / one.run for one in others):
+        return False
+    most = max(one.run / one.at for one in others)
+    more = own.run / own.at - most
+    # With the time for which the main thread had no core for this work.
+    explains = more * (1 + own.main_ready / own.run) >= EXPLAINS * loop.late[rank]
+    return explains and more >= MORE_WORK * most
+
+
+def _works_alone(loop: Loop, rank: int) -> bool:
+    """Whether a line at which the others do next to nothing explains what a rank computes more.
+
+    A missing core makes a rank slower at all lines, and some of them much more than others.
+    """
+    others = [one.lines for other, one in loop.ranks.items() if other != rank]
+    looked = loop.ranks[rank].looked
+    extra, usual = loop.computes(rank), _others_compute(loop, rank)
+    if looked is None or None in others or not usual:
+        return False
+    slower, least = extra / usual, EXPLAINS * (extra - usual) / loop.step
+    in_time = loop.ranks[rank].spent(lambda one: one.late <= IN_TIME * (extra - usual))
+    for path, share in in_time.items():
+        other = slower * fmean(one.get(path, 0.0) for one in others if one is not None)
+        error = sqrt(max(0.0, share * (1 - share)) / len(looked))
+        if path and share - SURE * error >= ALONE * other and share - other >= least:
+            return True
+    return False
 
 
 def _others_compute(loop: Loop, rank: int) -> float:
@@ -162,20 +217,22 @@ def longer_at(loop: Loop, rank: int) -> str:
 
     It is followed from the cell's own line into the functions that explain most of the difference.
     """
-    own = loop.ranks[rank].lines
-    # Python lets the thread that looks in after 5 ms, so that shorter work counts for later lines.
-    if loop.computes(rank) - _others_compute(loop, rank) < LONG_SECONDS:
-        return ""
     others = [one.lines for other, one in loop.ranks.items() if other != rank]
-    if own is None or any(one is None for one in others):
+    looked = loop.ranks[rank].looked
+    if looked is None or any(one is None for one in others):
         return ""
-    more = {
-        path: share - fmean(one.get(path, 0.0) for one in others if one is not None)
-        for path, share in own.items()
-    }
-    late = loop.late[rank]
-    path = _followed(more, EXPLAINS * late)
-    return _place(path) if path and more[path[:1]] <= MOST_EXPLAINED * late else ""
+    extra = loop.computes(rank) - _others_compute(loop, rank)
+    more: Spent = {}
+    for path, share in loop.ranks[rank].spent(lambda one: one.late <= IN_TIME * extra).items():
+        other = fmean(one.get(path, 0.0) for one in others if one is not None)
+        variance = share * (1 - share) + other * (1 - other) / len(others)
+        if share - other >= SURE * sqrt(max(0.0, variance) / len(looked)):
+            # Looks that came late are missing: a line has at least what the lines below it have.
+            for depth in range(len(path) + 1):
+                more[path[:depth]] = max(share - other, more.get(path[:depth], 0.0))
+    part = extra / loop.step
+    path = _followed(more, EXPLAINS * part)
+    return _place(path) if path and more[path[:1]] <= MOST_EXPLAINED * part else ""
 
 
 def _followed(spent: Spent, least: float) -> tuple[CodeLine, ...]:
@@ -254,8 +311,9 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
     total = fmean(sum(one.waits.values()) / one.seconds for one in loop.ranks.values())
     if total < WAIT_SHARE or second < WAIT_SHARE / 2:
         return []
-    # Each of these delays may have made all others wait.
-    if any(one is None for one in ready) or sum(filter(None, ready)) > EXPLAINS * total:
+    # Each of these delays may have made all others wait, and not the rank itself.
+    delays = sum(filter(None, ready)) * (1 - 1 / len(ready))
+    if None in ready or delays > EXPLAINS * total:
         return []
     # A few interruptions of processes are no uneven work: a quarter of the steps has such waits.
     rows = [one.waits_in_steps() for one in loop.ranks.values()]
@@ -310,8 +368,9 @@ def _without_data(loop: Loop) -> list[Verdict]:
     share, where = _on_all(loop, lambda one: one.doing is Doing.INPUT)
     if share < INPUT_SHARE:
         share, where = _on_all(loop, _waits_for_data)
-        ready = [loop.ready(rank) for rank in loop.ranks]
-        if any(one is None or one > EXPLAINS * share for one in ready):
+        rest = max(one.cores for one in loop.ranks.values()) - share
+        # A thread that reads lacks a core as the main thread does; others may wait for these two.
+        if rest > REST_CORES or not _have_cores(loop, share):
             return []
     if share < INPUT_SHARE:
         return []
@@ -326,9 +385,9 @@ def _without_data(loop: Loop) -> list[Verdict]:
 
 
 def _waits_for_data(one: Looked) -> bool:
-    # While another thread reads ahead, the main thread or those of C may compute.
-    alone = one.main_cores < IDLE_CORES and one.cores < FEEDING_CORES
-    return one.doing is Doing.INPUT or (one.doing is Doing.FEED and alone)
+    # While another thread reads ahead, the main thread may compute.
+    waits = one.main_cores < FEEDING_MAIN_CORES
+    return one.doing is Doing.INPUT or (one.doing is Doing.FEED and waits)
 
 
 def _idle(loop: Loop) -> list[Verdict]:
@@ -406,7 +465,10 @@ def _latency(cell: CellParts, loop: Loop, costliest: int) -> list[Verdict]:
         for rank in loop.ranks.values()
         for calls in (rank.calls,)
     )
-    if count < SMALL_CALLS * steps or share < TRANSFER_SHARE or not _have_cores(loop, share):
+    within = count >= SMALL_CALLS * steps
+    if not within and loop.first.seconds / count > SHORTEST_STEP_SECONDS:
+        return []
+    if share < TRANSFER_SHARE or not _have_cores(loop, share):
         return []
     kind = loop.first.part.kinds[costliest]
     each = share * loop.first.seconds / count
@@ -414,10 +476,17 @@ def _latency(cell: CellParts, loop: Loop, costliest: int) -> list[Verdict]:
         Verdict(
             "latency",
             share,
-            f"{share:.0%} of the time goes into {count / steps:.0f} small collectives per step "
-            f"(as {kind.place}, {kind.nbytes:,} bytes): each takes {seconds(each)}, "
+            f"{share:.0%} of the time goes into "
+            + (
+                f"{count / steps:.0f} small collectives per step"
+                if within
+                else f"{count / loop.first.seconds:,.0f} small collectives per second"
+            )
+            + f" (as {kind.place}, {kind.nbytes:,} bytes): each takes {seconds(each)}, "
             "almost whatever its size",
-            "One call for all of them: grouped_allreduce(list)",
+            "One call for all of a step: grouped_allreduce(list)"
+            if within
+            else "One call for all of a step: grouped_allreduce(list), or fewer steps",
         )
     ]
 

@@ -16,6 +16,7 @@ from allranks.features.verdict.records import Doing
 _CALL = CellRunner._call.__code__
 _DEEPEST = 300
 _COLLECTIVES = f"{os.sep}collectives{os.sep}"
+_INPUTS_OF_COLLECTIVES = f"{_COLLECTIVES}arrays{os.sep}"
 #: Parts of the files of libraries that read data, and of those that trace or compile.
 _INPUT = ("/torch/utils/data/", "/tensorflow/python/data/", "/keras/src/trainers/data_adapters/")
 _COMPILERS = (
@@ -71,7 +72,7 @@ def _walked(frame: FrameType | None) -> tuple[Path, Doing]:
             break
         code = frame.f_code
         kind, what = _known(code.co_filename, code.co_name)
-        if what is Doing.COLLECTIVE:
+        if what in (Doing.COLLECTIVE, Doing.AWAIT):
             return (), what
         if kind == sites.USER:
             name = "" if code.co_name == "<module>" else code.co_name
@@ -88,6 +89,8 @@ def _known(file: str, function: str) -> tuple[int, Doing]:
     if _AUTOGRAPH in file:
         return sites.LIBRARY, Doing.COMPUTE
     if kind == sites.OURS:
+        if _INPUTS_OF_COLLECTIVES in file:
+            return kind, Doing.AWAIT
         return kind, Doing.COLLECTIVE if _COLLECTIVES in file else Doing.COMPUTE
     if kind == sites.LIBRARY:
         if function in _TRACERS or any(part in place for part in _COMPILERS):

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from allranks.cluster.features import CellContext, ClusterContext
+from allranks.collectives import arrays, world
 from allranks.errors import Report, UsageError
-from allranks.features.verdict import notebook
+from allranks.features.verdict import notebook, stack
 from allranks.features.verdict.notebook import NotebookVerdict
-from allranks.features.verdict.rank import ThreadTimes, _grown, _thinned, read_counters
-from allranks.features.verdict.records import CellParts, Sample
+from allranks.features.verdict.rank import (
+    ThreadTimes,
+    _grown,
+    _thinned,
+    read_counters,
+)
+from allranks.features.verdict.records import CellParts, Doing, Sample
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Reply
 from tests.unit.features.recorded_cells import cell, each_rank
@@ -207,6 +213,26 @@ def test_a_value_that_was_never_measured_or_has_recovered_is_no_cause(feature):
         assert run(feature, Shown(SLOW), points(0, pairs)) == []
 
 
+def test_members_of_an_ensemble_that_log_nan_are_named(feature):
+    logged = feature.command("members")
+    nan = float("nan")
+    for member in range(4):
+        lost = [(step, nan if step > 30 and member in (1, 3) else 1.0) for step in range(50)]
+        logged.take(*points(member, lost))
+    assert logged.cause_in_members().startswith(
+        "loss is NaN in member 1 since step 31, in member 3 since step 31. Look"
+    )
+    logged.forget(1)  # it runs again
+    assert "member 1" not in logged.cause_in_members()
+    logged.forget(3)
+    assert logged.cause_in_members() == ""
+
+
+def test_members_are_not_looked_at_where_nothing_is_judged(feature):
+    started(feature, ALLRANKS_VERDICT="off")
+    assert feature.command("members") is None
+
+
 def test_ranks_with_fewer_steps_are_those_that_have_ended_well(feature):
     waited = Report(0, "", "", "RankLeft", "", (), 9, "", True)
     shown = Shown(cell([0.01] * 3, steps=50))
@@ -249,6 +275,11 @@ def test_the_times_of_threads_that_have_ended_are_kept():
     # Another thread has the number of the one that has ended.
     assert times.add_up({"1": (30, 2), "2": (1, 0)}) == (36, 4)
     assert times.add_up({"1": (30, 2), "2": (0, 0)}) == (36, 4)
+
+
+def test_a_collective_that_converts_its_input_is_not_in_the_collective_yet():
+    assert stack._known(arrays.__file__, "converted")[1] is Doing.AWAIT
+    assert stack._known(world.__file__, "run")[1] is Doing.COLLECTIVE
 
 
 def test_the_counters_of_a_process_are_those_of_its_threads():

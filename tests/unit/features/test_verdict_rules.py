@@ -152,15 +152,61 @@ def test_no_line_is_named_if_several_take_longer():
     assert "more, at" not in verdicts(parts)[0].text
 
 
+def test_the_line_is_named_where_ranks_also_wait_for_the_input_of_a_collective():
+    # As for arrays of jax: the records count this as computing.
+    parts = cell([0.01, 0.01, 0.04], lines={0: SAME, 1: SAME, 2: SLOW})
+    for doing, found in ((Doing.AWAIT, True), (Doing.COLLECTIVE, False)):
+        ranks = [
+            replace(
+                part,
+                looks=[
+                    look._replace(path=-1, doing=doing) if look.path == 1 else look
+                    for look in part.looks
+                ],
+            )
+            for part in parts.ranks
+        ]
+        assert parts.ranks[0].paths[1] == TRAIN
+        assert ("more, at In[3]:5" in verdicts(replace(parts, ranks=ranks))[0].text) is found
+
+
 def test_no_line_is_named_where_looks_may_mislead():
     lines = {0: SAME, 1: SAME, 2: SLOW}
     few = cell([0.01, 0.01, 0.04], lines=lines, steps=40)
-    short = cell([0.001, 0.001, 0.004], lines=lines, steps=3000)
     parts = cell([0.01, 0.01, 0.04], lines=lines)
+    # The extra work takes 30 ms, and has been over for up to 10 ms.
+    late = each_rank(parts, looks=[look._replace(late=0.01) for look in parts.ranks[2].looks])
     beating = each_rank(parts, looks=[look._replace(path=-1) for look in parts.ranks[2].looks])
-    for one in (few, short, beating):
+    for one in (few, late, beating):
         assert verdicts(one)[0].ranks == (2,)
         assert "more, at" not in verdicts(one)[0].text
+
+
+def test_the_line_of_short_work_is_named_if_looks_come_in_time():
+    short = cell([0.001, 0.001, 0.004], lines={0: SAME, 1: SAME, 2: SLOW}, steps=3000)
+    assert "3 ms more, at In[3]:5 `x = augment(x)`" in verdicts(short)[0].text
+
+
+def test_a_line_in_a_function_is_named_where_late_looks_hide_that_of_its_caller():
+    # All ranks are in one line of the cell, and half of the looks at the slow one came late.
+    fit, called = AUGMENT[:1], AUGMENT
+    parts = cell([0.02, 0.04], lines={0: [(fit, 1.0)], 1: [(called, 0.5), (fit, 0.5)]}, steps=400)
+    first, slow = parts.ranks
+    looks = [
+        look._replace(late=0.01) if at % 5 == 0 or slow.paths[look.path] == fit else look
+        for at, look in enumerate(slow.looks)
+    ]
+    parts = replace(parts, ranks=[first, replace(slow, looks=looks)])
+    assert "more, at In[3]:5 `x = augment(x)`, in augment In[3]:2" in verdicts(parts)[0].text
+
+
+def test_no_line_is_named_for_a_difference_that_may_be_chance():
+    # It explains most of the delay, and 45 looks of 15 % of the time differ as much by themselves.
+    slow = [(READ, 0.42), (AUGMENT, 0.16), (TRAIN, 0.42)]
+    parts = cell([0.0205, 0.0255], lines={0: [(READ, 0.5), (TRAIN, 0.5)], 1: slow}, steps=100)
+    found = verdicts(parts)[0]
+    assert (found.kind, found.ranks) == ("straggler", (1,))
+    assert "more, at" not in found.text
 
 
 def test_a_slow_rank_is_named_among_many_calls_of_one_line():
@@ -208,6 +254,12 @@ def test_turns_are_blamed_on_no_rank():
     assert [(one.kind, one.ranks) for one in found] == [("uneven", ())]
 
 
+def test_turns_are_named_where_a_missing_core_explains_less_than_half_of_them():
+    # A rank waits for 27 % of the time, of which the other one had no core for 10 %.
+    assert kinds(cell([varied, varied], ready={0: 0.1, 1: 0.1})) == ["uneven"]
+    assert kinds(cell([varied, varied], ready={0: 0.15, 1: 0.15})) == []
+
+
 @pytest.mark.parametrize("work", [[0.01, 0.025], [often_short, 0.01], [varied, varied]])
 def test_delays_that_a_missing_core_explains_are_blamed_on_no_rank(work):
     # Each rank could run for a third of the time and had no core.
@@ -223,6 +275,54 @@ def test_a_slow_rank_on_a_busy_host_is_named_if_its_delay_is_its_own():
     # Each rank runs for a millisecond only, and waits as long for a core.
     parts = cell([0.001, 0.03], ready={0: 0.05, 1: 0.05}, busy=0.03)
     assert kinds(parts)[:1] == ["straggler"]
+
+
+def test_a_slow_rank_on_a_busy_host_is_named_with_a_line_that_the_others_do_not_have():
+    # Its threads had no core for as long as the others wait.
+    busy = {0: 0.5, 1: 0.5}
+    (found, *_) = verdicts(cell([0.01, 0.04], lines={0: SAME, 1: SLOW}, ready=busy))
+    assert (found.kind, found.ranks) == ("straggler", (1,))
+    assert "more, at In[3]:5 `x = augment(x)`" in found.text
+
+
+def runs(parts: CellParts, *cores: float) -> CellParts:
+    ranks = [
+        replace(part, samples=[one._replace(run=ran * one.at) for one in part.samples])
+        for part, ran in zip(parts.ranks, cores, strict=True)
+    ]
+    return replace(parts, ranks=ranks)
+
+
+def test_a_slow_rank_on_a_busy_host_is_named_if_its_threads_run_for_longer():
+    # All threads lack a core for half of the time in which they could run.
+    work, busy = [0.01, 0.04], {0: 0.3, 1: 0.6}
+    assert kinds(runs(cell(work, ready=busy), 0.3, 0.6))[:1] == ["straggler"]
+    assert "straggler" not in kinds(runs(cell(work, ready=busy), 0.3, 0.35))
+
+
+def test_a_rank_whose_threads_run_a_little_longer_on_a_busy_host_is_not_named():
+    parts = cell([0.01, 0.0125], transfer=1e-5, ready={0: 0.8, 1: 0.9})
+    assert "straggler" not in kinds(runs(parts, 0.8, 0.92))
+    assert "straggler" in kinds(runs(parts, 0.6, 0.9))
+
+
+def test_a_rank_whose_threads_run_while_they_wait_for_one_without_a_core_is_not_named():
+    # As those of OpenMP: the other rank has all its cores.
+    parts = cell([0.01, 0.04], ready={0: 0.0, 1: 0.6})
+    assert "straggler" not in kinds(runs(parts, 0.3, 0.9))
+
+
+@pytest.mark.parametrize("slow", [0.5, 0.7, 0.85])
+def test_a_rank_on_a_busy_host_that_is_slower_at_lines_of_all_is_not_named(slow):
+    # A missing core makes one line slower than another.
+    lines = {0: SAME, 1: [(READ, 1 - slow), (TRAIN, slow)]}
+    assert kinds(cell([0.01, 0.04], lines=lines, ready={0: 0.5, 1: 0.5})) == []
+
+
+def test_a_small_line_of_one_rank_does_not_explain_why_it_has_no_core():
+    # It saves, for a twentieth of its time.
+    saving = [(READ, 0.45), (TRAIN, 0.45), (AUGMENT, 0.1)]
+    assert kinds(cell([0.01, 0.04], lines={0: SAME, 1: saving}, ready={0: 0.5, 1: 0.5})) == []
 
 
 def test_without_counters_of_the_system_no_time_is_explained():
@@ -272,6 +372,17 @@ def test_another_thread_that_reads_counts_only_while_nothing_else_computes():
     for cores, expected in {(0.1, 1.0): ["input"], (0.1, 1.9): [], (0.9, 1.0): []}.items():
         parts = cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, *cores)})
         assert kinds(parts) == expected
+
+
+def test_a_thread_that_reads_is_named_where_threads_that_need_not_run_had_no_core():
+    # As those of TensorFlow, which look for work: the main thread had a core.
+    spent = both((READ, 0.7), (TRAIN, 0.3))
+    parts = cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, 0.5, 1.0)}, ready={0: 1, 1: 1})
+    ranks = [
+        replace(part, samples=[one._replace(main_ready=0.1 * one.at) for one in part.samples])
+        for part in parts.ranks
+    ]
+    assert kinds(replace(parts, ranks=ranks)) == ["input"]
 
 
 def test_a_thread_that_reads_without_a_core_is_no_cause():
@@ -352,6 +463,21 @@ def test_the_logged_steps_tell_how_many_equal_calls_a_step_has():
     assert kinds(replace(parts, logged=500)) == ["latency"]
 
 
+def test_calls_that_are_too_many_for_steps_cost_their_latency():
+    # No step of a training takes 10 µs.
+    (found,) = verdicts(cell([5e-6, 5e-6], kinds=[SMALL], transfer=5e-6, steps=100_000))
+    assert found.kind == "latency"
+    assert found.text.startswith("50% of the time goes into 100,000 small collectives per second")
+    assert kinds(cell([9e-6, 9e-6], kinds=[SMALL], transfer=1e-6, steps=100_000)) == []
+
+
+def test_calls_that_are_left_out_have_their_part_of_the_time_without_a_core():
+    # Of 2 s the last 0.2 s are known. The ranks had no core for a tenth of the time.
+    parts = cell([5e-6, 5e-6], kinds=[SMALL], transfer=5e-6, steps=200_000, ready={0: 0.1, 1: 0.1})
+    ranks = [replace(one, calls=one.calls[-20_000:], left_out=180_000) for one in parts.ranks]
+    assert kinds(replace(parts, ranks=ranks)) == ["latency"]
+
+
 def test_memory_that_grows_is_reported_with_what_grows_with_it():
     parts = cell([0.03, 0.03], memory=lambda rank, at: 5e8 + 3e7 * at * rank)
     grown = {"history": (3, 300)}
@@ -388,6 +514,17 @@ def test_a_value_of_a_member_that_is_not_a_number_is_named_with_the_member():
     lost = [NotANumber("loss", 1, 40, "rate=0.1"), NotANumber("loss", 1, 45, "rate=0.01")]
     (found,) = verdicts(cell([0.01] * 3, not_numbers=lost))
     assert found.text == "loss of member rate=0.1 is NaN since step 40 on rank 1"
+
+
+def test_gradients_of_jax_that_stay_on_their_rank_are_noted():
+    loss = Kind("allreduce", "In[3]:11", 4, 0, "log(loss=float(allreduce(loss)))")
+    start = Kind("broadcast", "In[3]:5", 400, 0, "w = broadcast(w)")
+    alone = each_rank(cell([0.01] * 2, kinds=[loss]), gradients=True)
+    assert verdicts(alone)[0].text.startswith("each rank trains a model of its own: it computes")
+    assert kinds(each_rank(alone, gradients=False)) == []
+    for kind, found in ((start, ["alone"]), (SMALL, [])):
+        more = [replace(part, kinds=[*part.kinds, kind]) for part in alone.ranks]
+        assert kinds(replace(alone, ranks=more)) == found
 
 
 def test_different_numbers_of_steps_are_counted():
@@ -440,6 +577,7 @@ def test_a_part_is_the_same_after_its_way():
         left_out=7,
         looks=[Look(1.5, 1, Doing.INPUT, 0.25, 0.5)],
         gpu=True,
+        gradients=True,
         paths=[READ, AUGMENT],
         brought=[BroughtNumbers(0, 3, 4096, 2**32 - 1, True)],
         not_finite=[LastNotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
