@@ -126,4 +126,4 @@ def _address(array: Any) -> int:
 def _overlap(one: Any, other: Any) -> bool:
     """Whether two contiguous arrays have bytes in common."""
     at, beside = _address(one), _address(other)
-    return at < beside + other.nbytes and beside < at + one.nbytes
+    return bool(at < beside + other.nbytes and beside < at + one.nbytes)

@@ -460,15 +460,15 @@ def allreduce(
     ):
         # The same for an array of cupy on the rank's GPU.
         group = process.groups[0] if process_set is None else group_of(process_set, "allreduce")
-        key = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor, transport
-        plan = group.plans.get(key)
+        kind = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor, transport
+        plan = group.plans.get(kind)
         if plan is None:
             factors = _factor("allreduce", prescale_factor), _factor("allreduce", postscale_factor)
             specs = ((array.dtype, array.shape),)
             plan = plan_of(
                 group, "allreduce", op, specs, factors, -1, "", (), transport or "", "gpu"
             )
-            keep(group.plans, key, plan)
+            keep(group.plans, kind, plan)
         call = Call(group.agreement, plan.packed, name, plan.nbytes)
         way = group.choose(call, transport or "", gpu)
         return process.run(call, way.allreduce, array, plan.reductions[0], out)
