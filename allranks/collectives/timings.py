@@ -200,12 +200,14 @@ class Totals:
         # A cell may have made thousands of calls, most of them in the same few lines.
         names: dict[Site, str] = {}
         for call in self._journal.take():
+            if not isinstance(call, CallRecord) and call.device_seconds is not None:
+                call = self._journal.record(call)
             if isinstance(call, CallRecord):
                 op, name, dtype, ranks = call.op, call.name, call.dtype, call.ranks
                 wait, transfer = call.wait_seconds, call.transfer_seconds
                 moving = call.moving_seconds
             else:
-                # As in `Journal._record`, whose record would take as long to make as the call.
+                # As in `Journal.record`, whose record would take as long to make as the call.
                 site, spec, ranks = call.site, call.packed.spec, call.agreement.members.size
                 name = call.name or names.get(site) or names.setdefault(site, named(site))
                 op, dtype = spec.op, spec.dtype

@@ -146,6 +146,11 @@ def test_the_rank_that_failed_comes_first_and_the_others_wait(simulate):
     assert simulate("print(allreduce(1, op=Sum))").text == "ranks 0–3 │ 4\n"
 
 
+def test_an_allreduce_writes_to_the_array_that_it_is_given(simulate):
+    given = "x = np.array([1.0 + rank])\nprint(allreduce(x, Sum, out=x) is x, x)"
+    assert simulate(given).text == "ranks 0–3 │ True [10.]\n"
+
+
 def test_different_calls_are_a_mismatch(simulate):
     text = simulate("allreduce(1.0 if rank else [1.0, 2.0])").text
     assert "allreduce(Average) needs the same shape on every rank: rank 0 has (2,)" in text

@@ -82,7 +82,7 @@ class Journal:
         self.keep = self.fresh.append if callback is None else self.add
 
     def add(self, call: Call) -> None:
-        record = self._record(call)
+        record = self.record(call)
         self.fresh.append(record)
         if self._callback is not None:
             self._callback(record)
@@ -109,7 +109,7 @@ class Journal:
             newest = chain(reversed([*self.fresh]), reversed(self._taken))
             found = [*takewhile(lambda it: _ended_after(it, ended, own), newest)]
         last = reversed(found[:most])
-        records = [it if isinstance(it, CallRecord) else self._record(it) for it in last]
+        records = [it if isinstance(it, CallRecord) else self.record(it) for it in last]
         return records, len(found)
 
     def now(self) -> float:
@@ -120,7 +120,8 @@ class Journal:
     def _offset(self) -> float:
         return self._own.offset_seconds if self._own is not None else 0.0
 
-    def _record(self, call: Call) -> CallRecord:
+    def record(self, call: Call) -> CallRecord:
+        """The record of a call that has ended."""
         members, started = call.members, call.started
         epoch, sequence = divmod(call.number, 1 << EPOCH_SHIFT)
         offset = self._offset

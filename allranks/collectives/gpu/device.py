@@ -82,6 +82,7 @@ class Device:
         self.notice = notice
         """Shows the user a message. Not a warning, which may be an error on one rank of a call."""
         self.runtime = self.cupy.cuda.runtime
+        self.kind: Any = self.cupy.ndarray
         with self.cupy.cuda.Device(number):
             self.packing = self.new_stream()
             """Copies within the GPU, before arrays move."""
@@ -169,11 +170,26 @@ class Device:
                 with suppress(RuntimeError), self.cupy.cuda.Device(self.number):
                     self.runtime.hostUnregister(memory.ctypes.data)
 
-    def mark(self) -> CudaEvent:
-        """An event behind all work that is in the caller's stream now."""
+    def has(self, *arrays: Any) -> bool:
+        """Whether all are contiguous arrays of cupy on this GPU."""
+        kind, number = self.kind, self.number
+        for array in arrays:
+            if (
+                type(array) is not kind
+                or array.data.device_id != number
+                or not array.flags.c_contiguous
+            ):
+                return False
+        return True
+
+    def stream_of_caller(self) -> Stream:
         if self._held:
             self._let_go()
-        return self.event(self.cupy.cuda.get_current_stream())
+        return self.cupy.cuda.get_current_stream()
+
+    def mark(self) -> CudaEvent:
+        """An event behind all work that is in the caller's stream now."""
+        return self.event(self.stream_of_caller())
 
     def marked(self, call: Call) -> Call:
         with self.cupy.cuda.Device(self.number):
@@ -196,6 +212,12 @@ class Device:
             pause()
         self.events.give_back(event)
 
+    def follow(self, call: Call, stream: Stream, mark: CudaEvent) -> None:
+        """Lets one of our streams wait for the caller's work, at whose end ``mark`` happens."""
+        stream.wait_event(mark)
+        if call.ready is not None:
+            stream.wait_event(call.ready)
+
     @contextmanager
     def behind_caller(self, call: Call, stream: Stream | None = None) -> Iterator[Stream]:
         """Work queued within goes to one of our streams, behind the caller's work.
@@ -205,18 +227,10 @@ class Device:
         stream = stream or self.packing
         with self.cupy.cuda.Device(self.number):
             mark = self.mark()
-            stream.wait_event(mark)
+            self.follow(call, stream, mark)
             self.events.give_back(mark)
-            if call.ready is not None:
-                stream.wait_event(call.ready)
             with stream:
                 yield stream
-
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[Stream]:
-        """Work queued within goes to one of our streams; no step may yield within."""
-        with self.cupy.cuda.Device(self.number), stream:
-            yield stream
 
     @contextmanager
     def copying(self, call: Call) -> Iterator[None]:

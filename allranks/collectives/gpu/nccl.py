@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -150,17 +151,13 @@ def is_in_progress(comm: Communicator) -> bool:
     return False
 
 
-@contextmanager
-def _failing() -> Iterator[None]:
-    """Raises `TransportFailed` if NCCL refuses a launch within, or reports a failed one."""
-    try:
-        yield
-    except RuntimeError as error:
-        more = last_error()
-        raise TransportFailed(
-            f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks end their "
-            f"calls, and the next cell starts a fresh communicator. {_ADVICE}"
-        ) from error
+def _failed(error: RuntimeError) -> TransportFailed:
+    """The error where NCCL refuses a launch, or reports a failed one."""
+    more = last_error()
+    return TransportFailed(
+        f"NCCL has failed: {error}{f' ({more})' if more else ''}. The other ranks end their "
+        f"calls, and the next cell starts a fresh communicator. {_ADVICE}"
+    )
 
 
 def last_error() -> str:
@@ -218,6 +215,16 @@ class NcclForm(NamedTuple):
         return array if self.seen is None else array.view(self.seen)
 
 
+Launch = Callable[[Any, Any, NcclForm, Stream], None]
+"""Launches a reduction of one array to another one, both in the form for NCCL."""
+
+
+@cache
+def _form(op: int, dtype: np.dtype[Any]) -> NcclForm | None:
+    # By the number: to hash a `ReduceOp` takes two calls of Python's.
+    return nccl_form(ReduceOp(op), dtype)
+
+
 def nccl_form(op: ReduceOp, dtype: np.dtype[Any]) -> NcclForm | None:
     """The form in which NCCL's reduction equals that of all transports; None if there is none."""
     name = name_of(dtype)
@@ -255,6 +262,8 @@ class NcclTransport:
         self._last: tuple[Agreement, int] | None = None
         """The last call that all members have agreed on: how they agreed, and its number."""
         self.stream = device.collectives
+        # One call after the other uses these. If a call is left, they end with this transport.
+        self._began, self._ended, self._done = (device.events.take(timed=True) for _ in range(3))
         self._comm: Communicator | None = None
         self._making: _Making | None = None
 
@@ -344,13 +353,15 @@ class NcclTransport:
         end of the work here proves nothing, and the watch ends this wait with `RankLeft`.
         """
         call.stage += 1
-        while any(self.own.has_left(rank, self._epoch) for rank in call.unfinished()):
+        while (behind := call.unfinished()) and any(
+            self.own.has_left(rank, self._epoch) for rank in behind
+        ):
             yield call
 
     def allreduce(
         self, call: Call, source: Array, out: Array, reduction: Arithmetic
     ) -> Steps[None]:
-        form = nccl_form(reduction.op, reduction.dtype)
+        form = _form(reduction.op._value_, reduction.dtype)
         if form is None:
             yield from self._by_pieces(call, source, out, reduction)
             return
@@ -364,7 +375,7 @@ class NcclTransport:
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Steps[None]:
-        form = nccl_form(reduction.op, reduction.dtype)
+        form = _form(reduction.op._value_, reduction.dtype)
         if form is None:
             yield from self._collect(call, source, bounds, out, reduction)
             return
@@ -459,9 +470,8 @@ class NcclTransport:
         if count:
             with self.device.behind_caller(call, self.stream) as stream:
                 reduction.combine(theirs, out)
-                done = self._event(stream)
-            yield from self.device.wait(done, call, self._check)
-            self.device.events.give_back(done, timed=True)
+                self._event(self._done, stream)
+            yield from self.device.wait(self._done, call, self._check)
 
     def _exchange(self, call: Call, sends: Pieces, receives: Pieces) -> Steps[None]:
         """Sends and receives bytes in one group; what goes to this member is copied."""
@@ -488,48 +498,64 @@ class NcclTransport:
         out: Array,
         reduction: Arithmetic,
         form: NcclForm,
-        launch: Callable[[Array, Array, NcclForm, Stream], None],
+        launch: Launch,
     ) -> Steps[None]:
         """Writes NCCL's reduction of ``source``, passed in the form ``form``, to ``out``."""
-        if source.size:
-            with self.device.behind_caller(call, self.stream) as stream:
-                ready, total = reduction.prescaled(source), out
-                if form.wider is not None:
-                    ready, total = ready.astype(form.wider), np.empty_like(out, dtype=form.wider)
-                call.held = [call.held, ready, total]
-                began = self._event(stream)
-                with _failing():
-                    launch(form.view(ready), form.view(total), form, stream)
-            with self.device.on(self.stream) as stream:
-                ended = self._event(stream)
-                reduction.finish(total, out)
-                done = self._event(stream)
-            yield from self._wait(call, began, ended, done)
+        if not source.size:
+            return
+        device, stream, began = self.device, self.stream, self._began
+        ready, total = source, out
+        with device.cupy.cuda.Device(device.number):
+            device.follow(call, stream, self._event(began, device.stream_of_caller()))
+            if form.wider is not None or not reduction.copies:
+                with stream:
+                    ready = reduction.prescaled(source)
+                    if form.wider is not None:
+                        ready = ready.astype(form.wider)
+                        total = np.empty_like(out, dtype=form.wider)
+                    call.held = [call.held, ready, total]
+            # Otherwise it begins where the caller's work ends, with an event less.
+            if call.ready is not None or ready is not source:
+                self._event(began, stream)
+            try:
+                launch(form.view(ready), form.view(total), form, stream)
+            except RuntimeError as error:
+                raise _failed(error) from error
+            done = self._event(self._ended, stream)
+            if reduction.scaled or total is not out:
+                with stream:
+                    reduction.finish(total, out)
+                    done = self._event(self._done, stream)
+        yield from self._wait(call, done)
 
     def _move(self, call: Call, launch: Callable[[Stream], None], *held: object) -> Steps[None]:
         """Lets NCCL move bytes, between arrays that are held until the call has ended."""
         with self.device.behind_caller(call, self.stream) as stream:
             call.held = [call.held, *held]
-            began = self._event(stream)
-            with _failing():
+            self._event(self._began, stream)
+            try:
                 launch(stream)
-        ended = self._event(self.stream)
-        yield from self._wait(call, began, ended, ended)
+            except RuntimeError as error:
+                raise _failed(error) from error
+            self._event(self._ended, stream)
+        yield from self._wait(call, self._ended)
 
     def _check(self) -> None:
         """Raises `TransportFailed` if launched work has failed since."""
         if self._comm is not None:
-            with _failing():
+            try:
                 is_in_progress(self._comm)
+            except RuntimeError as error:
+                raise _failed(error) from error
 
-    def _event(self, stream: Stream) -> CudaEvent:
-        return self.device.event(stream, timed=True)
+    def _event(self, event: CudaEvent, stream: Stream) -> CudaEvent:
+        event.record(stream)
+        return event
 
-    def _wait(self, call: Call, began: CudaEvent, ended: CudaEvent, done: CudaEvent) -> Steps[None]:
+    def _wait(self, call: Call, done: CudaEvent) -> Steps[None]:
         """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
         yield from self.device.wait(done, call, self._check)
-        self.device.add_seconds(call, began, ended)
-        self.device.events.give_back(*{began, ended, done}, timed=True)
+        self.device.add_seconds(call, self._began, self._ended)
 
 
 @contextmanager

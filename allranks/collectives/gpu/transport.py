@@ -21,6 +21,7 @@ import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls.call import (
+    NOTHING,
     Call,
     Members,
     Move,
@@ -56,6 +57,9 @@ class Placement(NamedTuple):
     """The transport's name, or "" for the fastest."""
 
 
+_ANY = Placement()
+
+
 def read_placement(kind: str, transport: str | None, device: str) -> Placement:
     """The placement that the two arguments ask for; `UsageError` if they contradict each other."""
     memory = ""
@@ -80,9 +84,12 @@ def read_placement(kind: str, transport: str | None, device: str) -> Placement:
 
 def environment_placement(kind: str) -> Placement:
     """The placement that the environment asks for, for an operation on GPU arrays."""
-    value = os.environ.get(_ALLREDUCE, "").strip().lower()
+    asked = os.environ.get(_ALLREDUCE)
+    if not asked:
+        return _ANY
+    value = asked.strip().lower()
     if not value or kind not in ("allreduce", "grouped_allreduce"):
-        return Placement()
+        return _ANY
     if value == "mpi":
         return Placement("cpu", "mpi")
     if value in ON_GPU:
@@ -90,6 +97,11 @@ def environment_placement(kind: str) -> Placement:
     raise UsageError(
         f"{_ALLREDUCE} needs nccl, staged or mpi: found {value!r}. Unset it for the fastest."
     )
+
+
+def is_of_a_gpu(transport: str | None) -> bool:
+    """Whether arrays on a GPU move by a transport of GPUs, without a word of the environment."""
+    return transport in ON_GPU or (transport is None and not os.environ.get(_ALLREDUCE))
 
 
 class RankDevice(NamedTuple):
@@ -175,6 +187,8 @@ class GpuTransport:
         self.own, self.members, self.device, self.host = own, members, device, host
         self._device_map: list[RankDevice] = []
         self._transports: dict[str, DeviceTransport] = {}
+        self._chosen: dict[str, DeviceTransport] = {}
+        """The transport in this epoch, by the one that a call asks for."""
 
     def _transport(self, call: Call) -> Steps[DeviceTransport]:
         """The transport of a call, which all members have agreed on. Collective over the group.
@@ -186,8 +200,8 @@ class GpuTransport:
             sizes = yield from self.table(call, [mine.size])
             every = yield from call.moved(self.host.allgather, mine, [size for (size,) in sizes])
             self._device_map = [RankDevice(*json.loads(one.tobytes())) for one in every]
-        wanted = "" if call.transport == self.name else call.transport
-        name = choose(wanted, self.members.ranks, self._device_map)
+        asked = call.transport
+        name = choose("" if asked == self.name else asked, self.members.ranks, self._device_map)
         found = self._transports.get(name)
         if found is None:
             if name == "nccl":
@@ -196,6 +210,7 @@ class GpuTransport:
                 found = StagedTransport(self.members, self.device, self.host)
             # Stored before it is connected, so that a half connected one can be abandoned too.
             self._transports[name] = found
+        self._chosen[asked] = found
         call.transport = name
         return found
 
@@ -222,7 +237,7 @@ class GpuTransport:
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
-        found = self.empty(source.shape, source.dtype) if out is None else out
+        found = self.device.empty(source.shape, source.dtype) if out is None else out
         into = found.reshape(-1)
         flat = into if source is found else source.reshape(-1)
 
@@ -230,7 +245,7 @@ class GpuTransport:
             yield from way.allreduce(call, flat, into, reduction)
             return found
 
-        return self._moved(call, move, source, found)
+        return NOTHING, self._agreed(call, move, source, found)
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
@@ -267,7 +282,17 @@ class GpuTransport:
     ) -> Move[T]:
         """A move, once all have agreed; through NCCL at its turn among the calls of all sets."""
         yield Offer(source.nbytes)
-        way = yield from self._transport(call)
+        return (yield from self._agreed(call, move, source, *out))
+
+    def _agreed(
+        self, call: Call, move: Callable[[DeviceTransport], Steps[T]], source: Array, *out: Array
+    ) -> Steps[T]:
+        """The steps of a move after all have agreed."""
+        way = self._chosen.get(call.transport)
+        if way is None:
+            way = yield from self._transport(call)
+        else:
+            call.transport = way.name
         call.held = [call.held, source, *out]
         # All ranks have the same process sets: making one is a call of all ranks.
         ordered = call.transport == "nccl" and self.device.sets and self.members.size > 1

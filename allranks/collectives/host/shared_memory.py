@@ -273,10 +273,8 @@ class Channel:
         return self._behind(_DONE, number)
 
     def _behind(self, word: int, count: int) -> tuple[int, ...]:
-        pages = zip(self.members.ranks, self._pages, strict=True)
-        return tuple(
-            rank for rank, page in pages if self.words[page + word] < count and page != self._mine
-        )
+        words = self.words
+        return tuple([rank for rank, page, _ in self._others if words[page + word] < count])
 
     def sites(self, call: Call) -> dict[int, Site]:
         if not self.own.checks or not call.posted:
@@ -394,6 +392,8 @@ class SharedMemoryTransport:
                 reduction.staged(source, block)
             return NOTHING, rest if out is None else partial(rest, out)
         found = self.empty(source.shape, source.dtype) if out is None else out
+        if source is out and not reduction.copies:
+            source = source.copy()  # scaled values are written to ``out`` before it is read again
         source = source.reshape(-1)
         window = self.window
         if window is None or call.posted:

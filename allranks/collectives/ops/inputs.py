@@ -23,8 +23,10 @@ from allranks.collectives.gpu.transport import (
     ON_GPU,
     Placement,
     environment_placement,
+    is_of_a_gpu,
     read_placement,
 )
+from allranks.collectives.world import world as worlds
 from allranks.errors import StaleHandle, UsageError
 
 
@@ -34,6 +36,7 @@ class CollectiveInputs:
 
     sources: list[Array] = field(default_factory=list)
     restores: list[Restore] = field(default_factory=list)
+    """No function at all if the arrays are of cupy, as the results are."""
     device: str = ""
     """"gpu" or ""; part of the comparison between ranks."""
     transport: str = ""
@@ -55,6 +58,8 @@ class CollectiveInputs:
 
     def restored(self, outs: list[Array]) -> list[Any]:
         """The results, each as the kind of its input."""
+        if not self.restores:
+            return outs
         if self.at_once and self.gpu is not None:
             # One wait for all results.
             outs = [dlpack.aligned(out) for out in outs]
@@ -62,13 +67,20 @@ class CollectiveInputs:
         return [restore(out) for restore, out in zip(self.restores, outs, strict=True)]
 
     def restored_alone(self, out: Array) -> Any:
-        return self.restored([out])[0] if self.at_once else self.restores[0](out)
+        if self.at_once or not self.restores:
+            return self.restored([out])[0]
+        return self.restores[0](out)
 
 
 def read_inputs(
     kind: str, values: Sequence[Any], transport: str | None, device: str, *, host: bool = False
 ) -> CollectiveInputs:
     """The arrays of a call, in the memory from which they move: with ``host`` in host memory."""
+    gpu = worlds.process.gpu if worlds.process is not None else None
+    on_it = gpu is not None and not (host or device) and len(values) and gpu.has(*values)
+    if on_it and is_of_a_gpu(transport):
+        # Arrays of cupy are moved as they are.
+        return CollectiveInputs([*values], device="gpu", transport=transport or "", gpu=gpu)
     want = read_placement(kind, transport, device) if transport or device else Placement()
     on_gpu: list[bool] = []
     if want.memory != "cpu":

@@ -29,9 +29,11 @@ from allranks.collectives.calls.numbers import is_looked_at, looking
 from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.calls.specs import JOIN, Spec, describe_group, pack
 from allranks.collectives.gpu.dlpack import ALIGNED
+from allranks.collectives.gpu.transport import is_of_a_gpu
 from allranks.collectives.host.shared_memory import keep, one_block_bytes
 from allranks.collectives.host.staging import split
 from allranks.collectives.ops.inputs import CollectiveInputs, Handle, read_inputs, run
+from allranks.collectives.ops.outputs import Output, fits, fits_on_gpu
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 from allranks.collectives.world.world import Group
@@ -108,9 +110,14 @@ class ReductionPlan:
         )  # fmt: skip
 
     def reduced(
-        self, call: Call, transport: Transport, inputs: CollectiveInputs, sources: list[Array]
+        self,
+        call: Call,
+        transport: Transport,
+        inputs: CollectiveInputs,
+        sources: list[Array],
+        out: Array | None = None,
     ) -> Steps[list[Array]]:
-        """The steps that reduce whole arrays, for all members."""
+        """The steps that reduce whole arrays, for all members; a single one to ``out``."""
         outs: list[Any] = [None] * len(sources)
         if self.op is Adasum:
             for index, source in enumerate(sources):
@@ -125,7 +132,7 @@ class ReductionPlan:
                 move = looking(self.own, self.group, move)
             if len(batch.where) == 1:
                 index = batch.where[0]
-                outs[index] = yield from call.moved(move, sources[index], batch.reduction)
+                outs[index] = yield from call.moved(move, sources[index], batch.reduction, out)
                 continue
             flat = transport.empty((batch.size,), batch.dtype)
             parts = batch.parts(flat)
@@ -182,6 +189,7 @@ class Batch:
         self.is_looked_at = not device and is_looked_at(
             own, reduction.op, self.dtype, self.size * self.dtype.itemsize
         )
+        self._gaps: list[Any] = []
         self.staging = self.reduction = reduction
         if len(where) > 1 and not reduction.half:
             # They are prescaled as they are copied here.
@@ -189,7 +197,7 @@ class Batch:
 
     def parts(self, flat: Array) -> list[Array]:
         return [
-            flat[start:end].reshape(shape)
+            flat[start:end] if len(shape) == 1 else flat[start:end].reshape(shape)
             for (start, end), shape in zip(self.spans, self.shapes, strict=True)
         ]
 
@@ -203,14 +211,22 @@ class Batch:
 
     def fill_in_one_copy(self, flat: Array, sources: Sequence[Array]) -> None:
         """As `fill`, for many arrays on a GPU, with one kernel."""
-        ends = [start for start, _ in self.spans[1:]] + [self.size]
-        gaps = [after - end for (_, end), after in zip(self.spans, ends, strict=True)]
-        zeros = np.zeros_like(flat, shape=(max(gaps),))
-        pairs = zip(sources, gaps, strict=True)
-        pieces = [piece for source, gap in pairs for piece in (source.reshape(-1), zeros[:gap])]
+        if not self._gaps:
+            ends = [start for start, _ in self.spans[1:]] + [self.size]
+            sizes = [after - end for (_, end), after in zip(self.spans, ends, strict=True)]
+            # For all calls: they are only read, by copies in one stream, which writes them first.
+            zeros = np.zeros_like(flat, shape=(max(sizes),))
+            self._gaps = [zeros[:size] for size in sizes]
+        pieces: list[Any] = []
+        for source, (start, end), gap in zip(sources, self.spans, self._gaps, strict=True):
+            if start < end:
+                pieces.append(source if len(source.shape) == 1 else source.reshape(-1))
+            if gap.size:
+                pieces.append(gap)
         # One kernel for more than 8 arrays of less than 2 MiB on average, otherwise a copy each:
         # cupy, cupy/_core/_routines_manipulation.pyx, _concatenate.
-        np.concatenate([piece for piece in pieces if piece.size] or [zeros], out=flat)
+        if pieces:
+            np.concatenate(pieces, out=flat)
         if not self.staging.copies:
             self.staging.staged(flat, flat)
 
@@ -258,6 +274,7 @@ def begin_reduction(
     *,
     root: int = -1,
     labels: Sequence[str] = (),
+    out: Any = None,
 ) -> Call:
     group = world.current().groups[0] if process_set is None else group_of(process_set, kind)
     op = op_of(kind, op)
@@ -266,8 +283,15 @@ def begin_reduction(
     factors = _factor(kind, prescale_factor), _factor(kind, postscale_factor)
     compress, compressed = _compressor(kind, compression)
     inputs = read_inputs(kind, arrays, transport, device, host=op is Adasum)
-    pairs = [compress(source) for source in inputs.sources]
-    sources: list[Array] = [source for source, _ in pairs]
+    output, memory = None, None
+    if out is not None:
+        output = _output(kind, arrays, out)
+        if op is not Adasum and compression is Compression.none:
+            memory = output.memory(inputs)
+    sources, contexts = inputs.sources, list[Any]()
+    if compression is not Compression.none:
+        pairs = [compress(source) for source in sources]
+        sources, contexts = [source for source, _ in pairs], [context for _, context in pairs]
     specs = tuple([(source.dtype, source.shape) for source in sources])
     plan = plan_of(
         group, kind, op, specs, factors, root, compressed, labels,
@@ -282,18 +306,30 @@ def begin_reduction(
         if "reducescatter" in kind:
             outs = yield from plan.scattered(call, way, sources)
         else:
-            outs = yield from plan.reduced(call, way, inputs, sources)
+            outs = yield from plan.reduced(call, way, inputs, sources, memory)
         if compression is not Compression.none:
-            given = zip(outs, pairs, strict=True)
-            outs = [compression.decompress(out, context) for out, (_, context) in given]
+            given = zip(outs, contexts, strict=True)
+            outs = [compression.decompress(out, context) for out, context in given]
         if kind == "reduce" and group.ranks[group.me] != root:
             return None
+        if output is not None:
+            if memory is None:
+                output.copied(inputs.restored_alone(outs[0]))
+            return output.array
         return (
             inputs.restored(outs) if kind.startswith("grouped") else inputs.restored_alone(outs[0])
         )
 
     call.steps = steps()
     return inputs.marked(call)
+
+
+def _output(kind: str, arrays: Sequence[Any], out: Any) -> Output:
+    if kind != "allreduce":
+        raise UsageError(
+            f"{kind} has no out, which allreduce alone has. Leave out= out: the result is then new."
+        )
+    return Output(kind, arrays[0], out)
 
 
 def op_of(kind: str, op: Any) -> ReduceOp:
@@ -352,6 +388,7 @@ def allreduce(
     compression: Any = Compression.none,
     transport: str | None = None,
     device: str = "",
+    out: Any = None,
 ) -> Any:
     """Every rank gets the element-wise reduction of all ranks' arrays.
 
@@ -374,16 +411,20 @@ def allreduce(
         device: "/cpu:0" moves the array through host memory, "/gpu:0" on the GPU; "" means the
             array's own device. ALLRANKS_ALLREDUCE=nccl|staged|mpi sets the transport of every
             allreduce on a GPU.
+        out: an array of numpy, cupy or torch to write the result to, of the kind, dtype, shape and
+            device of ``array``, or ``array`` itself. Each rank may pass one or none. If the call
+            fails its values are undefined.
 
     Returns:
-        A new array of the kind, dtype, shape and device of the input.
+        ``out``, or a new array of the kind, dtype, shape and device of the input.
 
     Raises:
         CollectiveMismatch: the ranks passed different arguments; no data was moved.
+        UsageError: ``out`` is not like the array, is read-only, or overlaps it.
         RankLeft: a rank will never call this.
 
     Collective over the process set: all of its ranks call this with the same arguments, except for
-    the values and ``name``.
+    the values, ``name`` and ``out``.
     """
     if (
         type(array) is np.ndarray
@@ -392,6 +433,7 @@ def allreduce(
         and transport is None
         and not device
         and compression is Compression.none
+        and (out is None or fits(out, array))
     ):
         # A numpy array needs no conversion. This is the shortest path; keep it free of calls.
         this = worlds.process or world.current()
@@ -402,10 +444,37 @@ def allreduce(
             array, plan = _plan_of_one(group, key, op, array)
         call = Call(group.agreement, plan.packed, name, plan.nbytes)
         call.transport = plan.transport
-        return this.run(call, plan.move, array, plan.reductions[0])
+        return this.run(call, plan.move, array, plan.reductions[0], out)
+    process = worlds.process
+    gpu = process.gpu if process is not None else None
+    if (
+        process is not None
+        and gpu is not None
+        and gpu.has(array)
+        and type(op) is ReduceOp
+        and op is not Adasum
+        and not device
+        and compression is Compression.none
+        and is_of_a_gpu(transport)
+        and (out is None or fits_on_gpu(out, array, gpu))
+    ):
+        # The same for an array of cupy on the rank's GPU.
+        group = process.groups[0] if process_set is None else group_of(process_set, "allreduce")
+        kind = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor, transport
+        plan = group.plans.get(kind)
+        if plan is None:
+            factors = _factor("allreduce", prescale_factor), _factor("allreduce", postscale_factor)
+            specs = ((array.dtype, array.shape),)
+            plan = plan_of(
+                group, "allreduce", op, specs, factors, -1, "", (), transport or "", "gpu"
+            )
+            keep(group.plans, kind, plan)
+        call = Call(group.agreement, plan.packed, name, plan.nbytes)
+        way = group.choose(call, transport or "", gpu)
+        return process.run(call, way.allreduce, array, plan.reductions[0], out)
     call = begin_reduction(
         "allreduce", [array], op, name, process_set, prescale_factor, postscale_factor,
-        compression, transport, device,
+        compression, transport, device, out=out,
     )  # fmt: skip
     return run(call)
 
@@ -426,7 +495,9 @@ def _plan_of_one(
 
 
 def allreduce_async(array: Any, op: ReduceOp = Average, **options: Any) -> Handle:
-    """Posts an `allreduce`; `synchronize` returns its result. The array must not change before."""
+    """Posts an `allreduce`; `synchronize` returns its result. The array must not change before, nor
+    ``out`` be read.
+    """
     return Handle(begin_reduction("allreduce", [array], op, **options))
 
 
@@ -436,7 +507,7 @@ def grouped_allreduce(arrays: Sequence[Any], op: ReduceOp = Average, **options: 
     Args:
         arrays: the same number, shapes and dtypes on every rank; dtypes may be mixed.
         op: as in `allreduce`.
-        **options: as in `allreduce`.
+        **options: as in `allreduce`, without ``out``.
 
     Collective over the process set.
     """
@@ -457,7 +528,7 @@ def reducescatter(array: Any, op: ReduceOp = Average, **options: Any) -> Any:
     Args:
         array: shape (rows, ...), the same on every rank.
         op: Average, Sum, Min, Max or Product.
-        **options: as in `allreduce`.
+        **options: as in `allreduce`, without ``out``.
 
     Returns:
         Shape (rows // size, ...); the first ``rows % size`` ranks get one row more.
@@ -497,7 +568,7 @@ def reduce(array: Any, root: int = 0, op: ReduceOp = Average, **options: Any) ->
         array: as in `allreduce`.
         root: a rank of the world, the same on every rank.
         op: as in `allreduce`.
-        **options: as in `allreduce`.
+        **options: as in `allreduce`, without ``out``.
 
     Collective over the process set.
     """

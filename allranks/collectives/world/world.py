@@ -245,12 +245,13 @@ class World(RankState):
     def run(
         self,
         call: Call,
-        move: Callable[[Call, Any, Any], Prepared[Any]] | None = None,
+        move: Callable[[Call, Any, Any, Any], Prepared[Any]] | None = None,
         source: Any = None,
         reduction: Any = None,
+        out: Any = None,
     ) -> Any:
         """Drives a call to its end and returns its result. A single move of a transport comes as
-        ``move``, ``source`` and ``reduction``; other calls have steps.
+        ``move``, ``source``, ``reduction`` and ``out``; other calls have steps.
         """
         if get_ident() != self.main_thread:
             self._check_thread(call)
@@ -260,16 +261,19 @@ class World(RankState):
         (acquired,) = map(self.lock.acquire, _AT_ONCE)
         if not acquired:
             self._check_threads(call)
-            return self._in_turn(call, self.run, call, move, source, reduction)
+            return self._in_turn(call, self.run, call, move, source, reduction, out)
         try:
             if self._paused and self._must_wait(call):
                 self._check_threads(call)
-                return self._in_turn(call, self.run, call, move, source, reduction)
+                return self._in_turn(call, self.run, call, move, source, reduction, out)
             if self.dirty or self.pending:
                 self.check_clean(call)
                 self.within = call
                 if move is not None:
-                    call.steps = call.moved(move, source, reduction)
+                    call.steps = call.moved(move, source, reduction, out)
+                    if self.gpu is not None and call.spec.device:
+                        # It may begin later, in another thread, with another stream.
+                        self.gpu.marked(call)
                 result = self._among_others(call, self._alongside(call))
                 self.within = None
                 return result
@@ -281,7 +285,7 @@ class World(RankState):
                 else:
                     # The steps of `Call.moved` without its generator, which would add 1 µs (27 %)
                     # to a call of 4 bytes.
-                    offer, rest = move(call, source, reduction)
+                    offer, rest = move(call, source, reduction, out)
                     if not call.agreement.arrive(call, offer):
                         result = self._drive(call.waited(offer, rest))
                     else:

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from operations import ON_GPU, TRANSPORTS, c
 
 import allranks
+import allranks.collectives as collectives
 from allranks.collectives.timings import Totals
 from allranks.errors import CollectiveMismatch, UsageError
 
@@ -150,6 +151,112 @@ def test_allreduce_of_arrays_in_the_window_is_the_same(dtype):
             twice = reduced(c.Sum, [part * 2 for part in parts])
             same(c.allreduce(mine, c.Sum, prescale_factor=2.0), twice)
             assert (mine == parts[RANK]).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "float32", "float16", "complex64", "bool"])
+def test_an_allreduce_writes_to_the_array_that_it_is_given(dtype, process_set, transport):
+    """To another one or to its own, and on some ranks to none."""
+    ops, dtype = (c.Max, c.Sum) if dtype == "bool" else (c.Sum, c.Product), np.dtype(dtype)
+    options = {"process_set": process_set, "transport": transport}
+    for shape in [(), (0,), (4, 3), *SIZES, LARGE[0]]:
+        parts = [values(r, shape, dtype) for r in members(process_set)]
+        out = np.full(shape, 1, dtype)
+        for op in ops:
+            mine = values(RANK, shape, dtype)
+            for given in (out, None if RANK % 2 else out):
+                found = c.allreduce(mine, op, out=given, **options)
+                assert given is None or found is given
+                same(found, reduced(op, parts))
+                same(mine, values(RANK, shape, dtype))
+            found = c.allreduce(mine, op, out=None if RANK % 2 else mine, **options)
+            assert (found is mine) == (RANK % 2 == 0)
+            same(found, reduced(op, parts))
+        if dtype.kind != "b":
+            mine = values(RANK, shape, dtype)
+            c.allreduce(mine, c.Sum, prescale_factor=2.0, out=out, **options)
+            same(out, reduced(c.Sum, [part * dtype.type(2) for part in parts]))
+            assert c.allreduce(mine, c.Average, out=mine, **options) is mine
+            same(mine, reduced(c.Average, parts))
+
+
+@pytest.mark.skipif(ON_GPU, reason="arrays on a GPU are in no window")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_allreduce_writes_to_arrays_in_and_beside_the_window(in_place):
+    for count in (100, 70_000, 1_200_000):
+        parts = [values(r, (count,), np.dtype("float32")) for r in range(SIZE)]
+        for turn in range(4):
+            mine, out = (
+                c.empty(count) if (turn >> bit & 1) ^ (RANK & 1) else np.empty(count, np.float32)
+                for bit in (0, 1)
+            )
+            mine[:] = parts[RANK]
+            out = mine if in_place else out
+            for factor in (1.0, 2.0):
+                assert c.allreduce(mine, c.Sum, prescale_factor=factor, out=out) is out
+                same(out, reduced(c.Sum, [part * factor for part in parts]))
+                mine[:] = parts[RANK]
+
+
+def test_a_result_is_copied_to_an_array_that_no_transport_writes_to(transport):
+    mine, total = np.full((3, 2), 1.0 + RANK, "float32"), SIZE * (SIZE + 1) / 2
+    whole = np.zeros((2, 6), "float32")
+    options = [{"out": np.zeros((3, 2), "float32"), "compression": c.Compression.fp16}]
+    if not ON_GPU:
+        options += [{"out": whole[:, ::2].T}, {"out": whole[:, 1::2].T}]
+    for each in options:
+        found = c.allreduce(mine, c.Sum, transport=transport, **each)
+        assert found is each["out"]
+        assert (found == total).all()
+    handle = c.allreduce_async(mine, c.Sum, transport=transport)
+    assert (handle.synchronize() == total).all()
+    if not ON_GPU:
+        swapped = mine.astype(">f4")
+        assert (c.allreduce(swapped, c.Sum, out=swapped) == total).all()
+        number = np.empty((), "int64")
+        assert c.allreduce(1, c.Sum, out=number) is number
+        assert number == SIZE
+        handle = c.allreduce_async(mine, c.Sum, transport=transport, out=mine)
+        assert handle.synchronize() is mine
+        assert (mine == total).all()
+
+
+def test_adasum_writes_to_the_array_that_it_is_given():
+    if SIZE & (SIZE - 1):
+        pytest.skip("takes a power of two ranks")
+    out, mine = np.zeros(3, "float32"), np.ones(3, "float32")
+    assert c.allreduce(mine, c.Adasum, out=out) is out
+    np.testing.assert_allclose(out, 1.0)
+
+
+UNLIKE: dict[str, tuple[Callable[[np.ndarray], object], str]] = {
+    "shape": (lambda x: np.empty(5, "f4"), r"expected a \S+ array of float32 \(4,\).*\(5,\)"),
+    "dtype": (lambda x: np.empty(4, "f8"), "expected .* of float32 .* found .* of float64"),
+    "list": (lambda x: [0.0] * 4, "an out of numpy, cupy or torch: found"),
+    "read-only": (lambda x: np.frombuffer(bytes(16), "f4"), "found a read-only array"),
+    "overlap": (lambda x: x.base[:4], "found one that overlaps it"),
+}
+
+
+@pytest.mark.skipif(ON_GPU, reason="see the suite of GPUs")
+@pytest.mark.parametrize("what", [*UNLIKE])
+def test_an_out_that_is_not_like_the_array_is_refused(what, transport):
+    whole = np.ones(6, "f4")
+    mine = whole[1:5]
+    make, said = UNLIKE[what]
+    out = make(mine)
+    for call in (c.allreduce, c.allreduce_async):
+        with pytest.raises(UsageError, match=said):
+            call(mine, c.Sum, transport=transport, out=out)
+    assert (whole == 1).all()
+    # Nothing was sent.
+    assert (c.allreduce(mine, c.Sum, transport=transport) == SIZE).all()
+
+
+@pytest.mark.parametrize("operation", ["grouped_allreduce", "reducescatter", "reduce"])
+def test_allreduce_alone_has_an_out(operation):
+    mine = np.ones(SIZE)
+    with pytest.raises(UsageError, match=f"{operation} has no out, which allreduce alone has"):
+        getattr(collectives, operation)([mine] if "grouped" in operation else mine, out=mine)
 
 
 def test_results_are_each_ranks_own_and_outlive_later_calls():

@@ -6,6 +6,7 @@ on purpose need the fake.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ import allranks.collectives as c
 from allranks.collectives.gpu import dlpack
 from allranks.collectives.gpu.staged import StagedTransport
 from allranks.collectives.ops.keeping import VariableStore
+from allranks.collectives.timings import Totals
 from allranks.errors import CollectiveMismatch, RankLeft, TransportFailed, UsageError
 from allranks.features.gpu import memory as gpu_memory
 
@@ -125,6 +127,145 @@ def test_work_queued_before_a_call_is_done_before_it():
     assert (host(c.broadcast(mine * 2.0)) == 2048).all()
 
 
+@both_ways
+def test_repeated_calls_follow_the_stream_of_each(transport):
+    """Also while a posted call is under way."""
+    streams = nullcontext(), cupy.cuda.Stream(non_blocking=True)
+    for turn in range(8):
+        with streams[turn % 2]:
+            posted = c.allreduce_async(ones(100_000), transport=transport) if turn > 3 else None
+            mine = ones(100_000)
+            for _ in range(10):
+                mine = mine * 2.0
+            found = c.allreduce(mine, c.Sum, transport=transport)
+            assert (host(found) == 1024 * SIZE).all()
+            if posted is not None:
+                assert (host(posted.synchronize()) == 1).all()
+
+
+def test_a_call_beside_posted_ones_is_marked_in_its_own_thread(monkeypatch):
+    """It begins later, perhaps while another thread drives all calls, on another stream."""
+    gpu, marked = c.world.current().gpu, []
+    mark = gpu.marked
+    monkeypatch.setattr(gpu, "marked", lambda call: marked.append(call.name) or mark(call))
+    posted = c.allreduce_async(ones(), name="posted")
+    c.allreduce(ones(), name="beside")
+    posted.synchronize()
+    assert marked == ["posted", "beside"]
+
+
+@both_ways
+@pytest.mark.parametrize("dtype", ["float32", "int16", "float16"])
+def test_a_result_goes_to_the_array_that_is_given(transport, dtype):
+    whole = cupy.asarray(np.zeros(20, dtype))
+    for _ in range(2):
+        mine, out = ones(9, dtype), whole[3:12]
+        assert c.allreduce(mine, c.Sum, transport=transport, out=out) is out
+        assert (host(mine) == 1).all()
+        assert c.allreduce(mine, c.Sum, transport=transport, out=mine) is mine
+        assert (host(mine) == SIZE).all()
+    posted = c.allreduce_async(out, c.Sum, transport=transport, out=out)
+    assert posted.synchronize() is out
+    wanted = np.zeros(20)
+    wanted[3:12] = SIZE * SIZE
+    assert (host(whole) == wanted).all()
+
+
+@both_ways
+def test_a_result_is_copied_to_what_no_transport_of_gpus_writes_to(transport):
+    mine, out = ones(6), cupy.asarray(np.zeros((6, 2), "float32"))[:, 1]
+    fp16 = {"compression": c.Compression.fp16, "out": ones(6)}
+    for options in ({"out": out}, fp16):
+        assert c.allreduce(mine, c.Sum, transport=transport, **options) is options["out"]
+        assert (cupy.asnumpy(options["out"]) == SIZE).all()
+    out = ones(6)
+    assert c.allreduce(mine, c.Sum, device="/cpu:0", out=out) is out
+    assert (host(out) == SIZE).all()
+    on_host = np.ones(3)
+    assert c.allreduce(on_host, c.Sum, device="/gpu:0", out=on_host) is on_host
+    assert (on_host == SIZE).all()
+
+
+@fake_only
+@both_ways
+def test_a_loop_with_an_out_allocates_nothing(transport, monkeypatch):
+    mine, out = ones(500), ones(500)
+    for _ in range(3):
+        c.allreduce(mine, transport=transport, out=out)
+        monkeypatch.setattr(_memory, "pooled", Mock(side_effect=MemoryError))
+    assert (host(out) == 1).all()
+
+
+def test_an_out_elsewhere_or_over_the_array_is_refused():
+    whole = ones(8)
+    wrong = {
+        r"expected a cupy array of float32 \(4,\) on GPU \d, found a numpy": np.ones(4, "f4"),
+        r"found a cupy array of float64 \(4,\)": ones(4, "float64"),
+        r"found a cupy array of float32 \(5,\)": ones(5),
+        "one that overlaps it": whole[1:5],
+    }
+    for said, out in wrong.items():
+        with pytest.raises(UsageError, match=said):
+            c.allreduce(whole[:4], c.Sum, out=out)
+    assert (host(whole) == 1).all()
+    assert (host(c.allreduce(whole[:4], c.Sum, out=whole[4:])) == SIZE).all()
+
+
+def functions_of(call: Any) -> int:
+    """The functions that a call passes, of Python's and C's; one of the fake's counts as one."""
+    fake, passed, within = os.path.dirname(cupy.__file__), 0, 0
+
+    def note(frame: Any, event: str, _: object) -> None:
+        nonlocal passed, within
+        if event == "call":
+            passed += not within
+            within += bool(within or frame.f_code.co_filename.startswith(fake))
+        elif event == "return":
+            within -= bool(within)
+        elif event == "c_call":
+            passed += not within
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return passed
+
+
+FIFTY = [ones() for _ in range(50)] if FAKE else []
+REPEATED: dict[str, tuple[Any, int]] = {
+    "nccl": (lambda mine, out: c.allreduce(mine, c.Sum, transport="nccl"), 85),
+    "its own": (lambda mine, out: c.allreduce(mine, c.Average), 90),
+    "out": (lambda mine, out: c.allreduce(mine, c.Sum, transport="nccl", out=out), 85),
+    "in place": (lambda mine, out: c.allreduce(mine, c.Sum, transport="nccl", out=mine), 85),
+    "staged": (lambda mine, out: c.allreduce(mine, c.Sum, transport="staged"), 185),
+    "posted": (lambda mine, out: c.allreduce_async(mine, c.Sum).synchronize(), 200),
+    "grouped": (lambda mine, out: c.grouped_allreduce(FIFTY, c.Sum, transport="nccl"), 760),
+}
+"""Calls, and the most functions that each takes."""
+
+
+@fake_only
+@pytest.mark.skipif(SIZE > 1, reason="how often a rank looks depends on the others")
+@pytest.mark.parametrize("what", REPEATED)
+def test_a_call_like_those_before_takes_few_functions(what, monkeypatch):
+    def work() -> None:
+        while any(stream._step() for stream in list(_queue._streams.values())):
+            pass
+
+    # The GPU is done at the first look, so that each call takes as many.
+    monkeypatch.setattr(_queue, "progress", work)
+    (call, most), mine, out = REPEATED[what], ones(1024), ones(1024)
+    gc.disable()  # no finalizer of another test's is counted
+    try:
+        for _ in range(3):
+            call(mine, out)
+        assert max(functions_of(lambda: call(mine, out)) for _ in range(4)) <= most
+    finally:
+        gc.enable()
+
+
 def test_a_device_says_where_an_array_goes():
     found = c.allreduce(ones(), c.Sum, device="/cpu:0")
     assert (host(found) == SIZE).all()
@@ -188,9 +329,12 @@ def test_scatter_gives_each_rank_the_kind_it_brought():
 
 @own_gpu
 def test_the_gpus_own_clock_times_a_transfer():
+    totals = Totals()
     c.allreduce(ones(500_000), c.Sum)
     record = c.records()[-1]
+    (sums,) = totals.changed()
     assert record.device_seconds is not None
+    assert sums.transfer_seconds == sums.moving_seconds == record.device_seconds
     assert 0 < record.transfer_seconds == record.device_seconds < record.ended - record.arrived
     # Of a staged call, the clock times the copies from and to the GPU only.
     for count in (4, 3_000_000):

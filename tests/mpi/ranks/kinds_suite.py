@@ -28,7 +28,7 @@ from libraries import (
 )
 
 import allranks.collectives as c
-from allranks.errors import MissingDependency
+from allranks.errors import MissingDependency, UsageError
 
 # Read when the libraries are imported: no GPU, and two devices for JAX to spread an array over.
 os.environ.update(
@@ -95,6 +95,33 @@ def test_results_are_nobody_elses(make_kind: Callable[[], Kind]):
         for found, _ in results(mine, mine, "float32"):
             found[...] = -1
         equal(kind.back(mine), array)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "complex64"])
+def test_a_tensor_is_written_to(name: str):
+    """In its own memory, in another layout, in place, and where it is a parameter."""
+    kind = Torch()
+    array = values(c.rank(), (300, 3), name)
+    mine, wanted = kind.make(array), total((300, 3), name)
+    for out in (kind.make(array * 0), kind.strided(array * 0), mine.clone().requires_grad_(True)):
+        assert c.allreduce(mine, c.Sum, out=out) is out
+        equal(kind.back(out.detach()), wanted)
+        equal(kind.back(mine), array)
+    if name == "complex64":
+        out = kind.make(array).conj()
+        equal(kind.back(c.allreduce(mine, c.Sum, out=out)), wanted)
+    found = c.allreduce(mine, c.Sum, out=None if c.rank() % 2 else mine)
+    equal(kind.back(found), wanted)
+    with pytest.raises(
+        UsageError, match=r"expected a tensor of torch\.\w+ \(300, 3\) on cpu, found"
+    ):
+        c.allreduce(kind.make(array), c.Sum, out=array)
+
+
+def test_arrays_that_cannot_be_written_to_are_refused():
+    mine = Jax().make(np.ones(3, "float32"))
+    with pytest.raises(UsageError, match="an out of numpy, cupy or torch: found jax"):
+        c.allreduce(mine, c.Sum, out=mine)
 
 
 def test_numbers_and_lists():

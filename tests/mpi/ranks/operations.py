@@ -75,7 +75,14 @@ def on_gpu(operation: Callable[..., Any]) -> Callable[..., Any]:
         import cupy
 
         brought = up(value)
+        out = options.get("out")
+        if out is not None:
+            options["out"] = brought if out is value else up(out)
         found = operation(brought, *arguments, **options)
+        if out is not None:
+            assert found is options["out"]
+            np.copyto(out, down(found))
+            return out
         if isinstance(found, collectives.Handle):
             return Handle(found)
         first = found[0] if isinstance(found, (list, tuple)) and found else found
