@@ -1,0 +1,96 @@
+"""Memory on the GPU that this rank shares with other processes, and what it has opened of theirs.
+
+CUDA leaves open what happens to memory that is freed, or whose process ends, while others have it
+open. So a window is never freed: a group that ends leaves it to the next one. What was opened is
+closed when the epoch ends, and as soon as the GPU has done all that it was given: a close may wait
+for all of that, inside the driver.
+
+Source: CUDA runtime API, cudaIpcGetMemHandle, cudaIpcOpenMemHandle, cudaIpcCloseMemHandle, cudaFree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from allranks.collectives.gpu.cupy_api import Cupy
+
+_MOST_BYTES, _PART = 256 << 20, 64
+"""A window takes a 64th of the GPU's memory; with more than so many bytes, the rounds of a call
+would cost nothing beside its copies."""
+_ALIGNED = 512
+
+
+class _Closing(NamedTuple):
+    """Windows of other ranks that are to be closed."""
+
+    opened: list[int]
+    unused: Callable[[], bool]
+    """Whether the GPU has done all that could use them."""
+
+
+class GpuWindows:
+    """This rank's windows on one GPU, by group, and those that it closes."""
+
+    def __init__(self, cupy: Cupy, number: int) -> None:
+        self._cupy, self._number = cupy, number
+        self._own: dict[int, int] = {}
+        """Their addresses."""
+        self._spare: list[int] = []
+        self._closing: list[_Closing] = []
+        self.reported = False
+        """Whether the user has been told that no memory can be shared."""
+
+    def size(self) -> int:
+        """The bytes of a window."""
+        with self._cupy.cuda.Device(self._number):
+            _, whole = self._cupy.cuda.runtime.memGetInfo()
+        return min(_MOST_BYTES, whole // _PART // _ALIGNED * _ALIGNED)
+
+    def own(self, group: int) -> int:
+        """The address of a group's window; RuntimeError if the GPU has no memory for it."""
+        if group not in self._own:
+            self._own[group] = self._spare.pop() if self._spare else self._allocated()
+        return self._own[group]
+
+    def _allocated(self) -> int:
+        nbytes = self.size()
+        with self._cupy.cuda.Device(self._number):
+            # Not from the pool, where memory may be a part of what CUDA has allocated: a handle is
+            # that of the whole.
+            at = self._cupy.cuda.runtime.malloc(nbytes)
+            pool = self._cupy.get_default_memory_pool()
+            # The window is a part of this rank's share of the memory, which limits the pool.
+            if limit := pool.get_limit():
+                pool.set_limit(size=max(1, limit - nbytes))
+        return at
+
+    def forget(self, group: int) -> None:
+        """Leaves the window of a group that has ended to the next one."""
+        if group in self._own:
+            self._spare.append(self._own.pop(group))
+
+    def handle(self, group: int) -> bytes:
+        """What other processes open the window of a group with."""
+        with self._cupy.cuda.Device(self._number):
+            return self._cupy.cuda.runtime.ipcGetMemHandle(self.own(group))
+
+    def open(self, handle: bytes) -> int:
+        """The address, in this process, of another rank's window."""
+        with self._cupy.cuda.Device(self._number):
+            return self._cupy.cuda.runtime.ipcOpenMemHandle(handle)
+
+    def close(self, opened: list[int], unused: Callable[[], bool]) -> None:
+        """Closes windows of other ranks once nothing of this rank can use them."""
+        self._closing.append(_Closing(opened, unused))
+
+    def all_closed(self) -> bool:
+        """Closes what is unused by now; returns whether nothing is left to close."""
+        while self._closing and self._closing[0].unused():
+            opened = self._closing.pop(0).opened
+            # If the GPU has failed, what is open ends with this process.
+            with suppress(RuntimeError), self._cupy.cuda.Device(self._number):
+                for at in opened:
+                    self._cupy.cuda.runtime.ipcCloseMemHandle(at)
+        return not self._closing
