@@ -45,8 +45,8 @@ class CallRecord:
     last_rank: int
     ended: float
     #: The time of the transfer by the GPU's clock, or, of a staged call, of the copies from and to
-    #: the GPU, which run beside each other, or, of a call by ipc, of this rank's own work on the GPU;
-    #: None if no GPU took part.
+    #: the GPU, which run beside each other, or, of a call by ipc, of this rank's own work on the
+    #: GPU; None if no GPU took part.
     device_seconds: float | None = None
     #: For a call that was under way with others, as an asynchronous one may be: the seconds for
     #: which this rank waited in it and moved its data, without those that it spent on other things

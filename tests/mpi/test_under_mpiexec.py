@@ -59,17 +59,20 @@ WORLDS: dict[int, list[World]] = {
     2: [
         ({}, ("communicator", "contract", "misuse")),
         hosts("1", "hosts"),
+        fake("ipc", "contract", "ipc", ALLRANKS_FAKE_GPU="2"),
     ],
     3: [
         ({}, ("communicator", "contract", "misuse")),
         fake("nccl,staged", "contract", "gpu", "nccl"),
     ],
-    # Two hosts of two ranks; two that take turns; two ranks that share each GPU; two hosts.
+    # Two hosts of two ranks; two that take turns; two ranks that share each GPU; all share one; two
+    # hosts.
     4: [
         ({}, ("communicator",)),
         hosts("2", "hosts", "contract"),
         hosts("%2", "property"),
         fake("staged", "contract", "gpu", ALLRANKS_FAKE_GPU="2"),
+        fake("ipc", "contract", "gpu", "ipc", ALLRANKS_FAKE_GPU="4"),
         (FAKE | {"ALLRANKS_RANKS_PER_HOST": "2"}, ("gpu", "nccl")),
     ],
 }

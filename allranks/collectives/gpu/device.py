@@ -91,7 +91,8 @@ class Device:
             self.up = self.new_stream()
             """Copies to the GPU: they run beside those from it."""
             self.collectives = self.new_stream()
-            """NCCL's work of all groups, in the order of `call_order`; reads of other ranks' windows."""
+            """NCCL's work of all groups, in the order of `call_order`, and reads of other ranks'
+            windows."""
         self.events = EventPool(self._new_event)
         self.call_order = NcclCallOrder()
         self.aborts = Aborts(self.use, self.once_idle)
@@ -138,7 +139,9 @@ class Device:
         """
         try:
             with self.cupy.cuda.Device(self.number):
-                events = [self.event(stream) for stream in (self.packing, self.down, self.up, *also)]
+                events = [
+                    self.event(stream) for stream in (self.packing, self.down, self.up, *also)
+                ]
                 events.append(self.mark())
         except RuntimeError:  # the GPU has failed: it does nothing more
             return lambda: True

@@ -1,18 +1,18 @@
 """The transport between ranks that share a GPU, through memory that they share on it (CUDA IPC).
 
 Each rank has a window (`windows.py`), which the other members of its group open once for each
-epoch. Arrays move in rounds of at most a window. In a round each rank copies its part to its window,
-and then reads the others'. Of an allreduce the first rank reads: it reduces all windows in its own,
-from which all copy the result: a GPU takes longer to change between processes, about 0.3 ms for each
-rank of a call, than one process takes to reduce.
+epoch. Arrays move in rounds of at most a window. In a round each rank copies its part to its
+window, and then reads the others'. Of an allreduce the first rank reads: it reduces all windows in
+its own, from which all copy the result. A GPU takes longer to change between processes, about
+0.3 ms for each rank of a call, than one process takes to reduce.
 
 Ranks write to their own windows only, and read them at a time when each has arrived after the end
 of its own work (`_phase`). So no work on the GPU waits for another process, which may have ended:
-CUDA's events between processes would save no more than that wait on the host, and leave open what a
-stream does that waits for an event of a process that has died.
+CUDA's events between processes would save no more than that wait on the host, and CUDA leaves open
+what a stream does that waits for an event of a process that has died.
 
-A rank that has left, or died, has left its window as it was. No rank reads it any more from then on,
-and it is closed before windows are opened again.
+The window of a rank that has left, or died, is as that rank left it. No rank reads it any more from
+then on, and it is closed before windows are opened again.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ from allranks.records.ranks import label
 _MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 _SHARES_FROM = 23000
 _ALLREDUCE = "ALLRANKS_ALLREDUCE"
-"""nccl, staged, ipc or mpi: the transport of GPU arrays in allreduce, without an argument for it."""
+"""nccl, staged, ipc or mpi: the transport of GPU arrays in allreduce without a ``transport``."""
 ON_GPU = ("nccl", "staged", "ipc")
 IPC_FROM_BYTES = math.inf
-"""The smallest array that goes by ipc where that is not asked for. No array, until a run on a GPU
-has shown that ipc is right; then 2 << 20, from where on a prototype was faster than staged."""
+"""The smallest array that goes by ipc where no transport is asked for. No array, until a run on a
+GPU has shown that ipc is right; then 2 << 20, from where on a prototype was faster than staged."""
 _DEVICE = re.compile(r"/?(?:device:)?(cpu|gpu)(?::\d+)?", re.IGNORECASE)
 
 
@@ -197,9 +197,11 @@ class GpuTransport:
         self._device_map: list[RankDevice] = []
         self._transports: dict[str, DeviceTransport] = {}
 
-    def _transport(self, call: Call) -> Steps[DeviceTransport]:
+    def _transport(self, call: Call, nbytes: int) -> Steps[DeviceTransport]:
         """The transport of a call, which all members have agreed on. Collective over the group.
         Raises `UsageError` on every member if the wanted transport cannot be used.
+
+        ``nbytes`` is the same on all members.
         """
         if not self._device_map:
             mine = RankDevice.of(self.device, self.own.hosts[self.own.rank])
@@ -207,8 +209,8 @@ class GpuTransport:
             self._device_map = [RankDevice(*each) for each in every]
         wanted = "" if call.transport == self.name else call.transport
         name = choose(wanted, self.members.ranks, self._device_map)
-        if name == "staged" and not wanted and self._is_for_ipc(call):
-            name = "ipc"
+        if name == "staged" and not wanted and nbytes >= IPC_FROM_BYTES:
+            name = "staged" if apart(self.members.ranks, self._device_map) else "ipc"
         found = self._made(name)
         if isinstance(found, IpcTransport) and (why := (yield from found.open(call, self._told))):
             if self.members.me == 0 and not self.device.windows.reported:
@@ -218,11 +220,6 @@ class GpuTransport:
             found = self._transports[name] = self._made("staged")
         call.transport = found.name
         return found
-
-    def _is_for_ipc(self, call: Call) -> bool:
-        """Whether a call goes by ipc where no transport is asked for: the same on every member."""
-        largest = max(offer.nbytes for offer in call.agreement.offers(call))
-        return largest >= IPC_FROM_BYTES and not apart(self.members.ranks, self._device_map)
 
     def _made(self, name: str) -> DeviceTransport:
         """The transport of this name, which is made the first time."""
@@ -276,7 +273,7 @@ class GpuTransport:
             yield from way.allreduce(call, flat, into, reduction)
             return found
 
-        return self._moved(call, move, source, found)
+        return self._moved(call, source.nbytes, move, source, found)
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
@@ -284,10 +281,10 @@ class GpuTransport:
         def move(way: DeviceTransport) -> Steps[None]:
             return way.reducescatter(call, source, bounds, out, reduction)
 
-        return self._moved(call, move, source, out)
+        return self._moved(call, source.nbytes, move, source, out)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
-        return self._moved(call, lambda way: way.broadcast(call, array, root), array)
+        return self._moved(call, array.nbytes, lambda way: way.broadcast(call, array, root), array)
 
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
@@ -296,7 +293,7 @@ class GpuTransport:
             sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
             return way.allgather(call, source, sizes, root)
 
-        return self._moved(call, move, source)
+        return self._moved(call, sum(lengths or ()), move, source)
 
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
@@ -305,15 +302,24 @@ class GpuTransport:
             table = yield from self.table(call, lengths or [0] * self.members.size)
             return (yield from way.alltoall(call, source, table))
 
-        return self._moved(call, move, source)
+        # The others' bytes are not known yet.
+        return self._moved(call, 0, move, source)
 
     @prepared
     def _moved(
-        self, call: Call, move: Callable[[DeviceTransport], Steps[T]], source: Array, *out: Array
+        self,
+        call: Call,
+        nbytes: int,
+        move: Callable[[DeviceTransport], Steps[T]],
+        source: Array,
+        *out: Array,
     ) -> Move[T]:
-        """A move, once all have agreed; through NCCL at its turn among the calls of all sets."""
+        """A move, once all have agreed; through NCCL at its turn among the calls of all sets.
+
+        The transport may depend on ``nbytes``, which are the same on all members.
+        """
         yield Offer(source.nbytes)
-        way = yield from self._transport(call)
+        way = yield from self._transport(call, nbytes)
         call.held = [call.held, source, *out]
         # All ranks have the same process sets: making one is a call of all ranks.
         ordered = call.transport == "nccl" and self.device.sets and self.members.size > 1

@@ -5,11 +5,14 @@ open. So a window is never freed: a group that ends leaves it to the next one. W
 closed when the epoch ends, and as soon as the GPU has done all that it was given: a close may wait
 for all of that, inside the driver.
 
-Source: CUDA runtime API, cudaIpcGetMemHandle, cudaIpcOpenMemHandle, cudaIpcCloseMemHandle, cudaFree.
+Source: CUDA runtime API, cudaIpcGetMemHandle, cudaIpcOpenMemHandle, cudaIpcCloseMemHandle,
+cudaFree.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -27,18 +30,23 @@ class _Closing(NamedTuple):
 
     opened: list[int]
     unused: Callable[[], bool]
-    """Whether the GPU has done all that could use them."""
+    """Whether the GPU has done all that could use them, or write to this rank's own."""
+
+
+# Not in a world: those of an ensemble end with its cell, and the process keeps their windows.
+_spare: defaultdict[int, list[int]] = defaultdict(list)
+"""For each GPU the windows of this process that no group uses."""
+_closing: list[_Closing] = []
 
 
 class GpuWindows:
-    """This rank's windows on one GPU, by group, and those that it closes."""
+    """The windows of a world's rank on its GPU, by group, and those that it opens and closes."""
 
     def __init__(self, cupy: Cupy, number: int) -> None:
         self._cupy, self._number = cupy, number
         self._own: dict[int, int] = {}
         """Their addresses."""
-        self._spare: list[int] = []
-        self._closing: list[_Closing] = []
+        weakref.finalize(self, _leave, number, self._own).atexit = False
         self.reported = False
         """Whether the user has been told that no memory can be shared."""
 
@@ -51,7 +59,8 @@ class GpuWindows:
     def own(self, group: int) -> int:
         """The address of a group's window; RuntimeError if the GPU has no memory for it."""
         if group not in self._own:
-            self._own[group] = self._spare.pop() if self._spare else self._allocated()
+            spare = _spare[self._number]
+            self._own[group] = spare.pop() if spare else self._allocated()
         return self._own[group]
 
     def _allocated(self) -> int:
@@ -69,7 +78,7 @@ class GpuWindows:
     def forget(self, group: int) -> None:
         """Leaves the window of a group that has ended to the next one."""
         if group in self._own:
-            self._spare.append(self._own.pop(group))
+            _spare[self._number].append(self._own.pop(group))
 
     def handle(self, group: int) -> bytes:
         """What other processes open the window of a group with."""
@@ -83,14 +92,19 @@ class GpuWindows:
 
     def close(self, opened: list[int], unused: Callable[[], bool]) -> None:
         """Closes windows of other ranks once nothing of this rank can use them."""
-        self._closing.append(_Closing(opened, unused))
+        _closing.append(_Closing(opened, unused))
+        self.all_closed()
 
     def all_closed(self) -> bool:
         """Closes what is unused by now; returns whether nothing is left to close."""
-        while self._closing and self._closing[0].unused():
-            opened = self._closing.pop(0).opened
+        for each in [each for each in _closing if each.unused()]:
+            _closing.remove(each)
             # If the GPU has failed, what is open ends with this process.
             with suppress(RuntimeError), self._cupy.cuda.Device(self._number):
-                for at in opened:
+                for at in each.opened:
                     self._cupy.cuda.runtime.ipcCloseMemHandle(at)
-        return not self._closing
+        return not _closing
+
+
+def _leave(number: int, own: dict[int, int]) -> None:
+    _spare[number].extend(own.values())
