@@ -65,14 +65,12 @@ WORLDS: dict[int, list[World]] = {
         ({}, ("communicator", "contract", "misuse")),
         fake("nccl,staged", "contract", "gpu", "nccl"),
     ],
-    # Two hosts of two ranks; two that take turns; two ranks that share each GPU; all share one; two
-    # hosts.
+    # Two hosts of two ranks; two that take turns; two ranks that share each GPU; two hosts.
     4: [
         ({}, ("communicator",)),
         hosts("2", "hosts", "contract"),
         hosts("%2", "property"),
         fake("staged", "contract", "gpu", ALLRANKS_FAKE_GPU="2"),
-        fake("ipc", "contract", "gpu", "ipc", ALLRANKS_FAKE_GPU="4"),
         (FAKE | {"ALLRANKS_RANKS_PER_HOST": "2"}, ("gpu", "nccl")),
     ],
 }
@@ -103,6 +101,8 @@ def launches() -> Iterator[Any]:
     for python in others:
         for ranks, worlds in OF_OTHERS.items():
             yield pytest.param(python, ranks, worlds, id=f"{ranks} ranks, {name(python)}")
+    one_gpu = fake("ipc", "contract", "gpu", "ipc", ALLRANKS_FAKE_GPU="4")
+    yield pytest.param(first, 4, [one_gpu], id="4 ranks on one GPU")
     # Hosts of two, one and one: by itself, for a run of few tests.
     yield pytest.param(first, 4, [hosts("2,1", "hosts", "property", "misuse")], id="hosts of 2,1")
 
