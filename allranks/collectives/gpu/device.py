@@ -384,7 +384,7 @@ class Aborts:
     def __init__(
         self, use_gpu: Callable[[], None], once_idle: Callable[[], Callable[[], bool]]
     ) -> None:
-        self._use_gpu, self.once_idle = use_gpu, once_idle
+        self._use_gpu, self._once_idle = use_gpu, once_idle
         self._parked: list[Parked] = []
         self._threads: list[threading.Thread] = []
         # The threads that create communicators park those whose call was left.
@@ -415,7 +415,7 @@ class Aborts:
         # it for the work that the GPU has: so the abort comes after that work.
         thread = threading.Thread(
             target=self._abort,
-            args=[ended, completed, self.once_idle()],
+            args=[ended, completed, self._once_idle()],
             name="allranks-nccl-abort",
             daemon=True,
         )

@@ -17,14 +17,14 @@ then on, and it is closed before windows are opened again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.arrays.reductions import Arithmetic, is_half
 from allranks.collectives.calls.call import Call, Members, Steps, cut
 from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.gpu.device import Device
@@ -32,6 +32,8 @@ from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 
 GpuArray = Any
+_BLOCK_BYTES = 16 << 20
+"""Of what is converted at once."""
 Told = Callable[[Call, Any], Steps[list[Any]]]
 """Every member's value on every member, through host memory."""
 
@@ -126,9 +128,9 @@ class IpcTransport:
         self, call: Call, source: GpuArray, out: GpuArray, reduction: Arithmetic
     ) -> Steps[None]:
         parts, me = self._parts(source), self.members.me
-        yield from self._fill(call, lambda: reduction.staged(source, parts[me]))
+        yield from self._fill(call, lambda: _stage(reduction, source, parts[me]))
         # In place: the first window is the first of the parts.
-        yield from self._read(call, None if me else lambda: reduction.combine(parts, parts[0]))
+        yield from self._read(call, None if me else lambda: _combine(reduction, parts, parts[0]))
         yield from self._read(call, lambda: np.copyto(out, parts[0]))
 
     def reducescatter(
@@ -153,8 +155,8 @@ class IpcTransport:
     ) -> Steps[None]:
         parts, me = self._parts(source), self.members.me
         own = [part[inside] for part in parts]
-        yield from self._fill(call, lambda: reduction.staged(source, parts[me]))
-        yield from self._read(call, (lambda: reduction.combine(own, out)) if out.size else None)
+        yield from self._fill(call, lambda: _stage(reduction, source, parts[me]))
+        yield from self._read(call, (lambda: _combine(reduction, own, out)) if out.size else None)
 
     def broadcast(self, call: Call, array: GpuArray, root: int) -> Steps[None]:
         rows = [[array.nbytes if i == root else 0] for i in range(self.members.size)]
@@ -249,6 +251,28 @@ class IpcTransport:
         call.stage += 1
         while any(self.own.has_left(rank, self._epoch) for rank in call.unfinished()):
             yield call
+
+
+def _stage(reduction: Arithmetic, source: GpuArray, out: GpuArray) -> None:
+    for here in _blocks(source):
+        reduction.staged(source[here], out[here])
+
+
+def _combine(reduction: Arithmetic, parts: list[GpuArray], out: GpuArray) -> None:
+    for here in _blocks(out):
+        inside = [part[here] for part in parts]
+        # The same array, not only the same memory: cupy copies what overlaps with its result.
+        reduction.combine(inside, inside[0] if out is parts[0] else out[here])
+
+
+def _blocks(array: GpuArray) -> Iterator[slice]:
+    """The whole, or blocks of a dtype that may be converted to one of up to eight times its size,
+    for which ranks that share a GPU may not have the memory.
+    """
+    converted = array.dtype.kind in "iu" or is_half(array.dtype)
+    step = _BLOCK_BYTES // array.itemsize if converted else max(1, array.size)
+    for start in range(0, array.size, step):
+        yield slice(start, start + step)
 
 
 def _copy_each(pairs: list[tuple[GpuArray, GpuArray]]) -> None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from allranks.collectives.gpu.cupy_api import Cupy
+from allranks.records.deferred import deferred
 
 _MOST_BYTES, _PART = 256 << 20, 64
 """A window takes a 64th of the GPU's memory; with more than so many bytes, the rounds of a call
@@ -98,9 +99,9 @@ class GpuWindows:
     def all_closed(self) -> bool:
         """Closes what is unused by now; returns whether nothing is left to close."""
         for each in [each for each in _closing if each.unused()]:
-            _closing.remove(each)
             # If the GPU has failed, what is open ends with this process.
-            with suppress(RuntimeError), self._cupy.cuda.Device(self._number):
+            with deferred(), suppress(RuntimeError), self._cupy.cuda.Device(self._number):
+                _closing.remove(each)
                 for at in each.opened:
                     self._cupy.cuda.runtime.ipcCloseMemHandle(at)
         return not _closing

@@ -186,7 +186,7 @@ def gate() -> Iterator[Any]:
 
 @fake_only
 @two
-def test_windows_of_other_ranks_are_closed_once_the_gpu_is_through(gate):
+def test_windows_of_other_ranks_are_closed_once_the_gpu_is_through(gate, monkeypatch):
     """A close waits inside the driver for all that the GPU does, which no interrupt would end."""
     next_cell_works()
     assert len(runtime.opened) == SIZE - 1
@@ -206,9 +206,16 @@ def test_windows_of_other_ranks_are_closed_once_the_gpu_is_through(gate):
     error = in_a_cell(cell)
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
     assert len(runtime.opened) == SIZE - 1
+    opens, before = windows.GpuWindows.open, []
+
+    def note(self: windows.GpuWindows, handle: bytes) -> int:
+        before.append(len(runtime.opened))
+        return opens(self, handle)
+
+    monkeypatch.setattr(windows.GpuWindows, "open", note)
     gate.record(cupy.cuda.Stream(non_blocking=True))
     next_cell_works()
-    assert len(runtime.opened) == SIZE - 1
+    assert before == [*range(SIZE - 1)]
 
 
 @fake_only
