@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.gpu import cells
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -19,17 +17,20 @@ ENVIRONMENT = {
 """All ranks share one GPU."""
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_others_live_on_when_a_rank_whose_window_they_have_open_dies(new_notebook, size):
+class Steps(cells.Steps):
+    """Those of a machine that may be slow."""
+
+    def interrupt(self, name, source, begun, seconds=60):
+        super().interrupt(name, source, begun, seconds)
+
+
+def test_ranks_whose_windows_others_have_open_die_and_the_others_live_on(new_notebook):
     notebook = new_notebook(env=ENVIRONMENT)
-    assert notebook.run(f"%distributed start -n {size}", 60).status == "ok"
-    steps = cells.Steps(notebook)
-    cells.ipc_deaths(steps, size, [1000, 1_500_000])
-    assert steps.wrong == []
-    if size == 4:
-        page = (REPOSITORY / "docs" / "gpu.md").read_text()
-        (cell,) = re.findall(r"gpu_memory\.py -->\n```python\n(.*?)```", page, re.DOTALL)
-        compared = notebook.run(cell.replace("1 << 22, 1 << 24, 1 << 26", "1 << 19"), 120)
-        compared.says(
-            "4,096 B  staged ", "1,048,576 B  staged ", "2,097,152 B  staged ", "ms  ipc "
-        )
+    steps = Steps(notebook)
+    cells.ipc(steps, [1000, 1_500_000])
+    assert not steps.wrong, "\n".join(steps.wrong)
+    # On the four ranks that it leaves.
+    page = (REPOSITORY / "docs" / "gpu.md").read_text()
+    (cell,) = re.findall(r"gpu_memory\.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    compared = notebook.run(cell.replace("1 << 22, 1 << 24, 1 << 26", "1 << 19"), 120)
+    compared.says("4,096 B  staged ", "1,048,576 B  staged ", "2,097,152 B  staged ", "ms  ipc ")

@@ -298,7 +298,7 @@ def ipc(steps: Steps, counts: Sequence[int] = (1000, 16 << 20)) -> None:
     steps.magic("two ranks on one GPU", "%distributed restart -n 2 --gpus 0")
     ipc_deaths(steps, 2, counts)
     steps.interrupt("an interrupt of a wait", WAITS + SUMMED_BY_IPC, "waits")
-    steps.run("a mismatch", "allreduce(cupy.ones(3 + rank), Sum, transport='ipc')", "same shape")
+    steps.run("a mismatch", "allreduce(mine[: 3 + rank], Sum, transport='ipc')", "same shape")
     steps.run("after it", BY_IPC, "ipc right 1.0", "ipc right 2.0")
     steps.magic("four ranks on one GPU", "%distributed restart -n 4 --gpus 0")
     ipc_deaths(steps, 4, counts)

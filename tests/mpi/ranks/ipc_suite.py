@@ -243,22 +243,6 @@ def test_where_no_window_can_be_opened_arrays_are_staged_and_it_is_said_once(ref
 
 
 @fake_only
-def test_a_window_is_a_part_of_the_ranks_share_and_is_used_again(sets):
-    """Neither a removed set nor an epoch frees one: other ranks may have it open."""
-    pool, own = cupy.get_default_memory_pool(), len(runtime.allocated)
-    pool.set_limit(size=64 << 20)
-    size = c.world.current().gpu.windows.size()
-    for made in (1, 1):
-        chosen = c.add_process_set([0])
-        if chosen.included():
-            assert summed(process_set=chosen)[0] == 1
-            assert len(runtime.allocated) == own + made
-            assert pool.get_limit() == (64 << 20) - made * size
-        c.remove_process_set(chosen)
-    pool.set_limit(size=0)
-
-
-@fake_only
 def test_each_call_uses_events_that_are_there():
     for _ in range(2):
         _queue.counted.clear()
