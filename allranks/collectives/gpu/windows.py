@@ -6,7 +6,7 @@ closed when the epoch ends, and as soon as the GPU has done all that it was give
 for all of that, inside the driver.
 
 Source: CUDA runtime API, cudaIpcGetMemHandle, cudaIpcOpenMemHandle, cudaIpcCloseMemHandle,
-cudaFree.
+cudaFree; CUDA programming guide, "Interprocess Communication".
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from allranks.records.deferred import deferred
 _MOST_BYTES, _PART = 256 << 20, 64
 """A window takes a 64th of the GPU's memory; with more than so many bytes, the rounds of a call
 would cost nothing beside its copies."""
-_ALIGNED = 512
+_ALIGNED = 2 << 20
+"""Of a smaller piece CUDA may share the memory around it too."""
 
 
 class _Closing(NamedTuple):
@@ -55,7 +56,7 @@ class GpuWindows:
         """The bytes of a window."""
         with self._cupy.cuda.Device(self._number):
             _, whole = self._cupy.cuda.runtime.memGetInfo()
-        return min(_MOST_BYTES, whole // _PART // _ALIGNED * _ALIGNED)
+        return min(_MOST_BYTES, max(1, whole // _PART // _ALIGNED) * _ALIGNED)
 
     def own(self, group: int) -> int:
         """The address of a group's window; RuntimeError if the GPU has no memory for it."""

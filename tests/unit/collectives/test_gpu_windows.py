@@ -49,7 +49,8 @@ def _alone(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("whole", "nbytes"), [(139 * GIB, 256 << 20), (8 * GIB, 128 << 20), (GIB + 30_000, 16 << 20)]
+    ("whole", "nbytes"),
+    [(139 * GIB, 256 << 20), (8 * GIB, 128 << 20), (GIB + 99_999_999, 16 << 20), (9, 2 << 20)],
 )
 def test_a_window_takes_a_small_part_of_the_gpu(whole, nbytes):
     assert GpuWindows(Cupy(whole), 0).size() == nbytes
