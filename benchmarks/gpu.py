@@ -84,7 +84,14 @@ def usable(
 
 def by_ours(c: Any, transport: str) -> Side:
     def side(mine: Any) -> ranks.Call:
-        return lambda: c.allreduce(mine, c.Sum, transport=transport)
+        def call() -> Any:
+            return c.allreduce(mine, c.Sum, transport=transport)
+
+        call()
+        # Where memory on the GPU cannot be shared, ipc is staged.
+        if (way := c.records()[-1].transport) != transport:
+            raise RuntimeError(f"the array went by {way}")
+        return call
 
     return side
 
@@ -190,6 +197,7 @@ def sides_of(c: Any, cupy: Any, comm: Any, ends: ExitStack) -> dict[str, Callabl
         "by hand": lambda: by_hand(cupy, comm),
         "by hand, pinned": lambda: by_hand_pinned(cupy, comm),
         "torch gloo": lambda: by_torch(comm, ends, "gloo"),
+        "allranks, ipc": lambda: by_ours(c, "ipc"),
         "allranks, nccl": lambda: by_ours(c, "nccl"),
         "torch nccl": lambda: by_torch(comm, ends, "nccl"),
     }

@@ -45,7 +45,8 @@ class CallRecord:
     last_rank: int
     ended: float
     #: The time of the transfer by the GPU's clock, or, of a staged call, of the copies from and to
-    #: the GPU, which run beside each other; None if no GPU took part.
+    #: the GPU, which run beside each other, or, of a call by ipc, of this rank's own work on the
+    #: GPU; None if no GPU took part.
     device_seconds: float | None = None
     #: For a call that was under way with others, as an asynchronous one may be: the seconds for
     #: which this rank waited in it and moved its data, without those that it spent on other things
@@ -71,7 +72,7 @@ class CallRecord:
     @property
     def moving_seconds(self) -> float:
         """Seconds for which the data moved: on a GPU it does so beside what the rank is at."""
-        if self.device_seconds is not None and self.transport != "staged":
+        if self.device_seconds is not None and self.transport not in ("staged", "ipc"):
             return self.device_seconds
         if self.attended is not None:
             return self.attended[1]

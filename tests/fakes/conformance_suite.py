@@ -122,6 +122,7 @@ def parts_of_protocols() -> Iterator[Any]:
         "Runtime": runtime,
         "Current": cupy.cuda.Device,
         "Cuda": cupy.cuda,
+        "Pool": cupy.cuda.MemoryPool,
         "Cupy": cupy,
     }
     asked = classes(PACKAGE / "collectives" / "gpu" / "cupy_api.py")
@@ -149,6 +150,7 @@ def parts_of_fakes() -> Iterator[Any]:
         (gpu / "_arrays.py", "ndarray", cupy.ndarray),
         (gpu / "cuda" / "_queue.py", "Stream", cupy.cuda.Stream),
         (gpu / "cuda" / "_queue.py", "Event", cupy.cuda.Event),
+        (gpu / "cuda" / "_memory.py", "MemoryPool", cupy.cuda.MemoryPool),
         (gpu / "cuda" / "nccl.py", "NcclCommunicator", nccl.NcclCommunicator),
     ):
         bodies.append((name, real, classes(path)[name].body))

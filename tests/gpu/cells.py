@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
@@ -65,6 +65,7 @@ import cupy
 result = allreduce(cupy.full(1 << 20, rank + 1.0), Sum, transport="nccl")
 print("over nccl", float(result[0]))
 """
+SUMMED_BY_IPC = "allreduce(mine, Sum, transport='ipc')"
 OVER_NCCL = "allreduce(cupy.ones(1 << 20), Sum, transport='nccl')"
 # A rank dies while a call of the other has been launched.
 DIES_AMID = f"""
@@ -74,6 +75,38 @@ for call in range(100):
         os._exit(3)
     {OVER_NCCL}
 """
+# With what the fake cupy has too.
+BY_IPC = """
+import cupy
+import numpy as np
+from allranks.collectives import records
+for count in (1000, 1 << 20):
+    mine = cupy.asarray(np.full(count, rank + 1.0, "float32"))
+    added = cupy.asnumpy(allreduce(mine, Sum, transport="ipc"))
+    assert (added == size * (size + 1) / 2).all()
+print(records()[-1].transport, "right", rank + 1.0)
+"""
+# A rank dies in a call by ipc, and the others in it have this rank's window open. As the owner it
+# dies when the others may begin to read its window, as a reader when its GPU has begun to.
+DIES_BY_IPC = """
+import os
+from allranks.collectives.gpu.ipc import IpcTransport
+if rank == WHO:
+    def read(self, call, work, begins=IpcTransport._read, calls=[]):
+        calls.append(call)
+        if len(calls) > 20:
+            if WHEN == "reader":
+                with self.device.on(self.device.collectives):
+                    work and work()
+            os._exit(3)
+        return begins(self, call, work)
+    IpcTransport._read = read
+kept = cupy.asarray(np.full(COUNT, rank + 1.0, "float32"))
+for _ in range(100):
+    allreduce(kept, Sum, transport="ipc")
+"""
+# The others' arrays are as they were, and their GPU computes.
+KEPT_BY_IPC = "if 'kept' in globals():\n    print('computes', cupy.asnumpy(kept * 2.0)[-1])"
 TENSORS = """
 import torch
 tensor = torch.full((2, 3), rank + 1.0, device="cuda", dtype=torch.bfloat16)
@@ -260,6 +293,31 @@ def nccl(steps: Steps) -> None:
     steps.run("after it", NCCL, "over nccl 3.0")
 
 
+def ipc(steps: Steps, counts: Sequence[int] = (1000, 16 << 20)) -> None:
+    """What becomes of memory that processes share on the GPU when one of them dies."""
+    steps.magic("two ranks on one GPU", "%distributed restart -n 2 --gpus 0")
+    ipc_deaths(steps, 2, counts)
+    steps.interrupt("an interrupt of a wait", WAITS + SUMMED_BY_IPC, "waits")
+    steps.run("a mismatch", "allreduce(mine[: 3 + rank], Sum, transport='ipc')", "same shape")
+    steps.run("after it", BY_IPC, "ipc right 1.0", "ipc right 2.0")
+    steps.magic("four ranks on one GPU", "%distributed restart -n 4 --gpus 0")
+    ipc_deaths(steps, 4, counts)
+
+
+def ipc_deaths(steps: Steps, size: int, counts: Sequence[int]) -> None:
+    every = [f"ipc right {rank + 1.0}" for rank in range(size)]
+    steps.run("begin", BY_IPC, *every)
+    # The first rank reads all windows, and all read its own; the last is read by the first.
+    for who, when in ((0, "owner"), (0, "reader"), (size - 1, "owner"), (size - 1, "reader")):
+        for count in counts:
+            dies = DIES_BY_IPC.replace("WHO", str(who)).replace("WHEN", repr(when))
+            name = f"the death of rank {who} of {size} as {when}, {count} numbers"
+            steps.run(name, dies.replace("COUNT", str(count)), f"rank {who} was replaced")
+            lives = [f"computes {2 * (rank + 1.0)}" for rank in range(size) if rank != who]
+            steps.run("the others", f"import cupy\n{KEPT_BY_IPC}", *lives)
+            steps.run("after it", BY_IPC, *every)
+
+
 def torch(steps: Steps) -> None:
     steps.run("tensors", TENSORS, "cuda:0 torch.bfloat16 3.0 (4, 3)")
     full = "rank 1 is out of memory on ", "Also using it: rank 0"
@@ -297,7 +355,18 @@ def frameworks(steps: Steps) -> None:
 
 NOTEBOOKS: dict[str, Callable[[Steps], None]] = {
     each.__name__: each
-    for each in (ends, arrays, nccl, torch, torch_nccl, jax, keras_jax, keras_torch, frameworks)
+    for each in (
+        ends,
+        arrays,
+        nccl,
+        ipc,
+        torch,
+        torch_nccl,
+        jax,
+        keras_jax,
+        keras_torch,
+        frameworks,
+    )
 }
 
 

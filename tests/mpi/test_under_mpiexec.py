@@ -59,6 +59,7 @@ WORLDS: dict[int, list[World]] = {
     2: [
         ({}, ("communicator", "contract", "misuse")),
         hosts("1", "hosts"),
+        fake("ipc", "contract", "ipc", ALLRANKS_FAKE_GPU="2"),
     ],
     3: [
         ({}, ("communicator", "contract", "misuse")),
@@ -100,6 +101,8 @@ def launches() -> Iterator[Any]:
     for python in others:
         for ranks, worlds in OF_OTHERS.items():
             yield pytest.param(python, ranks, worlds, id=f"{ranks} ranks, {name(python)}")
+    one_gpu = fake("ipc", "contract", "gpu", "ipc", ALLRANKS_FAKE_GPU="4")
+    yield pytest.param(first, 4, [one_gpu], id="4 ranks on one GPU")
     # Hosts of two, one and one: by itself, for a run of few tests.
     yield pytest.param(first, 4, [hosts("2,1", "hosts", "property", "misuse")], id="hosts of 2,1")
 

@@ -105,6 +105,20 @@ class Runtime(Protocol):
 
     def deviceSynchronize(self) -> None: ...
 
+    def memGetInfo(self) -> tuple[int, int]:
+        """The free bytes of the GPU, and all."""
+
+    def malloc(self, nbytes: int, /) -> int: ...
+
+    def ipcGetMemHandle(self, address: int, /) -> bytes:
+        """What other processes open the memory at this address with; raises if CUDA has no such."""
+
+    def ipcOpenMemHandle(self, handle: bytes, /) -> int:
+        """The address, in this process, of memory of another one."""
+
+    def ipcCloseMemHandle(self, address: int, /) -> None:
+        """Ends what `ipcOpenMemHandle` began; may wait for all work of the GPU."""
+
     def hostRegister(self, address: int, nbytes: int, flags: int, /) -> None:
         """Pins whole pages of this process's memory; none of them may be pinned already."""
 
@@ -138,10 +152,21 @@ class Cuda(Protocol):
     """``MemoryPointer(memory, offset)``."""
 
 
+class Pool(Protocol):
+    """``cupy.cuda.MemoryPool``."""
+
+    def get_limit(self) -> int:
+        """The most bytes that it may hold; 0 for no limit."""
+
+    def set_limit(self, size: int) -> None: ...
+
+
 class Cupy(Protocol):
     """``cupy``."""
 
     cuda: Cuda
+
+    def get_default_memory_pool(self) -> Pool: ...
 
     def asarray(self, array: Any, /) -> Any: ...
 

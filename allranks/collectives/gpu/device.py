@@ -37,6 +37,7 @@ import numpy as np
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.call import Awaited, Call, Pause, Steps, Transport
 from allranks.collectives.gpu.cupy_api import Communicator, CudaEvent, Stream, load, load_nccl
+from allranks.collectives.gpu.windows import GpuWindows
 from allranks.errors import TransportFailed
 
 _KEPT = 64
@@ -91,11 +92,13 @@ class Device:
             self.up = self.new_stream()
             """Copies to the GPU: they run beside those from it."""
             self.collectives = self.new_stream()
-            """NCCL's work of all groups, in the order of `call_order`."""
+            """NCCL's work of all groups, in the order of `call_order`, and reads of other ranks'
+            windows."""
         self.events = EventPool(self._new_event)
         self.call_order = NcclCallOrder()
-        self.aborts = Aborts(self.use, self._once_idle)
+        self.aborts = Aborts(self.use, self.once_idle)
         """Communicators to abort."""
+        self.windows = GpuWindows(self.cupy, number)
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays in it."""
         self._registered: set[int] = set()
@@ -131,11 +134,15 @@ class Device:
         self.aborts.abort()
         self._let_go()
 
-    def _once_idle(self) -> Callable[[], bool]:
-        """Whether the GPU has done what it was given until now, without NCCL's own work."""
+    def once_idle(self, *also: Stream) -> Callable[[], bool]:
+        """Whether the GPU has done what it was given until now; NCCL's own work, in the stream
+        ``collectives``, counts only if that stream is named.
+        """
         try:
             with self.cupy.cuda.Device(self.number):
-                events = [self.event(stream) for stream in (self.packing, self.down, self.up)]
+                events = [
+                    self.event(stream) for stream in (self.packing, self.down, self.up, *also)
+                ]
                 events.append(self.mark())
         except RuntimeError:  # the GPU has failed: it does nothing more
             return lambda: True
@@ -158,6 +165,7 @@ class Device:
 
     def _let_go(self) -> None:
         """Frees held arrays, and unpins released memory, once the GPU no longer uses them."""
+        self.windows.all_closed()
         # If the GPU has failed, or no event could be recorded, they are kept for ever.
         with suppress(TransportFailed):
             self._held = [h for h in self._held if not (h[0] and all(map(self.happened, h[0])))]
@@ -293,6 +301,11 @@ class Device:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.empty(shape, dtype)
 
+    def over(self, at: int, nbytes: int) -> Any:
+        """An array of bytes over existing memory of this GPU."""
+        memory = self.cupy.cuda.UnownedMemory(at, nbytes, None, self.number)
+        return self.cupy.ndarray((nbytes,), np.uint8, self.cupy.cuda.MemoryPointer(memory, 0))
+
     def pinned(self, nbytes: int) -> Array:
         from cupyx import empty_pinned
 
@@ -315,7 +328,10 @@ class Device:
         return True
 
     def forget(self, group: int) -> None:
-        """Releases the pinned memory of a group, once no call that was left uses it."""
+        """Releases the pinned memory of a group, once no call that was left uses it, and leaves its
+        window to another one.
+        """
+        self.windows.forget(group)
         memory = self.blocks.pop(group, None)
         if memory is not None:
             self._kept.append(memory)

@@ -1,4 +1,5 @@
-"""The transport of a group whose arrays are on GPUs: it chooses NCCL or staging for each call.
+"""The transport of a group whose arrays are on GPUs: it chooses NCCL, staging, or memory that the
+ranks share on their GPU, for each call.
 
 NCCL identifies GPUs by where they are plugged in, so the slices of one GPU (MIG) are one to it, and
 it refuses a communicator with two ranks on one. Where every rank has NCCL 2.30 or newer and
@@ -11,6 +12,7 @@ Source: NCCL 2.30, src/init.cc, initTransportsRank.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +37,7 @@ from allranks.collectives.calls.call import (
 from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.gpu.cupy_api import load_nccl
 from allranks.collectives.gpu.device import Device
+from allranks.collectives.gpu.ipc import IpcTransport
 from allranks.collectives.gpu.nccl import NcclTransport
 from allranks.collectives.gpu.staged import StagedTransport
 from allranks.errors import MissingDependency, UsageError
@@ -43,8 +46,11 @@ from allranks.records.ranks import label
 _MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 _SHARES_FROM = 23000
 _ALLREDUCE = "ALLRANKS_ALLREDUCE"
-"""nccl, staged or mpi: the transport of GPU arrays in allreduce, without an argument for it."""
-ON_GPU = ("nccl", "staged")
+"""nccl, staged, ipc or mpi: the transport of GPU arrays in allreduce without a ``transport``."""
+ON_GPU = ("nccl", "staged", "ipc")
+IPC_FROM_BYTES = math.inf
+"""The smallest array that goes by ipc where no transport is asked for. No array, until a run on a
+GPU has shown that ipc is right; then 2 << 20, from where on a prototype was faster than staged."""
 _DEVICE = re.compile(r"/?(?:device:)?(cpu|gpu)(?::\d+)?", re.IGNORECASE)
 
 
@@ -95,7 +101,7 @@ def environment_placement(kind: str) -> Placement:
     if value in ON_GPU:
         return Placement("gpu", value)
     raise UsageError(
-        f"{_ALLREDUCE} needs nccl, staged or mpi: found {value!r}. Unset it for the fastest."
+        f"{_ALLREDUCE} needs nccl, staged, ipc or mpi: found {value!r}. Unset it for the fastest."
     )
 
 
@@ -159,8 +165,23 @@ def obstacle(ranks: Sequence[int], devices: Sequence[RankDevice], *, sharing: bo
     return ""
 
 
+def apart(ranks: Sequence[int], devices: Sequence[RankDevice]) -> str:
+    """The ranks of each GPU, if there are several; "" if all members use one, or slices of it."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for rank, device in zip(ranks, devices, strict=True):
+        found.setdefault((device.host, device.bus), []).append(rank)
+    return " and ".join(map(label, found.values())) if len(found) > 1 else ""
+
+
 def choose(wanted: str, ranks: Sequence[int], devices: Sequence[RankDevice]) -> str:
     """The transport of a group: the same on every member, or the same `UsageError`."""
+    if wanted == "ipc":
+        if each := apart(ranks, devices):
+            raise UsageError(
+                f"transport='ipc' needs ranks that share one GPU: {each} use different ones. Leave "
+                "transport= and ALLRANKS_ALLREDUCE out."
+            )
+        return wanted
     asked = wanted == "nccl" and all(device.shares for device in devices)
     against = obstacle(ranks, devices, sharing=asked)
     if wanted == "nccl" and against:
@@ -174,12 +195,12 @@ def choose(wanted: str, ranks: Sequence[int], devices: Sequence[RankDevice]) -> 
 
 
 T = TypeVar("T")
-DeviceTransport = NcclTransport | StagedTransport
+DeviceTransport = NcclTransport | StagedTransport | IpcTransport
 """The transports of GPU arrays, used once all members have agreed and all lengths are known."""
 
 
 class GpuTransport:
-    """`Transport` over a group's GPUs: lengths go by the host, data by NCCL or staged."""
+    """`Transport` over a group's GPUs: lengths go by the host, data by NCCL, staged or ipc."""
 
     name = "gpu"
 
@@ -187,32 +208,55 @@ class GpuTransport:
         self.own, self.members, self.device, self.host = own, members, device, host
         self._device_map: list[RankDevice] = []
         self._transports: dict[str, DeviceTransport] = {}
-        self._chosen: dict[str, DeviceTransport] = {}
-        """The transport in this epoch, by the one that a call asks for."""
+        self._chosen: dict[tuple[str, bool], DeviceTransport] = {}
+        """The transport in this epoch, by the one that a call asks for, and whether it is large."""
 
-    def _transport(self, call: Call) -> Steps[DeviceTransport]:
+    def _transport(self, call: Call, nbytes: int) -> Steps[DeviceTransport]:
         """The transport of a call, which all members have agreed on. Collective over the group.
         Raises `UsageError` on every member if the wanted transport cannot be used.
+
+        ``nbytes`` is the same on all members.
         """
         if not self._device_map:
-            device = json.dumps(RankDevice.of(self.device, self.own.hosts[self.own.rank])).encode()
-            mine = np.frombuffer(device, np.uint8)
-            sizes = yield from self.table(call, [mine.size])
-            every = yield from call.moved(self.host.allgather, mine, [size for (size,) in sizes])
-            self._device_map = [RankDevice(*json.loads(one.tobytes())) for one in every]
+            mine = RankDevice.of(self.device, self.own.hosts[self.own.rank])
+            every = yield from self._told(call, mine)
+            self._device_map = [RankDevice(*each) for each in every]
         asked = call.transport
-        name = choose("" if asked == self.name else asked, self.members.ranks, self._device_map)
+        wanted = "" if asked == self.name else asked
+        name = choose(wanted, self.members.ranks, self._device_map)
+        if name == "staged" and not wanted and nbytes >= IPC_FROM_BYTES:
+            name = "staged" if apart(self.members.ranks, self._device_map) else "ipc"
+        found = self._made(name)
+        if isinstance(found, IpcTransport) and (why := (yield from found.open(call, self._told))):
+            if self.members.me == 0 and not self.device.windows.reported:
+                self.device.windows.reported = True
+                self.device.notice(why)
+            found.abandon()
+            found = self._transports[name] = self._made("staged")
+        self._chosen[asked, nbytes >= IPC_FROM_BYTES] = found
+        call.transport = found.name
+        return found
+
+    def _made(self, name: str) -> DeviceTransport:
+        """The transport of this name, which is made the first time."""
         found = self._transports.get(name)
         if found is None:
             if name == "nccl":
                 found = NcclTransport(self.own, self.members, self.device, self.host)
+            elif name == "ipc":
+                found = IpcTransport(self.own, self.members, self.device)
             else:
                 found = StagedTransport(self.members, self.device, self.host)
             # Stored before it is connected, so that a half connected one can be abandoned too.
             self._transports[name] = found
-        self._chosen[asked] = found
-        call.transport = name
         return found
+
+    def _told(self, call: Call, value: Any) -> Steps[list[Any]]:
+        """Every member's value on every member, as JSON through host memory."""
+        mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = yield from self.table(call, [mine.size])
+        every = yield from call.moved(self.host.allgather, mine, [size for (size,) in sizes])
+        return [json.loads(one.tobytes()) for one in every]
 
     def table(self, call: Call, mine: Sequence[int]) -> Steps[list[list[int]]]:
         """Every member's numbers on every member, through host memory."""
@@ -245,7 +289,7 @@ class GpuTransport:
             yield from way.allreduce(call, flat, into, reduction)
             return found
 
-        return NOTHING, self._agreed(call, move, source, found)
+        return NOTHING, self._agreed(call, source.nbytes, move, source, found)
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
@@ -253,10 +297,10 @@ class GpuTransport:
         def move(way: DeviceTransport) -> Steps[None]:
             return way.reducescatter(call, source, bounds, out, reduction)
 
-        return self._moved(call, move, source, out)
+        return self._moved(call, source.nbytes, move, source, out)
 
     def broadcast(self, call: Call, array: Array, root: int) -> Prepared[None]:
-        return self._moved(call, lambda way: way.broadcast(call, array, root), array)
+        return self._moved(call, array.nbytes, lambda way: way.broadcast(call, array, root), array)
 
     def allgather(
         self, call: Call, source: Array, lengths: Sequence[int] | None = None, root: int = -1
@@ -265,7 +309,7 @@ class GpuTransport:
             sizes = lengths or [offer.nbytes for offer in call.agreement.offers(call)]
             return way.allgather(call, source, sizes, root)
 
-        return self._moved(call, move, source)
+        return self._moved(call, sum(lengths or ()), move, source)
 
     def alltoall(
         self, call: Call, source: Array, lengths: Sequence[int], root: int = -1
@@ -274,23 +318,37 @@ class GpuTransport:
             table = yield from self.table(call, lengths or [0] * self.members.size)
             return (yield from way.alltoall(call, source, table))
 
-        return self._moved(call, move, source)
+        # The others' bytes are not known yet.
+        return self._moved(call, 0, move, source)
 
     @prepared
     def _moved(
-        self, call: Call, move: Callable[[DeviceTransport], Steps[T]], source: Array, *out: Array
+        self,
+        call: Call,
+        nbytes: int,
+        move: Callable[[DeviceTransport], Steps[T]],
+        source: Array,
+        *out: Array,
     ) -> Move[T]:
-        """A move, once all have agreed; through NCCL at its turn among the calls of all sets."""
+        """A move, once all have agreed; through NCCL at its turn among the calls of all sets.
+
+        The transport may depend on ``nbytes``, which are the same on all members.
+        """
         yield Offer(source.nbytes)
-        return (yield from self._agreed(call, move, source, *out))
+        return (yield from self._agreed(call, nbytes, move, source, *out))
 
     def _agreed(
-        self, call: Call, move: Callable[[DeviceTransport], Steps[T]], source: Array, *out: Array
+        self,
+        call: Call,
+        nbytes: int,
+        move: Callable[[DeviceTransport], Steps[T]],
+        source: Array,
+        *out: Array,
     ) -> Steps[T]:
         """The steps of a move after all have agreed."""
-        way = self._chosen.get(call.transport)
+        way = self._chosen.get((call.transport, nbytes >= IPC_FROM_BYTES))
         if way is None:
-            way = yield from self._transport(call)
+            way = yield from self._transport(call, nbytes)
         else:
             call.transport = way.name
         call.held = [call.held, source, *out]

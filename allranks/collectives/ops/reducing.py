@@ -406,10 +406,10 @@ def allreduce(
         prescale_factor: multiplies the arrays before the reduction.
         postscale_factor: multiplies the result.
         compression: `Compression.fp16` halves the bytes of float32.
-        transport: "shared" or "mpi", for arrays on a GPU also "nccl" or "staged"; by default the
-            fastest. "shared" and "mpi" move arrays of a GPU through host memory.
+        transport: "shared" or "mpi", for arrays on a GPU also "nccl", "staged" or "ipc"; by default
+            the fastest. "shared" and "mpi" move arrays of a GPU through host memory.
         device: "/cpu:0" moves the array through host memory, "/gpu:0" on the GPU; "" means the
-            array's own device. ALLRANKS_ALLREDUCE=nccl|staged|mpi sets the transport of every
+            array's own device. ALLRANKS_ALLREDUCE=nccl|staged|ipc|mpi sets the transport of every
             allreduce on a GPU.
         out: an array of numpy, cupy or torch to write the result to, of the kind, dtype, shape and
             device of ``array``, or ``array`` itself. Each rank may pass one or none. If the call

@@ -53,7 +53,10 @@ one_host = pytest.mark.skipif(
     "ALLRANKS_RANKS_PER_HOST" in os.environ, reason="ranks of several hosts share no memory"
 )
 shares_gpu = pytest.mark.skipif(not SHARED, reason="needs two ranks on one GPU")
-both_ways = pytest.mark.parametrize("transport", [None, "staged"])
+ONE_GPU = len({gpu_of(rank) for rank in range(SIZE)}) == 1
+ALSO = ["ipc"] if ONE_GPU else []
+"""The transport of ranks that all share one GPU."""
+each_way = pytest.mark.parametrize("transport", [None, "staged", *ALSO])
 
 
 def next_cell_works() -> None:
@@ -75,6 +78,18 @@ def opened(gate: Any) -> None:
     runtime.deviceSynchronize()
 
 
+@pytest.mark.skipif(ONE_GPU, reason="all ranks share one GPU")
+def test_ranks_that_do_not_share_one_gpu_have_no_memory_on_it_to_share():
+    before = c.epoch()
+    with pytest.raises(
+        UsageError, match=r"share one GPU: rank.* and .* use different ones\. Leave"
+    ):
+        c.allreduce(ones(), transport="ipc")
+    assert not c.dirty()
+    assert c.epoch() == before
+    assert (host(c.allreduce(ones(), c.Sum)) == SIZE).all()
+
+
 @shares_gpu
 def test_nccl_on_a_shared_gpu_says_who_shares_it():
     before = c.epoch()
@@ -94,7 +109,7 @@ def test_ranks_with_a_gpu_each_use_nccl_and_a_process_set_chooses_for_itself(set
         assert moved_by() == ("nccl" if alone else "staged")
 
 
-@both_ways
+@each_way
 def test_any_layout_works_and_stays_as_it_is(transport):
     whole = cupy.asarray(np.arange(24.0).reshape(4, 6))
     for mine in (whole, whole.T, whole[::2], whole[:, 1], whole[1], whole[:0]):
@@ -105,7 +120,7 @@ def test_any_layout_works_and_stays_as_it_is(transport):
         assert not mine.size or found.data.ptr != mine.data.ptr
 
 
-@both_ways
+@each_way
 @pytest.mark.parametrize("count", [(4 << 18) - 1, 4 << 18, (4 << 18) + 1, 3_500_001])
 def test_blocks_of_every_length_come_together(transport, count):
     mine = cupy.asarray(np.arange(count, dtype="float32") + RANK)
@@ -287,7 +302,7 @@ def test_a_device_says_where_an_array_goes():
 def test_the_environment_chooses_for_allreduce(said, monkeypatch):
     monkeypatch.setenv("ALLRANKS_ALLREDUCE", said)
     if said == "gloo":
-        with pytest.raises(UsageError, match="nccl, staged or mpi: found 'gloo'"):
+        with pytest.raises(UsageError, match="nccl, staged, ipc or mpi: found 'gloo'"):
             c.allreduce(ones())
         return
     assert (host(c.allreduce(ones(), c.Sum)) == SIZE).all()
@@ -299,7 +314,7 @@ def test_the_environment_chooses_for_allreduce(said, monkeypatch):
 
 
 def test_arrays_in_host_memory_are_refused_by_a_transport_of_gpus_and_taken_into_groups():
-    for transport in ("nccl", "staged"):
+    for transport in ("nccl", "staged", "ipc"):
         with pytest.raises(UsageError, match=r"found one in host memory \(ndarray\)\. Pass cupy\."):
             c.allreduce(np.ones(3), transport=transport)
     first, second = c.grouped_allreduce([ones(), np.ones(3)], c.Sum)
@@ -373,7 +388,7 @@ WAITING = {
     "broadcast": lambda: c.broadcast(ones()),
     "staged": lambda: c.allreduce(ones(3_000_000), transport="staged"),
     "handle": lambda: c.allreduce_async(ones()).synchronize(),
-}
+} | {way: lambda: c.allreduce(ones(), transport="ipc") for way in ALSO}
 
 
 @two
@@ -411,7 +426,8 @@ def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():
         with interrupted_after(0.02 + 0.05 * np.random.default_rng().random()):
             while True:
                 c.allreduce(ones())
-                c.allreduce(ones(1_500_000), c.Sum, transport="staged")
+                for way in ("staged", *ALSO):
+                    c.allreduce(ones(1_500_000), c.Sum, transport=way)
                 c.allgather(ones(1 + RANK))
                 c.allreduce(ones(100, "float16"), c.Sum)
 
@@ -681,7 +697,7 @@ def test_pinned_memory_that_a_call_left_is_given_back_once_the_gpu_is_through():
 
 
 @fake_only
-@both_ways
+@each_way
 def test_what_came_in_one_piece_is_not_copied_again(transport):
     mine = cupy.asarray(np.full((RANK + 1, 3), float(RANK)))
     wanted = np.concatenate([np.full((r + 1, 3), float(r)) for r in range(SIZE)])
@@ -697,7 +713,7 @@ def test_what_came_in_one_piece_is_not_copied_again(transport):
 
 
 @fake_only
-@both_ways
+@each_way
 def test_calls_use_events_that_are_there(transport):
     for _ in range(2):
         _queue.counted.clear()
@@ -715,7 +731,7 @@ def test_calls_use_events_that_are_there(transport):
 
 @fake_only
 @two
-@both_ways
+@each_way
 def test_events_of_a_call_that_was_left_mark_nothing_else(transport, monkeypatch):
     next_cell_works()
     gpu, gate = c.world.current().gpu, cupy.cuda.Event()
@@ -747,7 +763,7 @@ def test_events_of_a_call_that_was_left_mark_nothing_else(transport, monkeypatch
 
 
 @fake_only
-@both_ways
+@each_way
 @pytest.mark.parametrize("dtype", ["float32", "int16", "float16", "complex64"])
 def test_many_arrays_are_laid_out_in_one_copy(dtype, transport):
     shapes = [(), (0,), (3, 5), (2, 0), (64,), (7,), (1,), (300,), (2, 2, 2), (65,), (128,), (5,)]
@@ -756,7 +772,8 @@ def test_many_arrays_are_laid_out_in_one_copy(dtype, transport):
     _queue.counted.clear()
     found = c.grouped_allreduce(mine, c.Sum, prescale_factor=2.0, transport=transport)
     assert _queue.counted["concatenate"] == 1
-    assert dtype != "float32" or _queue.counted["copyto"] == 0
+    # By ipc each rank copies them once more, into its window.
+    assert dtype != "float32" or transport == "ipc" or _queue.counted["copyto"] == 0
     for one, source in zip(found, mine, strict=True):
         assert one.dtype == source.dtype
         np.testing.assert_array_equal(host(one), host(source) * 2 * SIZE)
@@ -781,7 +798,7 @@ class Tensor:
 
 
 @fake_only
-@both_ways
+@each_way
 def test_tensors_of_one_call_are_waited_for_once(transport, monkeypatch):
     """Those of a library that takes what it is given as ready."""
     dlpack = SimpleNamespace(to_dlpack=lambda tensor: tensor.array, from_dlpack=Tensor)

@@ -57,6 +57,16 @@ def test_nccl_that_cannot_be_says_why_and_slices_of_one_gpu_are_one_to_it():
         choose("nccl", (0, 1), [ONE, TWO._replace(nccl=23004)])
 
 
+def test_memory_on_a_gpu_is_shared_by_ranks_of_one_gpu_and_only_if_it_is_asked_for():
+    assert choose("ipc", (0, 1), [ONE, ONE]) == "ipc"
+    assert choose("ipc", (3,), [ONE]) == "ipc"
+    # Whether slices share memory is for CUDA to say: if they do not, the arrays are staged.
+    assert choose("ipc", (0, 1), [ONE._replace(uuid="MIG-1"), ONE._replace(uuid="MIG-2")]) == "ipc"
+    for others in ([ONE, TWO, ONE], [ONE, ONE._replace(host=1), ONE]):
+        with pytest.raises(UsageError, match=r"one GPU: ranks 0, 2 and rank 1 use different ones"):
+            choose("ipc", (0, 1, 2), others)
+
+
 def test_a_uuid_reads_as_the_drivers():
     raw = bytes.fromhex("0123456789abcdef0123456789abcdef")
     assert uuid_text(raw) == "GPU-01234567-89ab-cdef-0123-456789abcdef"

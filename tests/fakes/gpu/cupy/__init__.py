@@ -59,6 +59,10 @@ def from_dlpack(array):
     return array._as_cupy()
 
 
+def get_default_memory_pool():
+    return _memory.pool
+
+
 def is_available():
     return os.environ.get(cuda.runtime.SEAT) not in cuda.runtime.MISSING
 
@@ -77,6 +81,7 @@ __all__ = [
     "empty",
     "empty_like",
     "from_dlpack",
+    "get_default_memory_pool",
     "is_available",
     "ndarray",
     "zeros_like",

@@ -46,7 +46,8 @@ from mpi4py import MPI
 
 from cupy.cuda import _queue
 
-available = True
+available = os.environ.get("ALLRANKS_FAKE_NCCL") != "no"
+"""Without it no call of all ranks is made here: a rank in a dead one's place imports this alone."""
 NCCL_VERSION = 22703
 broken: list[int] = []
 refuses: list[str] = []
@@ -59,9 +60,8 @@ aborted: list[int] = []
 connected: list[str] = []
 """The thread of each connection that was made at the first use."""
 
-_world = MPI.COMM_WORLD.Dup()
-_aborts, _connects = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
-_rank = _world.Get_rank()
+_world, _aborts, _connects = [MPI.COMM_WORLD.Dup() if available else None for _ in range(3)]
+_rank = MPI.COMM_WORLD.Get_rank()
 _numbers = itertools.count(1)
 _thread = threading.local()
 _DTYPES = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import struct
 
 from cupy.cuda import _queue
 
@@ -12,11 +14,16 @@ MISSING = {
     "no driver": "cudaErrorInsufficientDriver: CUDA driver version is insufficient for its runtime",
     "no GPU": "cudaErrorNoDevice: no CUDA-capable device is detected",
 }
-PIN = "ALLRANKS_FAKE_PIN"
+PIN, IPC = "ALLRANKS_FAKE_PIN", "ALLRANKS_FAKE_IPC"
 failing: list[str] = []
 capturing: list[int] = []
 """900, as often as somebody waits for the whole GPU while a graph is captured."""
 registered: list[tuple[int, int]] = []
+allocated: dict[int, tuple[int, int]] = {}
+"""The file and the bytes of memory that other processes may open, by its address."""
+opened: dict[int, int] = {}
+"""The bytes of memory of other processes that is open, by its address in this one."""
+TOTAL = 128 << 20
 
 
 class CUDARuntimeError(RuntimeError):
@@ -63,6 +70,69 @@ def eventElapsedTime(first, second):
 def memcpyAsync(to, source, nbytes, kind, stream):
     assert kind in (1, 2)
     _queue.push(lambda: ctypes.memmove(to, source, nbytes) and None, _queue.stream_of(stream))
+
+
+def memGetInfo():
+    return TOTAL, TOTAL
+
+
+def malloc(size):
+    file = os.memfd_create("fake-gpu")
+    os.ftruncate(file, size)
+    at = _mapped(file, size)
+    allocated[at] = file, size
+    return at
+
+
+def ipcGetMemHandle(devPtr):
+    """64 bytes. None in WSL 2: CUDA on WSL user guide, "Known Limitations"."""
+    if os.environ.get(IPC) == "no":
+        raise CUDARuntimeError("cudaErrorNotSupported: the fake was told so")
+    return struct.pack("<3Q", os.getpid(), *allocated[devPtr]).ljust(64, b"\xf9")
+
+
+def ipcOpenMemHandle(handle, flags=1):
+    """Not by the process that has it, nor after that process has ended. CUDA runtime API."""
+    assert len(handle) == 64
+    pid, number, size = struct.unpack_from("<3Q", handle)
+    if os.environ.get(IPC) == "not opened":
+        raise CUDARuntimeError("cudaErrorMapBufferObjectFailed: the fake was told so")
+    if pid == os.getpid():
+        raise CUDARuntimeError("cudaErrorInvalidContext: it is this process's own")
+    try:
+        file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    except OSError as error:
+        raise CUDARuntimeError(f"cudaErrorInvalidResourceHandle: {error}") from error
+    at = _mapped(file, size)
+    os.close(file)
+    opened[at] = size
+    return at
+
+
+def ipcCloseMemHandle(devPtr):
+    """Waits for the whole GPU, as far as is known; what reads it from then on breaks the process.
+
+    CUDA runtime API, "Implicit synchronization"; the page of this call does not say.
+    """
+    size = opened.pop(devPtr)
+    with _queue.driver:
+        marks = _queue.marks()
+        while any(mark.done_at is None for mark in marks):
+            _queue.progress()
+    assert not _libc.munmap(devPtr, size)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def _mapped(file, size):
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    return _libc.mmap(None, size, both, mmap.MAP_SHARED, file, 0)
 
 
 def deviceSynchronize():
