@@ -99,6 +99,8 @@ class Device:
         """Pinned memory, by the number of the group that stages its arrays in it."""
         self._registered: set[int] = set()
         """The addresses of existing memory that was pinned."""
+        self.streams_wait = False
+        """Whether a stream of the user may wait for NCCL's work of calls that have not ended."""
         self._held: list[tuple[list[CudaEvent], Call]] = []
         """Calls that were left, and the events after which nothing touches their arrays."""
         self._kept: list[Array] = []
@@ -132,6 +134,10 @@ class Device:
 
     def _once_idle(self) -> Callable[[], bool]:
         """Whether the GPU has done what it was given until now, without NCCL's own work."""
+        if self.streams_wait:
+            # What waits for NCCL's work ends by the abort alone.
+            self.streams_wait = False
+            return lambda: True
         try:
             with self.cupy.cuda.Device(self.number):
                 events = [self.event(stream) for stream in (self.packing, self.down, self.up)]
@@ -247,6 +253,26 @@ class Device:
             if check is not None:
                 check()
             yield awaited
+
+    def queue(
+        self, call: Call, began: CudaEvent, ended: CudaEvent, done: CudaEvent,
+        check: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """As `wait`, for the caller's stream in place of the host. The transfer is between the
+        first two events.
+        """
+        self.streams_wait = True
+        self.cupy.cuda.get_current_stream().wait_event(done)
+        assert call.queued is not None
+        call.queued.append((began, ended, done, check))
+
+    def until_ended(self, call: Call) -> Steps[None]:
+        """Ends when the GPU has done all that `queue` has noted of a call."""
+        for began, ended, done, check in call.queued or ():
+            yield from self.wait(done, call, check)
+            self.add_seconds(call, began, ended)
+        # Not to the pool: a stream of the user may be made to wait for them later.
+        call.queued = []
 
     def add_seconds(self, call: Call, began: CudaEvent, ended: CudaEvent) -> None:
         """Adds the time between two timed events, by the GPU's clock, to that of a call."""

@@ -460,8 +460,7 @@ class NcclTransport:
             with self.device.behind_caller(call, self.stream) as stream:
                 reduction.combine(theirs, out)
                 done = self._event(stream)
-            yield from self.device.wait(done, call, self._check)
-            self.device.events.give_back(done, timed=True)
+            yield from self._wait(call, done, done, done)
 
     def _exchange(self, call: Call, sends: Pieces, receives: Pieces) -> Steps[None]:
         """Sends and receives bytes in one group; what goes to this member is copied."""
@@ -527,6 +526,9 @@ class NcclTransport:
 
     def _wait(self, call: Call, began: CudaEvent, ended: CudaEvent, done: CudaEvent) -> Steps[None]:
         """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
+        if call.queued is not None:
+            self.device.queue(call, began, ended, done, self._check)
+            return
         yield from self.device.wait(done, call, self._check)
         self.device.add_seconds(call, began, ended)
         self.device.events.give_back(*{began, ended, done}, timed=True)
