@@ -42,7 +42,8 @@ def exclude_from_compiler(rules: ModuleType) -> None:
     """
     add: Any = getattr(rules, "add", None)
     if add is not None:
-        add("allranks")
+        for name in ("allranks", "cupy"):  # whose calls of numpy would be traced as torch's
+            add(name)
 
 
 def wrap(c10d: ModuleType) -> None:

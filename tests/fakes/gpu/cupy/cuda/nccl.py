@@ -44,6 +44,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from allranks.collectives import world as worlds
 from cupy.cuda import _queue
 
 available = True
@@ -59,8 +60,21 @@ aborted: list[int] = []
 connected: list[str] = []
 """The thread of each connection that was made at the first use."""
 
-_world = MPI.COMM_WORLD.Dup()
-_aborts, _connects = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
+
+def _communicators():
+    this = worlds.current() if worlds.exists() else None
+    if this is None or this.mpi is None:
+        everybody = MPI.COMM_WORLD
+    else:
+        # In a notebook the other one ends with an epoch.
+        everybody = this.mpi.pristine
+        if this.joined_epoch:
+            # The others made theirs before: this rank can stage arrays only.
+            return everybody, everybody, everybody
+    return everybody.Dup(), everybody.Dup(), everybody.Dup()
+
+
+_world, _aborts, _connects = _communicators()
 _rank = _world.Get_rank()
 _numbers = itertools.count(1)
 _thread = threading.local()
