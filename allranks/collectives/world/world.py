@@ -39,6 +39,7 @@ from allranks.errors import (
     NotInitialized,
     RankLeft,
     RankLost,
+    StaleHandle,
     TransportFailed,
     UsageError,
 )
@@ -685,8 +686,15 @@ class World(RankState):
         """Begins a new epoch, and drops the state of the old one."""
         self.epoch = epoch
         self.board.put(fields.BROKEN, 0)
-        self.dirty, self.pending, self.lost = False, 0, None
+        self.dirty, self.pending = False, 0
+        for call in self.queued:
+            call.queued = []
+            call.error = self.lost or StaleHandle(
+                f"the GPU has not ended {call.spec.title} at {call.site}: its cell has failed. Make "
+                "the call again."
+            )
         self.queued.clear()
+        self.lost = None
         if ALONE in self.traffic and self.mpi is not None:
             self.mpi.renew_alone()
         self.traffic.clear()

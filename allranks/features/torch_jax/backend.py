@@ -32,6 +32,7 @@ from allranks.features.torch_jax import calls, stores
 from allranks.features.torch_jax.call_log import CallLog
 from allranks.features.torch_jax.choice import takes_gpu
 from allranks.features.torch_jax.compared_group import ComparedGroup, in_place_of_torchs
+from allranks.features.torch_jax.cuda_group import CudaGroup
 from allranks.features.torch_jax.group_base import NO_LIMIT_SECONDS
 from allranks.features.torch_jax.process_group import AllranksGroup
 from allranks.records.deferred import deferred
@@ -155,11 +156,8 @@ def _create(options: Any, backend_options: Any) -> AllranksGroup:
         # `use_local_synchronization`: only the members are here.
         members = _default_ranks(ranks)
         number = _open(world, members, _among(members))
-    if takes_gpu():
-        from allranks.features.torch_jax.cuda_group import CudaGroup as Kind
-    else:
-        Kind = AllranksGroup
-    return Kind(world, number, members, name, options.timeout, options.store)
+    kind = CudaGroup if takes_gpu() else AllranksGroup
+    return kind(world, number, members, name, options.timeout, options.store)
 
 
 def _default_ranks(ranks: Sequence[int]) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ def make(
     return call
 
 
-def device_of(array: Array) -> Device | None:
+def device_of(array: Any) -> Device | None:
     """This rank's GPU, if an array is on it."""
     return None if isinstance(array, np.ndarray) else worlds.current().gpu
 

@@ -116,12 +116,15 @@ def array_of(tensor: Any, dtype: Any) -> Array:
     return found
 
 
+def _torchs_stream(number: int) -> Any:
+    """torch's current stream, as one of cupy."""
+    return _cupy().cuda.Stream.from_external(_TorchStream(current_pointer(number)))
+
+
 @contextmanager
-def behind_torch(tensor: Any) -> Iterator[None]:
+def behind_torch(number: int) -> Iterator[None]:
     """Within, the work of cupy goes to torch's current stream."""
-    cupy, number = _cupy(), number_of(tensor)
-    current = _TorchStream(current_pointer(number))
-    with cupy.cuda.Device(number), cupy.cuda.Stream.from_external(current):
+    with _cupy().cuda.Device(number), _torchs_stream(number):
         yield
 
 
@@ -162,13 +165,11 @@ def _on_own_stream(call: Call, steps: Steps[Any], device: Device) -> Steps[Any]:
 def let_torch_wait(call: Call, device: Device) -> None:
     """Makes torch's current stream wait for the end of a call, whose steps have ended."""
     if call.queued:
-        external = _TorchStream(current_pointer(device.number))
         with device.cupy.cuda.Device(device.number):
-            device.cupy.cuda.Stream.from_external(external).wait_event(call.queued[-1][2])
+            _torchs_stream(device.number).wait_event(call.queued[-1][2])
 
 
 def settle(device: Device) -> None:
     """Returns once the GPU has done what torch's current stream holds; an interrupt ends it."""
-    external, cuda = _TorchStream(current_pointer(device.number)), device.cupy.cuda
-    with cuda.Device(device.number), cuda.Stream.from_external(external):
+    with behind_torch(device.number):
         device.settle()

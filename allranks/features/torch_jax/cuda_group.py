@@ -66,7 +66,7 @@ def _on_gpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             )
         if name in _MESSAGES or not all(map(_moves, given)) or not _reduces(args, given[0]):
             return _through_host(name, function, group, args, options)
-        with cuda.behind_torch(given[0]):
+        with cuda.behind_torch(cuda.number_of(given[0])):
             return function(group, *args, **options)
 
     return method

@@ -116,9 +116,9 @@ def array_of(tensor: Any) -> Array | None:
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    if dtype == torch.bfloat16:
-        return np.dtype(_bfloat16)
-    return np.dtype(str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    found: np.dtype[Any] = np.dtype(_bfloat16 if name == "bfloat16" else name)
+    return found
 
 
 def has_arithmetic(dtype: Any) -> bool:

@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,7 +26,7 @@ from torch import nn  # noqa: E402
 
 import allranks.collectives as c  # noqa: E402
 from allranks.collectives.gpu.nccl import NcclTransport  # noqa: E402
-from allranks.errors import CollectiveMismatch, RankLeft  # noqa: E402
+from allranks.errors import CollectiveMismatch, MissingDependency, RankLeft, StaleHandle  # noqa: E402
 from allranks.features.torch_jax import choice, cuda, hook  # noqa: E402
 
 SIZE, RANK = c.size(), c.rank()
@@ -280,23 +281,38 @@ def left_before_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(NcclTransport, "_reduce", interrupted)
 
 
-def launched_by_the_others() -> None:
-    dist.all_reduce(mine())
+def launched_by_the_others() -> Any:
+    work = dist.all_reduce(mine(), async_op=True)
+    work.wait()
     MPI.COMM_WORLD.send(None, ODD, tag=TAG)
+    return work
 
 
 @over_nccl
 def test_a_cell_does_not_end_with_a_call_that_the_gpu_cannot_end(monkeypatch):
     dist.all_reduce(mine())
+    works: list[Any] = []
 
     def cell() -> None:
         left_before_the_launch(monkeypatch)
         with fake.torch_stream(cupy.cuda.Stream(non_blocking=True)):
-            launched_by_the_others()
+            works.append(launched_by_the_others())
             c.world.current().settle()
 
     error = in_a_cell(cell)
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
+    for work in works:
+        # In a later cell it has no result either.
+        assert work.is_completed()
+        assert not work.is_success()
+        with pytest.raises(StaleHandle, match="has not ended all_reduce.*cell has failed"):
+            work.wait()
+
+
+def test_without_cupy_the_error_names_torchs_own_nccl(monkeypatch):
+    monkeypatch.setattr(cuda.cupy_api, "load", Mock(side_effect=MissingDependency("no cupy")))
+    with pytest.raises(MissingDependency, match=r"no cupy\n.*--torch nccl"):
+        dist.all_reduce(mine())
 
 
 @over_nccl
