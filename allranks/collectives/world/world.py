@@ -690,8 +690,8 @@ class World(RankState):
         for call in self.queued:
             call.queued = []
             call.error = self.lost or StaleHandle(
-                f"the GPU has not ended {call.spec.title} at {call.site}: its cell has failed. Make "
-                "the call again."
+                f"the GPU has not ended {call.spec.title} at {call.site}: its cell has failed. "
+                "Make the call again."
             )
         self.queued.clear()
         self.lost = None

@@ -305,7 +305,7 @@ def test_a_cell_does_not_end_with_a_call_that_the_gpu_cannot_end(monkeypatch):
         # In a later cell it has no result either.
         assert work.is_completed()
         assert not work.is_success()
-        with pytest.raises(StaleHandle, match="has not ended all_reduce.*cell has failed"):
+        with pytest.raises(StaleHandle, match=r"has not ended all_reduce.*cell has failed"):
             work.wait()
 
 
