@@ -16,7 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import wraps
 from os import _exit, getpid
 from signal import SIGINT, default_int_handler, getsignal
@@ -190,6 +190,10 @@ class CellRunner:
             if error is not None:
                 # Here, because ``__str__`` may block, and the cell still accepts interrupts.
                 asked, text = error, exceptions.text_of(error)
+            if (this := world.current()).queued and not is_a(error, KeyboardInterrupt):
+                # Here, because the GPU's work may take long, and may fail.
+                with suppress(Exception) if error is not None else nullcontext():
+                    this.settle()
         except BaseException as outside:
             if not in_rank():
                 end_fork(outside, traceback.format_exception(outside))

@@ -186,6 +186,12 @@ def test_arguments_that_are_given_by_name_are_known(made, arguments):
     assert arguments <= {p.name for p in real_parameters(made)}
 
 
+def test_a_stream_of_another_library_is_taken_over():
+    """As the FAKE one: torch's are."""
+    kind = type("Stream", (), {"__cuda_stream__": lambda self: (0, 4096)})
+    assert cupy.cuda.Stream.from_external(kind()).ptr == 4096
+
+
 def test_every_name_that_is_asked_of_the_driver_is_there():
     asked = set()
     for room in ("features/gpu/memory.py", "cluster/devices.py", "cluster/preflight.py"):

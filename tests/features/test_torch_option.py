@@ -10,7 +10,12 @@ from allranks.features.torch_jax.notebook import TorchGroups
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({}, "torch.distributed runs on allranks"), ({"torch": "gloo"}, "its own process groups")],
+    [
+        ({}, "torch.distributed runs on allranks, also with the backend gloo."),
+        ({"torch": "nccl"}, "torch.distributed runs on allranks, also with the backend gloo."),
+        ({"torch": "allranks"}, "also with the backends gloo and nccl"),
+        ({"torch": "gloo"}, "its own process groups"),
+    ],
 )
 def test_the_start_says_whose_groups_torch_has(monkeypatch, settings, said):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())

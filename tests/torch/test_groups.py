@@ -70,6 +70,15 @@ def test_groups_are_made_after_one_rank_has_failed_to_make_one(ranks):
     check_groups_after_a_failure_on_one_rank(ranks)
 
 
+def test_a_tensor_that_is_not_in_host_memory_is_refused_with_what_to_type(ranks):
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    ranks.on_ranks("dist.is_initialized() or dist.init_process_group()")
+    cell = ranks.on_ranks("dist.all_reduce(torch.ones(2, device='meta'))")
+    assert ranks.on_ranks("dist.destroy_process_group()").status == "ok"
+    assert "No backend type associated with device type meta. allranks moves" in cell.text
+    assert "--torch allranks, to try its groups on GPUs, or %distributed start" in cell.text
+
+
 CLOSED = (
     "torch's process groups are closed on all ranks, as a rank of theirs has died: call "
     "init_process_group() again"

@@ -218,6 +218,9 @@ class Call:
     """The reports about late ranks: `watch.Late`, once there has been a wait."""
     behind: Call | None = None
     """A call of another process set that must end before this one continues."""
+    queued: list[Any] | None = None
+    """For a call whose end the caller's stream waits for, and not the host: the parts of its work
+    on the GPU, as `Device.queue` notes them. Empty once the GPU has ended the call."""
     device_seconds: float | None = None
     """Seconds by the GPU's clock; None without a GPU."""
     result: Any = None

@@ -317,6 +317,8 @@ class RankState:
         """How it was asked to the last time."""
         self.lacks_variables = False
         """Whether this process has not been asked yet to restore what was kept in its place."""
+        self.divided = False
+        """Whether all ranks have made groups of some ranks for a library."""
         self.checks = True
         self.late_seconds = 5.0
         self.numbers: Any = None

@@ -96,13 +96,15 @@ class Device:
             windows."""
         self.events = EventPool(self._new_event)
         self.call_order = NcclCallOrder()
-        self.aborts = Aborts(self.use, self.once_idle)
+        self.aborts = Aborts(self.use, self._before_abort)
         """Communicators to abort."""
         self.windows = GpuWindows(self.cupy, number)
         self.blocks: dict[int, Array] = {}
         """Pinned memory, by the number of the group that stages its arrays in it."""
         self._registered: set[int] = set()
         """The addresses of existing memory that was pinned."""
+        self.streams_wait = False
+        """Whether a stream of the user may wait for NCCL's work of calls that have not ended."""
         self._held: list[tuple[list[CudaEvent], Call]] = []
         """Calls that were left, and the events after which nothing touches their arrays."""
         self._kept: list[Array] = []
@@ -133,6 +135,14 @@ class Device:
         self.call_order.clear()
         self.aborts.abort()
         self._let_go()
+
+    def _before_abort(self) -> Callable[[], bool]:
+        """Whether communicators may be aborted: the GPU has done what it was given until now."""
+        if self.streams_wait:
+            # What waits for NCCL's work ends by the abort alone.
+            self.streams_wait = False
+            return lambda: True
+        return self.once_idle()
 
     def once_idle(self, *also: Stream) -> Callable[[], bool]:
         """Whether the GPU has done what it was given until now; NCCL's own work, in the stream
@@ -269,6 +279,26 @@ class Device:
             if check is not None:
                 check()
             yield awaited
+
+    def queue(
+        self, call: Call, began: CudaEvent, ended: CudaEvent, done: CudaEvent,
+        check: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """As `wait`, for the caller's stream in place of the host. The transfer is between the
+        first two events.
+        """
+        self.streams_wait = True
+        self.cupy.cuda.get_current_stream().wait_event(done)
+        assert call.queued is not None
+        call.queued.append((began, ended, done, check))
+
+    def until_ended(self, call: Call) -> Steps[None]:
+        """Ends when the GPU has done all that `queue` has noted of a call."""
+        for began, ended, done, check in call.queued or ():
+            yield from self.wait(done, call, check)
+            self.add_seconds(call, began, ended)
+        # Not to the pool: a stream of the user may be made to wait for them later.
+        call.queued = []
 
     def add_seconds(self, call: Call, began: CudaEvent, ended: CudaEvent) -> None:
         """Adds the time between two timed events, by the GPU's clock, to that of a call."""

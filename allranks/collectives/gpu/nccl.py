@@ -263,7 +263,7 @@ class NcclTransport:
         """The last call that all members have agreed on: how they agreed, and its number."""
         self.stream = device.collectives
         # One call after the other uses these. If a call is left, they end with this transport.
-        self._began, self._ended, self._done = (device.events.take(timed=True) for _ in range(3))
+        self._began, self._ended, self._done = self._new_events()
         self._comm: Communicator | None = None
         self._making: _Making | None = None
 
@@ -471,7 +471,7 @@ class NcclTransport:
             with self.device.behind_caller(call, self.stream) as stream:
                 reduction.combine(theirs, out)
                 self._event(self._done, stream)
-            yield from self.device.wait(self._done, call, self._check)
+            yield from self._wait(call, self._done, has_moved=False)
 
     def _exchange(self, call: Call, sends: Pieces, receives: Pieces) -> Steps[None]:
         """Sends and receives bytes in one group; what goes to this member is copied."""
@@ -552,10 +552,20 @@ class NcclTransport:
         event.record(stream)
         return event
 
-    def _wait(self, call: Call, done: CudaEvent) -> Steps[None]:
+    def _wait(self, call: Call, done: CudaEvent, *, has_moved: bool = True) -> Steps[None]:
         """Ends when ``done`` has happened; adds the GPU's time of the transfer to the call."""
+        began, ended = (self._began, self._ended) if has_moved else (done, done)
+        if call.queued is not None:
+            self.device.queue(call, began, ended, done, self._check)
+            # A stream of the user may be made to wait for these later.
+            self._began, self._ended, self._done = self._new_events()
+            return
         yield from self.device.wait(done, call, self._check)
-        self.device.add_seconds(call, self._began, self._ended)
+        if has_moved:
+            self.device.add_seconds(call, began, ended)
+
+    def _new_events(self) -> list[CudaEvent]:
+        return [self.device.events.take(timed=True) for _ in range(3)]
 
 
 @contextmanager

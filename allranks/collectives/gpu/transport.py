@@ -353,7 +353,8 @@ class GpuTransport:
             call.transport = way.name
         call.held = [call.held, source, *out]
         # All ranks have the same process sets: making one is a call of all ranks.
-        ordered = call.transport == "nccl" and self.device.sets and self.members.size > 1
+        several = self.members.number or self.device.sets or self.own.divided
+        ordered = call.transport == "nccl" and several and self.members.size > 1
         try:
             if ordered:
                 yield from self.device.call_order.enter(call, self.host)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from mmap import mmap
 from threading import get_ident
@@ -33,7 +34,15 @@ from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.memory import Window, rounded
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
-from allranks.errors import CollectiveMismatch, NotInitialized, RankLeft, RankLost, UsageError
+from allranks.errors import (
+    CollectiveMismatch,
+    NotInitialized,
+    RankLeft,
+    RankLost,
+    StaleHandle,
+    TransportFailed,
+    UsageError,
+)
 from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 
@@ -173,6 +182,10 @@ class World(RankState):
         self.journal = Journal(self)
         self.presence = Presence()
         self.watch = Watch(self)
+        self.queued: deque[Call] = deque()
+        """Calls that only the GPU still works on (`Call.queued`), in the order of their ends."""
+        self.lost: RankLeft | None = None
+        """Why one of them can never end; raised by the next call, or at the end of the cell."""
         self.within: Call | None = None
         """The call that a thread of this rank makes, except those of handles."""
         self._threads_reported = -1
@@ -459,6 +472,7 @@ class World(RankState):
 
     def progress(self) -> None:
         """Advances the first call of every group without waiting."""
+        self._end_queued()
         # The thread of a paused call goes on with those of its group.
         left_out = {call.members.number for call in self._paused if call.ordered}
         # A copy, because a communicator that is dropped meanwhile closes its group.
@@ -477,6 +491,74 @@ class World(RankState):
                 group.queue.popleft()
                 self.pending -= 1
 
+    def _end_queued(self) -> None:
+        if not self.queued:
+            return
+        while self.queued:
+            call = self.queued[0]
+            try:
+                next(call.steps)
+            except StopIteration:
+                pass
+            except BaseException as error:
+                self.fail(call, error)
+                raise
+            else:
+                return
+            self.queued.popleft()
+            self.pending -= 1
+            self._record(call)
+        if self.gpu is not None:
+            self.gpu.streams_wait = False
+
+    def _on_gpu(self, call: Call) -> Steps[None]:
+        """The rest of a call that is queued on the GPU."""
+        if self.gpu is not None and call.queued:
+            yield from self.gpu.until_ended(call)
+        call.stage += 1
+        # As `NcclTransport.confirm`: the end of the work proves nothing if a member has left it.
+        while call.transport == "nccl" and any(
+            self.has_left(rank, self.epoch) for rank in call.unfinished()
+        ):
+            yield call
+
+    def settle(self) -> None:
+        """Waits until the GPU has ended all queued calls; raises why one of them never will."""
+        while self.queued:
+            self._in_turn(self.queued[-1], self._settle, self.queued[-1])
+
+    def _settle(self, call: Call) -> None:
+        self.check_clean(call)
+        self._among_others(call, self._until_settled(call))
+
+    def _until_settled(self, call: Call) -> Steps[None]:
+        while True:
+            self.progress()
+            if call not in self.queued:
+                return
+            yield self.queued[0]
+
+    def look_at_queued(self, waited: float) -> None:
+        """Ends queued calls if a rank has left one. A thread calls this while the main thread
+        stands still: it may wait in CUDA for a stream that waits for such a call.
+        """
+        (acquired,) = map(self.lock.acquire, _AT_ONCE)
+        if not acquired:
+            return  # the main thread is in a call of allranks
+        try:
+            if self.dirty or not self.queued:
+                return
+            call = self.queued[0]
+            try:
+                self.watch.look(call, waited)
+            except RankLeft as left:
+                self.lost = left
+                self.fail(call, left)
+            finally:
+                self.watch.rest()
+        finally:
+            self.lock.release()
+
     def _advance(self, call: Call) -> bool:
         """Advances a call without waiting; True at its end."""
         try:
@@ -492,7 +574,18 @@ class World(RankState):
         return True
 
     def finish(self, call: Call) -> None:
-        """Records the end of a call that may have overlapped with others."""
+        """Records the end of a call that may have overlapped with others, or that only the GPU
+        still works on.
+        """
+        # Behind such a call: its number would stand for all calls before it.
+        if call.queued or (self.queued and call.ordered and call.transport != "shared"):
+            call.steps = self._on_gpu(call)
+            self.queued.append(call)
+            self.pending += 1
+        else:
+            self._record(call)
+
+    def _record(self, call: Call) -> None:
         call.ended = perf_counter()
         self.presence.end(call)
         call.held = None
@@ -528,6 +621,8 @@ class World(RankState):
         return call.result
 
     def check_clean(self, call: Call) -> None:
+        if self.lost is not None:
+            raise self.lost
         if self.dirty:
             raise RankLeft(
                 f"{call.spec.title} needs an intact epoch: this rank has left an earlier "
@@ -572,6 +667,8 @@ class World(RankState):
         for group in list(self.groups.values()):
             group.abandon()
         if self.gpu is not None:
+            for queued in self.queued:
+                self.gpu.hold(queued)
             if call is not None and call.spec.device:
                 self.gpu.hold(call)
             self.gpu.end()
@@ -582,6 +679,9 @@ class World(RankState):
         return self.dirty or self.pending > 0
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
+        if self.queued and not failed and not self.dirty:
+            with suppress(RankLeft, TransportFailed):
+                self.settle()
         if self.pending:
             self.spoil(f"has left {self.scope.name} without synchronize() on a handle")
         super().leave(reason, failed, where, gone=gone)
@@ -591,6 +691,14 @@ class World(RankState):
         self.epoch = epoch
         self.board.put(fields.BROKEN, 0)
         self.dirty, self.pending = False, 0
+        for call in self.queued:
+            call.queued = []
+            call.error = self.lost or StaleHandle(
+                f"the GPU has not ended {call.spec.title} at {call.site}: its cell has failed. "
+                "Make the call again."
+            )
+        self.queued.clear()
+        self.lost = None
         if ALONE in self.traffic and self.mpi is not None:
             self.mpi.renew_alone()
         self.traffic.clear()

@@ -1,8 +1,9 @@
 """The backend ``allranks`` of torch.distributed, and how a rank's process groups become its groups.
 
 It is torch's default for tensors in host memory, and is used in place of gloo, where
-``get_backend()`` returns the name that was asked for. Groups with a GPU's backend are torch's own.
-This module imports torch.
+``get_backend()`` returns the name that was asked for. Groups with a GPU's backend are torch's own,
+unless those of allranks shall take tensors of GPUs too (`takes_gpu`). This module imports
+torch.
 
 torch makes every group in `_new_process_group_helper`, which is wrapped here: torch calls a
 backend only on the members of a group, and `new_group` is to be compared on all ranks.
@@ -29,12 +30,15 @@ from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import CollectiveMismatch, UsageError
 from allranks.features.torch_jax import calls, stores
 from allranks.features.torch_jax.call_log import CallLog
+from allranks.features.torch_jax.choice import takes_gpu
 from allranks.features.torch_jax.compared_group import ComparedGroup, in_place_of_torchs
+from allranks.features.torch_jax.cuda_group import CudaGroup
+from allranks.features.torch_jax.group_base import NO_LIMIT_SECONDS
 from allranks.features.torch_jax.process_group import AllranksGroup
 from allranks.records.deferred import deferred
 
 NAME = "allranks"
-_GLOO = "gloo"
+_GLOO, _NCCL = "gloo", "nccl"
 #: Groups of torch have numbers from here on: above process sets, below groups of communicators.
 _FIRST = 1 << 19
 #: Those of torch's own groups are far from all others.
@@ -94,10 +98,14 @@ def _is_world(size: int) -> bool:
 
 
 def _is_ours(backend: Any, size: int) -> bool:
-    """Whether a group has only backends of allranks or gloo, on all ranks of allranks."""
+    """Whether a group has only backends that allranks replaces, on all ranks of allranks."""
     if not _is_world(size):
         return False
     found = c10d.BackendConfig(c10d.Backend(str(backend))).get_device_backend_map()
+    if takes_gpu():
+        names = {NAME, _GLOO, *([_NCCL] if dist.is_nccl_available() else [])}
+        ours = {device for device, name in found.items() if name in names}
+        return bool(ours & {"cpu", "cuda"}) and ours == set(found)
     devices = {device for device, name in found.items() if name in (NAME, _GLOO)}
     others = {device: name for device, name in found.items() if device not in devices}
     if backend is None or str(backend) == c10d.Backend.UNDEFINED:
@@ -129,6 +137,9 @@ def _rename(pg: AllranksGroup, backend: Any, store: Any) -> None:
     state = c10d._world
     if backend is not None and str(backend) != c10d.Backend.UNDEFINED:
         pg.call_itself(str(backend))
+        # The default of torch's NCCL, which is below that of other backends, is no limit here.
+        if _NCCL in str(backend) and pg.options._timeout == c10d.default_pg_nccl_timeout:
+            pg.set_timeout(timedelta(seconds=NO_LIMIT_SECONDS))
     state.pg_map[pg] = (backend, store)
     state.pg_backend_config[pg] = str(c10d.BackendConfig(c10d.Backend(str(backend))))
 
@@ -145,7 +156,8 @@ def _create(options: Any, backend_options: Any) -> AllranksGroup:
         # `use_local_synchronization`: only the members are here.
         members = _default_ranks(ranks)
         number = _open(world, members, _among(members))
-    return AllranksGroup(world, number, members, name, options.timeout, options.store)
+    kind = CudaGroup if takes_gpu() else AllranksGroup
+    return kind(world, number, members, name, options.timeout, options.store)
 
 
 def _default_ranks(ranks: Sequence[int]) -> tuple[int, ...]:
@@ -221,6 +233,7 @@ def _prepare(ranks: list[int], name: str) -> None:
     if not isinstance(default, AllranksGroup):
         return
     world, members = worlds.current(), _default_ranks(ranks)
+    world.divided = True
     number = _open(world, members, _within(default.core(), "new_group"))
     if world.rank in members:
         _prepared[name] = number, members

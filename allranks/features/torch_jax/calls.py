@@ -1,4 +1,5 @@
-"""The calls of torch's process groups, as calls of groups of allranks. The data are numpy's arrays.
+"""The calls of torch's process groups, as calls of groups of allranks. The data are arrays of
+numpy, or of cupy on this rank's GPU: these move by the transports of GPUs.
 
 Each function makes a call whose name, arguments and line all members compare before data moves. The
 results are written to the given arrays once all members have agreed, so a tensor of a call that
@@ -15,12 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from allranks.collectives import world as worlds
 from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp, check
-from allranks.collectives.calls.call import Agreement, Call, Prepared, Steps
+from allranks.collectives.calls.call import Agreement, Call, Prepared, Steps, Transport
 from allranks.collectives.calls.mismatches import list_sites, mismatch_text
 from allranks.collectives.calls.numbers import is_looked_at, looking
 from allranks.collectives.calls.sites import SITES, USER, find, kind_of
 from allranks.collectives.calls.specs import Packed, Spec, describe_group, pack
+from allranks.collectives.gpu.device import Device
 from allranks.collectives.host.shared_memory import keep
 from allranks.collectives.world.world import Group
 from allranks.errors import CollectiveMismatch
@@ -51,18 +54,31 @@ class TorchCall(Call):
         self.started = perf_counter()
 
 
+def _meet(call: Call, _: Transport) -> Steps[None]:
+    yield from call.agreed()
+
+
 def make(
-    group: Group, spec: Spec, nbytes: int, steps: Callable[[Call], Steps[Any]] = Call.agreed
-) -> Call:
-    """A call on the transport of the group that is fastest between the members' host memories."""
+    group: Group, spec: Spec, nbytes: int,
+    steps: Callable[[Call, Transport], Steps[Any]] = _meet, device: Device | None = None,
+) -> Call:  # fmt: skip
+    """A call on the group's fastest transport: between host memories, or between GPUs where its
+    arrays are on a ``device``.
+    """
 
     def chosen(call: Call) -> Steps[Any]:
-        call.transport = group.through_host.name
-        return (yield from steps(call))
+        return (yield from steps(call, group.choose(call, "", device)))
 
+    if device is not None:
+        spec = spec._replace(device="gpu")
     call = TorchCall(group.agreement, pack(spec), nbytes)
     call.steps = chosen(call)
     return call
+
+
+def device_of(array: Any) -> Device | None:
+    """This rank's GPU, if an array is on it."""
+    return None if isinstance(array, np.ndarray) else worlds.current().gpu
 
 
 def barrier(group: Group) -> Call:
@@ -116,6 +132,17 @@ def all_reduce(group: Group, plan: Reduction, array: Array) -> Call:
     return call
 
 
+def all_reduce_on_gpu(group: Group, title: str, op: ReduceOp, array: Array, dtype: str) -> Call:
+    check(op, array.dtype)
+    spec = Spec(title, reduction_name(op), dtype, array.shape)
+    arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
+
+    def steps(call: Call, way: Transport) -> Steps[None]:
+        yield from call.moved(way.allreduce, array, arithmetic, array)
+
+    return make(group, spec, array.nbytes, steps, device_of(array))
+
+
 def all_reduce_many(
     group: Group, op: ReduceOp, arrays: Sequence[Array], dtypes: Sequence[str]
 ) -> Call:
@@ -126,21 +153,24 @@ def all_reduce_many(
     check(op, arrays[0].dtype)
     arithmetic = Arithmetic(op, arrays[0].dtype, group.size, 1.0, 1.0)
 
-    def steps(call: Call) -> Steps[None]:
+    device = device_of(arrays[0])
+
+    def steps(call: Call, way: Transport) -> Steps[None]:
         flat = np.concatenate([array.reshape(-1) for array in arrays])
-        move = group.through_host.allreduce
-        if is_looked_at(group.own, op, flat.dtype, flat.nbytes):
+        move = way.allreduce
+        # Not on a GPU, where a look would wait for its work.
+        if device is None and is_looked_at(group.own, op, flat.dtype, flat.nbytes):
             move = looking(group.own, group.number, move)
         yield from call.moved(move, flat, arithmetic, flat)
         _deal(flat, arrays)
 
-    return make(group, spec, sum(array.nbytes for array in arrays), steps)
+    return make(group, spec, sum(array.nbytes for array in arrays), steps, device)
 
 
 def _deal(flat: Array, arrays: Sequence[Array]) -> None:
     start = 0
     for array in arrays:
-        array.reshape(-1)[...] = flat[start : start + array.size]
+        np.copyto(array.reshape(-1), flat[start : start + array.size])
         start += array.size
 
 
@@ -150,12 +180,12 @@ def reduce(group: Group, op: ReduceOp, array: Array, dtype: str, root: int) -> C
     spec = Spec("reduce", reduction_name(op), dtype, array.shape, group.ranks[root])
     arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
 
-    def steps(call: Call) -> Steps[None]:
+    def steps(call: Call, way: Transport) -> Steps[None]:
         out = array if group.me == root else np.empty_like(array)
         source = array if group.me == root else array.copy()
-        yield from call.moved(group.through_host.allreduce, source, arithmetic, out)
+        yield from call.moved(way.allreduce, source, arithmetic, out)
 
-    return make(group, spec, array.nbytes, steps)
+    return make(group, spec, array.nbytes, steps, device_of(array))
 
 
 def reduce_by_gathering(
@@ -163,10 +193,8 @@ def reduce_by_gathering(
 ) -> Call:
     """A reduction that numpy does not have: every member combines the bytes of all."""
 
-    def steps(call: Call) -> Steps[None]:
-        parts = yield from call.moved(
-            group.through_host.allgather, data, [data.nbytes] * group.size
-        )
+    def steps(call: Call, way: Transport) -> Steps[None]:
+        parts = yield from call.moved(way.allgather, data, [data.nbytes] * group.size)
         if out is not None:
             out[...] = combine(parts)
 
@@ -182,22 +210,29 @@ def reduce_scatter(
     arithmetic = Arithmetic(op, source.dtype, group.size, 1.0, 1.0)
     bounds = [out.size * index for index in range(group.size + 1)]
 
-    def steps(call: Call) -> Steps[None]:
-        into = np.empty_like(out) if np.may_share_memory(source, out) else out
-        yield from call.moved(group.through_host.reducescatter, source, bounds, into, arithmetic)
+    def steps(call: Call, way: Transport) -> Steps[None]:
+        into = np.empty_like(out) if _overlap(source, out) else out
+        yield from call.moved(way.reducescatter, source, bounds, into, arithmetic)
         if into is not out:
-            out[...] = into
+            np.copyto(out, into)
 
-    return make(group, spec, source.nbytes, steps)
+    return make(group, spec, source.nbytes, steps, device_of(source))
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return np.may_share_memory(one, other)
+    begins, others = one.data.ptr, other.data.ptr
+    return bool(begins < others + other.nbytes and others < begins + one.nbytes)
 
 
 def broadcast(group: Group, data: Array, dtype: str, shape: Shape, root: int) -> Call:
     spec = Spec("broadcast", "", dtype, shape, group.ranks[root])
 
-    def steps(call: Call) -> Steps[None]:
-        yield from call.moved(group.through_host.broadcast, data, root)
+    def steps(call: Call, way: Transport) -> Steps[None]:
+        yield from call.moved(way.broadcast, data, root)
 
-    return make(group, spec, data.nbytes, steps)
+    return make(group, spec, data.nbytes, steps, device_of(data))
 
 
 def all_gather(
@@ -205,15 +240,13 @@ def all_gather(
 ) -> Call:
     """Every member's bytes to ``outs`` of all members, or of the one with index ``root``."""
 
-    def steps(call: Call) -> Steps[None]:
-        parts = yield from call.moved(
-            group.through_host.allgather, data, [data.nbytes] * group.size, root
-        )
+    def steps(call: Call, way: Transport) -> Steps[None]:
+        parts = yield from call.moved(way.allgather, data, [data.nbytes] * group.size, root)
         if root in (-1, group.me):
             for out, part in zip(outs, parts, strict=True):
-                out[...] = part
+                np.copyto(out, part)
 
-    return make(group, spec, data.nbytes * group.size, steps)
+    return make(group, spec, data.nbytes * group.size, steps, device_of(data))
 
 
 def gather_uneven(
@@ -221,8 +254,8 @@ def gather_uneven(
 ) -> Call:
     """Every member's bytes, of any length, for the function ``take``."""
 
-    def steps(call: Call) -> Steps[None]:
-        take((yield from call.moved(group.through_host.allgather, data)))
+    def steps(call: Call, way: Transport) -> Steps[None]:
+        take((yield from call.moved(way.allgather, data)))
 
     return make(group, spec, data.nbytes, steps)
 
@@ -231,11 +264,11 @@ def scatter(group: Group, spec: Spec, data: Array, out: Array, root: int) -> Cal
     """Equal pieces of the bytes of the member with index ``root``."""
     lengths = [data.nbytes // group.size] * group.size if group.me == root else []
 
-    def steps(call: Call) -> Steps[None]:
-        parts = yield from call.moved(group.through_host.alltoall, data, lengths, root)
-        out[...] = parts[root]
+    def steps(call: Call, way: Transport) -> Steps[None]:
+        parts = yield from call.moved(way.alltoall, data, lengths, root)
+        np.copyto(out, parts[root])
 
-    return make(group, spec, out.nbytes * group.size, steps)
+    return make(group, spec, out.nbytes * group.size, steps, device_of(out))
 
 
 def all_to_all(
@@ -249,17 +282,18 @@ def all_to_all(
 ) -> Call:
     """Consecutive pieces of every member's bytes; ``even`` if ``spec`` has their lengths."""
 
-    def steps(call: Call) -> Steps[None]:
-        transport = group.through_host
+    def steps(call: Call, way: Transport) -> Steps[None]:
         if not even:
             table = np.array([*lengths, *(out.nbytes for out in outs)], np.int64).view(np.uint8)
-            tables = yield from call.moved(transport.allgather, table, [table.nbytes] * group.size)
+            gather = group.through_host.allgather
+            tables = yield from call.moved(gather, table, [table.nbytes] * group.size)
             _check_pieces(group, call, [found.view(np.int64).tolist() for found in tables])
-        parts = yield from call.moved(transport.alltoall, data, lengths)
+        parts = yield from call.moved(way.alltoall, data, lengths)
         for out, part in zip(outs, parts, strict=True):
-            out[...] = part
+            np.copyto(out, part)
 
-    return make(group, spec, max(data.nbytes, sum(out.nbytes for out in outs)), steps)
+    nbytes = max(data.nbytes, sum(out.nbytes for out in outs))
+    return make(group, spec, nbytes, steps, device_of(data))
 
 
 def _check_pieces(group: Group, call: Call, tables: list[list[int]]) -> None:
@@ -283,8 +317,8 @@ def gather_objects(group: Group, spec: Spec, value: object) -> Call:
 
     data = dumps(value)
 
-    def steps(call: Call) -> Steps[list[Any]]:
-        parts = yield from call.moved(group.through_host.allgather, data)
+    def steps(call: Call, way: Transport) -> Steps[list[Any]]:
+        parts = yield from call.moved(way.allgather, data)
         return [loads(part) for part in parts]
 
     return make(group, spec, data.nbytes, steps)
@@ -304,8 +338,8 @@ def new_group(group: Group, count: int, ranks: Shape, members: Shape) -> Call:
 
     data = dumps((count, ranks, members))
 
-    def steps(call: Call) -> Steps[int]:
-        parts = yield from call.moved(group.through_host.allgather, data)
+    def steps(call: Call, way: Transport) -> Steps[int]:
+        parts = yield from call.moved(way.allgather, data)
         found = dict(zip(group.ranks, map(loads, parts), strict=True))
         every = {rank: others for rank, (_, _, others) in found.items()}
         if any(every[rank] != others for others in every.values() for rank in others):

@@ -174,9 +174,7 @@ class BaseGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _finish(self, call: Call, options: Any, outputs: Sequence[Any]) -> Any:
         """Runs the call, or posts it if it is asynchronous; returns its handle."""
-        seconds = self._seconds_of(options)
-        if seconds < NO_LIMIT_SECONDS:
-            call.steps = calls.limited(call.steps, seconds, lambda: calls.expired(call, seconds))
+        self._limit(call, options)
         if getattr(options, "asyncOp", True) or self._coalescing is not None:
             work = CallWork(call, outputs)
             if self._coalescing is not None:
@@ -184,6 +182,11 @@ class BaseGroup(dist.ProcessGroup):  # type: ignore[misc]
             return work
         self._world.run(call)
         return FinishedWork(outputs)
+
+    def _limit(self, call: Call, options: Any) -> None:
+        seconds = self._seconds_of(options)
+        if seconds < NO_LIMIT_SECONDS:
+            call.steps = calls.limited(call.steps, seconds, lambda: calls.expired(call, seconds))
 
     def _seconds_of(self, options: Any) -> float:
         timeout = getattr(options, "timeout", None)

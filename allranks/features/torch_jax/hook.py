@@ -17,16 +17,10 @@ from allranks.collectives.calls.specs import Spec
 from allranks.collectives.start.rendezvous import torch_group_keys
 from allranks.errors import UsageError
 from allranks.features.torch_jax import calls, stores
+from allranks.features.torch_jax.choice import is_wanted
 
-#: The environment variable that leaves torch its own groups: ``gloo``.
-SETTING = "ALLRANKS_TORCH"
 #: The module of ``torch.compile`` that lists what is not traced.
 COMPILER = "torch._dynamo.trace_rules"
-
-
-def is_wanted() -> bool:
-    """Whether groups of tensors in host memory shall be made by allranks."""
-    return os.environ.get(SETTING, "") != "gloo"
 
 
 def _is_rank() -> bool:
@@ -48,7 +42,8 @@ def exclude_from_compiler(rules: ModuleType) -> None:
     """
     add: Any = getattr(rules, "add", None)
     if add is not None:
-        add("allranks")
+        for name in ("allranks", "cupy"):  # whose calls of numpy would be traced as torch's
+            add(name)
 
 
 def wrap(c10d: ModuleType) -> None:

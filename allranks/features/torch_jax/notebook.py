@@ -11,8 +11,9 @@ from allranks.cluster.options import StartOption
 _OPTION = StartOption(
     "torch",
     "ALLRANKS_TORCH",
-    ("allranks", "gloo"),
-    "torch's process groups on CPUs; those of allranks (the default) compare the ranks' calls",
+    ("allranks", "gloo", "nccl"),
+    "torch's process groups: those of allranks on CPUs and GPUs; torch's own (gloo); or those of "
+    "allranks on CPUs and torch's NCCL on GPUs (nccl, the default)",
 )
 
 
@@ -24,8 +25,11 @@ class TorchGroups(NotebookFeature):
     def start_text(self, settings: Mapping[str, str]) -> str:
         if importlib.util.find_spec("torch") is None:
             return ""
-        if settings.get(_OPTION.name) == "gloo":
+        chosen = settings.get(_OPTION.name)
+        if chosen == "gloo":
             return "torch.distributed uses its own process groups (gloo)."
+        if chosen == "allranks":
+            return "torch.distributed runs on allranks, also with the backends gloo and nccl."
         return "torch.distributed runs on allranks, also with the backend gloo."
 
 

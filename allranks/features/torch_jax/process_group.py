@@ -22,7 +22,7 @@ from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.sites import find
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.world.world import World
-from allranks.features.torch_jax import buckets, calls, tensors
+from allranks.features.torch_jax import buckets, calls, cuda, tensors
 from allranks.features.torch_jax.group_base import NO_LIMIT_SECONDS, BaseGroup
 from allranks.features.torch_jax.messages import Mailbox
 from allranks.features.torch_jax.works import (
@@ -51,9 +51,11 @@ class AllranksGroup(BaseGroup):
         if len(given) != 1:
             return self.allreduce_coalesced(given, options)
         (tensor,) = given
-        buckets.share(self, tensor)
-        if self._reduced_at_once(tensor, options):
-            return _DONE
+        on_gpu = cuda.is_on_gpu(tensor)
+        if not on_gpu:
+            buckets.share(self, tensor)
+            if self._reduced_at_once(tensor, options):
+                return _DONE
         if tensor.layout != torch.strided:
             return self._sparse_allreduce(tensor, options)
         reduce_op = options.reduceOp if options is not None else dist.ReduceOp.SUM
@@ -63,8 +65,12 @@ class AllranksGroup(BaseGroup):
         group = self.core()
         if op is None or array is None:
             return self._gathered_reduction("all_reduce", reduce_op, tensor, found, options)
-        plan = calls.reduction(group, "all_reduce", op, array, tensors.name_of(tensor))
-        call = calls.all_reduce(group, plan, array)
+        name = tensors.name_of(tensor)
+        if on_gpu:
+            call = calls.all_reduce_on_gpu(group, "all_reduce", op, array, name)
+        else:
+            plan = calls.reduction(group, "all_reduce", op, array, name)
+            call = calls.all_reduce(group, plan, array)
         call.steps = _then(call.steps, lambda: tensors.put_back(tensor, found))
         return self._finish(call, options, given)
 
@@ -129,8 +135,8 @@ class AllranksGroup(BaseGroup):
         data = np.concatenate(
             [
                 np.array([values.shape[0]], np.int64).view(np.uint8),
-                tensors.bytes_of(indices),
-                tensors.bytes_of(values),
+                tensors.host_bytes(indices),
+                tensors.host_bytes(values),
             ]
         )
         spec = Spec(
@@ -252,7 +258,7 @@ class AllranksGroup(BaseGroup):
         group, root = self.core(), options.rootRank
         (output,) = outputs
         whole = tensors.scratch(output)
-        data: Array = np.empty(0, np.uint8)
+        data = tensors.bytes_of(whole)[:0]
         if group.me == root:
             pieces = [tensors.plain(piece) for piece in given[0]]
             if len(pieces) != group.size:
@@ -479,6 +485,8 @@ _RECORDED = {
 for _method, (_title, _place) in _RECORDED.items():
     _function = recorded(getattr(AllranksGroup, _method), _title, _place)
     setattr(AllranksGroup, _method, kept(_function) if FORGETS_HANDLES else _function)
+METHODS = tuple(_RECORDED)
+"""The calls that have tensors."""
 _DONE = FinishedWork()
 
 

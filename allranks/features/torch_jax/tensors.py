@@ -10,6 +10,8 @@ import torch
 
 from allranks.collectives.arrays import torch_memory
 from allranks.collectives.arrays.reductions import Array, ReduceOp
+from allranks.features.torch_jax import cuda
+from allranks.features.torch_jax.choice import takes_gpu
 
 _graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _node = getattr(torch._C, "_current_autograd_node", lambda: None)
@@ -64,11 +66,13 @@ def name_of(tensor: Any) -> str:
 
 
 def check_device(tensor: Any) -> None:
-    if tensor.device.type != "cpu":
+    kind = tensor.device.type
+    if kind != "cpu" and not (kind == "cuda" and takes_gpu()):
         # torch's own words.
         raise RuntimeError(
-            f"No backend type associated with device type {tensor.device.type}. allranks moves "
-            "tensors in host memory. Type: %distributed start --torch gloo, for torch's own groups"
+            f"No backend type associated with device type {kind}. allranks moves tensors in host "
+            "memory. Type: %distributed start --torch allranks, to try its groups on GPUs, or "
+            "%distributed start --torch gloo, for torch's own groups"
         )
 
 
@@ -87,7 +91,13 @@ def plain(tensor: Any, *, written: bool = False) -> Any:
 
 
 def bytes_of(tensor: Any) -> Array:
-    """The bytes of a plain tensor, in its memory."""
+    """The bytes of a plain tensor, in its memory: an array of numpy, or of cupy on a GPU."""
+    if cuda.is_on_gpu(tensor):
+        return cuda.array_of(tensor.reshape(-1).view(torch.uint8), np.dtype(np.uint8))
+    return host_bytes(tensor)
+
+
+def host_bytes(tensor: Any) -> Array:
     if tensor.dtype in _OF_NUMPY:
         return torch_memory.array_of(tensor).reshape(-1).view(np.uint8)
     return torch_memory.array_of(tensor.reshape(-1).view(torch.uint8))
@@ -95,12 +105,25 @@ def bytes_of(tensor: Any) -> Array:
 
 def array_of(tensor: Any) -> Array | None:
     """A plain tensor as an array with numpy's arithmetic; None if numpy has no such dtype."""
+    if cuda.is_on_gpu(tensor):
+        return cuda.array_of(tensor, _numpy_dtype(tensor.dtype))
     if tensor.dtype in _OF_NUMPY:
         return torch_memory.array_of(tensor)
     if tensor.dtype == torch.bfloat16 and _bfloat16 is not None:
         halves: Array = torch_memory.array_of(tensor.view(torch.int16)).view(_bfloat16)
         return halves
     return None
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    name = str(dtype).removeprefix("torch.")
+    found: np.dtype[Any] = np.dtype(_bfloat16 if name == "bfloat16" else name)
+    return found
+
+
+def has_arithmetic(dtype: Any) -> bool:
+    """Whether `array_of` has an array for a dtype."""
+    return dtype in _OF_NUMPY or (dtype == torch.bfloat16 and _bfloat16 is not None)
 
 
 def combined(op: Any, like: Any) -> Callable[[list[Array]], Array]:
@@ -118,10 +141,10 @@ def combined(op: Any, like: Any) -> Callable[[list[Array]], Array]:
             total = function(total, tensor)
         if kind == _RedOp.AVG:
             total = total / len(parts)
-        return bytes_of(total.to(like.dtype))
+        return host_bytes(total.to(like.dtype))
 
     # Before the ranks agree: torch may not have this reduction for the dtype.
-    one = bytes_of(torch.ones(1).to(like.dtype))
+    one = host_bytes(torch.ones(1).to(like.dtype))
     try:
         combine([one, one])
     except (NotImplementedError, RuntimeError, TypeError) as error:
@@ -158,7 +181,10 @@ def scratch(tensor: Any) -> Any:
 
 def put_back(tensor: Any, found: Any) -> None:
     if found.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
-        tensor.detach().copy_(found)
+        if cuda.is_on_gpu(tensor):
+            cuda.copy(tensor.detach(), found)
+        else:
+            tensor.detach().copy_(found)
 
 
 def put_all_back(given: Sequence[Any], found: Sequence[Any]) -> None:

@@ -87,6 +87,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not cell or torch_state.c10d() is None:
             return
         still = self._is_still()
+        if still and this.queued:
+            this.look_at_queued(time.monotonic() - self._since)
         stuck = self._pressed and still and _waits_in_torch()
         if self._pressed and still:
             torch_state.end_waits_in_cpp()
@@ -240,6 +242,7 @@ class TorchWaits(other_ranks.LibraryWaits):
         if found:
             self._forgotten, self._forgotten_ns = why, time.time_ns()
         rank_calls.forget()
+        world.current().divided = False  # as on a rank that has taken the place of another
         for group in torch_state.own_groups():
             group.log = None  # what a model still calls raises torch's own error
         with other_ranks.shown_as("ending torch's groups"):

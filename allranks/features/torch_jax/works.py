@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from allranks.collectives import world as worlds
 from allranks.collectives.calls.call import Call, Pause
+from allranks.collectives.gpu.device import Device
 from allranks.collectives.ops.inputs import Handle
 from allranks.errors import StaleHandle
+from allranks.features.torch_jax import cuda
 from allranks.features.torch_jax.messages import Transfer
 from allranks.features.torch_jax.tensors import ends_backward, in_backward
 
@@ -30,6 +33,8 @@ class FinishedWork(dist.Work):  # type: ignore[misc]
         super().__init__()
         self._outputs = list(outputs)
         self._at_end: Callable[[], None] | None = None
+        self.devices: list[Any] = []
+        """The GPUs that the outputs are on."""
 
     def when_ended(self, action: Callable[[], None]) -> None:
         """Calls a function once the call has been waited for."""
@@ -74,7 +79,7 @@ class CallFuture(Future):  # type: ignore[misc]
     """
 
     def __init__(self, work: FinishedWork) -> None:
-        super().__init__()
+        super().__init__(devices=work.devices or None)
         self._work = work
 
     def wait(self) -> Any:
@@ -148,9 +153,13 @@ class CallWork(FinishedWork):
             if self._future is not None:
                 self._future.end([], error)
             raise
+        self._follow()
         if self._future is not None:
             self._future.end(self._outputs)
         return self.ended()
+
+    def _follow(self) -> None:
+        """What comes after the call's end and before that of its future."""
 
     def _wait_until(self, deadline: float) -> None:
         pause = Pause()
@@ -189,12 +198,80 @@ class CallWork(FinishedWork):
         return future
 
 
+class CudaWork(CallWork):
+    """A call on tensors of a GPU. Its steps end when all of its work is queued there: `wait` makes
+    torch's current stream wait for that work, and the host only for the other ranks.
+    """
+
+    def __init__(self, call: Call, outputs: Sequence[Any], device: Device) -> None:
+        self._device = device
+        super().__init__(call, outputs)
+        self.devices = cuda.future_devices(self._outputs)
+
+    def _follow(self) -> None:
+        cuda.let_torch_wait(self._call, self._device)
+
+    def is_completed(self) -> bool:
+        if not super().is_completed():
+            return False
+        if self._call.queued:
+            worlds.current().poll(self._call)
+        return not self._call.queued
+
+    def is_success(self) -> bool:
+        return super().is_success() and self.is_completed()
+
+
+class CopiedWork(FinishedWork):
+    """A call on copies in host memory of tensors of a GPU, to which its results are copied back."""
+
+    def __init__(self, work: Any, copies: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__([tensor for tensor, _ in copies])
+        self._work, self._copies = work, copies
+        self._copied: Any = None
+        self.devices = cuda.future_devices(self._outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._work.wait()
+        if self._copies and self._copied is None:
+            for tensor, source in self._copies:
+                cuda.from_host(tensor, source)
+            self._copied = cuda.end_of_copy(self._outputs[0])
+        elif self._copied is not None:
+            self._copied.wait()  # on torch's current stream, which may be another one now
+        return self.ended()
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> BaseException | None:
+        error: BaseException | None = self._work.exception()
+        return error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> Any:
+        self.wait()
+        return super().get_future()
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+    source_rank = _source_rank
+
+
 class SeveralWorks(FinishedWork):
     """Calls that were posted together."""
 
     def __init__(self, works: Sequence[Any], outputs: Sequence[Any] = ()) -> None:
         super().__init__(outputs)
         self._works = works
+        self.devices = list(dict.fromkeys(each for work in works for each in work.devices))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         for work in self._works:

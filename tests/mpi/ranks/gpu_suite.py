@@ -142,7 +142,7 @@ def test_work_queued_before_a_call_is_done_before_it():
     assert (host(c.broadcast(mine * 2.0)) == 2048).all()
 
 
-@both_ways
+@each_way
 def test_repeated_calls_follow_the_stream_of_each(transport):
     """Also while a posted call is under way."""
     streams = nullcontext(), cupy.cuda.Stream(non_blocking=True)
@@ -169,7 +169,7 @@ def test_a_call_beside_posted_ones_is_marked_in_its_own_thread(monkeypatch):
     assert marked == ["posted", "beside"]
 
 
-@both_ways
+@each_way
 @pytest.mark.parametrize("dtype", ["float32", "int16", "float16"])
 def test_a_result_goes_to_the_array_that_is_given(transport, dtype):
     whole = cupy.asarray(np.zeros(20, dtype))
@@ -186,7 +186,7 @@ def test_a_result_goes_to_the_array_that_is_given(transport, dtype):
     assert (host(whole) == wanted).all()
 
 
-@both_ways
+@each_way
 def test_a_result_is_copied_to_what_no_transport_of_gpus_writes_to(transport):
     mine, out = ones(6), cupy.asarray(np.zeros((6, 2), "float32"))[:, 1]
     fp16 = {"compression": c.Compression.fp16, "out": ones(6)}
@@ -202,7 +202,7 @@ def test_a_result_is_copied_to_what_no_transport_of_gpus_writes_to(transport):
 
 
 @fake_only
-@both_ways
+@each_way
 def test_a_loop_with_an_out_allocates_nothing(transport, monkeypatch):
     mine, out = ones(500), ones(500)
     for _ in range(3):

@@ -85,6 +85,12 @@ class Stream:
         self._work = deque()
         _streams[self.ptr] = self
 
+    @classmethod
+    def from_external(cls, obj):
+        """One of another library, by the CUDA stream protocol."""
+        _, pointer = obj.__cuda_stream__()
+        return _streams[pointer]
+
     def wait_event(self, event):
         mark = event.mark
         self._add(lambda: mark.done_at is not None or _AGAIN)

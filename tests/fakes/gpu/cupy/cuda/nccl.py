@@ -44,6 +44,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from allranks.collectives import world as worlds
 from cupy.cuda import _queue
 
 available = os.environ.get("ALLRANKS_FAKE_NCCL") != "no"
@@ -60,8 +61,24 @@ aborted: list[int] = []
 connected: list[str] = []
 """The thread of each connection that was made at the first use."""
 
-_world, _aborts, _connects = [MPI.COMM_WORLD.Dup() if available else None for _ in range(3)]
-_rank = MPI.COMM_WORLD.Get_rank()
+
+def _communicators():
+    if not available:
+        return None, None, None
+    this = worlds.current() if worlds.exists() else None
+    if this is None or this.mpi is None:
+        everybody = MPI.COMM_WORLD
+    else:
+        # In a notebook the other one ends with an epoch.
+        everybody = this.mpi.pristine
+        if this.joined_epoch:
+            # The others made theirs before: this rank can stage arrays only.
+            return everybody, everybody, everybody
+    return everybody.Dup(), everybody.Dup(), everybody.Dup()
+
+
+_world, _aborts, _connects = _communicators()
+_rank = (_world or MPI.COMM_WORLD).Get_rank()
 _numbers = itertools.count(1)
 _thread = threading.local()
 _DTYPES = {
