@@ -6,6 +6,7 @@ import builtins
 import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -69,6 +70,16 @@ class PytestRanks:
         #: How many tests have been run.
         self._count = 0
         self._capture = self._config.pluginmanager.getplugin("capturemanager")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that run or start, 0 if none do."""
+        return self._cluster.size if self._cluster is not None else 0
+
+    def launch(self, size: int) -> None:
+        """Begins to start ranks, for which the first test waits."""
+        with suppress(AllranksError):  # the first test tries again, and reports it
+            self._of_size(size).launch()
 
     def run(self, item: pytest.Item, size: int, nextid: str | None, limit: float | None) -> None:
         """Runs a test on ``size`` ranks, and logs its reports.
@@ -146,16 +157,21 @@ class PytestRanks:
         # With -s the output of ranks is shown as in a notebook.
         return None if self._config.option.capture == "no" else CapturedOutput()
 
-    def _started(self, size: int) -> allranks.Cluster:
+    def _of_size(self, size: int) -> allranks.Cluster:
         if self._cluster is not None and self._cluster.size != size:
             self.close()
         if self._cluster is None:
             self._cluster = allranks.Cluster(size, preload=_PRELOADED)
-        if self._cluster.state != "running":
-            self._begun = {}
-            self._cluster.start()
-            self._cluster.news.clear()
+            self._cluster.expects_clients = False
         return self._cluster
+
+    def _started(self, size: int) -> allranks.Cluster:
+        cluster = self._of_size(size)
+        if cluster.state != "running":
+            self._begun = {}
+            cluster.start()
+            cluster.news.clear()
+        return cluster
 
     def _begin(self, cluster: allranks.Cluster) -> None:
         """Begins pytest's session on new ranks; the others tear down their fixtures."""
