@@ -364,7 +364,10 @@ class Connection:
             # A launcher's job is asked before it is ended from here.
             self._cause = self._cause or agent.why_ended()
         with self.inbox.hearing_interrupts():  # an interrupt must not stop this; it ends soon
-            self._finalizer()
+            # Not by a call, which does not wait in another thread than the main one.
+            if (held := self._finalizer.detach()) is not None:
+                _, _, parts, _ = held
+                _end(*parts)
             self.step(0)
 
     def attach(self) -> dict[int, dict[str, Any]]:

@@ -110,7 +110,7 @@ class OwnProcess:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
-        if self._ranks is not None:  # after a failure of the collection, for example
+        if self._ranks is not None:  # they end while pytest writes its summary
             self._ranks.close()
 
     def _ranks_of(self, session: pytest.Session) -> Any:
@@ -121,12 +121,14 @@ class OwnProcess:
         return self._ranks
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # before pytest-cov combines what ranks measured
-    def pytest_runtestloop(self) -> Iterator[None]:
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
         try:
             return (yield)
         finally:
             if self._ranks is not None:
-                self._ranks.close()
+                self._ranks.end()
+                if session.config.pluginmanager.has_plugin("_cov"):
+                    self._ranks.close()  # some may write what they measured at their exit
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:

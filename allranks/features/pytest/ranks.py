@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from typing import Any
@@ -69,6 +70,8 @@ class PytestRanks:
         self._begun: dict[int, int] = {}
         #: How many tests have been run.
         self._count = 0
+        #: Ends the last ranks.
+        self._stopping: threading.Thread | None = None
         self._capture = self._config.pluginmanager.getplugin("capturemanager")
 
     @property
@@ -236,6 +239,12 @@ class PytestRanks:
 
     def close(self) -> None:
         """Ends pytest's session on the ranks, and the ranks."""
+        self.end()
+        if self._stopping is not None:
+            self._stopping.join()
+
+    def end(self) -> None:
+        """Ends pytest's session on the ranks, and begins to end the ranks."""
         cluster, self._cluster = self._cluster, None
         if cluster is None:
             return
@@ -250,7 +259,8 @@ class PytestRanks:
             )
         finally:
             self._begun = {}
-            cluster.stop()
+            self._stopping = threading.Thread(target=cluster.stop, name="allranks-stop")
+            self._stopping.start()
 
 
 def _pids(cluster: allranks.Cluster) -> dict[int, int]:
