@@ -31,6 +31,8 @@ _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _CREDENTIALS = struct.Struct("3i")
 _KEPT_DAYS = 7
+#: With which the name of a folder of logs begins.
+LOGS_TIME = "%Y%m%d-%H%M%S-"
 _LOGS_OF_ONE = re.compile(r"\d{8}-\d{6}-\w+")
 _ACCESS_LIST = "system.posix_acl_access"
 _MOST_LINKS = 40
@@ -115,8 +117,10 @@ def end_of(path: str, nbytes: int, start: int = 0) -> str:
 def remove_old_logs(place: str) -> None:
     """Removes folders of logs to which nothing was written for seven days."""
     oldest = time.time() - _KEPT_DAYS * 86400
+    # Names begin with the time. A start waits for this, and there may be thousands of folders.
+    recent = time.strftime(LOGS_TIME, time.localtime(oldest))
     try:
-        found = [*Path(place).iterdir()]
+        found = [Path(place, name) for name in os.listdir(place) if name < recent]
     except OSError:  # it may be written and not read
         return
     for folder in found:

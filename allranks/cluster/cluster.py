@@ -118,8 +118,12 @@ class Cluster(HealedCells):
         """What the ranks keep when a cell has ended."""
         self.stays = 0.0
         """How many seconds the ranks stay for another notebook when this one goes."""
+        self.expects_clients = True
+        """Whether ipyparallel's controller starts with the ranks, or only when it is needed."""
         self._shared = False
         self._kept: KeptFolders | None = None
+        #: Whether these ranks begin without anything kept.
+        self._fresh = True
         self.hooks = NotebookHooks()
         """Those of the features; a notebook's clusters share one object."""
 
@@ -130,6 +134,33 @@ class Cluster(HealedCells):
             return []  # they are seen by the ranks alone
         found = (devices.shared(self.gpus, self.size), devices.overlooked())
         return [line for line in found if line]
+
+    def launch(self) -> Self:
+        """Begins to start the ranks and returns at once. `start` then waits for them, and `stop`
+        ends them; nothing else works yet.
+
+        Raises:
+            StartFailed: no process can be started for the ranks.
+            MissingDependency: the launcher's program is not installed.
+        """
+        if self.state in ("starting", "running"):
+            return self
+        self.failed_first = None
+        several = isinstance(self.launcher, MultiHostLauncher)
+        # The relays of several hosts have removed their folders.
+        if self._kept is not None and (several or not self._kept.have_files):
+            self._forget()
+        self._fresh = self._kept is None
+        if self._fresh:
+            self._kept = KeptFolders(on_several_hosts=several)
+        connection = self._connect()
+        self._begin()
+        try:
+            connection.launch()
+        except BaseException:
+            self._forget_fresh()
+            raise
+        return self
 
     def start(self, tell: Callable[[str], None] = lambda waits: None) -> Self:
         """Starts the ranks and returns when all of them are up.
@@ -144,16 +175,7 @@ class Cluster(HealedCells):
         if self.state == "running":
             return self
         passing = ProgressLine()
-        self.failed_first = None
-        several = isinstance(self.launcher, MultiHostLauncher)
-        # The relays of several hosts have removed their folders.
-        if self._kept is not None and (several or not self._kept.have_files):
-            self._forget()
-        fresh = self._kept is None
-        if fresh:
-            self._kept = KeptFolders(on_several_hosts=several)
-        connection = self._connect()
-        self._begin()
+        connection = self.launch()._ranks
 
         def progress(up: int, started: int, module: str) -> None:
             # All ranks come up together, after MPI has connected their processes.
@@ -165,8 +187,7 @@ class Cluster(HealedCells):
         try:
             connection.start(tell, progress)
         except BaseException:
-            if fresh:
-                self._forget()
+            self._forget_fresh()
             raise
         finally:
             passing.end()
@@ -174,7 +195,7 @@ class Cluster(HealedCells):
             self._kept.hold()
         self.news += filter(None, [refused_log_folder(), *connection.notices])
         # Folders of a lost cluster: the new ranks begin with what its ranks had kept.
-        if not fresh:
+        if not self._fresh:
             self.news += filter(None, [text_of_kept(self._restore(range(self.size), tell))])
         return self
 
@@ -192,14 +213,19 @@ class Cluster(HealedCells):
             taken,
             self._settings,
         )
+        self._connection.expects_clients &= self.expects_clients
         return self._connection
 
     def stop(self) -> None:
         """Ends the ranks; deletes their variables, also the kept ones."""
         self._turns.end_submitted(wait=False)
-        if self.state == "running":
+        if self.state in ("starting", "running"):
             self._ranks.close()
         self._forget()
+
+    def _forget_fresh(self) -> None:
+        if self._fresh:
+            self._forget()
 
     def _forget(self) -> None:
         if self._kept is not None:

@@ -139,6 +139,8 @@ class Connection:
         #: Lines of hosts for the user.
         self.notices: list[str] = []
         self.hooks = NotebookHooks(()) if hooks is None else hooks
+        #: Whether ipyparallel's controller starts as soon as all ranks are up.
+        self.expects_clients = size <= CLIENTS_RANKS
         self._launcher, self._taken = launcher, taken
         self._take_record, self._on_deaths = take_record, on_deaths
         self._spares_others = spares_others
@@ -198,6 +200,16 @@ class Connection:
         held = self._clients, self._agents, self._wire, self._files, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
 
+    def launch(self) -> AnyAgent:
+        """Starts the host agents, which start the ranks; nothing of them is left if that fails."""
+        try:
+            # An interrupt waits until the job, for example, is known and can be cancelled.
+            with self.inbox.hearing_interrupts():
+                return self._start_agent()
+        except BaseException:
+            self.close()
+            raise
+
     def start(self, tell: Callable[[str], None], progress: Callable[[int, int, str], None]) -> None:
         """Brings up the ranks; after StartFailed only their logs are left.
 
@@ -210,8 +222,7 @@ class Connection:
         deadline = time.monotonic() + patience
         try:
             with self.inbox.hearing_interrupts():
-                # An interrupt waits until the job, for example, is known and can be cancelled.
-                agent = self._start_agent()
+                agent = self._agents[0] if self._agents else self.launch()
                 unreached = set(range(self.size))
                 while self.roster.missing or not self._reach_each(unreached):
                     if waits := agent.begin():
@@ -353,7 +364,10 @@ class Connection:
             # A launcher's job is asked before it is ended from here.
             self._cause = self._cause or agent.why_ended()
         with self.inbox.hearing_interrupts():  # an interrupt must not stop this; it ends soon
-            self._finalizer()
+            # Not by a call, which does not wait in another thread than the main one.
+            if (held := self._finalizer.detach()) is not None:
+                _, _, parts, _ = held
+                _end(*parts)
             self.step(0)
 
     def attach(self) -> dict[int, dict[str, Any]]:
@@ -845,7 +859,7 @@ class Connection:
         # The agents then note the processes that the ranks share.
         for agent in self._agents:
             agent.say(RanksUp())
-            if self.size <= CLIENTS_RANKS:
+            if self.expects_clients:
                 agent.say(Clients())
 
     def lose(self, shown: bool = False) -> str:

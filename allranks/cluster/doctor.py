@@ -32,7 +32,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents, open_sockets
 from allranks.cluster.launchers import registry
 from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.launchers.mpiexec import MPIEXEC, mpi_environment, mpiexec
+from allranks.cluster.launchers.mpiexec import MPIEXEC, beside_python, mpi_environment, mpiexec
 from allranks.cluster.options import choose_size
 from allranks.cluster.sockets import EventQueue
 from allranks.errors import AllranksError, UsageError
@@ -346,6 +346,8 @@ def _chosen_because(have: Mapping[str, str]) -> str:
     """Returns why this mpiexec is used."""
     if os.environ.get(MPIEXEC):
         return f"named by {MPIEXEC}"
+    if mpiexec() != beside_python():
+        return f"the first on PATH; there is no {beside_python()}"
     wheels = [f"{name} {have[name]}" for name in _MPI_WHEELS if name in have]
     if len(wheels) == 1:
         return f"of the wheel {wheels[0]}"

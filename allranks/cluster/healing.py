@@ -210,7 +210,8 @@ class HealedCells(Cells):
         if self.state != "running":
             raise ClusterLost(
                 why.replace(NEXT_CELL, "To start them again, type: .start()")
-                or "the ranks are stopped. Type: %distributed start   or, of a Cluster: .start()"
+                or f"the ranks are {self.state}. "
+                "Type: %distributed start   or, of a Cluster: .start()"
             )
 
     def heal(self, tell: Callable[[str], None] | None = None) -> str:

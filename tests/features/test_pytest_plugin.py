@@ -357,8 +357,10 @@ def test_each_worker_of_xdist_has_a_cluster(pytester: pytest.Pytester) -> None:
             assert n == 1
         """
     )
+    pytester.makeconftest(COUNTS)
     ended = on_ranks(pytester, "--nranks", "2", "-n", "2")
     ended.assert_outcomes(passed=1, failed=1)
+    assert (pytester.path / "seen").read_text().endswith("end 0 ")
     ended.stdout.fnmatch_lines(["ranks 0–1 of 2", "FAILED *ranks 0–1 of 2: assert 2 == 1"])
     assert {file.read_text() for file in pytester.path.rglob("of")} == {"gw0", "gw1"}
 
@@ -383,6 +385,66 @@ def test_coverage_has_the_lines_of_all_ranks_in_one_report(pytester: pytest.Pyte
     ended = on_ranks(pytester, "--nranks", "2", "--cov=covered", "--cov-report=term-missing")
     ended.assert_outcomes(passed=1)
     ended.stdout.fnmatch_lines(["covered.py * 6 * 1 * 83% * 6"])
+
+
+COUNTS = """
+    import psutil
+    import pytest
+
+    def note(config, what):
+        if config.pluginmanager.has_plugin("allranks-on-rank"):
+            return
+        found = [one.cmdline() for one in psutil.Process().children()]
+        agents = [command for command in found if "allranks.agent" in command]
+        with open(config.rootpath / "seen", "a") as file:
+            file.write(f"{what} {len(agents)} ")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(config):
+        note(config, "collected")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart():
+        note(CONFIG, "test")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(config):
+        note(config, "end")
+
+    def pytest_configure(config):
+        global CONFIG
+        CONFIG = config
+"""
+SOME = """
+    import pytest
+
+    def test_on_ranks():
+        pass
+
+    @pytest.mark.nranks(0)
+    def test_in_own_process():
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "seen"),
+    [
+        (("-k", "on_ranks"), 0, "collected 1 test 1 end 0 "),
+        (("-k", "own_process"), 0, "collected 1 test 0 end 0 "),
+        (("-k", "none"), 5, "collected 1 end 0 "),
+        (("--collect-only",), 0, "collected 0 end 0 "),
+        (("missing.py",), 4, "end 0 "),
+        (("test_some.py", "broken.py"), 2, "collected 1 end 0 "),
+    ],
+)
+def test_ranks_start_while_tests_are_collected_and_none_is_left(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], code: int, seen: str
+) -> None:
+    pytester.makeconftest(COUNTS)
+    pytester.makepyfile(test_some=SOME, broken="import none_of_this_name")
+    ended = on_ranks(pytester, "--nranks", "2", *arguments)
+    assert (ended.ret, (pytester.path / "seen").read_text()) == (code, seen)
 
 
 def test_the_entry_module_imports_pytest_only() -> None:

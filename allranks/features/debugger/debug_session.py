@@ -20,8 +20,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from itertools import count
 from typing import Any, Protocol
 
-from ipykernel.compiler import get_file_name, get_tmp_directory
-
 from allranks.errors import (
     AllranksError,
     CellFailed,
@@ -66,6 +64,14 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 COMMAND = "%distributed debug"
 _CHOICE = re.compile(COMMAND + r"(?:\s+(?:-r|--ranks)[ =]*(\S+))?(\s+--only)?")
 _CONDITION = re.compile(r"#\s*break\s+if\s+(.+?)\s*$")
+
+
+def _cell_file(raw: str) -> str:
+    # Here, because the start of ranks imports this module, also where no kernel runs.
+    from ipykernel.compiler import get_file_name
+
+    path: str = get_file_name(raw)
+    return path
 
 
 class Numbers:
@@ -196,6 +202,8 @@ class DebugSession:
         return reply
 
     async def _on_attach(self, message: Dap, arguments: Dap) -> Dap:
+        from ipykernel.compiler import get_tmp_directory
+
         attach = {
             **arguments,
             CELL_FOLDER: f"{get_tmp_directory()}/",
@@ -235,7 +243,7 @@ class DebugSession:
         history: list[str] = self._kernel.shell.history_manager.input_hist_raw
         for number, raw in enumerate(history):
             if raw and self._cells.for_ranks(raw):
-                ranks.send(new, DebugSource(get_file_name(raw), as_sent(raw), f"In[{number}]", 0))
+                ranks.send(new, DebugSource(_cell_file(raw), as_sent(raw), f"In[{number}]", 0))
         requests = [("initialize", self._initialize), ("attach", self._attach)]
         requests += [("setBreakpoints", one) for one in self._breakpoints.values()]
         if self._exceptions is not None:
@@ -252,7 +260,7 @@ class DebugSession:
                 ranks.send((rank,), self._message(rank, command, arguments))
         raw = (self._kernel.get_parent("shell") or {}).get("content", {}).get("code", "")
         if self._cells.for_ranks(raw):
-            ranks.send(chosen, DebugSource(get_file_name(raw), as_sent(raw), "", cell))
+            ranks.send(chosen, DebugSource(_cell_file(raw), as_sent(raw), "", cell))
 
     async def _on_dumpcell(self, message: Dap, arguments: Dap) -> Dap:
         reply: Dap = await self._local(message)
@@ -328,7 +336,7 @@ class DebugSession:
         path = frame.get("source", {}).get("path", "")
         # The front end's name of a cell is a file's with a number.
         history: list[str] = self._kernel.shell.history_manager.input_hist_raw
-        cells = [n for n, raw in enumerate(history) if raw and get_file_name(raw) == path]
+        cells = [n for n, raw in enumerate(history) if raw and _cell_file(raw) == path]
         file = f"In[{cells[-1]}]" if cells else os.path.basename(path)
         name = frame["name"]
         return f"{file}:{frame['line']}" + (f"  {name}" if name != "<module>" else "")

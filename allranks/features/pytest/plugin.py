@@ -1,6 +1,7 @@
 """The plugin that pytest loads: an option, a marker and three fixtures. It imports pytest only.
 
-Everything else is imported when a test runs on ranks.
+Everything else is imported when ranks start: with the option before pytest collects, else for the
+first test on ranks.
 """
 
 from __future__ import annotations
@@ -80,39 +81,65 @@ def nranks_of(item: pytest.Item) -> int:
 
 
 class OwnProcess:
-    """The hooks of pytest's own process, which starts the ranks for the first test on them."""
+    """The hooks of pytest's own process, which starts the ranks."""
 
     def __init__(self) -> None:
         self._ranks: Any = None
         #: The time limit of pytest-timeout for a test, in seconds.
         self._limits: dict[pytest.Item, float] = {}
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        option = session.config.option
+        sizes = [size for size in option.nranks if size]
+        # With xdist, the processes that it starts run the tests.
+        if sizes and not option.collectonly and getattr(option, "dist", "no") == "no":
+            self._ranks_of(session).launch(min(sizes))
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         # Each number of ranks is started once.
         items.sort(key=nranks_of)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        first = nranks_of(session.items[0]) if session.items else 0
+        # No tests run in pytest's own process beside processes that they do not expect.
+        if self._ranks is not None and self._ranks.size != first:
+            self._ranks.close()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self) -> None:
+        if self._ranks is not None:  # they end while pytest writes its summary
+            self._ranks.close()
+
+    def _ranks_of(self, session: pytest.Session) -> Any:
+        if self._ranks is None:
+            from allranks.features.pytest.ranks import PytestRanks
+
+            self._ranks = PytestRanks(session)
+        return self._ranks
+
     @pytest.hookimpl(wrapper=True, trylast=True)  # before pytest-cov combines what ranks measured
-    def pytest_runtestloop(self) -> Iterator[None]:
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
         try:
             return (yield)
         finally:
             if self._ranks is not None:
-                self._ranks.close()
+                self._ranks.end()
+                if session.config.pluginmanager.has_plugin("_cov"):
+                    self._ranks.close()  # some may write what they measured at their exit
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
         if not nranks_of(item):
             return None
-        if self._ranks is None:
-            from allranks.features.pytest.ranks import PytestRanks
-
-            self._ranks = PytestRanks(item.session)
+        ranks = self._ranks_of(item.session)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         nextid = None if nextitem is None else nextitem.nodeid
         if nextitem is not None and nranks_of(nextitem) != nranks_of(item):
             nextid = ""
-        self._ranks.run(item, nranks_of(item), nextid, self._limits.pop(item, None))
+        ranks.run(item, nranks_of(item), nextid, self._limits.pop(item, None))
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 

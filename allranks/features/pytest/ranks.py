@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+import threading
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -68,7 +70,19 @@ class PytestRanks:
         self._begun: dict[int, int] = {}
         #: How many tests have been run.
         self._count = 0
+        #: Ends the last ranks.
+        self._stopping: threading.Thread | None = None
         self._capture = self._config.pluginmanager.getplugin("capturemanager")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that run or start, 0 if none do."""
+        return self._cluster.size if self._cluster is not None else 0
+
+    def launch(self, size: int) -> None:
+        """Begins to start ranks, for which the first test waits."""
+        with suppress(AllranksError):  # the first test tries again, and reports it
+            self._of_size(size).launch()
 
     def run(self, item: pytest.Item, size: int, nextid: str | None, limit: float | None) -> None:
         """Runs a test on ``size`` ranks, and logs its reports.
@@ -146,16 +160,21 @@ class PytestRanks:
         # With -s the output of ranks is shown as in a notebook.
         return None if self._config.option.capture == "no" else CapturedOutput()
 
-    def _started(self, size: int) -> allranks.Cluster:
+    def _of_size(self, size: int) -> allranks.Cluster:
         if self._cluster is not None and self._cluster.size != size:
             self.close()
         if self._cluster is None:
             self._cluster = allranks.Cluster(size, preload=_PRELOADED)
-        if self._cluster.state != "running":
-            self._begun = {}
-            self._cluster.start()
-            self._cluster.news.clear()
+            self._cluster.expects_clients = False
         return self._cluster
+
+    def _started(self, size: int) -> allranks.Cluster:
+        cluster = self._of_size(size)
+        if cluster.state != "running":
+            self._begun = {}
+            cluster.start()
+            cluster.news.clear()
+        return cluster
 
     def _begin(self, cluster: allranks.Cluster) -> None:
         """Begins pytest's session on new ranks; the others tear down their fixtures."""
@@ -220,6 +239,12 @@ class PytestRanks:
 
     def close(self) -> None:
         """Ends pytest's session on the ranks, and the ranks."""
+        self.end()
+        if self._stopping is not None:
+            self._stopping.join()
+
+    def end(self) -> None:
+        """Ends pytest's session on the ranks, and begins to end the ranks."""
         cluster, self._cluster = self._cluster, None
         if cluster is None:
             return
@@ -234,7 +259,8 @@ class PytestRanks:
             )
         finally:
             self._begun = {}
-            cluster.stop()
+            self._stopping = threading.Thread(target=cluster.stop, name="allranks-stop")
+            self._stopping.start()
 
 
 def _pids(cluster: allranks.Cluster) -> dict[int, int]:

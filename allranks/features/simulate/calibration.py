@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 _CHANGES = 64 << 10, 66 << 10, 1088 << 10
 """Around 64 KB an allreduce takes a second step, and above 1 MB data leaves the caches."""
 NBYTES = tuple(sorted((8, 2048, 6144, *(1024 * 3 * 2**power for power in range(3, 14)), *_CHANGES)))
@@ -152,6 +150,9 @@ def measure(
 
 def summary(starts: Sequence[Sequence[Mapping[Key, list[float]]]]) -> dict[str, Any]:
     """Returns the curves of ranks that have run `measure` after some starts, and their hosts."""
+    # Here, because the start of ranks imports this module, and few programs simulate.
+    import numpy as np
+
     hosts, machines = starts[0][0]["hosts", 0], starts[0][0]["machines", 0]
     alone = float(np.median([ranks[0]["alone", 0] for ranks in starts]))
     times = {

@@ -45,13 +45,15 @@ def test_logs_lie_in_the_home_or_in_the_temporary_folder_and_are_the_owners(tmp_
 
 
 def test_logs_of_more_than_a_week_ago_are_removed_and_other_old_folders_stay(tmp_path, monkeypatch):
-    old, recent = Path(log_folder.make_log_folder()), Path(log_folder.make_log_folder())
-    for folder in (old, recent):
+    made = Path(log_folder.make_log_folder())
+    old, recent = (made.with_name(f"20260102-03040{n}-ab_1cd2e") for n in (5, 6))
+    new = made.with_name(f"{made.name}x")  # by its name it is of now, so nothing looks into it
+    for folder in (old, recent, new):
+        folder.mkdir()
         (folder / "rank-0.log").touch()
-    age(old, days=8)
-    age(recent, days=6)
+        age(folder, days=6 if folder == recent else 8)
     log_folder.make_log_folder()
-    assert (old.exists(), recent.exists()) == (False, True)
+    assert (old.exists(), recent.exists(), new.exists()) == (False, True, True)
     thesis = tmp_path / "mine" / "thesis"
     thesis.mkdir(parents=True)
     (thesis / "chapter.tex").touch()
@@ -82,6 +84,7 @@ def test_a_folder_for_logs_that_others_have_made_is_not_used(tmp_path, monkeypat
     assert folder.parent != place
     assert list(place.iterdir()) == []
     # The next start finds the same one, not what others have made, and removes old logs there.
+    folder = folder.rename(folder.with_name("20260102-030405-ab_1cd2e"))
     (folder / "rank-0.log").touch()
     age(folder, days=8)
     Path(f"{place}-").mkdir(mode=0o755)
