@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable
 from itertools import chain, groupby
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import shortest_way
 from mpi4py import MPI
 from operations import ON_GPU, TRANSPORTS, c
 
@@ -441,32 +440,14 @@ def test_a_moment_counts_for_one_of_the_calls_that_are_under_way_together(sets, 
     assert 0 < told <= took - away
 
 
-ROOMS = Path(allranks.__file__).parent / "collectives"
 PAGE = Path(allranks.__file__).parents[1] / "docs" / "architecture.md"
-
-
-def way_of(call: Callable[[], object]) -> list[tuple[Path, str]]:
-    """The functions of ours that a call passes, in their order, where it need not wait."""
-    ways: list[list[tuple[Path, str]]] = []
-
-    def note(frame, event, _):
-        code, file = frame.f_code, Path(frame.f_code.co_filename)
-        if event == "call" and file.is_relative_to(ROOMS):
-            ways[-1].append((file.relative_to(ROOMS), code.co_name))
-
-    for _ in range(1000):
-        ways.append([])
-        sys.setprofile(note)
-        call()
-        sys.setprofile(None)
-    # The rank that comes last waits for none.
-    return min(c.allgather_object(min(ways, key=len)), key=len)
 
 
 @pytest.mark.skipif(ON_GPU or c.local_size() < SIZE, reason="needs memory that all share")
 def test_an_array_passes_few_functions_and_no_room_twice():
     array = np.ones(3, np.float32)
-    way = way_of(lambda: c.allreduce(array))
+    # The rank that comes last waits for none.
+    way = min(c.allgather_object(shortest_way(lambda: c.allreduce(array))), key=len)
     entered = [room for room, _ in groupby(file.parent for file, _ in way)]
     assert len(way) <= 12
     assert len({file for file, _ in way}) <= 6
