@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import sys
 from _json import encode_basestring_ascii as quoted
-from _signal import SIG_DFL, signal
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket
 
 #: Variables with the numbers of descriptors that connect a rank to MPICH's process manager.
@@ -50,8 +49,11 @@ def stand_for_rank(address: str, replaced: str = "[]") -> int:
         return 1  # the host agent is gone, and its ranks with it
     code = int.from_bytes(answer, "little", signed=True)
     if code < 0:
+        # Not at the top of the file: few ranks end by a signal.
+        import signal
+
         # SIGKILL and SIGSTOP have no handlers.
-        signal(-code, SIG_DFL) if -code not in (9, 19) else None
+        signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
         os.kill(os.getpid(), -code)
     return code
 
