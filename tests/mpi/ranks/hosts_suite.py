@@ -184,7 +184,7 @@ def test_a_small_array_passes_few_functions(op):
     if c.local_rank():
         assert len(way) <= 16, way
     elif len(set(HOSTS)) == 2:
-        assert len(way) <= 28, way
+        assert len(way) <= 34, way  # three for each further look at the message
 
 
 def test_each_leader_sends_an_agreement_and_small_data_in_one_message(monkeypatch):
