@@ -34,6 +34,7 @@ from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
 from allranks.collectives.calls.sites import shown_name
 from allranks.collectives.world import World
 from allranks.engine.cell_names import CellNames, show_numbers
+from allranks.engine.cell_source import search_only_where_needed
 from allranks.engine.exceptions import (
     Exceptions,
     has_succeeded,
@@ -129,6 +130,7 @@ class CellRunner:
         self._transform_as_ipython: Callable[[str], str] = shell.transform_cell
         self._transformed: tuple[str | None, str] = None, ""
         setattr(shell, "transform_cell", self._transform)  # noqa: B010
+        search_only_where_needed(shell)
         setattr(shell.compile, "get_code_name", CellNames().name)  # noqa: B010
         show_numbers()
         setattr(shell, "ask_exit", sys.exit)  # noqa: B010  exit and quit would end the engine

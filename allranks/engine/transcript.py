@@ -96,7 +96,8 @@ class Transcript:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def begin_cell(self, limit_nbytes: int) -> list[Entry]:
-        entries, *_ = self.collect(final=True)
+        # The disk is looked at when a cell ends, and regularly between cells.
+        entries, *_ = self.collect(final=True, look=False)
         with self._lock:
             self._begin(limit_nbytes)
         return entries
@@ -195,7 +196,9 @@ class Transcript:
             self._named[name] = nbytes
         return True
 
-    def collect(self, final: bool = False) -> tuple[list[Entry], int, int, int]:
+    def collect(
+        self, final: bool = False, *, look: bool = True
+    ) -> tuple[list[Entry], int, int, int]:
         """Returns the new entries, the hidden lines and bytes of this cell, and the offset
         reached.
         """
@@ -213,7 +216,8 @@ class Transcript:
             if self.streams.marks:
                 # The tail, shown at the end of the cell, may begin before the end of the sent text.
                 self.streams.drop_marks(self._sent - self._tail_nbytes)
-            entries += [["notice", text] for text in self._look_at_room(end, final)]
+            if look:
+                entries += [["notice", text] for text in self._look_at_room(end, final)]
             # Text that the tail will show is not hidden, only late.
             if not final and self._hidden_nbytes <= self._tail_nbytes:
                 return entries, 0, 0, end

@@ -350,9 +350,8 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 def encode(record: Record, *payloads: bytes) -> list[bytes]:
     """Return the frames of one message. Raises WireError if a field is not JSON-able."""
-    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     try:
-        text = _dumps([type(record).__name__, fields])
+        text = _dumps([type(record).__name__, vars(record)])
         return [_as_bytes(text), *payloads]
     except (TypeError, ValueError, RecursionError) as error:
         raise WireError(f"{type(record).__name__} cannot be sent: {error}") from error

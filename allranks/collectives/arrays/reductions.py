@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,12 @@ class Arithmetic:
         for part in parts[2:]:
             self.ufunc(out, part, out=out)
         return out
+
+    def merging(self, parts: list[Array], out: Array) -> Callable[[], object]:
+        """The function that merges these arrays, for arrays that are used again and again."""
+        if len(parts) == 2 and not self.wider:
+            return partial(self.ufunc, *parts, out=out)
+        return partial(self.merged, parts, out)
 
     def finish(self, total: Array, out: Array) -> None:
         """Writes accumulated values, postscaled, to ``out``, which may be ``total`` itself. Values

@@ -70,6 +70,8 @@ class Board:
         self._word = {other: index * PAGE // 8 for index, other in enumerate(ranks)}
         self.rank = rank
         self._places: dict[int, int] = {}
+        self._noted = -1, 0
+        """The group whose progress was noted last, and where."""
         self._mine = self._word[rank]
         self.put(PID, os.getpid())
 
@@ -81,7 +83,7 @@ class Board:
         # This rank's page is empty there.
         ports = self.get(self.rank, PORTS)
         self.memory, self.words = memory, memoryview(memory).cast("Q")
-        self._places = {}
+        self._places, self._noted = {}, (-1, 0)
         self.put(PID, os.getpid())
         self.put(PORTS, ports)
 
@@ -114,6 +116,10 @@ class Board:
         before the rank publishes that it has left, and read after that: so a reader sees all calls
         that the rank has made.
         """
+        words, (noted, at) = self.words, self._noted
+        if noted == group:
+            words[at + 1], words[at + 2] = agreed, finished
+            return
         places = self._places
         place = places.pop(group, -1)
         if place < 0:
@@ -122,9 +128,10 @@ class Board:
         places[group] = place
         at = self._mine + _PROGRESS + 3 * place
         # No reader finds the group before both numbers are written.
-        self.words[at] = 0
-        self.words[at + 1], self.words[at + 2] = agreed, finished
-        self.words[at] = group + 1
+        words[at] = 0
+        words[at + 1], words[at + 2] = agreed, finished
+        words[at] = group + 1
+        self._noted = group, at
 
     def progress(self, rank: int, group: int) -> tuple[int, int]:
         """The last call that a rank has agreed on in a group, and the last that it finished."""

@@ -4,7 +4,8 @@ Each member has a buffer of two halves in its window. For each chunk, a member c
 one half and arrives; then it reduces its slice over all members' halves, and writes the result to
 its array and to the halves of the others. While others do so, it copies the results of the chunk
 before, and its values of the next one, with the other half: so a chunk takes one arrival. With
-fewer, larger chunks ranks wait less often for each other, but the buffers leave the caches.
+fewer, larger chunks ranks wait less often for each other, but the buffers of all members together
+leave the caches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls.call import NOWHERE, Agreement, Call, Place, Steps
 from allranks.collectives.host.memory import Window, in_staging, staging_of
 
-HALF_BYTES = 1 << 20
+_ALL_BYTES, _LEAST_BYTES, _MOST_BYTES = 8 << 20, 1 << 20, 4 << 20
+"""The halves of all members together, and the limits of one. As measured, two members take 5 to
+20 % less processor time with halves of 4 MiB than of 1 MiB, and four members up to 18 % less with
+2 MiB, but 20 % more with 4 MiB."""
 BLOCK_BYTES = 256 << 10
 """One numpy call works on this many bytes, so that sums stay in the caches."""
 Halves = list[tuple[Array, Array]]
@@ -30,6 +34,8 @@ class StagingBuffer:
     def __init__(self, agreement: Agreement, window: Window | None) -> None:
         self._agreement, self._members, self._window = agreement, agreement.members, window
         self._own: Array | None = None
+        share = _ALL_BYTES // self._members.size // BLOCK_BYTES * BLOCK_BYTES
+        self._half_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, share))
 
     def stage(self, index: int, source: Array, reduction: Arithmetic) -> Place:
         """Copies a chunk of this rank's values to the buffer, and returns its place, which is
@@ -37,12 +43,13 @@ class StagingBuffer:
         """
         window = self._window
         if self._own is None and window is not None:
-            self._own = window.empty((2 * HALF_BYTES,), np.dtype(np.uint8), 2 * HALF_BYTES)
+            nbytes = 2 * self._half_bytes
+            self._own = window.empty((nbytes,), np.dtype(np.uint8), nbytes)
         if self._own is None or window is None:
             return NOWHERE
         # Halves by turns: others may still read the chunk before.
-        part = _chunk(source, index)
-        half = self._own[(index & 1) * HALF_BYTES :][: part.nbytes].view(part.dtype)
+        part = self._chunk(source, index)
+        half = self._own[(index & 1) * self._half_bytes :][: part.nbytes].view(part.dtype)
         if self._reads_source(reduction):
             low, high = self._slice(part.size)
             np.copyto(half[:low], part[:low])
@@ -58,8 +65,9 @@ class StagingBuffer:
             return None
         found = []
         for rank, at in zip(self._members.ranks, known, strict=True):
-            buffer = self._window.at(rank, *at, 2 * HALF_BYTES)
-            found.append((buffer[:HALF_BYTES].view(dtype), buffer[HALF_BYTES:].view(dtype)))
+            buffer = self._window.at(rank, *at, 2 * self._half_bytes)
+            first, second = buffer[: self._half_bytes], buffer[self._half_bytes :]
+            found.append((first.view(dtype), second.view(dtype)))
         return found
 
     def reduce(
@@ -69,9 +77,9 @@ class StagingBuffer:
         has been staged, and all members have agreed.
         """
         me, block = self._members.me, BLOCK_BYTES // source.dtype.itemsize
-        chunks = -(-source.nbytes // HALF_BYTES)
+        chunks = -(-source.nbytes // self._half_bytes)
         for index in range(chunks):
-            given, into = _chunk(source, index), _chunk(out, index)
+            given, into = self._chunk(source, index), self._chunk(out, index)
             parts = [pair[index & 1][: into.size] for pair in halves]
             others = [part for member, part in enumerate(parts) if member != me]
             if self._reads_source(reduction):
@@ -93,9 +101,9 @@ class StagingBuffer:
 
     def _take(self, index: int, out: Array) -> None:
         """Copies the slices of a chunk that other members have reduced."""
-        into = _chunk(out, index)
+        into = self._chunk(out, index)
         assert self._own is not None
-        half = self._own[(index & 1) * HALF_BYTES :][: into.nbytes].view(into.dtype)
+        half = self._own[(index & 1) * self._half_bytes :][: into.nbytes].view(into.dtype)
         low, high = self._slice(into.size)
         np.copyto(into[:low], half[:low])
         np.copyto(into[high:], half[high:])
@@ -103,6 +111,10 @@ class StagingBuffer:
     def _slice(self, count: int) -> tuple[int, int]:
         """The bounds of the slice of a chunk that this rank reduces."""
         return list(pairwise(split(count, self._members.size)))[self._members.me]
+
+    def _chunk(self, array: Array, index: int) -> Array:
+        step = self._half_bytes // array.dtype.itemsize
+        return array[index * step :][:step]
 
     def _reads_source(self, reduction: Arithmetic) -> bool:
         # The first two parts are read before the result, which may replace one, is written.
@@ -113,8 +125,3 @@ def split(count: int, members: int) -> list[int]:
     """Bounds of ``members`` slices of ``count`` elements, as equal as possible, longest first."""
     each, rest = divmod(count, members)
     return [index * each + min(index, rest) for index in range(members + 1)]
-
-
-def _chunk(array: Array, index: int) -> Array:
-    step = HALF_BYTES // array.dtype.itemsize
-    return array[index * step :][:step]

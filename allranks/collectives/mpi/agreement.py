@@ -13,8 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -39,6 +38,21 @@ _ROW_LENGTH = struct.Struct("=q")
 _BYTE = np.dtype(np.uint8)
 
 
+class Message(NamedTuple):
+    """One message of an exchange to another leader, and one from the leader at the same distance on
+    the other side.
+    """
+
+    distance: int
+    to: int
+    source: int
+    mine: list[int]
+    """The leaders whose rows are sent."""
+    into: memoryview
+    first: list[Any]
+    """The first piece of ``into``, as mpi4py takes it."""
+
+
 @dataclass(eq=False)
 class HostLeaders:
     """The leaders of a group's hosts: a communicator of each epoch, and their transfers."""
@@ -61,17 +75,20 @@ class HostLeaders:
         """The row of each leader; this rank's own is written before the exchange begins."""
         self._whole = whole
         self._lengths = [row[:_LENGTH_BYTES].cast("q") for row in whole]
-        self._others = [index for index in range(len(self.ranks)) if index != self.me]
-        most = _LENGTH_BYTES + self.row_bytes
-        # A single row is received in its place.
-        self._steps = [
-            (distance, rows, memoryview(bytearray(_LENGTH_BYTES + rows * most if rows > 1 else 0)))
-            for distance, rows in spread(len(whole))
-        ]
+        self.others = [index for index in range(len(self.ranks)) if index != self.me]
+        self._messages = [self._message(*step) for step in spread(len(whole))]
         self._exchange: Iterator[None] = iter(())
         self._exchanged = True
         # New in each epoch: MPI may still write to memory of a call that was left.
         self._scratch: dict[tuple[str, int], Array] = {}
+
+    def _message(self, distance: int, rows: int) -> Message:
+        whole, me, most = self._whole, self.me, _LENGTH_BYTES + self.row_bytes
+        to, source = (me + distance) % len(whole), (me - distance) % len(whole)
+        # A single row is received in its place.
+        room = whole[source] if rows == 1 else memoryview(bytearray(_LENGTH_BYTES + rows * most))
+        mine = [(me - index) % len(whole) for index in range(rows)]
+        return Message(distance, to, source, mine, room, [room[:_PIECE_BYTES], MPI.BYTE])
 
     def begin_exchange(self, nbytes: int) -> None:
         self._lengths[self.me][0] = _LENGTH_BYTES + nbytes
@@ -86,33 +103,38 @@ class HostLeaders:
     def _exchange_rows(self) -> Iterator[None]:
         """Yields until the rows of all leaders are here; each sends few messages (`spread`)."""
         comm, whole, lengths = self.comm, self._whole, self._lengths
-        coming, going, sent = list[MPI.Request](), list[MPI.Request](), list[memoryview]()
-        held: list[Any] = [coming, going, whole, sent]
+        held: list[Any] = [whole, self._messages]
         self.own.held_requests[id(held)] = held
-        for distance, rows, room in self._steps:
-            to, source = (self.me + distance) % len(whole), (self.me - distance) % len(whole)
-            mine = [(self.me - index) % len(whole) for index in range(rows)]
-            if rows == 1:
-                out, into = whole[self.me], whole[source]
-                nbytes = lengths[self.me][0]
+        for distance, to, source, mine, into, first in self._messages:
+            if len(mine) == 1:
+                out, nbytes = whole[self.me], lengths[self.me][0]
             else:
                 parts = [whole[index][: lengths[index][0]] for index in mine]
                 nbytes = _LENGTH_BYTES + sum(map(len, parts))
-                out, into = memoryview(b"".join([_ROW_LENGTH.pack(nbytes), *parts])), room
-            sent.append(out)
+                out = memoryview(b"".join([_ROW_LENGTH.pack(nbytes), *parts]))
+                held.append(out)
+            # Sent first: the other leader may be waiting for it.
+            if nbytes <= _PIECE_BYTES:
+                going = [comm.Isend([out[:nbytes], MPI.BYTE], to, _TAG)]
+            else:
+                going = [comm.Isend(piece, to, _TAG) for piece in _pieces(out, 0, nbytes)]
             # The first piece begins with the length of all.
-            coming[:] = [comm.Irecv([into[:_PIECE_BYTES], MPI.BYTE], source, _TAG)]
-            going[:] = [comm.Isend(piece, to, _TAG) for piece in _pieces(out, 0, nbytes)]
+            coming = [comm.Irecv(first, source, _TAG)]
             # The other end may wait for the receipt of all its pieces: some networks ask before
             # they send this much, too.
             while not have_ended(coming):
                 yield
-            rest = _pieces(into, _PIECE_BYTES, _ROW_LENGTH.unpack_from(into)[0])
-            coming += [comm.Irecv(piece, source, _TAG) for piece in rest]
-            while not (have_ended(coming) and have_ended(going)):
+            (nbytes,) = _ROW_LENGTH.unpack_from(into)
+            if nbytes > _PIECE_BYTES:
+                coming += [comm.Irecv(p, source, _TAG) for p in _pieces(into, _PIECE_BYTES, nbytes)]
+                while not have_ended(coming):
+                    yield
+            while not have_ended(going):
                 yield
+            if len(mine) == 1:
+                continue
             at = _LENGTH_BYTES
-            for index in mine if rows > 1 else ():
+            for index in mine:
                 row = whole[(index - distance) % len(whole)]
                 (length,) = _ROW_LENGTH.unpack_from(into, at)
                 row[:length] = into[at : at + length]
@@ -124,7 +146,7 @@ class HostLeaders:
         """The bytes of all leaders, in order. ``turn`` is 0 or 1 where two calls overlap."""
         parts = cut(self.scratch(turn, _BYTE, sum(counts), "gathered"), counts)
         parts[self.me][...] = mine
-        yield from self._swap(call, dict.fromkeys(self._others, mine), parts, turn)
+        yield from self._swap(call, dict.fromkeys(self.others, mine), parts, turn)
         return parts.whole  # type: ignore[no-any-return]
 
     def alltoall(
@@ -159,7 +181,7 @@ class HostLeaders:
         if many == 2:
             return merged
         mine[...] = merged
-        yield from self._swap(call, dict.fromkeys(self._others, mine), parts, 2 + turn)
+        yield from self._swap(call, dict.fromkeys(self.others, mine), parts, 2 + turn)
         return total
 
     def _swap(
@@ -173,10 +195,10 @@ class HostLeaders:
         comm, tag, requests = self.comm, _DATA_TAG + turn, list[MPI.Request]()
         held: list[Any] = [requests, out, into]
         self.own.held_requests[id(held)] = held
-        for index in self._others:
+        for index in self.others:
             for piece in _pieces(into[index], 0, into[index].nbytes):
                 requests.append(comm.Irecv(piece, index, tag))
-        for index in self._others:
+        for index in self.others:
             for piece in _pieces(out[index], 0, out[index].nbytes):
                 requests.append(comm.Isend(piece, index, tag))
         call.stage += 1
@@ -206,7 +228,26 @@ _AGREED, DONE, _LENGTH, _LAST_RANK, _LAST = 0, 8, 16, 17, 18
 that call the length of its error text, the last rank to arrive, and when it arrived."""
 _BUFFER_HEAD, _TEXT_MOST = 256, 16 << 10
 _YIELDS = 200
-"""Polls for the outcome of an agreement, each of which yields the core, before the call waits."""
+"""Polls for another rank of the host before the call waits."""
+
+
+Outcome = tuple[bool, float, int]
+"""Whether all members make the same call, when the last one arrived, and its rank."""
+
+
+def _comes_soon(words: memoryview, at: int, number: int, own: RankState) -> bool:
+    """Whether a word of another rank reaches a number within a few polls, each of which yields the
+    core: a message between hosts takes longer than a spin saves, and ranks may share cores.
+    """
+    tries = 0
+    while words[at] < number:
+        tries += 1
+        # While posted calls are under way, the loop that drives them waits.
+        if own.pending or tries > _YIELDS:
+            return False
+        yield_core()
+    fence()
+    return True
 
 
 class HostChannel(Channel):
@@ -219,11 +260,7 @@ class HostChannel(Channel):
     """Larger than on one host: the transfer between hosts takes longer than the caches save."""
 
     def _compare(self, call: Call) -> bool:
-        # Only the first rank waits for the others; these wait for the first rank.
-        count = self.count
-        return self.members.me == 0 and all(
-            self.words[page] >= count or self._arrives_soon(page) for _, page, _ in self._others
-        )
+        return False  # the first rank compares all calls; these wait for the first rank
 
     def publish_count(self) -> None:
         self.words[self._mine] = self.count
@@ -240,12 +277,21 @@ class HostChannel(Channel):
     def sizes(self, call: Call) -> list[int]:
         return [self.words[head + OFFER_AT // 8] for head in self._heads[call.number & 1]]
 
-    def compared(self, call: Call) -> tuple[bool, float, int]:
-        """Whether all members make the same call, when the last one arrived, and its rank."""
-        heads = self._heads[call.number & 1]
-        same = all(self.words[head] == call.packed.fingerprint for head in heads)
-        last, me = max((self.times[head + 1], index) for index, head in enumerate(heads))
-        return same, last, self.members.ranks[me]
+    def compared(self, call: Call) -> Outcome | None:
+        """The outcome on this host; None if one of the members does not arrive soon."""
+        words, times, count = self.words, self.times, self.count
+        fingerprint, turn = call.packed.fingerprint, call.number & 1
+        same, last, last_rank = True, call.started, self.members.rank
+        for rank, page, heads in self._others:
+            if words[page] < count and not _comes_soon(words, page, count, self.own):
+                return None
+            head = heads[turn]
+            if words[head] != fingerprint:
+                same = False
+            arrived = times[head + 1]
+            if arrived > last:
+                last, last_rank = arrived, rank
+        return same, last, last_rank
 
 
 class LeaderBuffer:
@@ -267,16 +313,6 @@ class LeaderBuffer:
     def nbytes(here: int, members: int) -> int:
         slots = 2 * HostChannel.block_bytes(here)
         return rounded(_BUFFER_HEAD + 8 * members) + _TEXT_MOST + slots
-
-    def agreed_soon(self, number: int, own: RankState) -> bool:
-        tries = 0
-        while self.words[_AGREED] < number:
-            tries += 1
-            if own.pending or tries > _YIELDS:
-                return False
-            yield_core()
-        fence()
-        return True
 
 
 Hosts = tuple[tuple[int, ...], ...]
@@ -335,6 +371,8 @@ class MultiHostAgreement:
         self.leaders = HostLeaders(own, leaders, members.number, user, row_bytes)
         self._finished = 0
         self._exchanging: Call | None = None
+        self._here: Outcome = True, 0.0, -1
+        """The outcome of that call on this host, by the clock of all hosts."""
         self.renew()
 
     @staticmethod
@@ -350,15 +388,16 @@ class MultiHostAgreement:
         self._exchanging = None
 
     def arrive(self, call: Call, offer: Offer) -> bool:
-        here = self.channel.arrive(call, offer)
+        self.channel.arrive(call, offer)
         self.own.board.note(self.members.number, call.number, self._finished)
         if not self.is_first:
-            if not self.buffer.agreed_soon(call.number, self.own):
+            if not _comes_soon(self.buffer.words, _AGREED, call.number, self.own):
                 return False
-        elif self.own.pending or not here:
-            return False
         else:
-            self._begin_exchange(call)
+            here = self.channel.compared(call)
+            if here is None or self.own.pending:
+                return False
+            self._begin_exchange(call, here)
             tries = 0
             while not self.leaders.exchanged():
                 tries += 1
@@ -392,7 +431,9 @@ class MultiHostAgreement:
         """The leader's part between hosts, as far as `arrive` has not done it."""
         if self._exchanging is not call:
             yield from self.channel.wait_for_all(call)
-            self._begin_exchange(call)
+            here = self.channel.compared(call)
+            assert here is not None
+            self._begin_exchange(call, here)
         call.stage += 1
         while not self.leaders.exchanged():
             yield call
@@ -401,30 +442,36 @@ class MultiHostAgreement:
             self.buffer.text[: len(text)] = np.frombuffer(text, np.uint8)
             self._release(call, len(text))
 
-    def _begin_exchange(self, call: Call) -> None:
+    def _begin_exchange(self, call: Call, here: Outcome) -> None:
         """Begins the leaders' exchange: all members of this host have arrived."""
-        channel, row, offset = self.channel, self.leaders.rows[self.host], self.own.offset_seconds
-        same, last, rank = channel.compared(call)
-        _ROW.pack_into(row, 0, call.number, call.packed.fingerprint, same, last + offset, rank)
-        self._sizes.pack_into(row, _ROW.size, *channel.sizes(call))
+        row, carry, (same, last, rank) = self.leaders.rows[self.host], call.carry, here
+        last += self.own.offset_seconds
+        _ROW.pack_into(row, 0, call.number, call.packed.fingerprint, same, last, rank)
+        if carry is None or carry.reads_offers:
+            self._sizes.pack_into(row, _ROW.size, *self.channel.sizes(call))
         end = self.carried_at[self.host]
-        if call.carry is not None and same:
-            end += call.carry.pack()
-        self._exchanging = call
+        if carry is not None and same:
+            end += carry.pack()
+        self._exchanging, self._here = call, (same, last, rank)
         self.leaders.begin_exchange(end)
 
     def _publish(self, call: Call) -> bool:
         """Publishes the exchanged rows to this host; False if the hosts make different calls."""
-        buffer, rows = self.buffer, self.leaders.rows
-        heads = [_ROW.unpack_from(row) for row in rows]
-        first = heads[0][:3]
-        if self.own.checks and not (first[2] and all(head[:3] == first for head in heads)):
+        buffer, rows, carry = self.buffer, self.leaders.rows, call.carry
+        mine, (same, last, last_rank) = call.packed.fingerprint, self._here
+        for index in self.leaders.others:
+            number, fingerprint, one, arrived, rank = _ROW.unpack_from(rows[index])
+            same = same and one and number == call.number and fingerprint == mine
+            if arrived > last:
+                last, last_rank = arrived, rank
+        if self.own.checks and not same:
             return False
-        *_, buffer.times[_LAST], buffer.words[_LAST_RANK] = max(heads, key=itemgetter(3))
-        for row, end, where in zip(rows, self.carried_at, self._offers, strict=True):
-            buffer.offered[where] = row[_ROW.size : end]
-        if call.carry is not None:
-            call.carry.unpack()
+        buffer.times[_LAST], buffer.words[_LAST_RANK] = last, last_rank
+        if carry is None or carry.reads_offers:
+            for row, end, where in zip(rows, self.carried_at, self._offers, strict=True):
+                buffer.offered[where] = row[_ROW.size : end]
+        if carry is not None:
+            carry.unpack()
         self._release(call, 0)
         return True
 

@@ -44,8 +44,10 @@ class Carry(NamedTuple):
 
     pack: Callable[[], int]
     """Writes this host's values into its row, and returns their bytes."""
-    unpack: Callable[[], None]
+    unpack: Callable[[], object]
     """Writes the values of all rows where the ranks of this host read them."""
+    reads_offers: bool
+    """Whether ranks read how many bytes each of them offers."""
 
 
 class Chunks(NamedTuple):
@@ -122,8 +124,9 @@ def move_chunks(agreement: MultiHostAgreement, call: Call, chunks: Chunks, resul
     return result
 
 
-Carried = tuple[Array, Carry, Callable[..., Any]]
-"""This rank's block for a small array, its `Carry`, and the function that makes the result."""
+Carried = tuple[Array, Carry | None, Callable[..., Any]]
+"""This rank's block for a small array, on a leader the `Carry`, and the function that makes the
+result."""
 
 
 class MultiHostTransport:
@@ -160,7 +163,12 @@ class MultiHostTransport:
         """Leaders exchange their hosts' sums; that of a small array goes with the agreement."""
         width = max(reduction.dtype.itemsize, reduction.total.itemsize)
         if not call.posted and source.size * width <= self._carried:
-            rest = self._carry_reduced(call, source, reduction)
+            key = reduction, source.shape
+            mine, call.carry, rest = self._known.get(key) or self._begin_carried(key)
+            if reduction.copies:
+                mine[...] = source
+            else:
+                reduction.staged(source, mine)
             return NOTHING, rest if out is None else partial(rest, out)
         found = np.empty(source.shape, source.dtype) if out is None else out
         flat, into = source.reshape(-1), found.reshape(-1)
@@ -213,18 +221,8 @@ class MultiHostTransport:
             .view(reduction.dtype)
             .reshape(shape)
         )
-        nbytes, totals = count * reduction.total.itemsize, list[Array]()
-        if self.agreement.is_first:
-            rows = zip(self.leaders.rows, self.agreement.carried_at, strict=True)
-            whole = [np.frombuffer(row, reduction.total, count, at) for row, at in rows]
-            totals = [total.reshape(shape) for total in whole]
-
-        def pack() -> int:
-            reduction.merged(parts, totals[self.agreement.host])
-            return nbytes
-
-        def unpack() -> None:
-            reduction.finish(reduction.merged(totals, totals[0]), slot)
+        # Only leaders have rows.
+        carry = self._carry_sums(reduction, parts, slot) if self.agreement.is_first else None
 
         def rest(out: Array | None = None, part: Any = ...) -> Array:
             if out is None:
@@ -232,7 +230,27 @@ class MultiHostTransport:
             out[...] = slot[part]
             return out
 
-        return keep(self._known, key, (parts[self._here], Carry(pack, unpack), rest))
+        return keep(self._known, key, (parts[self._here], carry, rest))
+
+    def _carry_sums(self, reduction: Arithmetic, parts: list[Array], slot: Array) -> Carry:
+        """The sum of the parts of this host's ranks, and into ``slot`` the result of all hosts."""
+        rows = zip(self.leaders.rows, self.agreement.carried_at, strict=True)
+        whole = [np.frombuffer(row, reduction.total, slot.size, at) for row, at in rows]
+        totals = [total.reshape(slot.shape) for total in whole]
+        mine = totals[self.agreement.host]
+        add = reduction.merging(parts, mine)
+        add_up = reduction.merging(totals, slot if reduction.bare else totals[0])
+
+        def pack() -> int:
+            add()
+            return mine.nbytes
+
+        def unpack() -> None:
+            add_up()
+            if not reduction.bare:
+                reduction.finish(totals[0], slot)
+
+        return Carry(pack, unpack, reads_offers=False)
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
@@ -358,7 +376,7 @@ class MultiHostTransport:
                 whole = b"".join([row[start : start + size] for row, start, size in parts])
                 self.buffer.slots[0][: len(whole)] = np.frombuffer(whole, np.uint8)
 
-        return Carry(pack, unpack)
+        return Carry(pack, unpack, reads_offers=True)
 
     def _brought(self, sizes: Sequence[int]) -> list[int]:
         """The bytes of each host, from those of its members, host by host."""

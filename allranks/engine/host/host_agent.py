@@ -74,6 +74,7 @@ from allranks.engine.host.agent_state import Command as AnyCommand
 from allranks.engine.host.agent_state import Event as AnyEvent
 from allranks.engine.host.attachment import Attachment
 from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
+from allranks.engine.host.remote_shells import RemoteShells
 from allranks.hooks import Hooks
 from allranks.records import limits
 from allranks.records.agent import (
@@ -148,7 +149,7 @@ class HostAgent:
         self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
         self.attachment = Attachment(config)
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.shells: stubs.RemoteShells | None = None
+        self.shells: RemoteShells | None = None
         self._heard = heard
         #: Readable when a child has ended.
         self._wake = -1
@@ -218,7 +219,7 @@ class HostAgent:
         # The launcher starts a stub for each rank, which connects to the agent.
         command = [*self.config.launch, *stubs.command("rank", address)]
         if self.config.several_hosts:
-            self.shells = stubs.RemoteShells(self.config.session_dir)
+            self.shells = RemoteShells(self.config.session_dir)
         self._start_launcher(command, self.shells.environment if self.shells else _NO_MORE)
 
     def _start_launcher(self, command: Sequence[str], more: Mapping[str, str] = _NO_MORE) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import shortest_way
 from mpi4py import MPI
 from operations import ON_GPU, TRANSPORTS, c
 
 import allranks
 import allranks.collectives as collectives
+from allranks.collectives.arrays.reductions import Arithmetic
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.specs import Spec
 from allranks.collectives.timings import Totals
 from allranks.errors import CollectiveMismatch, UsageError
 
@@ -548,32 +551,33 @@ def test_a_moment_counts_for_one_of_the_calls_that_are_under_way_together(sets, 
     assert 0 < told <= took - away
 
 
-ROOMS = Path(allranks.__file__).parent / "collectives"
+@pytest.mark.skipif(ON_GPU, reason="the arrays are numpy's")
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+@pytest.mark.parametrize("nbytes", [3_000_000, 13_000_002])
+def test_large_arrays_are_reduced_where_they_are(dtype, nbytes):
+    """As torch's tensors, outside of the memory of a host, piece by piece."""
+    this = c.world.current()
+    group = this.groups[0]
+    mine = (np.arange(nbytes // np.dtype(dtype).itemsize) % 1000 + RANK).astype(dtype)
+    total = ((mine - RANK) * SIZE + sum(range(SIZE))).astype(dtype)
+    arithmetic = Arithmetic(c.Sum, mine.dtype, SIZE, 1.0, 1.0)
+    spec = Spec("all_reduce", "Sum", dtype, mine.shape)
+    move = group.through_host.allreduce
+    for out in (np.empty_like(mine), mine):
+        steps = partial(Call.moved, move=move, source=mine, reduction=arithmetic, out=out)
+        found = this.run(group.call(spec, steps=steps))
+        assert found is out
+        np.testing.assert_array_equal(out, total)
+
+
 PAGE = Path(allranks.__file__).parents[1] / "docs" / "architecture.md"
-
-
-def way_of(call: Callable[[], object]) -> list[tuple[Path, str]]:
-    """The functions of ours that a call passes, in their order, where it need not wait."""
-    ways: list[list[tuple[Path, str]]] = []
-
-    def note(frame, event, _):
-        code, file = frame.f_code, Path(frame.f_code.co_filename)
-        if event == "call" and file.is_relative_to(ROOMS):
-            ways[-1].append((file.relative_to(ROOMS), code.co_name))
-
-    for _ in range(1000):
-        ways.append([])
-        sys.setprofile(note)
-        call()
-        sys.setprofile(None)
-    # The rank that comes last waits for none.
-    return min(c.allgather_object(min(ways, key=len)), key=len)
 
 
 @pytest.mark.skipif(ON_GPU or c.local_size() < SIZE, reason="needs memory that all share")
 def test_an_array_passes_few_functions_and_no_room_twice():
     array = np.ones(3, np.float32)
-    way = way_of(lambda: c.allreduce(array))
+    # The rank that comes last waits for none.
+    way = min(c.allgather_object(shortest_way(lambda: c.allreduce(array))), key=len)
     entered = [room for room, _ in groupby(file.parent for file, _ in way)]
     assert len(way) <= 12
     assert len({file for file, _ in way}) <= 6

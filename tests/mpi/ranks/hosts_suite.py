@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_SECONDS, in_a_cell, next_cell_works
+from conftest import PATIENCE_SECONDS, in_a_cell, next_cell_works, shortest_way
 
 import allranks.collectives as c
 from allranks.collectives.mpi.agreement import HostLeaders
+from allranks.collectives.mpi.status_exchange import spread
 from allranks.collectives.mpi.transport import MpiTransport
 from allranks.errors import RankLeft
 
@@ -172,6 +174,41 @@ def test_ranks_that_are_not_the_first_of_a_host_send_nothing(monkeypatch, count)
         assert (c.alltoall(mine) == rank + np.arange(size)).all()
         gathered = c.gather(mine, root=size - 1)
         assert gathered is None or len(gathered) == size * size
+
+
+@pytest.mark.parametrize("op", [c.Sum, c.Average], ids=lambda op: op.name)
+def test_a_small_array_passes_few_functions(op):
+    """Each costs as much as a part of the message between two hosts takes."""
+    array = np.ones(3, np.float32)
+    way = [name for _, name in shortest_way(lambda: c.allreduce(array, op), 200)]
+    if c.local_rank():
+        assert len(way) <= 16, way
+    elif len(set(HOSTS)) == 2:
+        assert len(way) <= 34, way  # three for each further look at the message
+
+
+def test_each_leader_sends_an_agreement_and_small_data_in_one_message(monkeypatch):
+    """To each other host, or, of many hosts, to as many as the logarithm of their number."""
+    leaders = c.world.current().groups[0].agreement.leaders
+    if c.local_rank() == 0:
+        counted = Counting(leaders.comm)
+        monkeypatch.setattr(leaders, "comm", counted)
+    for _ in range(5):
+        c.allreduce(np.ones(1000, np.float32), c.Sum)
+    if c.local_rank() == 0:
+        each = len(spread(len(set(HOSTS))))
+        assert counted.posted == {"Isend": 5 * each, "Irecv": 5 * each}
+
+
+class Counting:
+    """A communicator that counts what is posted."""
+
+    def __init__(self, comm):
+        self.comm, self.posted = comm, Counter()
+
+    def __getattr__(self, name):
+        self.posted[name] += 1
+        return getattr(self.comm, name)
 
 
 def test_records_are_on_one_clock():

@@ -115,6 +115,20 @@ def test_a_board_shows_what_ranks_of_another_host_tell_until_they_are_lost(start
     wait_until(lambda: boards[1].get(0, fields.LOST) == fields.ENDED)
 
 
+def test_progress_in_several_groups_is_found_for_each():
+    board = board_of(0)
+    for call in range(3):
+        for group in (0, 7, 7, 0):
+            board.note(group, call + group + 1, call)
+        assert board.progress(0, 0) == (call + 1, call)
+        assert board.progress(0, 7) == (call + 8, call)
+    for group in range(8, 8 + 200):  # more than there are places: the quiet ones lose theirs
+        board.note(group, 1, 1)
+        board.note(0, group, group)
+    assert board.progress(0, 0) == (207, 207)
+    assert board.progress(0, 7) == (0, 0)
+
+
 def test_without_a_wait_rounds_end_and_all_hosts_know_the_last_states(start):
     threads, boards = start(3)
     boards[1].put(fields.TICKET, 1)

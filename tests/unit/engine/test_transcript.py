@@ -104,3 +104,17 @@ def test_only_the_last_update_of_a_display_is_sent(tmp_path):
         ["display", {"text/plain": "0"}],
         ["update", {"text/plain": "8"}],
     ]
+
+
+def test_the_disk_is_looked_at_when_a_cell_ends_and_not_when_the_next_one_begins(tmp_path):
+    body = """
+from allranks.engine.transcript import LogRoom
+looks = []
+LogRoom.is_full = lambda room: bool(looks.append(room))
+for _ in range(3):
+    transcript.begin_cell(limit_nbytes=4096)
+    transcript.collect(final=True)
+print(len(looks))
+"""
+    entries, *_ = collected(tmp_path, body)
+    assert entries == [["out", "3\n"]]
