@@ -130,7 +130,7 @@ class Exceptions:
 
     def _keep(self, _etype: Any, _value: Any, lines: list[str]) -> None:
         self.lines = lines
-        # The reply to a client of ipyparallel has the traceback from here.
+        # A kernel's reply to a client has the traceback from here.
         setattr(self._shell, "_last_traceback", lines)  # noqa: B010
 
     def _keep_usage_error(self, error: BaseException) -> None:

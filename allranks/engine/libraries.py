@@ -42,7 +42,7 @@ _IMPORTS = (
     "pygments.formatters.html",
 )
 #: Libraries that run beside the cells, in the same process.
-_BESIDE_CELLS = r"(ipykernel|ipyparallel|jupyter_client|tornado|traitlets|zmq)(\.|$)"
+_BESIDE_CELLS = r"(ipykernel|jupyter_client|tornado|traitlets|zmq)(\.|$)"
 _EVERY_WARNING = ("ignore", None, Warning, None, 0)
 
 

@@ -473,7 +473,7 @@ class RankState:
         The number orders reasons: an exception explains more than a later departure because of it.
         """
         scope = self.scope
-        # The notebook tells of deaths, but it may be what waits for the answer to this request.
+        # The notebook reports deaths, but it may be what waits for the answer to this request.
         if self.request and rank not in self.died and self._has_ended(rank):
             self.died[rank] = "has died"
         if rank in self.died:

@@ -40,7 +40,7 @@ class ClientPatch:
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
             named = any(map(options.get, _NAMES_FILE))
-            # ``Cluster.from_file()`` has read the file that nobody has named.
+            # ``Cluster.from_file()`` has read the file although its user has named none.
             if not named and (connection_info is None or options.get("cluster") is not None):
                 connection_info = self._own(options) or connection_info
             plain(client, connection_info, **options)

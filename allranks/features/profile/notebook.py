@@ -117,7 +117,7 @@ class NotebookProfile(NotebookFeature):
         """Begins a profile; may run in another thread, as the subshell of a notebook.
 
         ``profile`` takes the seconds, a file or None, and optionally a function that shows the
-        profiles. It says whether the running cell is profiled, or the next one.
+        profiles. It returns whether the running cell is profiled, or the next one.
 
         ``profile_cell`` takes the options of the cell that comes next.
 

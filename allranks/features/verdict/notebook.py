@@ -123,7 +123,7 @@ class WatchedCell:
         return []
 
     def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
-        """Returns the values that are NaN now, for so many times at least."""
+        """Returns the values that are NaN now, ``least`` times in a row at least."""
         if not self._not_numbers or self.logged < LEAST_STEPS:
             return []
         return [
@@ -309,7 +309,7 @@ class NotebookVerdict(NotebookFeature):
 
 
 def _where(line: str) -> str:
-    """Returns what a line says before its ranks: the value, and the step."""
+    """Returns the part of a line before its ranks: the value, and the step."""
     return line.partition(" on rank")[0]
 
 

@@ -40,11 +40,11 @@ from allranks.features.verdict.weights import Weights
 from allranks.post_import import PostImportHook
 from allranks.records.wire import Record, RunCell
 
-#: Of a longer cell, the last samples are kept, and of these so many are sent.
+#: Of a longer cell, only the last samples are kept, and only a part of these is sent.
 _KEPT_SAMPLES, _SENT_SAMPLES = 4096, 256
 #: Those of the last minute.
 _KEPT_LOOKS = 1200
-#: All ranks together send about so many calls, and each rank at least some.
+#: All ranks together send about this number of calls, and each rank at least a few.
 _CALLS, _LEAST_CALLS = 20_000, 1000
 #: Between a cell and the request for it, allranks may run others, as to keep variables.
 _KEPT_CELLS = 4

@@ -28,7 +28,7 @@ DOMINATES = 2.0
 USUAL_WAIT = 0.10
 #: What a rank that is late in few steps has to cost, and the part that these few steps explain.
 RARE_SHARE, RARE_PART, FEW_STEPS = 0.25, 0.6, 20
-#: A cause explains at least this part of what it is said to cause.
+#: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
 LONG_SECONDS = 0.02
