@@ -508,7 +508,7 @@ def log_path(config: HostAgentConfig, rank: int) -> str:
 
 def _pin(config: HostAgentConfig, rank: int) -> str:
     # Before anything can open CUDA.
-    processes.share_cores(config.ranks_here)
+    libraries.share_cores(config.ranks_here)
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     libraries.set_quiet(config.devices)
     local, local_size = launched.local_place(os.environ, rank, config.size, config.rank_variables)

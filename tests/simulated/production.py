@@ -73,7 +73,11 @@ MODELS |= {
     ),
     "allranks.engine.features": SimpleNamespace(HostFeature=_HostFeature),
     "allranks.engine.libraries": SimpleNamespace(
-        ignore_warnings=_nothing, seed_anew=_nothing, preload=_nothing, visible_gpus=lambda: ()
+        ignore_warnings=_nothing,
+        preload=_nothing,
+        seed_anew=_nothing,
+        share_cores=_nothing,
+        visible_gpus=lambda: (),
     ),
     "allranks.collectives.start.healing": SimpleNamespace(Spare=models.Spare),
     # All files of a simulated host are this user's.
@@ -332,7 +336,6 @@ _replace(
     processes,
     adopt_orphans=lambda: setattr(this_process(), "subreaper", True),
     fork=_fork,
-    share_cores=_nothing,
     shared_memory_left=lambda: INF,
     shared_segments=lambda pid, began=0.0: set(),
     segments_since=lambda began: set(),

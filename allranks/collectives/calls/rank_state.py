@@ -244,9 +244,9 @@ PROCESS = Scope("the program", 0, None)
 class InterruptPipe:
     """Makes Ctrl-C visible outside the main thread.
 
-    Python runs signal handlers only in the main thread, between two of its steps. While TensorFlow
+    Python runs signal handlers only in the main thread, between two of its steps. While a library
     runs a graph there is no such step until the graph ends, and the graph may wait for another rank
-    in a thread of TensorFlow. Python writes signal numbers to a file descriptor at once, if there
+    in a thread of that library. Python writes signal numbers to a file descriptor at once, if there
     is one.
     """
 

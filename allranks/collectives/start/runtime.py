@@ -111,7 +111,7 @@ def begin(
 
 
 def announce() -> None:
-    """Sets the environment variables by which torch, JAX and others find the ranks."""
+    """Sets the environment variables by which libraries find the ranks."""
     if (rendezvous := world.current().rendezvous) is not None:
         rendezvous.announce()
 

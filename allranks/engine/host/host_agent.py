@@ -180,7 +180,7 @@ class HostAgent:
             if self.config.head:
                 self._launch(address)
             # Before the first import that loads numpy, which reads the number of threads once.
-            processes.share_cores(self.config.ranks_here)
+            libraries.share_cores(self.config.ranks_here)
             libraries.ignore_warnings()
             # The launcher runs by now: it starts meanwhile, as loading takes long.
             from allranks.engine.features import HostFeature
