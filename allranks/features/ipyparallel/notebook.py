@@ -1,4 +1,4 @@
-"""Which ranks ``ipyparallel.Client()`` finds in a notebook."""
+"""Which ranks ``ipyparallel.Client()`` finds in a notebook, and ipyparallel's magics."""
 
 from __future__ import annotations
 
@@ -83,12 +83,17 @@ def _profile(options: dict[str, Any]) -> Path:
 
 
 class NotebookClients(NotebookFeature):
-    """Patches ``Client`` as long as the extension is loaded."""
+    """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
     _undo = ExitStack()
 
     @classmethod
     def loaded(cls, shell: InteractiveShell) -> None:
+        # Here: scripts need no magics.
+        from allranks.features.ipyparallel import px_magics
+
+        px_magics.hint(shell)
+        cls._undo.callback(px_magics.unload, shell)
         ClientPatch(cls._undo)
 
     @classmethod
