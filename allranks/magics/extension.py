@@ -9,18 +9,17 @@ from IPython.core.magic import Magics
 
 from allranks.cluster import cluster, features
 from allranks.magics.distributed import DistributedMagics
-from allranks.magics.ensemble import EnsembleMagics
 from allranks.magics.options import parse_command
 from allranks.magics.session import RANKS, RanksProxy
 from allranks.records.config import START_WITH
 
 
 def load(shell: InteractiveShell) -> None:
-    """Adds ``%%distributed``, ``%distributed``, ``%%ensemble`` and ``ranks``; starts nothing."""
+    """Adds ``%%distributed``, ``%distributed``, ``ranks`` and features' magics; starts nothing."""
     if loaded(shell) is not None:
         return
     magics = DistributedMagics(shell)
-    shell.register_magics(magics, EnsembleMagics(shell, magics.session))
+    shell.register_magics(magics)
     cluster.session = magics.session
     features.loaded(shell)
     # A variable of that name is the user's: keep it.
@@ -46,8 +45,7 @@ def unload(shell: InteractiveShell) -> None:
     magics.close()
     if isinstance(shell.user_ns.get(RANKS), RanksProxy):
         del shell.user_ns[RANKS]
-    for kind in (DistributedMagics, EnsembleMagics):
-        take_away(shell, kind)
+    take_away(shell, DistributedMagics)
 
 
 def take_away(shell: InteractiveShell, kind: type[Magics]) -> None:

@@ -173,12 +173,6 @@ def cell_parser() -> Parser:
     return parser
 
 
-def ensemble_parser() -> Parser:
-    parser = Parser("%%ensemble", "Runs the cell once for each member of a grid.")
-    grid.add_to(parser)
-    return parser
-
-
 def command_parser(command: str) -> Parser:
     program, about = f"%distributed {command}", commands()[command]
     about = f"{about[0].upper()}{about[1:]}."
