@@ -104,7 +104,7 @@ def begin(
     this.checks, this.late_seconds = checked, late
     world.set_process(this)
     if this.size > 1:
-        # Not for a single rank: another launcher, as torchrun, may have set the variables.
+        # Not for a single rank: another launcher may have set the variables.
         announce()
     finish_at_exit(this)
     this.begin()
