@@ -11,8 +11,11 @@ import pytest
 from allranks import features
 
 ROOT = Path(__file__).parents[2]
-#: Output, errors and unreadable messages of real ranks and notebooks.
-CORE = ("tests/faults/test_output.py", "tests/faults/test_unreadable.py")
+#: Output, errors and unreadable messages of real ranks and notebooks, and all unit tests.
+CORE = (
+    *("tests/faults/test_output.py", "tests/faults/test_unreadable.py"),
+    *(f"tests/unit/{part}" for part in ("cluster", "engine", "magics", "records", "widgets")),
+)
 
 
 @pytest.fixture
