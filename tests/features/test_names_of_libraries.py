@@ -7,7 +7,8 @@ CORE = Path(__file__).parents[2] / "allranks"
 FOLDERS = ("cluster", "collectives", "engine", "magics", "records", "widgets")
 LIBRARIES = re.compile(r"ipyparallel|torch|jax|tensorflow|horovod", re.IGNORECASE)
 REASONS = {
-    "cluster/client_requests.py": "a cell waits for requests of ipyparallel's clients",
+    "cluster/cells.py": "a cell waits for requests of ipyparallel's clients",
+    "cluster/client_requests.py": "the same",
     "cluster/cluster.py": "Cluster.client() returns a client of ipyparallel",
     "cluster/connection.py": "makes that client, and closes it with the ranks",
     "cluster/connection_files.py": "the files by which such clients find a cluster",
