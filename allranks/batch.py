@@ -16,7 +16,7 @@ from typing import Any
 from allranks import collectives, launched
 from allranks.collectives import world
 from allranks.collectives.start.under_mpi import guard_mpi4py
-from allranks.engine import libraries, namespace, processes
+from allranks.engine import libraries, namespace
 from allranks.horovod import alias
 
 
@@ -28,7 +28,7 @@ def _device() -> str:
         return libraries.device_text(gpu) if gpu and gpu != libraries.HIDDEN else "cpu"
     size, _ = launched.size(os.environ)
     local, local_size = launched.local_place(os.environ, launched.rank(os.environ), size)
-    processes.share_cores(local_size)
+    libraries.share_cores(local_size)
     device, settings = libraries.pinning(libraries.visible_gpus(), local, local_size)
     libraries.set_variables(os.environ, settings)
     return device

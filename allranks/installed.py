@@ -4,7 +4,7 @@ Notebooks and scripts also import modules from the folder where they run. Metada
 make allranks import anything by itself, so only the folders of the environment count. Those are
 what Python makes of its own settings: folders for installations, ``.pth`` files and ``PYTHONPATH``.
 What code adds to ``sys.path``, in ``sitecustomize``, in an ``import`` line of a ``.pth`` file or
-in a cell, does not count, because nothing tells these apart. ``PYTHONPATH`` makes it count.
+in a cell, does not count, because these cannot be distinguished. ``PYTHONPATH`` makes it count.
 """
 
 from __future__ import annotations

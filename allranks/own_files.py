@@ -255,7 +255,7 @@ def _is_own_group(gid: int) -> bool:
 
 @functools.cache  # of a directory with many users this takes long
 def _users_with_group(gid: int) -> frozenset[str]:
-    """Returns the users whose first group it is, whom the group's own list does not name."""
+    """Returns the users with this first group, which the group's own list does not name."""
     return frozenset(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid)
 
 

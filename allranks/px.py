@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Adds the magics of allranks, and ``%%px`` and the other magics of `PxMagics`."""
-    from allranks.magics.extension import load
+    from allranks.features.ipyparallel import px_magics
     from allranks.notebook import load_features
 
     load_features()
-    load(shell, px=True)
+    px_magics.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Removes the magics of `PxMagics`; the ranks stay."""
-    from allranks.magics.extension import unload_px
+    from allranks.features.ipyparallel import px_magics
 
-    unload_px(shell)
+    px_magics.unload(shell)

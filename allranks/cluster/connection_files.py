@@ -75,7 +75,7 @@ class ConnectionFiles:
             self._keeper.close(_CLOSE_SECONDS)
 
 
-#: The file that clients take if nobody names another one.
+#: The file that clients read if their user names no other one.
 CLIENT_FILE = "ipcontroller-client.json"
 
 

@@ -998,7 +998,7 @@ class MultiHostAgents:
         self._held.take(end, host, {each.name for each in self._hosts} - self._ended_hosts - {host})
 
     def _tell_controller(self, host: str, rank: int, pid: int) -> None:
-        # It runs on the first host, whose own agent tells it.
+        # It runs on the first host, where the agent reports the deaths of its own ranks.
         first = self._hosts[0].name
         if host != first:
             self._say(first, ReportDeath(rank, pid))

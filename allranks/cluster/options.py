@@ -21,6 +21,22 @@ from allranks.cluster import launchers
 from allranks.errors import MissingDependency, UsageError
 from allranks.records.config import EVERY_GPU, MAX_RANKS, max_ranks
 
+_PLACE = "rank size local_rank local_size cross_rank cross_size comm MPI device"
+_OPERATIONS = """
+    init shutdown is_initialized is_homogeneous
+    allreduce grouped_allreduce reducescatter grouped_reducescatter reduce
+    allgather grouped_allgather gather scatter broadcast alltoall barrier send recv join
+    allreduce_async grouped_allreduce_async reducescatter_async grouped_reducescatter_async
+    reduce_async allgather_async grouped_allgather_async gather_async scatter_async
+    broadcast_async alltoall_async poll synchronize
+    broadcast_object allgather_object same_on_all_ranks
+    ReduceOp Average Sum Min Max Product Adasum Compression
+    ProcessSet global_process_set add_process_set remove_process_set
+    empty records timeline keep
+"""
+#: The names that each rank has in its cells. Listed, because the notebook cannot import the
+#: collectives; a test compares the list with what a cell finds.
+GIVEN = frozenset(f"{_PLACE} {_OPERATIONS} log".split())
 _EXTRAS = {"tensorflow": "allranks[tensorflow]", "keras": "allranks[tensorflow]"}
 
 
@@ -335,3 +351,24 @@ class ClusterOptions:
         settings = tuple((name, value) for name, value in asked.items() if value is not None)
         names = [field.name for field in fields(cls) if field.name != "settings"]
         return cls(**{name: parsed.pop(name) for name in names}, settings=settings)
+
+
+def unquoted(word: str) -> str:
+    quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "\"'"
+    return word[1:-1] if quoted else word
+
+
+def names_first(parser: argparse.ArgumentParser, found: Sequence[str]) -> list[str]:
+    """Moves options to the end: before a name, argparse would take it as their value."""
+    names: list[str] = []
+    options: list[str] = []
+    flags = {word for word, one in parser._option_string_actions.items() if one.nargs == 0}
+    rest = iter(found)
+    for word in rest:
+        if not word.startswith("-"):
+            names.append(word)
+            continue
+        options.append(word)
+        if word not in flags and "=" not in word and (value := next(rest, None)) is not None:
+            options.append(unquoted(value))
+    return names + options

@@ -11,7 +11,7 @@ _SHOWN_NAMES = 5
 
 
 def text_of(done: Recovery, seconds: float) -> str:
-    """Returns what has come back, after so many seconds."""
+    """Returns what has come back, after a number of seconds."""
     if done.starts_again:
         return _text_of_start(done, seconds)
     gone = sorted(done.gone)

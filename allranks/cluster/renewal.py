@@ -36,7 +36,7 @@ class Renewal:
     def __init__(self, ranks: Connection, tell: Callable[[str], None]) -> None:
         self._ranks, self._tell = ranks, tell
         self._doing: dict[int, str] = {}
-        """What each rank that has not answered does, as far as it has said."""
+        """What each rank that has not answered does, as far as its state is known."""
         self.pressed = False
         """Whether the user has interrupted it."""
         self._limit: Countdown | None = None

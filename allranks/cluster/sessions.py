@@ -286,7 +286,7 @@ def _asked(path: str, request: dict[str, Any], seconds: float) -> socket.socket:
     try:
         connection.settimeout(seconds)
         connection.connect(path)
-        # What comes back says where ranks are, whose answers are unpickled.
+        # The reply names the place of ranks, whose answers are unpickled.
         own_files.check_peer(connection, path)
         connection.sendall(json.dumps(request).encode() + b"\n")
     except BaseException:

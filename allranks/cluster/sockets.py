@@ -76,7 +76,7 @@ class InterruptRequested:
 
 @dataclass(frozen=True)
 class ClientAnswered:
-    """A client of ipyparallel has the answer to a request."""
+    """A client has the answer to a request."""
 
 
 #: An exception is that of a message of a rank that could not be read.

@@ -30,7 +30,7 @@ _LINE_COMMANDS = (["on"], ["off"], ["push"])
 #: A cell that begins with one of these runs in the notebook, also after ``%distributed on``.
 _FOR_NOTEBOOK = (_COMMAND, "%%", "%load_ext", "%reload_ext")
 #: The same in the kernel of ranks.
-_FOR_NOTEBOOK_OF_RANKS = (*EVERY_CELL, "%%local")
+_FOR_NOTEBOOK_OF_RANKS = (*EVERY_CELL, "%%ensemble", "%%local")
 #: The tag of a cell that may fail: "Run all" continues after it.
 FAILS = "raises-exception"
 

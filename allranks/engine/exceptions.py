@@ -41,7 +41,7 @@ from allranks.records.code_names import is_cell, with_numbers
 
 #: Raised inside allranks on the user's behalf: their tracebacks end at the user's last frame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
-#: Includes the errors of torch and JAX when a feature ends a wait in them.
+#: Includes the errors of libraries when a feature ends a wait in them.
 _MAYBE_OTHERS = (*_NOT_OUR_FRAMES, RuntimeError, ValueError)
 _BEFORE = "KeyboardInterrupt: it came before the cell's first statement, or after its last."
 _EXIT = "sys.exit() ends the cell, not the rank: the rank keeps running, with its variables."
@@ -130,7 +130,7 @@ class Exceptions:
 
     def _keep(self, _etype: Any, _value: Any, lines: list[str]) -> None:
         self.lines = lines
-        # The reply to a client of ipyparallel has the traceback from here.
+        # A kernel's reply to a client has the traceback from here.
         setattr(self._shell, "_last_traceback", lines)  # noqa: B010
 
     def _keep_usage_error(self, error: BaseException) -> None:
@@ -241,8 +241,8 @@ def traceback_of(error: BaseException) -> TracebackType | None:
 def without_own_frames(tb: TracebackType | None, *others: str) -> bool:
     """Ends a traceback at the last frame that is not in this package; returns whether there is one.
 
-    Frames of libraries below this package's are removed too: TensorFlow calls it back. So are those
-    of files whose names contain one of ``others``.
+    Frames of libraries below this package's are removed too: one may call it back. So are those of
+    files whose names contain one of ``others``.
     """
     last, ours = None, False
     while tb is not None:

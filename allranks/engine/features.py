@@ -2,7 +2,8 @@
 
 The hooks of a rank are called in this order:
 
-1. ``starting``, before MPI starts; ``started``, when the rank has its shell, before its first cell.
+1. ``starting``, before MPI starts; ``kernel``, when all ranks are there; ``started``, when the rank
+   has its shell, before its first cell.
 2. ``cell_started``, after the history, interrupts and the capture of exceptions have been prepared
    and before the collectives' scope is entered.
 3. While the cell runs: ``message_received``, ``interrupted`` and ``cell_running`` in the thread
@@ -30,12 +31,13 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.engine.epochs import RankEpochs
 from allranks.engine.interrupts import Interrupts
+from allranks.engine.kernel import KernelStart, RankKernel
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
@@ -126,6 +128,13 @@ class RankFeature:
         Raises:
             UsageError: a setting is wrong; the rank does not start.
         """
+
+    def kernel(self, start: KernelStart) -> RankKernel | None:
+        """Returns a kernel, which clients of the feature reach, whose shell shall run the cells.
+
+        The first that any feature returns is used; a rank where none does has one of its own.
+        """
+        return None
 
     def started(self, rank: RankContext) -> None:
         """The rank is up; cells run from now on."""
@@ -263,6 +272,9 @@ class RankHooks(Hooks[RankFeature]):
             except Exception as error:
                 self._keep(failure(hook, error))
 
+    def kernel(self, start: KernelStart) -> RankKernel | None:
+        return next(filter(None, self.call(RankFeature.kernel, start)), None)
+
     def answer(self, name: str, arguments: Mapping[str, Any], payloads: list[bytes]) -> Answered:
         """Returns a feature's answer to a request; raises UsageError or FeatureFailed."""
         hook = self._answers.get(name)
@@ -293,6 +305,27 @@ class RankHooks(Hooks[RankFeature]):
         return " ".join(filter(None, self.call(RankFeature.rank_replaced, dead)))
 
 
+class ClientController(Protocol):
+    """A process of the first host, by which programs reach the ranks' kernels.
+
+    Attributes:
+        client: how programs connect to it.
+        engine: how kernels do, on each host.
+    """
+
+    client: dict[str, Any]
+    engine: dict[str, Any]
+
+    def run(self, complete: Callable[[], object], deaths: int) -> None:
+        """Runs until its process ends; calls ``complete`` once all kernels are there.
+
+        ``deaths`` is a pipe, with the rank and the process of each that has ended, a line each.
+        """
+
+    def free_ports(self) -> None:
+        """It listens now: its ports need not be reserved any longer."""
+
+
 @declares_hooks
 class HostFeature:
     """One feature in the host agent: override the hooks that it needs.
@@ -302,6 +335,13 @@ class HostFeature:
 
     def started(self, config: HostAgentConfig) -> None:
         """The agent has its folders; the launcher has been started, and no rank has come yet."""
+
+    def controller(self, config: HostAgentConfig) -> ClientController | None:
+        """Returns a process for clients, which this first host shall start when it is needed.
+
+        The first that any feature returns is used.
+        """
+        return None
 
     def rank_died(self, rank: int, code: int) -> None:
         """A rank of this host has ended, with an exit code or minus a signal's number."""

@@ -11,7 +11,7 @@ from typing import Any
 from allranks.engine.namespace import OPERATIONS, PLACE
 from allranks.engine.saved_names import is_same
 
-#: Not ``device``, which programs for torch name themselves.
+#: Not ``device``, a name that programs give themselves.
 _OF_ALL = (*PLACE, "comm")
 _WATCHED = (*_OF_ALL, "log", *OPERATIONS)
 _MISSING = object()

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from allranks import python_path
-from allranks.post_import import PostImportHook
+from allranks.engine import processes
 from allranks.records.agent import Event, OpenedCuda, Preloading
 from allranks.records.config import HostAgentConfig
 
@@ -42,7 +42,7 @@ _IMPORTS = (
     "pygments.formatters.html",
 )
 #: Libraries that run beside the cells, in the same process.
-_BESIDE_CELLS = r"(ipykernel|ipyparallel|jupyter_client|tornado|traitlets|zmq)(\.|$)"
+_BESIDE_CELLS = r"(ipykernel|jupyter_client|tornado|traitlets|zmq)(\.|$)"
 _EVERY_WARNING = ("ignore", None, Warning, None, 0)
 
 
@@ -60,7 +60,6 @@ def preload(config: HostAgentConfig, tell: Callable[[Event], object]) -> None:
 
 def _preload(config: HostAgentConfig, tell: Callable[[Event], object]) -> None:
     set_quiet(config.devices)
-    _torch.install()
     # The notebook finds modules beside it, too.
     value = config.environment.get(python_path.NAME, "")
     more = ["", *python_path.with_current_folder((), value)]
@@ -78,32 +77,18 @@ def _preload(config: HostAgentConfig, tell: Callable[[Event], object]) -> None:
             tell(OpenedCuda(name))
             break
     tell(Preloading(""))
-    _torch.uninstall()
     sys.path[:] = [folder for folder in sys.path if folder not in more]
 
 
-def _note_torch_seed(torch: Any) -> None:
-    global _torch_seed
-    _torch_seed = torch.initial_seed()
-
-
-_torch = PostImportHook(["torch"], _note_torch_seed)
-#: Drawn by torch as it was imported. A later seed is that of the program.
-_torch_seed: int | None = None
-
-
 def seed_anew() -> None:
-    """Seeds the generators of preloaded libraries, of which each forked process has a copy.
+    """Seeds numpy's generator, of which each forked process has a copy.
 
-    Those that a preloaded module has seeded stay, as if the rank had imported the module itself.
+    One that a preloaded module has seeded stays, as if the rank had imported that module itself.
     Python does the same for ``random``.
     """
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None and numpy.get_bit_generator().seed_seq is not None:  # None after a seed
         numpy.seed()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.initial_seed() == _torch_seed:
-        torch.default_generator.seed()
 
 
 def _prepare_tracebacks() -> None:
@@ -157,9 +142,17 @@ def _has_ipython_folder(temporary: str) -> bool:
     return os.path.dirname(found) != temporary
 
 
+def share_cores(ranks: int) -> None:
+    """Limits numeric libraries to one rank's share of this host's cores."""
+    # They read these variables as they are loaded: before a fork, if they are preloaded.
+    share = str(max(1, processes.cores() // ranks))
+    os.environ.setdefault("OMP_NUM_THREADS", share)
+    # TensorFlow's own threads: without these every rank makes one a core, twice.
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+
+
 def set_quiet(devices: Sequence[str]) -> None:
-    # torch warns of each connection that ends, with a stack of C++; ranks report the cause instead.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not devices:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", QUIET)
 

@@ -71,8 +71,8 @@ def sleeping_longer(ranks: int) -> Iterator[None]:
     While it starts, Open MPI polls every 0.1 ms for the other ranks. A hundred that do so leave no
     time for the launcher, for which they all wait.
     """
-    cores = _cores()
-    seconds = _SLEEP_SECONDS * ranks / cores if ranks > cores else 0.0
+    available = cores()
+    seconds = _SLEEP_SECONDS * ranks / available if ranks > available else 0.0
     _prctl(_PR_SET_TIMERSLACK, int(seconds * 1e9))
     try:
         yield
@@ -80,17 +80,8 @@ def sleeping_longer(ranks: int) -> Iterator[None]:
         _prctl(_PR_SET_TIMERSLACK, 0)  # the default
 
 
-def share_cores(ranks: int) -> None:
-    """Limits numeric libraries to one rank's share of this host's cores."""
-    # They read these variables as they are loaded: before a fork, if they are preloaded.
-    share = str(max(1, _cores() // ranks))
-    os.environ.setdefault("OMP_NUM_THREADS", share)
-    # TensorFlow's own threads: without these every rank makes one a core, twice.
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
-
-
-def _cores() -> int:
+def cores() -> int:
+    """Returns how many processors this process may use."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return found or 1
 

@@ -1,4 +1,4 @@
-"""The life of a rank: it joins MPI, opens the wire, joins ipyparallel's cluster, and runs cells."""
+"""The life of a rank: it joins MPI, opens the wire, starts its kernel, and runs cells."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from allranks.engine.epochs import RankEpochs
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
-from allranks.engine.ipp import LAST_ANSWER_SECONDS, RankEngine
+from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart, PlainKernel, RankKernel
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript
@@ -165,24 +165,23 @@ class Rank:
             self._telemetry,
             self._receive,
         )
-        engine = RankEngine(
+        start = KernelStart(
             self._connection,
             self.rank,
             self._config.size,
-            self._config.session_dir,
+            os.path.join(self._config.session_dir, f"engine-{self.rank}"),
             self._ready,
             replaces=bool(self._dead),
         )
-        engine.initialize([])
-        self._serve(engine)
+        self._serve(self._features.kernel(start) or PlainKernel(start))
         processes.end_process()
 
-    def _serve(self, engine: RankEngine) -> None:
-        """Runs the event loop until ipyparallel ends the engine.
+    def _serve(self, kernel: RankKernel) -> None:
+        """Runs the event loop until a client ends the kernel.
 
         A callback that a cell has left in the loop may stop it, or raise an exception out of it.
         """
-        run: Callable[[], object] = engine.start
+        run: Callable[[], object] = kernel.start
         while True:
             try:
                 run()
@@ -191,18 +190,18 @@ class Rank:
                     raise
                 print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
             except RuntimeError:
-                # Stopping the loop counts as a failure in the engine's start.
-                if self._loop is None or (run != engine.start and not engine.is_shut_down):
+                # Stopping the loop counts as a failure in the kernel's start.
+                if self._loop is None or (run != kernel.start and not kernel.is_shut_down):
                     raise
             if self._loop is None:
                 return
-            if engine.is_shut_down:
+            if kernel.is_shut_down:
                 time.sleep(LAST_ANSWER_SECONDS)
                 return
             run = self._loop.run_forever
 
-    def _ready(self, engine: RankEngine) -> None:
-        shell = engine.kernel.shell
+    def _ready(self, kernel: RankKernel) -> None:
+        shell = kernel.kernel.shell
         for prompt in ("ps1", "ps2", "ps3"):
             # Lightning takes these for a sign of an interactive session, and refuses to use ranks.
             vars(sys).pop(prompt, None)
@@ -240,7 +239,7 @@ class Rank:
             host=socket.gethostname(),
             pid=os.getpid(),
             device=self.device,
-            engine=engine.ident,
+            engine=kernel.ident,
             mpi=_library(),
             log=self.transcript.path,
         )
@@ -273,13 +272,13 @@ class Rank:
         )
         self.wire.before_output = self._before_output
         # A widget for output reads this id, and then takes the output.
-        engine.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
+        kernel.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
         setattr(asyncio.BaseEventLoop, "time", staticmethod(monotonic))  # noqa: B010
         signal.signal(signal.SIGINT, ignore_interrupt)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         libraries.restore_warnings()
-        # Those of the host agent, and of ipyparallel's engine, whose sockets would wait.
+        # Those of the host agent, and of the kernel, whose sockets would wait.
         processes.forget_exit_functions()
         self._loop.add_reader(self._last, self._end)
         faulthandler.cancel_dump_traceback_later()
@@ -509,7 +508,7 @@ def log_path(config: HostAgentConfig, rank: int) -> str:
 
 def _pin(config: HostAgentConfig, rank: int) -> str:
     # Before anything can open CUDA.
-    processes.share_cores(config.ranks_here)
+    libraries.share_cores(config.ranks_here)
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     libraries.set_quiet(config.devices)
     local, local_size = launched.local_place(os.environ, rank, config.size, config.rank_variables)

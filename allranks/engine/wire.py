@@ -1,4 +1,4 @@
-"""A rank's end of the wire: commands in, output and replies out, beside ipyparallel's channels.
+"""A rank's end of the wire: commands in, output and replies out, beside the kernel's channels.
 
 Two sockets in a folder that only this user may enter: a DEALER from which one thread reads
 commands, and a PUSH to which any thread writes under a lock. The thread also sends new output, a

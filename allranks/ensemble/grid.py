@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.cluster.options import ClusterOptions, check_out, check_timeout
+from allranks.cluster.options import (
+    GIVEN,
+    ClusterOptions,
+    check_out,
+    check_timeout,
+    names_first,
+    unquoted,
+)
 from allranks.errors import UsageError
 
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
@@ -54,11 +61,6 @@ def words(line: str) -> list[str]:
     return [word for word in split(line, str.isspace) if word]
 
 
-def unquoted(word: str) -> str:
-    quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "\"'"
-    return word[1:-1] if quoted else word
-
-
 _BARE = re.compile(r"[^\W\d][\w./-]*")
 _WHOLE = re.compile(r"[+-]?\d+")
 #: A number as numpy writes it, in a list of the notebook's: ``np.float64(0.1)``.
@@ -66,22 +68,6 @@ _NUMPYS = re.compile(r"\bnp\.\w+\(([^()]*)\)")
 _NOT_FINITE = ("inf", "-inf", "nan")
 _SCALES = ("lin", "log")
 MOST = 100_000
-_PLACE = "rank size local_rank local_size cross_rank cross_size comm MPI device"
-_OPERATIONS = """
-    init shutdown is_initialized is_homogeneous
-    allreduce grouped_allreduce reducescatter grouped_reducescatter reduce
-    allgather grouped_allgather gather scatter broadcast alltoall barrier send recv join
-    allreduce_async grouped_allreduce_async reducescatter_async grouped_reducescatter_async
-    reduce_async allgather_async grouped_allgather_async gather_async scatter_async
-    broadcast_async alltoall_async poll synchronize
-    broadcast_object allgather_object same_on_all_ranks
-    ReduceOp Average Sum Min Max Product Adasum Compression
-    ProcessSet global_process_set add_process_set remove_process_set
-    empty records timeline keep
-"""
-#: The names that each rank has in its cells. Listed, because the notebook cannot import the
-#: collectives; a test compares the list with what a cell finds.
-GIVEN = frozenset(f"{_PLACE} {_OPERATIONS} log".split())
 #: The names that members find in their cells: no parameter can have one of these.
 RESERVED = GIVEN | {"member", "result"}
 _EXAMPLE = "Type for example: %%ensemble lr=1e-1,1e-2 seed=0:8"
@@ -384,22 +370,6 @@ def parse_line(line: str, parser: argparse.ArgumentParser) -> Options:
     made.cluster = ClusterOptions.take_from(vars(made))
     _check(made)
     return made
-
-
-def names_first(parser: argparse.ArgumentParser, found: Sequence[str]) -> list[str]:
-    """Moves options to the end: before a name, argparse would take it as their value."""
-    names: list[str] = []
-    options: list[str] = []
-    flags = {word for word, one in parser._option_string_actions.items() if one.nargs == 0}
-    rest = iter(found)
-    for word in rest:
-        if not word.startswith("-"):
-            names.append(word)
-            continue
-        options.append(word)
-        if word not in flags and "=" not in word and (value := next(rest, None)) is not None:
-            options.append(unquoted(value))
-    return names + options
 
 
 def _check(options: Options) -> None:

@@ -12,9 +12,10 @@ Each module sets ``FEATURE`` to a subclass of `allranks.engine.features.HostFeat
 distributions add features by the entry point ``allranks.features``, whose value is a package or
 module made in the same way.
 
-Only `allranks.agent` and `allranks.notebook` import this package; the core does not. The notebook's
-part of the other features is still in `allranks.cluster`, `allranks.magics` and
-`allranks.ensemble`. Standard library only.
+Only `allranks.agent`, `allranks.notebook` and `allranks.px` import this package; the core does not.
+Parts of the notebook's side of ``heal``, ``attach`` and ``ipyparallel`` are still in
+`allranks.cluster` and `allranks.magics`, and the runs of an ensemble are in `allranks.ensemble`.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _call(
 ) -> tuple[Sequence[Any], Any]:
     """Calls a function of arrays, also while jax traces: then each run of the program calls it.
 
-    In a step of ``fit`` on jax, the second value tells whether the call has failed, and a failed
+    In a step of ``fit`` on jax, the second value is whether the call has failed, and a failed
     call returns its arguments. Elsewhere a failure raises an exception.
     """
     if keras.backend.backend() == "torch":

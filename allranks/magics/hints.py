@@ -17,7 +17,7 @@ from typing import Any
 from IPython.core.error import UsageError as UnknownMagic
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.ensemble.grid import GIVEN
+from allranks.cluster.options import GIVEN
 from allranks.errors import AllranksError, CellFailed, Report
 from allranks.magics.session import Session
 from allranks.magics.shell import EveryCell

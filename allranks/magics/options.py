@@ -16,8 +16,8 @@ from allranks.cluster.options import (
     ClusterOptions,
     check_out,
     check_timeout,
+    names_first,
 )
-from allranks.ensemble import grid
 from allranks.errors import UsageError
 from allranks.records import ranks as rank_lists
 
@@ -173,12 +173,6 @@ def cell_parser() -> Parser:
     return parser
 
 
-def ensemble_parser() -> Parser:
-    parser = Parser("%%ensemble", "Runs the cell once for each member of a grid.")
-    grid.add_to(parser)
-    return parser
-
-
 def command_parser(command: str) -> Parser:
     program, about = f"%distributed {command}", commands()[command]
     about = f"{about[0].upper()}{about[1:]}."
@@ -269,7 +263,7 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
     command = words[0]
     starts, named = command in _START_RANKS, command in _NAME_VARIABLES
     parser = command_parser(command)
-    rest = words[1:] if starts else grid.names_first(parser, words[1:])
+    rest = words[1:] if starts else names_first(parser, words[1:])
     options = ClusterOptions.parse(parser, rest, CommandOptions())
     if starts:
         options.cluster = ClusterOptions.take_from(vars(options))

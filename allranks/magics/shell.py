@@ -29,14 +29,14 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.errors import AllranksError
-from allranks.magics.options import cell_parser, command_parser, commands, ensemble_parser
+from allranks.magics.options import Parser, cell_parser, command_parser, commands
 from allranks.magics.session import Session
 
 _CELL_MAGIC = "%%distributed\n"
 _COMMAND = "%distributed"
 _LOCAL = "%%local"
 EVERY_CELL = [
-    *(_COMMAND, f"%{_COMMAND}", "%%ensemble", "%%px", "%%rank"),
+    *(_COMMAND, f"%{_COMMAND}", "%%px", "%%rank"),
     *("%load_ext allranks", "%reload_ext allranks", "%unload_ext allranks"),
     # Once for all ranks of this machine.
     *("%pip", "%conda", "%mamba", "%uv"),
@@ -73,7 +73,7 @@ class EveryCell:
 
     def every_cell(self) -> None:
         # Also those that begin with IPython's own magics.
-        self.commands[:] = EVERY_CELL
+        self.commands[:] = [*EVERY_CELL, *(f"%%{name}" for name in CELL_MAGICS)]
         self.is_kernel = True
         self.on()
 
@@ -342,8 +342,10 @@ class AnsweredWhileBusy:
             kernel.set_parent(ident, self._busy.request() or kernel.get_parent("shell"))
 
 
-_MAGIC = re.compile(r"\s*(%{1,2})(distributed|ensemble)\b(.*)", re.DOTALL)
-_ASKS = re.compile(r"%%(distributed|ensemble)\s+(.*\s)?(-h|--help)\s*$")
+#: The cell magics for the ranks, with the parsers of their options; features add theirs.
+CELL_MAGICS: dict[str, Callable[[], Parser]] = {"distributed": cell_parser}
+_MAGIC = re.compile(r"\s*(%{1,2})(\w+)(.*)", re.DOTALL)
+_ASKS = re.compile(r"%%(\w+)\s+(.*\s)?(-h|--help)\s*$")
 
 
 def words_for(line: str) -> Sequence[str]:
@@ -352,10 +354,10 @@ def words_for(line: str) -> Sequence[str]:
     if found is None or not found[3][:1].isspace():
         return ()
     *before, last = re.split(r"\s+", found[3].lstrip())
-    if found[2] == "ensemble":
-        known = ensemble_parser().words if found[1] == "%%" else []
-    elif found[1] == "%%":
-        known = cell_parser().words
+    if found[1] == "%%":
+        known = CELL_MAGICS[found[2]]().words if found[2] in CELL_MAGICS else []
+    elif f"%{found[2]}" != _COMMAND:
+        return ()
     elif not before:
         return [*commands(), "--help"]
     else:
@@ -367,7 +369,7 @@ def words_for(line: str) -> Sequence[str]:
 def _with_a_cell(lines: list[str]) -> list[str]:
     # IPython refuses a cell magic without a cell; help needs none.
     text = [line for line in lines if line.strip()]
-    if len(text) == 1 and _ASKS.match(text[0]):
+    if len(text) == 1 and (found := _ASKS.match(text[0])) and found[1] in CELL_MAGICS:
         return [f"{text[0].rstrip()}\n", "#\n"]
     return lines
 
@@ -393,7 +395,8 @@ class Completion:
     def _is_for_ranks(self, code: str) -> bool:
         if self._session.running is None:
             return False
-        return code.lstrip().startswith(("%%distributed", "%%rank", "%%ensemble", "%%px")) or (
+        begins = tuple(f"%%{name}" for name in (*CELL_MAGICS, "rank", "px"))
+        return code.lstrip().startswith(begins) or (
             self._toggle.is_on and not code.lstrip().startswith("%")
         )
 

@@ -20,7 +20,7 @@ def _name(cls: type[Any]) -> str:
 
 
 class Event:
-    """What a host agent, a relay or a caretaker tells the notebook."""
+    """A message from a host agent, a relay or a caretaker to the notebook."""
 
     word = "event"
     name: ClassVar[str]
@@ -36,7 +36,7 @@ class HostEvent(Event):
 
 
 class Command:
-    """What the notebook tells a host agent or a caretaker."""
+    """A message from the notebook to a host agent or a caretaker."""
 
     word = "command"
     name: ClassVar[str]
@@ -94,7 +94,7 @@ class FolderMade(Event):
 
 @frozen
 class Controller(Event):
-    """Where ipyparallel's controller will be, for clients and for engines."""
+    """Where the controller of clients will be, for them and for the ranks' kernels."""
 
     client: dict[str, Any]
     engine: dict[str, Any]
@@ -110,7 +110,7 @@ class Registered(Event):
 
 @frozen
 class ControllerExit(Event):
-    """ipyparallel's controller has ended."""
+    """The controller of clients has ended."""
 
     code: int
 
@@ -319,7 +319,7 @@ class RanksUp(Command):
 
 @frozen
 class Clients(Command):
-    """Start ipyparallel's controller: a client will connect."""
+    """Start the controller of clients: one will connect."""
 
 
 @frozen
@@ -359,7 +359,7 @@ class SeatSpares(Command):
 
 @frozen
 class ReportDeath(Command):
-    """A rank of another host has died; ipyparallel's controller is here."""
+    """A rank of another host has died; the controller of clients is here."""
 
     rank: int
     pid: int

@@ -21,7 +21,7 @@ from allranks.records.frozen import frozen
 #: Instead of devices: all GPUs of the host, which it looks for itself.
 EVERY_GPU = "all"
 
-#: With more ranks, ipyparallel's controller starts on request: it needs six descriptors for each
+#: With more ranks, the controller of clients starts on request: it needs six descriptors for each
 #: one.
 CLIENTS_RANKS = 128
 
@@ -110,7 +110,7 @@ class HostAgentConfig:
     host's relay: at sockets in ``session_dir``.
 
     Where ranks are on several hosts ``local_size`` of the ``size`` ranks are on this one. The
-    first host is the ``head``: it runs the launcher, and ipyparallel's controller, which listens
+    first host is the ``head``: it runs the launcher, and the controller of clients, which listens
     on ``interface``.
 
     Where the cluster ``heals``, the launcher lets the other ranks live when one dies. On several

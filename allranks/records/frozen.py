@@ -10,7 +10,7 @@ _Values = TypeVar("_Values")
 
 @dataclass_transform(frozen_default=True)
 def frozen(cls: type[_Values]) -> type[_Values]:
-    """Makes a class a dataclass whose objects are not changed; mypy says so, and not Python.
+    """Makes a class a dataclass whose objects are not changed; mypy checks this, and not Python.
 
     `dataclass` compiles each method that it writes: with ``frozen=True`` that takes 0.23 ms for a
     class with two fields, here 0.05 ms (Python 3.11). Objects are also made faster.

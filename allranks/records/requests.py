@@ -63,12 +63,6 @@ ATTACH = "attach"
 RESUME = "resume"
 ABOUT_NOTEBOOKS = frozenset({STAY, SEEN, ATTACH, RESUME})
 
-#: Sample the rank's stacks for ``seconds``, or 0 for the whole cell: the one that runs, else the
-#: next. Answered while a cell runs.
-PROFILE = "profile"
-#: End that, and return the samples. Answered while a cell runs.
-PROFILED = "profiled"
-
 #: Report about once a second how the rank spends the time of the running cell, in at most ``bins``
 #: bins; 0 ends that, and so does the end of the cell. Answered while a cell runs.
 STRIPS = "strips"

@@ -208,7 +208,7 @@ class Pulse(Telemetry):
     without one, ``gpu_own_nbytes`` the rank's part of it, 0 if it is not known; -1 for other
     figures that the driver does not report. ``importing`` is the package that the cell has been
     importing for a second or longer, or empty. ``optimizer_steps`` is how many steps optimizers of
-    torch, or Keras' ``fit``, have made in the cell.
+    libraries have made in the cell.
     """
 
     activity: str

@@ -71,7 +71,7 @@ class Record:
 
 
 def check_types(record: Any) -> None:
-    """Raises TypeError if a field of a dataclass is of another type than its annotation says."""
+    """Raises TypeError if a field of a dataclass is of another type than its annotation."""
     for name, types in _types_of(type(record)):  # type: ignore[arg-type]
         value = getattr(record, name)
         # What is shown is computed with floats, which an integer of 400 digits does not fit.

@@ -155,7 +155,7 @@ class NotebookView(TextView):
         self._changed = True
 
     def name_cause(self, text: str) -> None:
-        """Does nothing: there is no panel, and a line below the cell says it."""
+        """Does nothing: there is no panel, and a line below the cell names it."""
 
     def say(self, text: str) -> None:
         """Shows a line of no rank; at the end these lines stand above the output."""

@@ -11,8 +11,11 @@ import pytest
 from allranks import features
 
 ROOT = Path(__file__).parents[2]
-#: Output, errors and unreadable messages of real ranks and notebooks.
-CORE = ("tests/faults/test_output.py", "tests/faults/test_unreadable.py")
+#: Output, errors and unreadable messages of real ranks and notebooks, and all unit tests.
+CORE = (
+    *("tests/faults/test_output.py", "tests/faults/test_unreadable.py"),
+    *(f"tests/unit/{part}" for part in ("cluster", "engine", "magics", "records", "widgets")),
+)
 
 
 @pytest.fixture
@@ -21,8 +24,8 @@ def without_features(tmp_path: Path) -> Path:
     names = {name + end for name in features.BUILT_IN for end in ("", ".py")}
 
     def ignored(folder: str, found: list[str]) -> set[str]:
-        is_features = Path(folder) == ROOT / "allranks" / "features"
-        return {"__pycache__"} | (names & set(found) if is_features else set())
+        features_here = {ROOT / "allranks": {"ensemble"}, ROOT / "allranks" / "features": names}
+        return {"__pycache__"} | (features_here.get(Path(folder), set()) & set(found))
 
     shutil.copytree(ROOT / "allranks", tmp_path / "allranks", ignore=ignored)
     (tmp_path / "tests").symlink_to(ROOT / "tests")

@@ -27,22 +27,25 @@ def _nothing(*_: object, **__: object) -> None: ...
 
 class _HostFeature:
     def started(self, config: object) -> None: ...
+    def controller(self, config: object) -> Any: ...
     def rank_died(self, rank: int, code: int) -> None: ...
     def stopping(self) -> None: ...
 
 
-def _run_controller(
-    engine: object,
-    client: object,
-    secret: str,
-    folder: str,
-    size: int,
-    told: Callable[[], object],
-    deaths: int,
-) -> None:
-    system.sleep(_CONTROLLER_SECONDS)
-    told()
-    World.it.block(lambda: False, [], None)
+class _Controller:
+    client, engine = {"client": 1}, {"engine": 1}
+
+    def run(self, complete: Callable[[], object], deaths: int) -> None:
+        system.sleep(_CONTROLLER_SECONDS)
+        complete()
+        World.it.block(lambda: False, [], None)
+
+    def free_ports(self) -> None: ...
+
+
+class _Clients(_HostFeature):
+    def controller(self, config: object) -> _Controller:
+        return _Controller()
 
 
 def _fork(
@@ -65,16 +68,16 @@ def _end_of(path: str, nbytes: int, start: int = 0) -> str:
 
 
 MODELS |= {
-    "allranks.engine.ipp": SimpleNamespace(
-        connection_info=lambda interface: ({"engine": 1}, {"client": 1}, "secret", []),
-        run=_run_controller,
-    ),
     "allranks.engine.rank": SimpleNamespace(
         Rank=models.Rank, log_path=lambda config, rank: f"{config.log_dir}/rank-{rank}.log"
     ),
     "allranks.engine.features": SimpleNamespace(HostFeature=_HostFeature),
     "allranks.engine.libraries": SimpleNamespace(
-        ignore_warnings=_nothing, seed_anew=_nothing, preload=_nothing, visible_gpus=lambda: ()
+        ignore_warnings=_nothing,
+        preload=_nothing,
+        seed_anew=_nothing,
+        share_cores=_nothing,
+        visible_gpus=lambda: (),
     ),
     "allranks.collectives.start.healing": SimpleNamespace(Spare=models.Spare),
     # All files of a simulated host are this user's.
@@ -333,7 +336,6 @@ _replace(
     processes,
     adopt_orphans=lambda: setattr(this_process(), "subreaper", True),
     fork=_fork,
-    share_cores=_nothing,
     shared_memory_left=lambda: INF,
     shared_segments=lambda pid, began=0.0: set(),
     segments_since=lambda began: set(),
@@ -364,7 +366,7 @@ _replace(options, max_ranks=lambda: None)
 
 def _agent(words: list[str]) -> system.Main:
     def agent() -> None:
-        host_agent.main(lambda side: [])
+        host_agent.main(lambda side: [_Clients] if side == "host" else [])
 
     return agent
 

@@ -4,7 +4,7 @@ import pytest
 
 from allranks import features
 from allranks.cluster.features import AskingFeature, NotebookFeature
-from allranks.engine.features import HostFeature, RankFeature
+from allranks.engine.features import HostFeature, RankFeature, RankHooks
 from allranks.errors import FeatureFailed
 from allranks.hooks import Hooks, check
 
@@ -73,6 +73,17 @@ def test_a_feature_with_a_wrong_hook_is_reported_and_left_out():
     hooks = Hooks([made(RankFeature, cell_startd=nothing), made(RankFeature)], reported.append)
     assert len(hooks.features) == 1
     assert "The closest hook is cell_started" in str(reported[0])
+
+
+def test_the_first_kernel_of_a_feature_is_the_ranks_also_if_another_feature_fails():
+    def kernel(self, start):
+        raise OSError("no ports are left")
+
+    bringing = [made(RankFeature, kernel=lambda self, start, n=n: f"{start} {n}") for n in (1, 2)]
+    hooks = RankHooks([made(RankFeature), made(RankFeature, kernel=kernel), *bringing])
+    assert hooks.kernel("kernel") == "kernel 1"
+    assert "from kernel, found OSError: no ports are left" in str(hooks.take_failure())
+    assert RankHooks([made(RankFeature)]).kernel("kernel") is None
 
 
 @pytest.mark.parametrize("side", ["host", "rank", "notebook"])

@@ -251,9 +251,9 @@ PROCESS = Scope("the program", 0, None)
 class InterruptPipe:
     """Makes Ctrl-C visible outside the main thread.
 
-    Python runs signal handlers only in the main thread, between two of its steps. While TensorFlow
+    Python runs signal handlers only in the main thread, between two of its steps. While a library
     runs a graph there is no such step until the graph ends, and the graph may wait for another rank
-    in a thread of TensorFlow. Python writes signal numbers to a file descriptor at once, if there
+    in a thread of that library. Python writes signal numbers to a file descriptor at once, if there
     is one.
     """
 
@@ -484,7 +484,7 @@ class RankState:
         The number orders reasons: an exception explains more than a later departure because of it.
         """
         scope = self.scope
-        # The notebook tells of deaths, but it may be what waits for the answer to this request.
+        # The notebook reports deaths, but it may be what waits for the answer to this request.
         if self.request and rank not in self.died and self._has_ended(rank):
             self.died[rank] = "has died"
         if rank in self.died:

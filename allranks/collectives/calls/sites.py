@@ -144,7 +144,7 @@ def find(frame: FrameType | None) -> Site:
         above = above.f_back
     user, library = _found(frame)
     if user is None and threading.current_thread() is not threading.main_thread():
-        # TensorFlow calls from its own threads, above which the user has no line: the line at
+        # Libraries call from their own threads, above which the user has no line: the line at
         # which the main thread waits is the next best.
         with no_collection():
             user, _ = _found(frame_of_main_thread())

@@ -42,7 +42,7 @@ from allranks.errors import UsageError
 ArraySpecs = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 """The dtype and the shape of each array."""
 _LINE = 64
-"""Bytes: TensorFlow can use the memory of arrays that begin at multiples of this."""
+"""Bytes: each library can use the memory of arrays that begin at multiples of this."""
 _SINGLE_COPIES = 8
 """The most arrays on a GPU that are copied one by one, as in cupy's ``concatenate``."""
 _TRUNCATION_HINT = (

@@ -104,14 +104,14 @@ def begin(
     this.checks, this.late_seconds = checked, late
     world.set_process(this)
     if this.size > 1:
-        # Not for a single rank: another launcher, as torchrun, may have set the variables.
+        # Not for a single rank: another launcher may have set the variables.
         announce()
     finish_at_exit(this)
     this.begin()
 
 
 def announce() -> None:
-    """Sets the environment variables by which torch, JAX and others find the ranks."""
+    """Sets the environment variables by which libraries find the ranks."""
     if (rendezvous := world.current().rendezvous) is not None:
         rendezvous.announce()
 

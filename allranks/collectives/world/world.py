@@ -158,7 +158,7 @@ class World(RankState):
         """This rank's GPU; None before the first array on a GPU."""
         self.mpi: Epochs | None = None
         self.rendezvous: Any = None
-        """The variables by which torch and JAX find the ranks: `Rendezvous`, or None."""
+        """The variables by which libraries find the ranks: `Rendezvous`, or None."""
         self.variable_store: Any = None
         """The `VariableStore` (`ops/keeping.py`); None where `keep` is not possible."""
         self.groups: dict[int, Group] = {}
@@ -359,7 +359,7 @@ class World(RankState):
         self.watch.attend(call, waited)
 
     def _check_thread(self, call: Call) -> None:
-        # Threads of libraries, as TensorFlow's, call for the cell that waits for them.
+        # Threads of libraries call for the cell that waits for them.
         if call.ordered and not isinstance(threading.current_thread(), threading._DummyThread):
             self._threaded_cell = self.scope.number
         if self.notebook:
@@ -777,7 +777,7 @@ class scope:
         """
         this = current()
         this.notebook, this.strays_reported = True, False
-        # Threads of libraries, as TensorFlow's, call for the cell that waits for them.
+        # Threads of libraries call for the cell that waits for them.
         own = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
         this.left_behind = set(own)
         this.enter(name, ranks, number)

@@ -34,7 +34,7 @@ class Attached:
 
 @frozen
 class ControllerPlanned:
-    """Here is where ipyparallel's controller will be, for clients and for engines."""
+    """Here is where the controller of clients will be, for them and for the ranks' kernels."""
 
     client: dict[str, Any]
     engine: dict[str, Any]
@@ -42,7 +42,7 @@ class ControllerPlanned:
 
 @frozen
 class ControllerComplete:
-    """All engines have registered with the controller."""
+    """All ranks' kernels have registered with the controller."""
 
 
 @frozen
@@ -147,12 +147,12 @@ class OpenDoor:
 
 @frozen
 class ForkController:
-    """Starts ipyparallel's controller."""
+    """Starts the controller of clients."""
 
 
 @frozen
 class TellController:
-    """Tells the controller that a rank has died."""
+    """Reports the death of a rank to the controller."""
 
     rank: int
     pid: int
@@ -354,7 +354,7 @@ class AgentState:
             case agent.RanksUp():
                 self._commands.append(NoteFiles(sweeps=len(self._who) < self.admitted))
             case agent.Clients():
-                if not self._has_controller:  # a client of ipyparallel will connect
+                if not self._has_controller:  # a client will connect
                     self._has_controller = True
                     self._commands.append(ForkController())
             case agent.Stop() | agent.BeginAgain():

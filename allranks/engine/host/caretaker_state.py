@@ -68,7 +68,7 @@ Event = (
 
 @frozen
 class ShowRunning:
-    """Says in the list of clusters which cell the ranks run; 0 for none."""
+    """Shows in the list of clusters which cell the ranks run; 0 for none."""
 
     cell: int
 
@@ -142,7 +142,7 @@ class CaretakerState:
         self._hosts: dict[str, KeptHost] = {}
         #: Then all end because MPI's job has ended, if no host is found to be lost.
         self._job_over_at = _NEVER
-        #: Then hosts that have not said that they are down are left to themselves.
+        #: Then hosts that have not reported that they are down are left to themselves.
         self._stops_at = _NEVER
         self._now = 0.0
         self._commands: list[Command] = []
@@ -204,7 +204,7 @@ class CaretakerState:
     def _take_over(self, stays: bool, owner: bytes) -> None:
         if self._hosts or self.has_ended:
             return
-        if not self._state:  # the notebook has ended before it said which hosts it has
+        if not self._state:  # the notebook has ended before it named its hosts
             self._end()
             return
         used, ended = self._used(), self._state["ended"]

@@ -25,7 +25,7 @@ class Terminated:
 
 @frozen
 class TimeCame:
-    """It may be time to act. All that came before, as new connections, has been told."""
+    """It may be time to act. All that came before, as new connections, is known by then."""
 
 
 @frozen

@@ -2,10 +2,10 @@
 
 The notebook's kernel starts one host agent per cluster, in a session of its own, and holds the
 other end of its standard input. The agent starts the launcher, imports once what every rank needs,
-forks one process for each rank that the launcher asks for, then ipyparallel's controller. It is
-the parent of these processes, so it can report exactly how each of them ended. When its standard
-input closes (the kernel stopped, was restarted, or was killed with -9), it ends the whole cluster.
-On request, it keeps the ranks for a while for another notebook (see
+forks one process for each rank that the launcher asks for, then the controller of clients, if a
+feature has one. It is the parent of these processes, so it can report exactly how each of them
+ended. When its standard input closes (the kernel stopped, was restarted, or was killed with -9), it
+ends the whole cluster. On request, it keeps the ranks for a while for another notebook (see
 ``allranks.engine.host.attachment``).
 
 Standard output carries one event a line, standard input one command a line
@@ -91,7 +91,7 @@ from allranks.records.agent import (
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, HostAgentConfig
 
 if TYPE_CHECKING:
-    from allranks.engine.features import HostFeature, RankFeature
+    from allranks.engine.features import ClientController, HostFeature, RankFeature
 
 _TICK_SECONDS = 0.5
 _MPI_NBYTES = 16 << 20
@@ -142,11 +142,11 @@ class HostAgent:
         self.gate, self._open_gate = os.pipe()
         #: The end of this file asks idle ranks to end.
         self.last, self._ask_to_end = os.pipe()
+        #: Its process, and what a feature has planned for it.
         self.controller = 0
+        self._planned: ClientController | None = None
         #: The controller reads there which engines have ended.
         self._deaths = -1
-        #: The client's connection information, the secret key, and sockets that reserve the ports.
-        self.planned: tuple[dict[str, Any], str, list[socket.socket]] = ({}, "", [])
         self.attachment = Attachment(config)
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: RemoteShells | None = None
@@ -181,7 +181,7 @@ class HostAgent:
             if self.config.head:
                 self._launch(address)
             # Before the first import that loads numpy, which reads the number of threads once.
-            processes.share_cores(self.config.ranks_here)
+            libraries.share_cores(self.config.ranks_here)
             libraries.ignore_warnings()
             # The launcher runs by now: it starts meanwhile, as loading takes long.
             from allranks.engine.features import HostFeature
@@ -192,7 +192,7 @@ class HostAgent:
             if self.config.devices == (EVERY_GPU,):
                 # Here, because the driver may take longer than a relay may be silent.
                 self.config = dataclasses.replace(self.config, devices=libraries.visible_gpus())
-            from allranks.engine import ipp, rank  # noqa: F401
+            from allranks.engine import rank  # noqa: F401
 
             libraries.preload(self.config, self._tell)
             self._rank_features = self._load("rank")
@@ -211,7 +211,8 @@ class HostAgent:
             # A notebook that starts removes what no process holds.
             fcntl.flock(self._shared, fcntl.LOCK_SH)
         except OSError:  # there is no shared memory, or no room in it
-            # On several hosts the first one says where MPI's files are: not where others wait.
+            # On several hosts the first one names the folder of MPI's files for all: in another one
+            # they would not be where others wait.
             if self.config.several_hosts and os.path.lexists(place):
                 raise
 
@@ -252,23 +253,24 @@ class HostAgent:
             self._tell(Reach(**asked))
 
     def _plan_controller(self) -> None:
-        from allranks.engine import ipp
+        from allranks.engine.features import HostFeature
 
+        assert self._features is not None
+        found = self._features.call(HostFeature.controller, self.config)
+        planned = self._planned = next(filter(None, found), None)
+        client, engine = (planned.client, planned.engine) if planned is not None else ({}, {})
         # The ranks connect to the ports by themselves, whenever the controller starts.
-        engine, client, secret, held = ipp.connection_info(self.config.interface)
-        self.planned = client, secret, held
-        self._feed(ControllerPlanned(client, engine))
+        self._feed(ControllerPlanned(client, {"key": os.urandom(32).hex()} | engine))
 
     def _fork_controller(self) -> None:
-        from allranks.engine import ipp
-
-        engine, (client, secret, held) = self.state.engine, self.planned
+        planned = self._planned
+        if planned is None:
+            return
         complete, told = os.pipe()
         deaths, self._deaths = os.pipe()
-        folder, size = self.config.session_dir, self.config.size
 
         def live() -> None:
-            ipp.run(engine, client, secret, folder, size, lambda: os.write(told, b"all"), deaths)
+            planned.run(lambda: os.write(told, b"all"), deaths)
 
         log = os.path.join(self.config.log_dir, "controller.log")
         keep = [told, deaths]
@@ -280,8 +282,7 @@ class HostAgent:
         def tell() -> None:
             if os.read(complete, 8):
                 self._feed(ControllerComplete())
-            while held:
-                held.pop().close()
+            planned.free_ports()
             self.selector.unregister(complete)
             os.close(complete)
 

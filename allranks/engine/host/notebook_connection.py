@@ -77,7 +77,7 @@ class NotebookConnection:
             # Bytes, not messages: a large message may take long.
             one.setsockopt(zmq.TCP_MAXRT, interrupted_ms)
             one.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
-            # By default 30 s: a connection that nobody serves would outlast the lease.
+            # By default 30 s: a connection that no process serves would outlast the lease.
             one.setsockopt(zmq.HANDSHAKE_IVL, interrupted_ms)
             one.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             one.curve_serverkey = invitation.wire_key.encode()

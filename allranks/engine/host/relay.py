@@ -395,7 +395,7 @@ def _own_address(url: str) -> str:
 def main(words: list[str]) -> int:
     if words:
         _, path, name = words
-        # It says what this host runs, so only this user's counts.
+        # It names the command that this host runs, so only this user's counts.
         with open(own_files.open_file(path)) as kept:
             return Relay(Invitation.from_json(kept.read()), os.environ[name]).run()
     found = processes.first_line(0)

@@ -169,7 +169,7 @@ class OutliveNotebook:
 
 @frozen
 class TryNetwork:
-    """Listens for other hosts, or connects to them, and tells the notebook how that went."""
+    """Listens for other hosts, or connects to them, and reports the result to the notebook."""
 
     word: str
     argument: str
@@ -332,7 +332,7 @@ class RelayState:
             if pid:
                 self._refuse(pid, str(error))
                 return
-            messages = [[_UNREADABLE]]  # for the notebook, which says so
+            messages = [[_UNREADABLE]]  # for the notebook, which reports it
         if messages:
             self._batching.add(pid, messages, nbytes)
 

@@ -17,8 +17,8 @@ from typing import Any
 from allranks import doors
 from allranks.features.classroom import door, states
 
-#: A notebook sends a state a second. Whoever sends without end must not take the processor from the
-#: teacher's cells.
+#: A notebook sends a state a second. One that sends without end must not take the processor from
+#: the teacher's cells.
 _PAUSE_SECONDS = 0.05
 #: Of one connection, between two pauses.
 _READ_NBYTES = 1 << 18

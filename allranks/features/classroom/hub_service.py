@@ -101,7 +101,7 @@ class Users:
     """Asks the hub whose a token is.
 
     One address gets a limited number of answers for tokens that the hub does not know. Tokens that
-    it has confirmed before do not count: students may share an address with whoever sends others.
+    it has confirmed before do not count: students may share an address with a sender of others.
     """
 
     def __init__(self, hub_url: str) -> None:
@@ -326,7 +326,7 @@ def application(hub_url: str) -> Application:
 
 
 def most_connections(descriptors: int) -> int:
-    """Returns how many connections a process accepts that may have so many descriptors.
+    """Returns how many connections a process accepts that may have this many descriptors.
 
     tornado would try again without end to accept one for which no descriptor is left.
     """
@@ -345,7 +345,7 @@ class OpenConnections:
     def add(self, connection: Any, address: str) -> Any:
         """Adds a connection; returns the one that is closed to make room for it, or None.
 
-        That is the oldest one. A request takes milliseconds, but whoever has no token can keep
+        That is the oldest one. A request takes milliseconds, but a sender without a token can keep
         connections without any request: else those would keep all others out.
         """
         same = [one for one, its in self._open.items() if its == address]

@@ -1,22 +1,38 @@
-"""Does `Cluster.map`: a function on each of many items, as members of an ensemble."""
+"""``%%ensemble``, and `Cluster.map`: a function on each of many items, as an ensemble's members."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster.features import NotebookFeature
 
 
-class EnsembleMap(NotebookFeature):
-    """Runs the items of ``map`` on the ranks."""
+class Ensembles(NotebookFeature):
+    """Adds the magic to a notebook, and runs the items of ``map`` on the ranks."""
 
     commands = frozenset({"map"})
+    _undo = ExitStack()
+
+    @classmethod
+    def loaded(cls, shell: InteractiveShell) -> None:
+        # Here: scripts need no magic.
+        from allranks.features.ensemble import magics
+
+        magics.load(shell)
+        cls._undo.callback(magics.unload, shell)
+
+    @classmethod
+    def unloaded(cls) -> None:
+        cls._undo.close()
 
     def command(self, name: str, *arguments: Any) -> Any:
-        # Imported at the first use: loading the extension does not need ensembles.
+        # Imported at the first use: a script may not need it.
         from allranks.ensemble.mapping import map_items
 
         return map_items(*arguments)
 
 
-FEATURE = EnsembleMap
+FEATURE = Ensembles

@@ -18,7 +18,7 @@ GRADING = "ALLRANKS_GRADING"
 def begin(file: str) -> None:
     """Keeps the originals of the kernel, before its first cell; then makes a file."""
     os.environ[GRADING] = "1"
-    # Else they would be imported later, and be kept by nobody.
+    # Else they would be imported later, and not be kept.
     importlib.import_module("allranks.magics.extension")
     shell = get_ipython()
     assert shell is not None

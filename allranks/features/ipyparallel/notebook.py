@@ -1,4 +1,4 @@
-"""Which ranks ``ipyparallel.Client()`` finds in a notebook."""
+"""Which ranks ``ipyparallel.Client()`` finds in a notebook, and ipyparallel's magics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ClientPatch:
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
             named = any(map(options.get, _NAMES_FILE))
-            # ``Cluster.from_file()`` has read the file that nobody has named.
+            # ``Cluster.from_file()`` has read the file although its user has named none.
             if not named and (connection_info is None or options.get("cluster") is not None):
                 connection_info = self._own(options) or connection_info
             plain(client, connection_info, **options)
@@ -83,12 +83,17 @@ def _profile(options: dict[str, Any]) -> Path:
 
 
 class NotebookClients(NotebookFeature):
-    """Patches ``Client`` as long as the extension is loaded."""
+    """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
     _undo = ExitStack()
 
     @classmethod
     def loaded(cls, shell: InteractiveShell) -> None:
+        # Here: scripts need no magics.
+        from allranks.features.ipyparallel import px_magics
+
+        px_magics.hint(shell)
+        cls._undo.callback(px_magics.unload, shell)
         ClientPatch(cls._undo)
 
     @classmethod

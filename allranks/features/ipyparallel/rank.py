@@ -1,4 +1,4 @@
-"""Requests of ipyparallel's clients on a rank: their output, signals and errors."""
+"""ipyparallel on a rank: its engine, and the output, signals and errors of clients' requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ from allranks.collectives import world
 from allranks.engine.epochs import other_ranks
 from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import Interrupts
-from allranks.engine.ipp import LAST_ANSWER_SECONDS
+from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
+from allranks.features.ipyparallel.engine import RankEngine
 
 _ERROR = ("ename", "evalue", "traceback")
 #: A request of a client, in place of the number of a cell.
@@ -53,7 +55,13 @@ class ClientRequests(RankFeature):
     this rank ends. A request waits for a cell that came earlier, which may await.
     """
 
+    def kernel(self, start: KernelStart) -> RankEngine:
+        engine = RankEngine(start)
+        engine.initialize([])
+        return engine
+
     def started(self, rank: RankContext) -> None:
+        warnings.filterwarnings("ignore", module=r"ipyparallel(\.|$)")  # it runs beside the cells
         kernel = self._kernel = rank.shell.kernel  # type: ignore[attr-defined]
         self._wire, self._interrupts, self._epochs = rank.wire, rank.interrupts, rank.epochs
         self._cell_ends = rank.cell_ends

@@ -10,8 +10,8 @@ from typing import Any
 from allranks.cluster.features import CellContext, NotebookFeature
 from allranks.cluster.options import CellOption, LineCommand, check_timeout
 from allranks.errors import UsageError
+from allranks.features.profile import PROFILE, PROFILED
 from allranks.features.profile.flame_graph import Profile, bundle, check_file, show
-from allranks.records import requests
 from allranks.records.wire import Answer
 
 #: Ranks answer at once, unless C code holds the interpreter.
@@ -40,7 +40,7 @@ class Profiling:
     def begin(self, cell: CellContext, ranks: tuple[int, ...]) -> None:
         # A rank without a cell samples its next one.
         self._ranks = ranks
-        cell.ask_soon(requests.PROFILE, {"seconds": self.seconds}, lambda _: None, ranks)
+        cell.ask_soon(PROFILE, {"seconds": self.seconds}, lambda _: None, ranks)
         if self.seconds:
             self._over_at = time.monotonic() + self.seconds + _MARGIN_SECONDS
 
@@ -49,12 +49,12 @@ class Profiling:
             self.begin(cell, pending)
         if self._over_at is not None and time.monotonic() >= self._over_at:
             self._over_at = None
-            cell.ask_soon(requests.PROFILED, {}, self._answered, self._ranks)
+            cell.ask_soon(PROFILED, {}, self._answered, self._ranks)
 
     def finish(self, cell: CellContext) -> None:
         missing = [rank for rank in self._ranks if rank not in self._profiles]
         if missing:
-            answers = cell.ask(requests.PROFILED, {}, missing, _ASK_SECONDS)
+            answers = cell.ask(PROFILED, {}, missing, _ASK_SECONDS)
             for rank, (content, _) in answers.items():
                 self._profiles.setdefault(rank, Profile.from_content(rank, content))
         self._show_once()
@@ -117,7 +117,7 @@ class NotebookProfile(NotebookFeature):
         """Begins a profile; may run in another thread, as the subshell of a notebook.
 
         ``profile`` takes the seconds, a file or None, and optionally a function that shows the
-        profiles. It says whether the running cell is profiled, or the next one.
+        profiles. It returns whether the running cell is profiled, or the next one.
 
         ``profile_cell`` takes the options of the cell that comes next.
 

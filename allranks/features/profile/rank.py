@@ -20,8 +20,7 @@ from allranks.collectives.calls import frames, sites
 from allranks.engine.cell import CellRunner
 from allranks.engine.exceptions import PACKAGE
 from allranks.engine.features import Answered, RankContext, RankFeature
-from allranks.features.profile import SAMPLES_A_SECOND
-from allranks.records import requests
+from allranks.features.profile import PROFILE, PROFILED, SAMPLES_A_SECOND
 from allranks.records.code_names import is_cell
 from allranks.records.wire import RunCell
 
@@ -223,14 +222,14 @@ class RankProfile(RankFeature):
     """Samples cells on request of the notebook."""
 
     dormant = True  # until a profile is requested
-    requests_while_busy = frozenset({requests.PROFILE, requests.PROFILED})
+    requests_while_busy = frozenset({PROFILE, PROFILED})
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._sampler = Sampler(CellRunner._call.__code__)
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
-        if name == requests.PROFILE:
+        if name == PROFILE:
             self._rank.activate(self)
             if self._rank.cell():  # it may have begun before the hooks were active
                 self._sampler.begin_cell()

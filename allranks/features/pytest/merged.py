@@ -24,7 +24,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 class RanksOfTest:
     """How a test has ended on its ranks.
 
-    ``outcomes`` lacks the ranks that have died; ``reports`` has what allranks says about the ranks
+    ``outcomes`` lacks the ranks that have died; ``reports`` has allranks' texts about the ranks
     that did not finish, ``text`` the whole of it; ``first`` is the rank that failed first;
     ``limit`` is the time limit in seconds.
     """

@@ -11,6 +11,7 @@ from allranks.collectives import world
 from allranks.engine.features import RankContext, RankFeature
 from allranks.features.torch_jax import (
     hook,
+    host,
     jax_display,
     jax_hook,
     launcher,
@@ -33,6 +34,9 @@ class RankWaits(RankFeature):
 
     def __init__(self) -> None:
         self._all = TorchWaits(), JaxWaits()
+
+    def starting(self) -> None:
+        host.prepare_forked()
 
     def started(self, rank: RankContext) -> None:
         # Also without an import: other ranks read the progress of this one in torch.

@@ -63,9 +63,11 @@ class FinishedWork(dist.Work):  # type: ignore[misc]
         return None
 
     def result(self) -> list[Any]:
+        self.wait()
         return self._outputs
 
     def get_future(self) -> Any:
+        self.wait()
         future = CallFuture(self)
         future.end(self._outputs)
         return future
@@ -182,10 +184,6 @@ class CallWork(FinishedWork):
     def exception(self) -> BaseException | None:
         return self._call.error
 
-    def result(self) -> list[Any]:
-        self.wait()
-        return self._outputs
-
     def get_future(self) -> Any:
         if self._future is not None:
             return self._future
@@ -287,14 +285,6 @@ class SeveralWorks(FinishedWork):
     def exception(self) -> BaseException | None:
         return next(filter(None, (work.exception() for work in self._works)), None)
 
-    def result(self) -> list[Any]:
-        self.wait()
-        return self._outputs
-
-    def get_future(self) -> Any:
-        self.wait()
-        return super().get_future()
-
 
 class TransferWork(FinishedWork):
     """A send or a receive."""
@@ -317,14 +307,6 @@ class TransferWork(FinishedWork):
 
     def exception(self) -> BaseException | None:
         return self._transfer.error
-
-    def result(self) -> list[Any]:
-        self.wait()
-        return super().result()
-
-    def get_future(self) -> Any:
-        self.wait()
-        return super().get_future()
 
     def _source_rank(self) -> int:
         place: int = self._group.ranks.index(self._transfer.source)

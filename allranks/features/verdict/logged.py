@@ -93,7 +93,7 @@ class LoggedValues:
         return []
 
     def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
-        """Returns the values that are NaN now, for so many times at least."""
+        """Returns the values that are NaN now, ``least`` times in a row at least."""
         if not self._not_numbers or self.steps < LEAST_STEPS:
             return []
         return [

@@ -264,9 +264,6 @@ class Loop:
             hosts.setdefault(one.part.host, []).append(rank)
         return hosts
 
-    def calls_of(self, kind: int) -> list[EndedCall]:
-        return [call for call in self.first.calls if call.kind == kind]
-
 
 _Key = tuple[str, str, int | None]
 

@@ -240,7 +240,7 @@ class NotebookVerdict(NotebookFeature):
 
 
 def _where(line: str) -> str:
-    """Returns what a line says before its ranks: the value, and the step."""
+    """Returns the part of a line before its ranks: the value, and the step."""
     return line.partition(" on rank")[0]
 
 

@@ -42,7 +42,7 @@ from allranks.features.verdict.weights import Weights
 from allranks.post_import import PostImportHook
 from allranks.records.wire import Record, RunCell
 
-#: Of a longer cell, the last samples are kept, and of these so many are sent.
+#: Of a longer cell, only the last samples are kept, and only a part of these is sent.
 _KEPT_SAMPLES, _SENT_SAMPLES = 4096, 256
 #: A shorter cell is not looked at: the next one must not wait. Nor is a member of an ensemble.
 _LONG_SECONDS = 0.25
@@ -51,7 +51,7 @@ _KEPT_LOOKS = 1200
 #: Looks come up to this much after the thread has been let in: at once it would find the main
 #: thread where that has let go of the interpreter. At a fixed interval they would beat with steps.
 _APART_SECONDS = 0.02
-#: All ranks together send about so many calls, and each rank at least some.
+#: All ranks together send about this number of calls, and each rank at least a few.
 _CALLS, _LEAST_CALLS = 20_000, 1000
 #: Between a cell and the request for it, allranks may run others, as to keep variables.
 _KEPT_CELLS = 4

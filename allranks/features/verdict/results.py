@@ -1,6 +1,6 @@
 """Whether the ranks train one model, with numbers: pure functions of what they have recorded.
 
-Nothing is said of weights that may differ on purpose: with other shapes on each rank, with
+Weights that may differ on purpose are not reported: with other shapes on each rank, with
 reductions that do not have the sizes of the weights, or with fewer reductions than steps.
 """
 
@@ -18,7 +18,7 @@ from allranks.records.ranks import label
 
 #: Values, or calls, that are NaN up to the cell's end, at least.
 NOT_NUMBERS = 5
-#: Calls with equal numbers on all ranks: so many different ones, and in this part of the calls.
+#: Calls with equal numbers on all ranks: how many different ones, and their part of the calls.
 SAME_CALLS, SAME_PART = 8, 0.9
 #: Smaller calls alone reduce flags and values, and no gradients.
 DATA_NBYTES = 64

@@ -29,7 +29,7 @@ DOMINATES = 2.0
 USUAL_WAIT = 0.10
 #: What a rank that is late in few steps has to cost, and the part that these few steps explain.
 RARE_SHARE, RARE_PART, FEW_STEPS = 0.25, 0.6, 20
-#: A cause explains at least this part of what it is said to cause.
+#: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
 #: A core that other programs share with it takes a little longer for the same work.

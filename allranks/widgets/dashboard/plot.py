@@ -118,7 +118,7 @@ def plot_of(
     groups: Mapping[str, Collection[int]] | None = None,
     x_name: str = "step",
 ) -> Plot:
-    """Describes the chart of one metric, with at most about so many ``points`` a curve.
+    """Describes the chart of one metric, with at most about this number of ``points`` a curve.
 
     Each of ``groups`` of ranks or members is drawn as one band, in its own colour.
     """

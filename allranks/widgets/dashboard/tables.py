@@ -125,7 +125,7 @@ _TABLE_CALLS, _TABLE_RANKS, _PAGE_CALLS = 20, 16, 100
 _SPARKLINES = 10
 
 
-#: The greatest value has so many parts; fewer where too many rows would be left.
+#: The greatest value has this number of parts; fewer where too many rows would be left.
 _PARTS = (50, 10, 4)
 
 

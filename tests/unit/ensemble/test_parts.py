@@ -25,13 +25,15 @@ from allranks.ensemble.member import FAILED, FINISHED, WAITING, Arena, Member, S
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of
 from allranks.errors import MissingDependency, UsageError
+from allranks.features.ensemble.magics import options_parser
 from allranks.features.ensemble.rank import numbers_of, summary_of
-from allranks.magics.options import ensemble_parser, parse_cell
+from allranks.magics.options import parse_cell
+from allranks.magics.shell import CELL_MAGICS, words_for
 from allranks.records import wire
 
 
 def parse(line):
-    return grid.parse_line(line, ensemble_parser())
+    return grid.parse_line(line, options_parser())
 
 
 def packed(value):
@@ -41,6 +43,14 @@ def packed(value):
     target = bytearray(wire.lay_out(parts)[-1])
     wire.fill(target, parts)
     return bytes(target)
+
+
+def test_options_are_offered_while_the_feature_is_loaded(monkeypatch):
+    line = "%%ensemble lr=1,2 --"
+    assert "--ranks-per-member" not in words_for(line)
+    monkeypatch.setitem(CELL_MAGICS, "ensemble", options_parser)
+    assert "--ranks-per-member" in words_for(line)
+    assert "--ranks-per-member" not in words_for(line[1:])
 
 
 def test_options_may_stand_anywhere_on_the_line_and_some_are_the_clusters():

@@ -121,7 +121,7 @@ def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options
 
 def test_without_the_extension_ipyparallels_client_is_its_own():
     plain = Client.__init__
-    NotebookClients.loaded(None)
+    NotebookClients.loaded(SimpleNamespace(magics_manager=SimpleNamespace(registry={})))
     assert Client.__init__ is not plain
     NotebookClients.unloaded()
     assert Client.__init__ is plain

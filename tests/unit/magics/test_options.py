@@ -103,7 +103,6 @@ def test_help_names_every_option(capsys):
         ("%distributed stop --o", "--on", False),
         ("%%distributed --", "--timeout", True),
         ("%%distributed -o na", "--timeout", False),
-        ("%%ensemble lr=1,2 --", "--ranks-per-member", True),
         ("%distributed", "status", False),
         ("%time --", "--timeout", False),
     ],

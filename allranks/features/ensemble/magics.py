@@ -11,16 +11,37 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.ensemble.early import Early
-from allranks.ensemble.grid import Options, check_size, parse_line
+from allranks.ensemble.grid import Options, add_to, check_size, parse_line
 from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
 from allranks.ensemble.runner import EnsembleRunner
 from allranks.ensemble.runs import Runs
 from allranks.ensemble.store import Store, key_of, normal
 from allranks.ensemble.view import ensemble_view
 from allranks.errors import InvalidCell, UsageError
-from allranks.magics.options import HelpShown, ensemble_parser
+from allranks.magics import extension
+from allranks.magics.options import HelpShown, Parser
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
-from allranks.magics.shell import is_awaited, nothing_to_run
+from allranks.magics.shell import CELL_MAGICS, is_awaited, nothing_to_run
+
+_NAME = "ensemble"
+
+
+def options_parser() -> Parser:
+    parser = Parser(f"%%{_NAME}", "Runs the cell once for each member of a grid.")
+    add_to(parser)
+    return parser
+
+
+def load(shell: InteractiveShell) -> None:
+    """Adds ``%%ensemble``, and the completion of its options."""
+    if (magics := extension.loaded(shell)) is not None:
+        shell.register_magics(EnsembleMagics(shell, magics.session))
+        CELL_MAGICS[_NAME] = options_parser
+
+
+def unload(shell: InteractiveShell) -> None:
+    if CELL_MAGICS.pop(_NAME, None) is not None:
+        extension.take_away(shell, EnsembleMagics)
 
 
 @magics_class
@@ -33,7 +54,7 @@ class EnsembleMagics(Magics):
         super().__init__(shell)
         self.session = session
 
-    @cell_magic("ensemble")  # type: ignore[arg-type]
+    @cell_magic(_NAME)  # type: ignore[arg-type]
     def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, None] | None:
         """Runs the cell once for each member of a grid, each on the next free rank.
 
@@ -62,7 +83,7 @@ class EnsembleMagics(Magics):
             self.session.past.keep(runner.number, runner.view, folder)
 
     def _prepare(self, line: str, cell: str) -> EnsembleRunner:
-        options = parse_line(line, ensemble_parser())
+        options = parse_line(line, options_parser())
         number = len(self.shell.user_ns["In"]) - 1
         text = below_magic(f"%%ensemble {line}", cell)
         try:

@@ -13,14 +13,14 @@ from ipyparallel.engine.app import Heart
 from ipyparallel.error import RemoteError
 from jupyter_client.session import Session
 
-from allranks.engine import ipp
+from allranks.features.ipyparallel import controller as app
 from tests.attacks import run_as_another
 
 CONTROLLER = """
 import json, sys
-from allranks.engine import ipp
-engine, client, secret, ipp.LARGEST_LOG_NBYTES = json.loads(sys.argv[1])
-ipp.run(engine, client, secret, sys.argv[2], 1, lambda: print("complete", flush=True), 0)
+from allranks.features.ipyparallel import controller as app
+engine, client, secret, app.LARGEST_LOG_NBYTES = json.loads(sys.argv[1])
+app.run(engine, client, secret, sys.argv[2], 1, lambda: print("complete", flush=True), 0)
 """
 #: The beginning of a connection without a key, in the protocol of ZeroMQ.
 NO_KEY = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -87,8 +87,8 @@ class Controller:
 
 
 @contextmanager
-def controller(folder, log_nbytes=ipp.LARGEST_LOG_NBYTES):
-    engine, client, secret, held = ipp.connection_info()
+def controller(folder, log_nbytes=app.LARGEST_LOG_NBYTES):
+    engine, client, secret, held = app.connection_info()
     told = json.dumps([engine, client, secret, log_nbytes])
     words = [sys.executable, "-c", CONTROLLER, told, str(folder)]
     with open(folder / "log", "ab") as log:
@@ -118,7 +118,7 @@ def test_an_engine_whose_heart_is_heard_before_its_registration_is_registered(tm
         Heart(ping, pong, heart_id=found.identity, **found.keys).start()
         # The controller must be there, or the registration would wait in the socket as well.
         assert found.has_read_all()
-        time.sleep(10 * ipp.HEARTBEAT_MS / 1000)
+        time.sleep(10 * app.HEARTBEAT_MS / 1000)
         content = {"uuid": found.identity.decode(), "id": 0}
         found.session.send(found.registrar, "registration_request", content=content)
         assert found.ended.stdout.readline() == "complete\n"

@@ -1,0 +1,290 @@
+"""The magics of ipyparallel and nbdistributed, on allranks' ranks: ``%load_ext allranks.px``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+
+from allranks.cluster.options import below_magic, check_source, explain_syntax
+from allranks.errors import InvalidCell, UsageError
+from allranks.features.ipyparallel import px_names
+from allranks.features.ipyparallel.px_results import PxResult, PxValues
+from allranks.magics import extension
+from allranks.magics.distributed import DistributedMagics
+from allranks.magics.options import CellOptions, HelpShown, Parser, chosen_ranks, split
+from allranks.magics.shell import is_awaited, nothing_to_run
+from allranks.records.ranks import label
+
+_PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
+
+
+_INTERRUPT, _KILL, _LEAVE = ("SIGINT", "2"), ("SIGKILL", "9"), ("0",)
+
+
+@magics_class
+class PxMagics(Magics):
+    """``%%px`` and the other magics of ipyparallel and nbdistributed, on the notebook's ranks."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, distributed: DistributedMagics) -> None:
+        super().__init__(shell)
+        self._distributed = distributed
+        #: The options of ``%pxconfig``.
+        self._defaults = ""
+        self._view = px_names.variables(distributed.session)["view"]
+        self._last: PxResult | None = None
+
+    @property
+    def view(self) -> Any:
+        """ipyparallel's name for the view on which ``%%px`` runs. None if nbdistributed's magic has
+        started the ranks: notebooks with both choose by this.
+        """
+        return None if self._distributed._comm_manager is not None else self._view
+
+    # IPython would evaluate what is in braces with the notebook's variables, not the ranks'.
+    @no_var_expand
+    @line_cell_magic("px")  # type: ignore[arg-type]
+    def px(self, line: str, cell: str | None = None) -> Any:
+        """Runs a line or a cell on the ranks, as ``%%distributed`` does.
+
+        ``%%px [--targets T] [--local] [-o NAME] [--noblock] [--group-outputs type|engine|order]``.
+        ``--noblock`` returns a `PxResult`. With ``--signal-on-interrupt SIGKILL`` an interrupt ends
+        the ranks that are in the cell, with ``0`` it ends the wait only. A cell that waits always
+        shows its output while it runs, whatever ipyparallel's other options say.
+        """
+        if cell is not None:  # then the line has options only, as that of %%distributed
+            line = self.shell.var_expand(line, 2)
+        try:
+            options, waits, leaves = self._parse(f"{self._defaults} {'' if cell is None else line}")
+        except HelpShown:
+            return nothing_to_run()
+        text = line if cell is None else below_magic(f"%%px {line}", cell)
+        if self._last is not None:
+            self._last.wait()
+        if not waits:
+            return self._returned(self._in_background(options, text))
+        if leaves:
+            return self._left_running(options, text)
+        sent = self._distributed.send(options, text, cell or "")
+        if options.out is None:
+            return sent
+        if sent is not None:
+            return self._awaited(sent, options.out)
+        self._wrap(options.out)
+        return None
+
+    async def _awaited(self, sent: Coroutine[Any, Any, None], name: str) -> None:
+        await sent
+        self._wrap(name)
+
+    def _wrap(self, name: str) -> None:
+        self.shell.user_ns[name] = PxValues(self.shell.user_ns[name])
+
+    @staticmethod
+    def _returned(value: Any) -> Any:
+        async def given() -> Any:
+            return value
+
+        return given() if is_awaited() else value
+
+    def _left_running(self, options: CellOptions, text: str) -> Any:
+        """Shows a cell until its end, or until an interrupt, which leaves its ranks running."""
+        last = self._in_background(options, text)
+        last.follow()
+        if not last.ready():
+            print(
+                f"no longer waiting: {label(last.ranks)} continue with the cell. "
+                "To wait for it again, type: %pxresult",
+                file=sys.stderr,
+            )
+            return self._returned(None)
+        values = last.get()
+        if options.out is not None:
+            self.shell.user_ns[options.out] = PxValues(values)
+        return self._returned(None)
+
+    def _in_background(self, options: CellOptions, text: str) -> PxResult:
+        if options.local:
+            raise UsageError(
+                "expected a cell that the notebook waits for with --local, which runs it there "
+                "after the ranks, found --noblock or --signal-on-interrupt 0. Leave one out"
+            )
+        number = len(self.shell.user_ns["In"]) - 1
+        try:
+            check_source(text)
+        except SyntaxError as error:
+            raise InvalidCell(explain_syntax(error, number)) from None
+        cluster = self._distributed.session.cluster()
+        ranks = chosen_ranks(options, cluster.size)
+        last = self._last = PxResult(cluster, text, number, ranks, options.fold)
+        if options.out is not None:
+            self.shell.user_ns[options.out] = last
+        return last
+
+    def _parse(self, line: str) -> tuple[CellOptions, bool, bool]:
+        """Returns a cell's options, whether the notebook waits, and whether an interrupt ends that
+        wait only.
+        """
+        about = "Runs the cell on the ranks, as %%distributed does."
+        parser = Parser("%%px", about, abbreviates=True)
+        add = parser.add_argument
+        add("-t", "--targets")
+        add("-o", "--out", metavar="NAME")
+        add("--local", action="store_true")
+        add("-a", "--noblock", dest="block", action="store_false", default=True)
+        add("-b", "--block", action="store_true", default=True)
+        for flag in ("--stream", "--no-stream", "--verbose", "--no-verbose"):
+            add(flag, action="store_true")
+        add("--progress-after", type=float, metavar="SECONDS")
+        add("--signal-on-interrupt", default="SIGINT", metavar="SIGNAL")
+        add("--group-outputs", choices=("type", "engine", "order"), default="type")
+        add("-e", dest="group_outputs", action="store_const", const="engine")
+        add("-r", dest="group_outputs", action="store_const", const="order")
+        said = parser.parse_args(split(line))
+        signal = said.signal_on_interrupt
+        if signal not in (*_INTERRUPT, *_KILL, *_LEAVE):
+            raise UsageError(
+                f"expected --signal-on-interrupt SIGINT, SIGKILL or 0, found {signal!r}. For other "
+                "signals type: rc.send_signal(...)"
+            )
+        options = CellOptions(
+            ranks=None if said.targets is None else self._targets(said.targets),
+            chosen_by="--targets",
+            out=said.out,
+            local=said.local,
+            fold=said.group_outputs != "engine",
+            interrupt_kills=signal in _KILL,
+        )
+        return options, said.block, signal in _LEAVE
+
+    def _targets(self, text: str) -> str:
+        """Returns engines, as ``0``, ``[0, 2]``, ``::2`` or ``all``, the way we list ranks."""
+        if ":" not in text:
+            return text
+        size = self._distributed.session.cluster().size
+        try:
+            parts = [int(part) if part else None for part in text.strip("[]").split(":")]
+            chosen = range(size)[slice(*parts)]
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"expected targets, found {text!r}. Type for example: --targets 0:2"
+            ) from error
+        return ",".join(map(str, chosen)) or text
+
+    @line_magic("autopx")  # type: ignore[arg-type]
+    def autopx(self, line: str) -> None:
+        """Sends every following cell to the ranks, or no longer does."""
+        self._distributed.command("off" if self._distributed.toggle.is_on else "on")
+
+    @line_magic("pxresult")  # type: ignore[arg-type]
+    def pxresult(self, line: str) -> None:
+        """Waits for the last cell of ``%%px --noblock`` and shows its output; ``-o`` stores it."""
+        try:
+            options, *_ = self._parse(line)
+        except HelpShown:
+            return
+        if self._last is None:
+            raise UsageError(
+                "expected a cell in the background, found none: all other cells have shown their "
+                "output. Type for example: %%px --noblock"
+            )
+        if options.out is not None:
+            self.shell.user_ns[options.out] = self._last
+            return
+        self._last.wait()
+        self._last.display_outputs("type" if options.fold else "engine")
+        self._last.get()
+
+    @line_magic("pxconfig")  # type: ignore[arg-type]
+    def pxconfig(self, line: str) -> None:
+        """Sets options for all following cells with ``%%px`` and lines with ``%px``."""
+        defaults = f"{self._defaults} {line}"
+        try:
+            self._parse(defaults)
+        except HelpShown:
+            return
+        self._defaults = defaults
+
+    @line_magic("dist_init")  # type: ignore[arg-type]
+    def dist_init(self, line: str) -> None:
+        """Starts the ranks, which run every following cell: ``%distributed start`` and ``on``."""
+        about = "Starts the ranks, which run every following cell."
+        parser = Parser("%dist_init", about, abbreviates=True)
+        parser.add_argument("-n", "--num-processes", type=int)
+        parser.add_argument("-g", "--gpu-ids")
+        try:
+            said = parser.parse_args(split(line))
+        except HelpShown:
+            return
+        words = ["start"]
+        if said.num_processes is not None:
+            words += ["-n", str(said.num_processes)]
+        if said.gpu_ids is not None:
+            words += ["--gpus", said.gpu_ids]
+        self._distributed.command(" ".join(words))
+        self._distributed.by_dist_init = self._distributed.session.running
+        # As there, all following cells run on the ranks.
+        self._distributed.command("on")
+
+    @line_magic("dist_status")  # type: ignore[arg-type]
+    def dist_status(self, line: str) -> None:
+        """Shows every rank: ``%distributed status``."""
+        self._distributed.command("status")
+
+    @line_magic("dist_mode")  # type: ignore[arg-type]
+    def dist_mode(self, line: str) -> None:
+        """Sends every following cell to the ranks, or with ``-d`` none: ``%distributed on``."""
+        self._distributed.command("off" if line.strip() in ("-d", "--disable") else "on")
+
+    @line_magic("dist_shutdown")  # type: ignore[arg-type]
+    def dist_shutdown(self, line: str) -> None:
+        """Ends the ranks: ``%distributed stop``. The following cells run in the notebook."""
+        self._distributed.command("stop")
+        if self._distributed.toggle.is_on:
+            self._distributed.command("off")
+
+    @line_magic("dist_reset")  # type: ignore[arg-type]
+    def dist_reset(self, line: str) -> None:
+        """Ends the ranks and starts others: ``%distributed restart``."""
+        self._distributed.command("restart")
+        self._distributed.by_dist_init = self._distributed.session.running
+
+    @line_magic("sync")  # type: ignore[arg-type]
+    def sync(self, line: str) -> Coroutine[Any, Any, None] | None:
+        """Waits for every rank: ``barrier()``, which no cell needs at its end."""
+        return self._distributed.send(CellOptions(), "barrier()")
+
+
+def hint(shell: InteractiveShell) -> None:
+    """Has a cell that fails for want of these magics name the command that adds them."""
+    if (magics := extension.loaded(shell)) is not None:
+        magics.hints.px = frozenset().union(*PxMagics.magics.values())
+
+
+def load(shell: InteractiveShell) -> None:
+    """Adds the magics, and the variables of notebooks for ipyparallel."""
+    extension.load(shell)
+    magics = extension.loaded(shell)
+    assert magics is not None
+    # Registering them again would give the toggle its commands twice.
+    if PxMagics.__name__ not in shell.magics_manager.registry:
+        shell.register_magics(PxMagics(shell, magics))
+        magics.toggle.commands += _PX_COMMANDS
+        for name, value in px_names.variables(magics.session).items():
+            shell.user_ns.setdefault(name, value)
+
+
+def unload(shell: InteractiveShell) -> None:
+    magics = extension.loaded(shell)
+    if magics is not None and PxMagics.__name__ in shell.magics_manager.registry:
+        for command in _PX_COMMANDS:
+            magics.toggle.commands.remove(command)
+        extension.take_away(shell, PxMagics)
+        for name in px_names.variables(magics.session):
+            if isinstance(shell.user_ns.get(name), px_names.ClientProxy | px_names.PxCluster):
+                del shell.user_ns[name]

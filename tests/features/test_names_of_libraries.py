@@ -1,0 +1,38 @@
+"""The core names a library of a feature only where it has to work without the feature."""
+
+import re
+from pathlib import Path
+
+CORE = Path(__file__).parents[2] / "allranks"
+FOLDERS = ("cluster", "collectives", "engine", "magics", "records", "widgets")
+LIBRARIES = re.compile(r"ipyparallel|torch|jax|tensorflow|horovod", re.IGNORECASE)
+REASONS = {
+    "cluster/cells.py": "a cell waits for requests of ipyparallel's clients",
+    "cluster/client_requests.py": "the same",
+    "cluster/cluster.py": "Cluster.client() returns a client of ipyparallel",
+    "cluster/connection.py": "makes that client, and closes it with the ranks",
+    "cluster/connection_files.py": "the files by which such clients find a cluster",
+    "cluster/doctor.py": "reports which libraries are installed",
+    "cluster/launchers/slurm.py": "reads ipyparallel's settings of Slurm",
+    "cluster/options.py": "--preload names the package to install",
+    "cluster/script.py": "allranks.run has the arguments of horovod.run",
+    "collectives/__init__.py": "the operations are MPI's and Horovod's",
+    "collectives/arrays/libraries.py": "arrays of each library are arguments of collectives",
+    "collectives/arrays/reductions.py": "the reductions have Horovod's numbers",
+    "collectives/arrays/torch_memory.py": "as arrays/libraries.py",
+    "collectives/gpu/dlpack.py": "as arrays/libraries.py, on a GPU",
+    "collectives/ops/buffers.py": "as arrays/libraries.py, in buffers of MPI",
+    "collectives/ops/sameness.py": "models and optimizers of each library are its arguments",
+    "collectives/start/rendezvous.py": "scripts under mpiexec load no features",
+    "engine/libraries.py": "the same settings for ranks of notebooks and of scripts",
+}
+
+
+def test_the_core_names_a_library_only_for_a_reason():
+    found = {
+        str(path.relative_to(CORE))
+        for folder in FOLDERS
+        for path in (CORE / folder).rglob("*.py")
+        if LIBRARIES.search(path.read_text())
+    }
+    assert found - set(REASONS) == set()
