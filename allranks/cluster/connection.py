@@ -120,19 +120,22 @@ class Connection:
         gpus: tuple[str, ...],
         launcher: AnyLauncher,
         preload: tuple[str, ...],
+        settings: Mapping[str, str],
         take_record: TakeRecord,
         on_deaths: Callable[[Sequence[failures.ProcessExit]], None] = lambda ends: None,
         spares_others: Callable[[], bool] = lambda: True,
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
         taken: AttachedHostAgent | None = None,
-        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.size = size
         self.roster = ClusterState(size)
         self.words = LastWords(self.roster)
         self.state = "starting"
         self.lost_because = ""
+        #: How many seconds the ranks stay when this notebook ends, and whether others use them too.
+        self.stays = 0.0 if taken is None else taken.stays
+        self.shared = taken is not None and taken.shared
         self.launcher_text = ""
         #: The latest epochs that requests of clients have begun, and ended.
         self.epoch, self.ended_epoch = 0, -1
@@ -171,7 +174,7 @@ class Connection:
             self._wire = RankSockets(inbox, self.hooks, place, taken.lease_seconds)
         else:
             self._wire, self._config = open_sockets(
-                launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}
+                launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings
             )
         self.send = self._wire.send
         #: Sends messages to the notebooks that watch this one.
@@ -193,7 +196,7 @@ class Connection:
             if taken is not None:
                 self._wire.listen()
             attached = taken is not None
-            self.hooks.started(ClusterContext(size, self.send, attached, dict(settings or {})))
+            self.hooks.started(ClusterContext(size, self.send, attached, dict(settings)))
         # Runs when the connection is garbage, and when the kernel exits.
         held = self._clients, self._agents, self._wire, self._files, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
@@ -388,7 +391,7 @@ class Connection:
             raise
         self.state = "running"
         # The host agent decides whether ranks end that other notebooks have had.
-        self._finalizer.atexit = not taken.stays and not taken.shared
+        self._finalizer.atexit = not self.stays and not self.shared
         # Ranks that died while no notebook was attached have sent no Hello to this one.
         for rank, end in gone.items():
             one = self.roster.hellos[min(told)]
@@ -487,17 +490,17 @@ class Connection:
         if seconds:
             agent.take_care(self.session_dir)
             self._visit()
-        shared = self._taken is not None and self._taken.shared
-        home = self._config.session_dir if seconds or shared else ""
+        home = self._config.session_dir if seconds or self.shared else ""
         self.ask(requests.STAY, {"home": home}, ranks=self.roster.alive)
         agent.stay(seconds, memo)
+        self.stays = seconds
         # The kernel's exit must not end ranks that stay.
-        self._finalizer.atexit = not seconds and not shared
+        self._finalizer.atexit = not seconds and not self.shared
 
-    def lend(self, seconds: float, memo: dict[str, Any]) -> None:
+    def lend(self, memo: dict[str, Any]) -> None:
         (agent,) = self._agents
         self.ask(requests.STAY, {"home": self._config.session_dir}, ranks=self.roster.alive)
-        agent.stay(seconds, memo)
+        agent.stay(self.stays, memo)
         self._visit("share")  # before they are released: else they would end
         self.let_go()
 

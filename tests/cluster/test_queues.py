@@ -241,7 +241,7 @@ class Nowhere(MultiHostLauncher):
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Connection:
     monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
-    return Connection(4, (), Nowhere(), (), lambda *_: None)
+    return Connection(4, (), Nowhere(), (), {}, lambda *_: None)
 
 
 def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(

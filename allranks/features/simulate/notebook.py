@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.display import publish_display_data
 
-from allranks.cluster.cells import CellRun
+from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import CellRequest, NotebookFeature
@@ -86,14 +86,15 @@ class SimulatedRanks(Cluster):
         # A rank of several has one thread for numeric libraries as well, see `share_cores`.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         super().__init__(1, gpus="none", launcher="local", settings=threads)
-        self.heal_when("off")
+        self.cells.healing = "off"
 
     def begin_simulated(self, request: CellRequest, size: int, options: dict[str, Any]) -> CellRun:
         """Sends a cell, and returns it in flight."""
-        with self._turns.taken():
-            self._catch_up()
-            self._check_idle()
-            self._await_abandoned()
+        cells = self.cells
+        with cells.turns.taken():
+            cells.catch_up()
+            cells.check_idle()
+            cells.await_abandoned()
             hello, log_dir = self.hellos[0], os.path.join(self.log_dir, "simulated")
             hellos = [
                 Hello(
@@ -111,9 +112,9 @@ class SimulatedRanks(Cluster):
                 for rank in range(size)
             ]
             view = cell_view(request.view, hellos, None, fold=request.fold)
-            self.count += 1
+            cells.count += 1
             cell = RunSimulated(
-                cell=self.count,
+                cell=cells.count,
                 source=request.source,
                 number=request.number,
                 size=size,
@@ -122,9 +123,9 @@ class SimulatedRanks(Cluster):
                 limit_nbytes=max(_LEAST_NBYTES, _SCREEN_NBYTES // size),
                 options=options,
             )
-            connection: Any = _OneProcess(self._ranks, size)
-            run = SimulatedRun(self.count, range(size), connection, view, request.timeout)
-            self._send(cell, run)  # type: ignore[arg-type]
+            connection: Any = _OneProcess(cells.connection, size)
+            run = SimulatedRun(cells.count, range(size), connection, view, request.timeout)
+            cells.send(cell, run)
             return run
 
 
@@ -240,7 +241,7 @@ class Simulate(NotebookFeature):
             options["measured"] = at_size(self._measured[where], size)
         self._size = size
         # The process's cluster has features of its own, which get its records.
-        for feature in ranks.hooks.features:
+        for feature in ranks.cells.hooks.features:
             if isinstance(feature, Simulate):
                 feature.shows_time = "network" in options
         return ranks, ranks.begin_simulated(request, size, options)

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster.cells import CellRun, Cells, HiddenView
+from allranks.cluster.cell_run import CellRun, HiddenView
+from allranks.cluster.cells import Cells
 from allranks.cluster.failures import plain
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.last_words import LastWords
@@ -14,7 +15,7 @@ from allranks.records.wire import Interrupt, Output, Reply
 
 
 def test_late_output_that_cannot_be_shown_ends_one_cell_only():
-    cells, shown = Cells(), []
+    cells, shown = Cells(2, connect=None), []
 
     def fail(batch):
         raise ZeroDivisionError

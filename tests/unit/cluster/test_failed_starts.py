@@ -58,7 +58,7 @@ def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
     monkeypatch.setattr(connection, "open_sockets", lambda *_: (wire, config))
     hooks = SimpleNamespace(started=fail)
     with pytest.raises(StartFailed):
-        Connection(2, (), SimpleNamespace(), (), lambda *_: None, hooks=hooks)
+        Connection(2, (), SimpleNamespace(), (), {}, lambda *_: None, hooks=hooks)
     assert closed == ["wire"]
 
 
