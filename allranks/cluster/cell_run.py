@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Protocol
 
 from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
+from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import CellContext
-from allranks.cluster.state import AllEnded, CellEvent, CellState
+from allranks.cluster.state import AllEnded, CellEvent, Deaths
 from allranks.countdown import Countdown
 from allranks.errors import (
     CellFailed,
@@ -87,6 +90,7 @@ _ENDED_SECONDS = 10.0
 _MANY_RANKS = 16
 #: Poll interval while a rank asks for input.
 _TYPING_SECONDS = 0.02
+_rank_of = attrgetter("rank")
 
 
 class View(Protocol):
@@ -142,6 +146,19 @@ class HiddenView:
     telemetry = left = name_cause = make_way = refresh = finish = _drop
 
 
+def show_late(late: list[Output], view: View) -> None:
+    """Shows what ranks have written since their last cell, and removes it."""
+    if isinstance(view, HiddenView):
+        return
+    # First: what cannot be shown must not end each later cell too.
+    shown = sorted(late, key=_rank_of)
+    late.clear()
+    for rank, batches in groupby(shown, key=_rank_of):
+        notice: list[Any] = ["notice", "written after its cell had ended:"]
+        entries = [notice, *(entry for batch in batches for entry in batch.entries)]
+        view.output(Output(rank, 0, tuple(entries), 0, 0, 0))
+
+
 class CellRun:
     """One cell on its ranks; ``timeout`` is in seconds.
 
@@ -157,7 +174,8 @@ class CellRun:
         timeout: float | None,
         interrupt_kills: bool = False,
     ) -> None:
-        self.state = CellState(cell, ranks)
+        self.state = connection.roster.begin_cell(cell, ranks, threading.get_ident())
+        connection.run = self
         self.cell, self.ranks = cell, self.state.ranks
         self.size = connection.size
         self.view = view
@@ -211,12 +229,12 @@ class CellRun:
             self.view.left(each.rank, each.status)
         return bool(left)
 
-    def died(self, ends: Sequence[failures.ProcessExit]) -> None:
-        """Handles the death of a rank, or of the ranks of a lost host, that the others survive."""
-        hit = False
+    def died(self, deaths: Deaths) -> None:
+        """Shows the death of a rank, or of the ranks of a lost host, that the others survive."""
+        ends, hit = deaths.ends, {one.rank: one.status for one in deaths.left}
         for end in ends:
-            if self.apply(end):
-                hit = True
+            if end.rank in hit:
+                self.view.left(end.rank, hit[end.rank])
                 self._show_unsent(end.rank)
                 self._death_reports[end.rank] = self._connection.words.report(end)
         lost_host = any(end.why for end in ends)
@@ -265,11 +283,7 @@ class CellRun:
         return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
 
     def settled(self) -> bool:
-        if not self.pending:
-            return True
-        ranks = self._connection
-        # Asked several times a second: most of the time no rank has ended.
-        return bool(ranks.roster.ends or ranks.state != "running") and ranks.over
+        return self._connection.is_left(self.state)
 
     def press(self) -> None:
         """Interrupts the cell, or ends its ranks; the second call ends all ranks."""
@@ -311,17 +325,20 @@ class CellRun:
     def _exceeded(self) -> str:
         return f"the cell exceeded its timeout of {self.timeout:g} s"
 
-    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+    def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         if isinstance(record, Output):
             self.view.output(record)
         elif isinstance(record, Telemetry):
             if isinstance(record, Pulse) and record.line:
                 self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
-        else:
+        elif isinstance(record, Reply):
             self.apply(record)
             if record.has_value:
                 self._values[record.rank] = payloads[0]
+
+    def show_late(self) -> None:
+        show_late(self._connection.late, self.view)
 
     def end(self) -> None:
         """Handles the remaining events of a settled cell.
@@ -333,7 +350,7 @@ class CellRun:
         self._end_ranks()
         if self._connection.closed:
             kind = CellTimeout if self.timed_out else CellInterrupted
-            why = self._connection.lost_because or "the ranks were stopped"
+            why = self._connection.roster.lost_because or "the ranks were stopped"
             causes, told = self._failed_before()
             if not causes:
                 raise kind(why)
@@ -353,16 +370,9 @@ class CellRun:
         reports = [reply.report for reply in failed if reply.report]
         return reports, failures.describe(reports, [report.rank for report in reports])
 
-    @property
-    def ending(self) -> dict[int, str]:
-        """The ranks that can run no further cell, with the reasons."""
-        if not self._connection.can_heal:
-            return {}
-        return {rank: reply.ends for rank, reply in self.state.replies.items() if reply.ends}
-
     def _end_ranks(self) -> None:
         # Only now, because the other ranks have their reports: they name an error, and no death.
-        ranks, ending = self._connection, self.ending
+        ranks, ending = self._connection, self._connection.roster.ending
         if not ending or ranks.over:
             return
         for rank, why in ending.items():

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 import cloudpickle
 
 from allranks.cluster import devices, launchers, variables
-from allranks.cluster.cell_run import CellRun, View
+from allranks.cluster.calls import CapturedOutput
+from allranks.cluster.cell_run import View
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus
 from allranks.cluster.features import NotebookHooks
+from allranks.cluster.healing import HEALING
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import (
     check_allowed,
@@ -25,6 +27,7 @@ from allranks.cluster.options import (
     choose_size,
 )
 from allranks.cluster.ownership import Ownership
+from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import CellFailed, UsageError
 from allranks.records import requests
 from allranks.records.config import EVERY_GPU
@@ -75,7 +78,7 @@ class Cluster:
         show_output: bool = True,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.raises_own = raises_own
+        self.raises_own, self.show_output = raises_own, show_output
         self.launcher = launchers.named(launcher or launchers.default())
         hidden = (devices.HIDDEN,) if gpus == "none" else ()
         if isinstance(self.launcher, MultiHostLauncher):
@@ -95,9 +98,17 @@ class Cluster:
             if exclusive:
                 devices.check_exclusive(self.gpus, self.size)
         self.preload = check_preload(preload)
-        start = self.size, pins, self.launcher, self.preload, dict(settings)
-        self.cells = Cells(self.size, partial(Connection, *start), show_output)
-        """For programs that show cells themselves: what runs on the ranks, and with what."""
+        connect = partial(
+            Connection,
+            gpus=pins,
+            launcher=self.launcher,
+            preload=self.preload,
+            settings=dict(settings),
+        )
+        self.cells = Cells(self.size, connect)
+        """For programs that show cells themselves."""
+        self.roster = self.cells.roster
+        """Which ranks run, which have died, and what they run."""
         self.ownership = Ownership(self.cells)
         """Leaves the ranks to other notebooks, and attaches to theirs."""
 
@@ -141,22 +152,17 @@ class Cluster:
     @property
     def state(self) -> str:
         """``new``, ``starting``, ``running``, ``lost`` or ``stopped``."""
-        return self.cells.state
-
-    @property
-    def show_output(self) -> bool:
-        """Whether calls show what the ranks print, if they have no view of their own."""
-        return self.cells.show_output
+        return self.roster.phase
 
     @property
     def lost_because(self) -> str:
         """The reason why the ranks are lost; empty if they are not."""
-        return self.cells.connection.lost_because if self.state != "new" else ""
+        return self.roster.lost_because
 
     @property
     def hellos(self) -> dict[int, Hello]:
         """The report of each rank on its process, host and device."""
-        return dict(sorted(self.cells.connection.roster.hellos.items()))
+        return dict(sorted(self.roster.hellos.items()))
 
     @property
     def log_dir(self) -> str:
@@ -222,9 +228,7 @@ class Cluster:
         """
         if not isinstance(what, str):
             return self.call(what, args, kwargs, ranks=ranks, timeout=timeout, view=view)
-        with self.cells.turns.taken():
-            run = self.cells.begin(what, ranks=ranks, timeout=timeout, view=view, want_value=True)
-            return self._values(run)
+        return self._values(what, ranks=ranks, timeout=timeout, view=view)
 
     def call(
         self,
@@ -247,24 +251,24 @@ class Cluster:
             call = cloudpickle.dumps((function, args, kwargs or {}), protocol=5)
         except Exception as error:  # an object's __reduce__ may raise anything
             raise UsageError(f"{name} cannot be sent to the ranks: {error}") from error
-        with self.cells.turns.taken():
-            run = self.cells.begin(
-                "", call=call, name=name, ranks=ranks, timeout=timeout, view=view, want_value=True
-            )
-            return self._values(run)
+        return self._values("", call=call, name=name, ranks=ranks, timeout=timeout, view=view)
 
-    def _values(self, run: CellRun) -> list[Any]:
-        try:
-            return self.cells.wait(run).values()
-        except CellFailed as failed:
-            own = run.exception(self.cells.failed_first)
-            if own is None:
-                raise
-            # The note has the report, which names the other ranks.
-            if self.raises_own:
-                own.add_note(str(failed))
-                raise own from None
-            raise failed from own
+    def _values(self, source: str, view: View | None, **options: Any) -> list[Any]:
+        if view is None and not self.show_output:
+            view = CapturedOutput()
+        with self.cells.turns.taken():
+            run = self.cells.begin(source, view=view, want_value=True, **options)
+            try:
+                return self.cells.wait(run).values()
+            except CellFailed as failed:
+                own = run.exception(self.cells.failed_first)
+                if own is None:
+                    raise
+                # The note has the report, which names the other ranks.
+                if self.raises_own:
+                    own.add_note(str(failed))
+                    raise own from None
+                raise failed from own
 
     def map(
         self, function: Callable[..., T], *items: Iterable[Any], timeout: float | None = None
@@ -334,7 +338,14 @@ class Cluster:
 
         Before a cell, it interrupts the requests of clients that the cell waits for.
         """
-        return self.cells.interrupt()
+        roster, connection = self.roster, self.cells.connection if self.state != "new" else None
+        if connection is None:
+            return False
+        if roster.ensemble or connection.awaits_clients:
+            connection.inbox.put(InterruptRequested())
+        elif roster.running is not None and connection.run is not None:
+            connection.run.press()
+        return roster.busy or connection.awaits_clients
 
     def heal_when(self, healing: str) -> None:
         """Sets when ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
@@ -342,7 +353,11 @@ class Cluster:
         Raises:
             UsageError: ``healing`` is none of these.
         """
-        self.cells.heal_when(healing)
+        if healing not in HEALING:
+            raise UsageError(
+                f"expected {', '.join(HEALING)}, found {healing!r}. Type: %distributed heal on"
+            )
+        self.roster.healing = healing
 
     def heal(self, tell: Callable[[str], None] | None = None) -> str:
         """Replaces ranks that have died by new processes; returns a line about it.
@@ -364,7 +379,7 @@ class Cluster:
             UsageError: a value cannot be pickled, or a rank is busy.
         """
         packed = variables.pack(values, "the ranks")
-        self.cells.ask(requests.PUSH, {}, packed, ranks=self.cells.after_clients(ranks))
+        self.cells.ask(requests.PUSH, {}, packed, ranks=ranks, after_clients=True)
 
     def pull(
         self, names: str | Sequence[str], ranks: Iterable[int] | None = None
@@ -375,8 +390,8 @@ class Cluster:
             UsageError: a rank has no such variable, cannot send it, or is busy.
         """
         wanted = [names] if isinstance(names, str) else list(names)
-        chosen = self.cells.after_clients(ranks)
-        answers = self.cells.ask(requests.PULL, {"names": wanted}, ranks=chosen)
+        asked = {"names": wanted}
+        answers = self.cells.ask(requests.PULL, asked, ranks=ranks, after_clients=True)
         return variables.unpack(answers, names)
 
     def status(self) -> list[RankStatus]:

@@ -4,29 +4,106 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
+import cloudpickle
+
+from allranks.cluster.cell_run import CellRun, HiddenView, View
 from allranks.cluster.connection import AnswersSoFar, Connection
-from allranks.cluster.failures import NEXT_CELL, death_lines
+from allranks.cluster.failures import NEXT_CELL, death_lines, plain, refused_by_all
+from allranks.cluster.recovered import listed, text_of
 from allranks.cluster.recovery import Ask, Limit, Note, Recovery, Say, Seat, StartAgain, Step, Up
-from allranks.cluster.state import NotRecovered, Seating, TookPlaces
+from allranks.cluster.renewal import await_abandoned
+from allranks.cluster.state import NotRecovered, Replaced, Seating, TookPlaces
+from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
-from allranks.errors import ClusterLost, UsageError
+from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
 
 HEALING = ("on", "ask", "off")
+_KEEP = OnRank("allranks.collectives.ops.keeping", "keep")
 
 _STEP_SECONDS = 0.1
+
+
+def replace(ranks: Connection, tell: Callable[[str], None]) -> tuple[str, bool]:
+    """Replaces dead ranks by new processes, in a fresh epoch; raises ClusterLost after it has
+    killed all ranks. Returns a line about it, and whether an interrupt came meanwhile.
+    """
+    began = time.monotonic()
+    await_abandoned(ranks)
+    ranks.roster.epoch.follow(ranks.epoch)
+    return _run(ranks, _new_recovery(ranks), tell, began)
+
+
+def replace_after(ranks: Connection, run: CellRun) -> None:
+    """Replaces ranks that have died in a cell, if that is wanted."""
+    if not ranks.roster.heals_now:
+        return
+
+    def tell(text: str) -> None:
+        run.view.notice(text)
+        run.view.refresh()
+
+    dead = set(ranks.roster.dead)
+    try:
+        said, _ = replace(ranks, tell)  # an interrupt concerns the cell, which has ended
+    except ClusterLost:
+        # The cell's own failure would be hidden by the loss: show it as text.
+        try:
+            run.check()
+        except CellFailed as failed:
+            run.view.notice(plain(failed.text))
+        raise
+    for rank in dead.intersection(run.ranks):
+        run.apply(Replaced(rank))
+    run.view.notice(said)
+
+
+def go_on(
+    ranks: Connection, record: Mapping[str, Any], tell: Callable[[str], None]
+) -> tuple[str, bool]:
+    """Starts all ranks again, because another notebook has ended while it did that. Returns as
+    `replace` does.
+    """
+    began = time.monotonic()
+    for press in ranks.step(0):  # hosts may have been lost since: it begins with these
+        ranks.inbox.put(press)
+    done = Recovery.continued(record, ranks.places())
+    return _run(ranks, done, tell, began, done.restarted)
+
+
+def restore(ranks: Connection, new: Collection[int], tell: Callable[[str], None]) -> Recovery:
+    """New ranks take back what was kept in their places."""
+    done = _new_recovery(ranks, replaces=False)
+    RecoveryDriver(ranks, done, tell).run(lambda: done.ranks_are_new(new))
+    return done
+
+
+def _run(
+    ranks: Connection,
+    recovery: Recovery,
+    tell: Callable[[str], None],
+    began: float,
+    begin: Callable[[], None] = lambda: None,
+) -> tuple[str, bool]:
+    RecoveryDriver(ranks, recovery, tell).run(begin)
+    ranks.roster.epoch.begin(recovery.epoch)
+    return text_of(recovery, time.monotonic() - began), recovery.presses > 0
+
+
+def _new_recovery(ranks: Connection, replaces: bool = True) -> Recovery:
+    roster = ranks.roster
+    hosts = {rank: hello.host for rank, hello in sorted(roster.hellos.items())}
+    return Recovery(hosts, roster.epoch.number, roster.saved, roster.can_relocate, replaces)
 
 
 class RecoveryDriver:
     """Passes on to a recovery what happens, and does what it commands."""
 
-    def __init__(
-        self, ranks: Connection, recovery: Recovery, tell: Callable[[str], None], cells: int = 0
-    ) -> None:
-        self._ranks, self._recovery, self._tell, self._cells = ranks, recovery, tell, cells
+    def __init__(self, ranks: Connection, recovery: Recovery, tell: Callable[[str], None]) -> None:
+        self._ranks, self._recovery, self._tell = ranks, recovery, tell
         self._limit = Countdown(0.0)
         #: What it knows already: the ends of ranks, the ends of the job, and lost hosts; the ranks
         #: that have come, and those that have answered the last request.
@@ -59,6 +136,7 @@ class RecoveryDriver:
                 self._pass_on()
         if recovery.step is Step.LOST:
             self._lose()
+        self._ranks.roster.saved, self._ranks.roster.goes_on = recovery.own, recovery.goes_on
 
     def _pass_on(self) -> None:
         self._obey()
@@ -109,7 +187,7 @@ class RecoveryDriver:
                     if not roster.dead:
                         ranks.all_up()
                 case Note(record):
-                    ranks.note({"cells": self._cells, **record})
+                    ranks.note({"cells": roster.cells, **record})
                 case StartAgain():
                     self._request.close()
                     self._known.clear()
@@ -133,6 +211,15 @@ class RecoveryDriver:
         raise ClusterLost(why)
 
 
+class RunsCells(Protocol):
+    """Runs a cell after the user's: `allranks.cluster.cells.Cells`."""
+
+    @property
+    def connection(self) -> Connection: ...
+    def begin(self, text: str, *, call: bytes, name: str, view: View) -> CellRun: ...
+    def wait(self, run: CellRun) -> CellRun: ...
+
+
 class AfterCells:
     """Which variables are kept after a cell; ``every`` is the least interval in seconds."""
 
@@ -144,7 +231,28 @@ class AfterCells:
         self.names, self.every = tuple(names), every
         self._last = float("-inf")
 
-    def due(self) -> bool:
+    def keep_after(self, run: CellRun, cells: RunsCells) -> None:
+        """Has the ranks keep them if the cell has ended well, and it is time."""
+        ranks, view = cells.connection, run.view
+        if isinstance(view, HiddenView) or ranks.roster.phase != "running":
+            return
+        if not run.ended_well or not self._is_due():
+            return
+        call = cloudpickle.dumps((_KEEP, (self.names,), {}))
+        try:
+            hidden = HiddenView(ranks.late.append, view.notice)
+            cells.wait(cells.begin("", call=call, name="keep", view=hidden))
+        except AllranksError as error:
+            # Its line is ours, not one of the user's.
+            reports = error.reports if isinstance(error, CellFailed) else ()
+            said = next((report.message for report in reports if not report.waiting), error)
+            if refused_by_all(reports, ranks.size):
+                # They have compared the reasons, so no message is on its way. A new epoch would end
+                # the communicators of the user's cells.
+                ranks.roster.epoch.dirty = False
+            view.notice(f"{listed(self.names)} not kept: {said}")
+
+    def _is_due(self) -> bool:
         """Whether it is time; if so, the interval starts again."""
         now = time.monotonic()
         if now - self._last < self.every:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from allranks.cluster import healing
 from allranks.cluster.cell_run import CellRun, View
 from allranks.cluster.cells import Cells
 from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.recovered import text_of_new
+from allranks.cluster.renewal import end_members
 from allranks.cluster.sessions import AttachedHostAgent
 from allranks.cluster.sharing import DetachedCell
+from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
 
@@ -40,7 +43,10 @@ class Ownership:
 
     def lend(self, memo: dict[str, Any]) -> None:
         """Leaves the ranks to another notebook; they stay as long as this one runs."""
-        self._cells.check_unoccupied()
+        self._cells.catch_up()
+        self._cells.check_idle()
+        if self._cells.occupied:
+            raise UsageError("expected idle ranks, found one in a cell that was interrupted")
         self._cells.connection.lend(memo)
         self._leave_kept()
 
@@ -64,12 +70,20 @@ class Ownership:
         try:
             record = connection.record if connection.record.get("cells", -1) >= left.cell else {}
             own = set(record.get("own", ()))
-            cells.attached(record.get("cells", left.cell), left.epoch, own)
+            roster = cells.roster
+            roster.cells, roster.epoch, roster.saved = (
+                record.get("cells", left.cell),
+                left.epoch,
+                own,
+            )
             if not told:
-                cells.continue_recovery(record, tell)
+                said, pressed = healing.go_on(connection, record, tell)
+                tell(said)
+                if pressed:
+                    raise KeyboardInterrupt
                 return left
             if left.members:
-                cells.end_members(left.members)
+                end_members(connection, left.members)
             if not left.unseen:
                 connection.resume()
                 connection.ask(requests.SEND, {}, ranks=connection.roster.alive, strict=False)
@@ -79,7 +93,7 @@ class Ownership:
             back = own - new
             gone = {end["rank"] for end in record.get("gone", ())} - back
             if new := new | told.keys() & gone:
-                cells.news.append(text_of_new(cells.restore(new, tell), new))
+                cells.news.append(text_of_new(healing.restore(connection, new, tell), new))
             cells.news += connection.notices
         except BaseException:
             if not connection.closed:
@@ -97,7 +111,6 @@ class Ownership:
         if connection.roster.lost_hosts:
             view.notice(connection.words.deaths_text())
         connection.sharing.follow(left)
-        self._cells.note_running(run)
         connection.resume()
         if left.missed and left.running:
             view.notice(

@@ -73,7 +73,7 @@ def run(
     call = (func, tuple(args), dict(kwargs or {}))
     shared = notebook.session.running if notebook.session is not None else None
     fits = shared is not None and shared.size == size
-    if shared is not None and fits and shared.cells.is_up() and not shared.cells.busy:
+    if shared is not None and fits and shared.cells.is_up() and not shared.roster.busy:
         return shared.call(*call, timeout=timeout)
     started = Cluster(size)
     started.heal_when("off")  # no cell follows on these ranks

@@ -215,7 +215,7 @@ class AgentTools:
         cluster.cells.ask_soon(requests.STATUS, {}, take)
         came.wait(_STATUS_SECONDS)
         found = {rank: answer.content for rank, answer in answers.items()}
-        return read_statuses(cluster.hellos, found, left=cluster.cells.have_left)
+        return read_statuses(cluster.hellos, found, left=cluster.roster.have_left)
 
     def output(self, cell: int = 0, offset: int = 0) -> str:
         """Returns what the ranks of a cell have printed so far, equal lines once, each with its

@@ -16,7 +16,7 @@ from allranks.cluster import failures
 from allranks.cluster.cell_run import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import CellRecord, culprits, ended, stubborn
-from allranks.cluster.members import MemberSlots, Slot
+from allranks.cluster.members import MemberSlots, Slot, member_slots
 from allranks.countdown import Countdown
 from allranks.ensemble.early import Early, remaining_seconds
 from allranks.ensemble.grid import Options
@@ -167,7 +167,7 @@ class EnsembleRunner:
 
     @contextmanager
     def _crew(self) -> Iterator[MemberSlots]:
-        with self.cluster.cells.crew(self.options.ranks_each) as crew:
+        with member_slots(self.cluster.cells, self.options.ranks_each) as crew:
             self._slots, self._attempts = crew, {}
             crew.deliver = self._take
             for slot in crew.slots:

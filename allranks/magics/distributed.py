@@ -240,7 +240,7 @@ class DistributedMagics(Magics):
             if sent.options.out is not None:
                 self.shell.user_ns[sent.options.out] = sent.run.values()
             return
-        commit = sent.cluster.cells.goes_on
+        commit = sent.cluster.roster.goes_on
         if not commit or sent.run.presses or sent.commits.count(commit) == _MOST_TIMES:
             raise died
         sent.commits.append(commit)
@@ -379,7 +379,7 @@ class DistributedMagics(Magics):
         if words:
             self.session.heal_when(words[0])
             running = self.session.running
-            fixed = words[0] != "off" and running is not None and not running.cells.can_heal
+            fixed = words[0] != "off" and running is not None and not running.roster.can_heal
             print(_FIXED if fixed else _HEALING[words[0]])
             return
         cluster = self.session.running
@@ -395,7 +395,7 @@ class DistributedMagics(Magics):
 
         if not cluster.cells.is_up(tell):
             print(cluster.lost_because.splitlines()[0])
-        elif cluster.cells.dead:
+        elif cluster.roster.dead:
             print(cluster.heal(print))
         elif not said:
             print(_ALIVE)

@@ -234,7 +234,7 @@ class Session:
         if joined is not None and not joined.guest:
             self.forget_shared()
         since = time.strftime("%H:%M", time.localtime(found.began))
-        seconds = cluster.cells.connection.stays
+        seconds = cluster.cells.roster.stays
         stays = (
             f"When this notebook's kernel ends, they keep running for {as_time(seconds)}"
             if seconds
@@ -330,7 +330,7 @@ class Session:
             visitor.close()
         elif cluster is None:
             answer(visitor, "they have not started. Type there: %distributed status")
-        elif cluster.cells.busy:
+        elif cluster.roster.busy:
             answer(visitor, "it runs a cell. Wait for its end there")
         else:
             try:
@@ -347,7 +347,7 @@ class Session:
             folder = cluster.cells.connection.session_dir
             name = sessions.name_of(folder)
             self.joined = Joined(name, folder, cluster.size, guest=False)
-        self.joined.count, self.joined.news = cluster.cells.count, list(cluster.cells.news)
+        self.joined.count, self.joined.news = cluster.roster.cells, list(cluster.cells.news)
 
     def _borrow(self) -> Cluster:
         """Borrows the shared ranks, or takes them back; returns the cluster.
@@ -381,7 +381,7 @@ class Session:
         cluster.cells.news[:0] = joined.news
         joined.news = []
         if not joined.guest:
-            count = cluster.cells.count - joined.count
+            count = cluster.roster.cells - joined.count
             cells = f"{count} cell{'s' * (count != 1)}"
             print(f"{joined.ranks} are back: another notebook has run {cells} on them.")
             self.forget_shared()

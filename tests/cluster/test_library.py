@@ -70,7 +70,7 @@ def test_a_submitted_call_can_be_cancelled_before_it_begins_and_interrupted_afte
     first = cluster.submit("while True: pass")
     second = cluster.submit(double, 1)
     assert second.cancel()
-    while not cluster.cells.busy:
+    while not cluster.roster.busy:
         time.sleep(0.01)
     assert cluster.interrupt()
     assert isinstance(first.exception(), CellFailed)
@@ -101,7 +101,7 @@ def test_submit_returns_while_another_call_runs(cluster, tmp_path):
     thread = threading.Thread(target=call)
     running.set()
     thread.start()
-    while not cluster.cells.busy:
+    while not cluster.roster.busy:
         time.sleep(0.01)
     future = cluster.submit(double, 5)
     assert running.is_set()

@@ -97,7 +97,7 @@ def test_a_cell_that_runs_is_profiled_from_beside_it(notebook):
     notebook.run(
         "import threading, time\n"
         "def beside(magic=get_ipython().run_line_magic):\n"
-        "    while not cluster.cells.busy: time.sleep(0.05)\n"
+        "    while not cluster.roster.busy: time.sleep(0.05)\n"
         "    magic('distributed', 'profile 3')\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "threading.Thread(target=beside).start()"

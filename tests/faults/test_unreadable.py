@@ -117,7 +117,7 @@ def test_a_rank_tells_its_status_in_a_file_whose_name_has_half_a_character(noteb
         "found = {}\n"
         "def take(answer): found[answer.rank] = (answer.problem, answer.content['state'])\n"
         "def ask():\n"
-        "    while not cluster.cells.busy: time.sleep(0.05)\n"
+        "    while not cluster.roster.busy: time.sleep(0.05)\n"
         "    while list(found.values()) != [('', 'running')] * 4:\n"
         "        cluster.ask_soon(requests.STATUS, {}, take)\n"
         "        time.sleep(0.2)\n"

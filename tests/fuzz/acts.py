@@ -15,6 +15,7 @@ from unittest.mock import patch
 import psutil
 
 import allranks
+from allranks.cluster.members import member_slots
 from tests.faults.notebook import GONE_SECONDS, Notebook
 from tests.fuzz.grammar import Draw, act, check
 from tests.fuzz.sessions import Ended, InNotebook, InProcess, Session
@@ -90,7 +91,7 @@ def asked_while_busy(draw: Draw, session: InProcess) -> None:
         "push": lambda: cluster.push({"_x": 1}),
         "pull": lambda: cluster.pull("kept"),
         "run": lambda: cluster.run("1"),
-        "crew": lambda: cluster.cells.crew(1).__enter__(),
+        "crew": lambda: member_slots(cluster.cells, 1).__enter__(),
     }
     which = draw.rng.choice((*calls, "status"))
 

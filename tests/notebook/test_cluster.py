@@ -22,6 +22,7 @@ import zmq
 import allranks
 from allranks.cluster import connection
 from allranks.cluster.host_agent import HostAgentProcess
+from allranks.cluster.members import member_slots
 from allranks.cluster.sockets import RankSockets
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
 from allranks.records import limits
@@ -292,7 +293,7 @@ def test_an_interrupt_between_two_parts_of_a_message_harms_no_later_cell(
     assert len(sent) >= 4  # the cell has gone to both ranks all the same
     monkeypatch.undo()
     assert cluster.run("kept") == [0, 10]
-    assert not cluster.cells.busy
+    assert not cluster.roster.busy
 
 
 def test_a_cell_that_is_left_or_runs_beside_another_harms_none(cluster, tmp_path):
@@ -311,7 +312,7 @@ def test_a_cell_that_is_left_or_runs_beside_another_harms_none(cluster, tmp_path
         f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
         "own = 'kept too'"
     )
-    for beside in (lambda: cluster.run("1"), lambda: cluster.cells.crew(1).__enter__()):
+    for beside in (lambda: cluster.run("1"), lambda: member_slots(cluster.cells, 1).__enter__()):
         with pytest.raises(UsageError, match=r"found them running a cell.*cluster\.interrupt\(\)"):
             beside()
     go.touch()

@@ -156,7 +156,7 @@ class Stage:
     def lose(self, *ranks: int) -> None:
         """Kills ranks between cells, until the notebook has heard of it."""
         self.kill(*ranks)
-        while not set(ranks) <= set(self.cluster.cells.dead) and self.cluster.state == "running":
+        while not set(ranks) <= set(self.cluster.roster.dead) and self.cluster.state == "running":
             self.cluster.cells.connection.step(0.05)
 
     def end(self) -> Any:

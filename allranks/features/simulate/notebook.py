@@ -13,16 +13,18 @@ from IPython.display import publish_display_data
 from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.connection import Connection
+from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import CellRequest, NotebookFeature
 from allranks.cluster.options import CellOption
+from allranks.cluster.renewal import await_abandoned
 from allranks.errors import ClusterLost, MissingDependency, UsageError
 from allranks.features.simulate.calibration import at_size, here
 from allranks.features.simulate.network import HERE, check_name
 from allranks.features.simulate.picture import draw, explorable
 from allranks.features.simulate.records import RunSimulated, SimulatedReport, SimulatedTime
 from allranks.features.simulate.tokens import MOST_SCHEDULES, MOST_SECONDS, check_token
-from allranks.records.telemetry import Pulse, Telemetry
-from allranks.records.wire import Hello, Output, Record, Reply
+from allranks.records.telemetry import Pulse
+from allranks.records.wire import Hello, Output, Record
 from allranks.widgets.dashboard.view import cell_view
 
 _MOST_RANKS, _MOST_EXPLORED = 4096, 64
@@ -55,7 +57,7 @@ class _OneProcess:
 class SimulatedRun(CellRun):
     """One cell on simulated ranks."""
 
-    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+    def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         """Takes a record of a rank; the process's own output is that of no rank."""
         if isinstance(record, Output) and record.log_nbytes:
             text = "".join(rest[0] for kind, *rest in record.entries if kind in ("out", "err"))
@@ -86,7 +88,7 @@ class SimulatedRanks(Cluster):
         # A rank of several has one thread for numeric libraries as well, see `share_cores`.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         super().__init__(1, gpus="none", launcher="local", settings=threads)
-        self.cells.healing = "off"
+        self.heal_when("off")
 
     def begin_simulated(self, request: CellRequest, size: int, options: dict[str, Any]) -> CellRun:
         """Sends a cell, and returns it in flight."""
@@ -94,7 +96,7 @@ class SimulatedRanks(Cluster):
         with cells.turns.taken():
             cells.catch_up()
             cells.check_idle()
-            cells.await_abandoned()
+            await_abandoned(cells.connection)
             hello, log_dir = self.hellos[0], os.path.join(self.log_dir, "simulated")
             hellos = [
                 Hello(
@@ -112,9 +114,8 @@ class SimulatedRanks(Cluster):
                 for rank in range(size)
             ]
             view = cell_view(request.view, hellos, None, fold=request.fold)
-            cells.count += 1
             cell = RunSimulated(
-                cell=cells.count,
+                cell=cells.roster.cells + 1,
                 source=request.source,
                 number=request.number,
                 size=size,
@@ -124,7 +125,8 @@ class SimulatedRanks(Cluster):
                 options=options,
             )
             connection: Any = _OneProcess(cells.connection, size)
-            run = SimulatedRun(cells.count, range(size), connection, view, request.timeout)
+            run = SimulatedRun(cell.cell, range(size), connection, view, request.timeout)
+            cells.connection.run = run
             cells.send(cell, run)
             return run
 

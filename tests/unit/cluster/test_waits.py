@@ -54,11 +54,12 @@ class Attaching:
     ``events`` happen at a second; ``silent_since`` is when the host of rank 3 was last heard.
     """
 
-    size, lost_because, can_relocate = 4, "", True
+    size, lost_because = 4, ""
 
     def __init__(self, monkeypatch, events, silent_since=1000):
         self.now, self.events, self.got = 0, events, {}
         self.roster, self.answers = ClusterState(4), dict.fromkeys(range(3), about())
+        self.roster.connect(can_heal=True, can_relocate=True)
         self._early_exits = []
         self._agents = [SimpleNamespace(ranks_of=lambda host: [3])]
         self._wire = SimpleNamespace(is_in_doubt=lambda ranks: silent_since + 4 < self.now)

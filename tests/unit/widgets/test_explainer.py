@@ -36,7 +36,8 @@ class Cluster:
     size = 3
 
     def __init__(self):
-        self.cells = SimpleNamespace(busy=False, hidden_view=lambda: None)
+        self.cells = SimpleNamespace(hidden_view=lambda: None)
+        self.roster = SimpleNamespace(busy=False)
 
     def run(self, function, algorithm, arrays, **options):
         assert function is EXPLAIN_HERE
