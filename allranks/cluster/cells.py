@@ -150,7 +150,7 @@ class Cells:
         every, ranks = range(self.size), self.connection
         answers = ranks.ask(requests.STATUS, {}, ranks=every, seconds=1.0, strict=False)
         found = {rank: content for rank, (content, _) in answers.items()}
-        return read_statuses(ranks.roster.hellos, found, ranks.roster.dead)
+        return read_statuses(dict(sorted(self.roster.hellos.items())), found, self.roster.dead)
 
     def log_end(self, rank: int, nbytes: int) -> str:
         """Returns the last bytes of a rank's log, which may lie on another host, as text."""

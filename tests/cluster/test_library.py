@@ -207,7 +207,7 @@ def test_a_block_waits_for_its_submitted_calls_and_a_stop_cancels_them():
     assert future.result() == [8]
     own.start()
     running, waiting = own.submit("while True: pass"), own.submit(double, 4)
-    while not own.busy:
+    while not own.roster.busy:
         time.sleep(0.01)
     own.stop()
     assert isinstance(running.exception(), CellFailed)
