@@ -119,7 +119,7 @@ def test_a_rank_tells_its_status_in_a_file_whose_name_has_half_a_character(noteb
         "def ask():\n"
         "    while not cluster.roster.busy: time.sleep(0.05)\n"
         "    while list(found.values()) != [('', 'running')] * 4:\n"
-        "        cluster.ask_soon(requests.STATUS, {}, take)\n"
+        "        cluster.cells.ask_soon(requests.STATUS, {}, take)\n"
         "        time.sleep(0.2)\n"
         f"    pathlib.Path({go!r}).touch()\n"
         "threading.Thread(target=ask, daemon=True).start()\n"
