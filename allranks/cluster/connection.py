@@ -174,7 +174,6 @@ class Connection:
         # The ranks may still answer what another notebook has asked: begin with another number.
         self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
-        self._early_exits: list[failures.ProcessExit] = []
         #: What the notebook before has noted of its recovery.
         self.record: Mapping[str, Any] = {}
         #: Whether a cell waits until ranks have answered requests of clients.
@@ -398,7 +397,7 @@ class Connection:
             with self._asking(requests.ATTACH, {}) as (ask, got):
                 if not agent.starts_again:
                     self._reach(ask, got)
-            gone = {end.rank: end for end in self._early_ends()} if got else {}
+            gone = {end.rank: end for end in self.roster.early_ends} if got else {}
             told = {rank: answer.content for rank, (answer, _) in got.items() if rank not in gone}
             if not told and not agent.starts_again:
                 raise UsageError(_JUST_ENDED)
@@ -414,20 +413,9 @@ class Connection:
             log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
             hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
             self.roster.apply(DiedBefore(hello))
-        for end in self._early_exits:
-            (self._handle_lost_host if end.why else self._handle_exit)(end)
+        for event in self.roster.early:
+            self._apply(event)
         return told
-
-    def _early_ends(self) -> list[failures.ProcessExit]:
-        """Returns the ends of ranks before this notebook had them, also those of lost hosts."""
-        (agent,) = self._agents
-        ends: list[failures.ProcessExit] = []
-        for end in self._early_exits:
-            there = [] if self.roster.is_outdated(end) else [end.rank]
-            if end.why:
-                there = agent.ranks_of(end.host)
-            ends += [replace(end, rank=rank) for rank in there]
-        return ends
 
     def _reach(self, ask: Query, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
@@ -438,11 +426,10 @@ class Connection:
         next_try = time.monotonic() + limits.REPEAT_SECONDS
 
         def living() -> set[int]:
-            ended = {end.rank for end in [*self._early_exits, *self._early_ends()]}
-            return set(range(self.size)) - ended
+            return set(range(self.size)) - self.roster.early_ranks
 
         def silent_ranks() -> set[int]:
-            return set(range(self.size)) - told - {end.rank for end in self._early_ends()}
+            return set(range(self.size)) - told - {end.rank for end in self.roster.early_ends}
 
         while silent := silent_ranks():
             # Ranks look for this notebook twice a second, also at the relays of several hosts.
@@ -463,7 +450,7 @@ class Connection:
             if is_over or got.keys() >= living():
                 for rank in told:
                     self.roster.apply(NotJoined(got[rank][0].content["died"]))
-            if any(end.rank < 0 for end in self._early_ends()):
+            if any(end.rank < 0 for end in self.roster.early_ends):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.
             if is_over and (silent := silent_ranks()) and not self._wire.is_in_doubt(silent):
@@ -799,9 +786,10 @@ class Connection:
             case Replaces():
                 self._apply(event)
             case HostLeft():
-                self._handle_lost_host(failures.ProcessExit.of(event, host))
+                there = [rank for agent in self._agents for rank in agent.ranks_of(host)]
+                self._apply(HostLost(failures.ProcessExit.of(event, host), tuple(there)))
             case Exit() | LauncherExit() | AgentExit():
-                self._handle_exit(failures.ProcessExit.of(event, host))
+                self._apply(failures.ProcessExit.of(event, host))
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""
@@ -830,21 +818,6 @@ class Connection:
             return
         for agent in self._agents:
             agent.say(end)
-
-    def _handle_lost_host(self, end: failures.ProcessExit) -> None:
-        if self.roster.phase == "attaching":
-            self._handle_exit(end)
-            return
-        there = [rank for agent in self._agents for rank in agent.ranks_of(end.host)]
-        self._apply(HostLost(end, tuple(there)))
-
-    def _handle_exit(self, end: failures.ProcessExit) -> None:
-        if self.roster.phase == "attaching":  # the other ranks' answers are still to come
-            known = end.rank == -1 and any(other.why for other in self._early_exits)
-            if not known and not self.roster.is_no_news(end):
-                self._early_exits.append(end)
-            return
-        self._apply(end)
 
     def _apply(self, event: ClusterEvent) -> None:
         for found in self.roster.apply(event):

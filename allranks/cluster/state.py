@@ -262,6 +262,8 @@ class ClusterState:
         self.lost_hosts: dict[str, str] = {}
         #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
+        #: What has ended while this notebook attaches: it counts once all other ranks have answered.
+        self.early: list[ProcessExit | HostLost] = []
 
     def set_phase(self, phase: str, why: str = "") -> None:
         """``why`` is the reason if the ranks are lost, or stopped."""
@@ -335,6 +337,30 @@ class ClusterState:
         wanted = self.healing != "off" and not self.ensemble
         return possible and wanted and self.phase == "running"
 
+    @property
+    def early_ends(self) -> list[ProcessExit]:
+        """The ends of ranks in ``early``, also those of lost hosts."""
+        ends: list[ProcessExit] = []
+        for event in self.early:
+            if isinstance(event, HostLost):
+                ends += [replace(event.end, rank=rank) for rank in event.ranks]
+            elif not self.is_outdated(event):
+                ends.append(event)
+        return ends
+
+    @property
+    def early_ranks(self) -> set[int]:
+        """The ranks in ``early``, also those whose places other processes are to take."""
+        ended = {event.rank for event in self.early if isinstance(event, ProcessExit)}
+        return ended | {end.rank for end in self.early_ends}
+
+    def _note_early(self, event: ProcessExit | HostLost, end: ProcessExit) -> tuple[()]:
+        # Without one of its hosts, MPI's job ends.
+        known = end.rank == -1 and any(isinstance(other, HostLost) for other in self.early)
+        if not known and not self.is_no_news(end):
+            self.early.append(event)
+        return ()
+
     def is_outdated(self, end: ProcessExit) -> bool:
         """Whether the end is left from a replacement that did not succeed."""
         return end.pid != self._pids.get(end.rank, end.pid)
@@ -361,7 +387,12 @@ class ClusterState:
                 return (Came(event),)
             case Replaces(rank=rank):
                 self._pids[rank] = event.pid
+                self._move_from_lost_hosts(rank)
                 self.died_again.pop(rank, None)
+            case ProcessExit() if self.phase == "attaching":
+                return self._note_early(event, event)
+            case HostLost(end) if self.phase == "attaching":
+                return self._note_early(event, end)
             case ProcessExit():
                 return self._end(event, self._spares(self.can_heal))
             case HostLost(end, ranks):
@@ -386,6 +417,15 @@ class ClusterState:
             case _:
                 raise TypeError(f"expected an event of a cluster, found {event!r:.80}")
         return ()
+
+    def _move_from_lost_hosts(self, rank: int) -> None:
+        """Another host has the place of a rank."""
+        self.early = [
+            replace(event, ranks=tuple(r for r in event.ranks if r != rank))
+            if isinstance(event, HostLost)
+            else event
+            for event in self.early
+        ]
 
     def _end(self, end: ProcessExit, spared: bool) -> tuple[Deaths, ...]:
         if self.is_no_news(end):

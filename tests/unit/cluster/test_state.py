@@ -328,13 +328,31 @@ def test_ranks_that_a_cell_ends_have_saved_their_variables():
 
 
 @pytest.mark.parametrize(
-    "begin", [lambda ranks: ranks.set_phase("attaching"), lambda ranks: ranks.begin_ensemble(5)]
+    "begin", [lambda ranks: ranks.set_phase("starting"), lambda ranks: ranks.begin_ensemble(5)]
 )
 def test_a_death_costs_all_ranks_where_others_cannot_go_on(begin):
     ranks = up()
     begin(ranks)
     assert ranks.apply(end(2)) == ()
     assert ranks.ends == [end(2)]
+
+
+def test_what_ends_before_a_notebook_has_attached_counts_afterwards():
+    ranks = up()
+    ranks.set_phase("attaching")
+    loss, exit_of_mpi = HostLost(lost(), (2, 3)), ProcessExit(-1, 1)
+    for event in (end(1), loss, exit_of_mpi):
+        assert ranks.apply(event) == ()
+    assert (ranks.ends, ranks.dead, ranks.early) == ([], {}, [end(1), loss])
+    assert [one.rank for one in ranks.early_ends] == [1, 2, 3]
+    ranks.apply(Replaces(1, 8))
+    ranks.apply(Replaces(3, 9))
+    assert [one.rank for one in ranks.early_ends] == [2]
+    assert ranks.early_ranks == {1, 2}
+    ranks.set_phase("running")
+    for event in ranks.early:
+        ranks.apply(event)
+    assert (list(ranks.dead), ranks.lost_hosts) == ([2], {"h": "is cut off"})
 
 
 def test_other_ranks_begin_without_what_the_ones_before_did():
