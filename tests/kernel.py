@@ -524,14 +524,14 @@ def patched(run: Callable[[str], Cell], name: str, value: float) -> Iterator[Non
 #: For a notebook: when one file is there, its cell's clock is 1000 s ahead, and it makes another.
 _JUMP = """
 import os, time, types
-from allranks.cluster import cells
-step, ahead = cells.CellRun.step, [0.0]
+from allranks.cluster import cell_run
+step, ahead = cell_run.CellRun.step, [0.0]
 def step_later(self, seconds):
     ahead[0] = 1000.0 * os.path.exists({asked!r})
     step(self, seconds)
     if ahead[0]: open({done!r}, "w").close()
-cells.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-cells.CellRun.step = step_later
+cell_run.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+cell_run.CellRun.step = step_later
 """
 
 

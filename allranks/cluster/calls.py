@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from allranks.cluster.cells import HiddenView
+from allranks.cluster.cell_run import HiddenView
 from allranks.records.wire import Output
 
 _POLL_SECONDS = 0.01

@@ -1,501 +1,78 @@
-"""Cells on the ranks, one after the other: each from its start to its end, and what shows it."""
+"""The cells of one cluster, one after the other, and what happens to its ranks between them."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from allranks.cluster import failures, variables
+from allranks import own_files
+from allranks.cluster import healing
+from allranks.cluster.calls import Turns
+from allranks.cluster.cell_run import CellRun, HiddenView, View, show_late
 from allranks.cluster.connection import Connection
-from allranks.cluster.epochs import Epoch
-from allranks.cluster.failures import CellRecord, ProcessExit
-from allranks.cluster.features import CellContext
-from allranks.cluster.members import MemberSlots
-from allranks.cluster.renewal import Renewal
-from allranks.cluster.sockets import InterruptRequested
-from allranks.cluster.state import AllEnded, CellEvent, CellState
-from allranks.countdown import Countdown
-from allranks.errors import (
-    CellFailed,
-    CellInterrupted,
-    CellTimeout,
-    ClusterLost,
-    RankDied,
-    Report,
-    UsageError,
+from allranks.cluster.failures import (
+    NEXT_CELL,
+    RankStatus,
+    read_statuses,
 )
+from allranks.cluster.features import NotebookHooks
+from allranks.cluster.healing import AfterCells
+from allranks.cluster.kept_folders import KeptFolders
+from allranks.cluster.log_folder import refused_log_folder
+from allranks.cluster.options import check_source, check_timeout
+from allranks.cluster.recovered import text_of_kept
+from allranks.cluster.renewal import renew
+from allranks.cluster.sessions import AttachedHostAgent
+from allranks.cluster.sockets import Answers
+from allranks.cluster.state import (
+    ClusterState,
+)
+from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
-from allranks.records.ranks import label
-from allranks.records.telemetry import Pulse, Telemetry
-from allranks.records.wire import Answer, Interrupt, Output, Reply, Result, RunCell
-from allranks.widgets.text import front_end, of_this_process
+from allranks.records.ranks import among, label
+from allranks.records.wire import Answer, Record, RunCell
+from allranks.widgets.dashboard.view import text_view
 
-#: By this time after an interrupt, a rank that reacts has left its cell, or cleans up.
-NOTICE_SECONDS = 2.0
-#: Time to leave the cell after a timeout's interrupt.
-GRACE_SECONDS = 10.0
-#: The ranks are asked where they are this much earlier.
-_ASK_BEFORE_SECONDS = 0.5
-
-AskSoon = Callable[[str, dict[str, Any], Callable[[Answer], None], Iterable[int]], None]
-
-
-class InterruptTimeout:
-    """The state of the ranks of one interrupted cell, or member."""
-
-    def __init__(self, ask_soon: AskSoon) -> None:
-        self._ask_soon = ask_soon
-        self._asked_at: float | None = None
-        self._said = False
-        #: The last known line of each rank.
-        self.lines: dict[int, str] = {}
-
-    def due(self, waited: float, pending: Sequence[int]) -> bool:
-        """Whether to show where the ranks are; true once. The ranks are asked shortly before.
-
-        ``waited`` is in seconds since the interrupt.
-        """
-        if waited >= NOTICE_SECONDS - _ASK_BEFORE_SECONDS and self._asked_at is None:
-            self._asked_at = waited
-            self._ask_soon(requests.STATUS, {}, self._take_status, pending)
-        # The notebook may have stood still until now: the ranks need the time to answer.
-        if self._asked_at is None or waited < self._asked_at + _ASK_BEFORE_SECONDS or self._said:
-            return False
-        self._said = True
-        return True
-
-    def _take_status(self, answer: Answer) -> None:
-        line = answer.content.get("line") or self.lines.get(answer.rank)
-        # A cell that awaits leaves the rank in its event loop, which is no line of the cell.
-        self.lines[answer.rank] = str(line or "an await")
-
-    def whereabouts(self, pending: Sequence[int]) -> str:
-        """Returns the last known line of each of these ranks, as text."""
-        lines = defaultdict[str, list[int]](list)
-        for rank in pending:
-            lines[self.lines.get(rank, "")].append(rank)
-        return "; ".join(
-            f"{label(ranks)} at {line}"
-            if line
-            else f"{label(ranks)}, which {'does' if len(ranks) == 1 else 'do'} not answer"
-            for line, ranks in lines.items()
-        )
-
-
-_POLL_SECONDS = 0.1
-#: In this time comes the news of the end of a rank that the notebook has ended.
-_ENDED_SECONDS = 10.0
-#: Ending more ranks than this takes seconds.
-_MANY_RANKS = 16
-#: Poll interval while a rank asks for input.
-_TYPING_SECONDS = 0.02
-
-
-class View(Protocol):
-    """The display of a cell's output while it runs and after it."""
-
-    def output(self, batch: Output) -> None: ...
-
-    def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None: ...
-
-    def left(self, rank: int, status: str) -> None:
-        """Shows that a rank has left the cell: see `allranks.cluster.state.Left`."""
-
-    def notice(self, text: str) -> None:
-        """Shows a line about the cell as a whole."""
-
-    def name_cause(self, text: str) -> None:
-        """Shows in a panel why the cell, which has ended, was slow, or wrong."""
-
-    def make_way(self) -> None:
-        """Shows everything so far: an input prompt follows below it."""
-
-    def refresh(self) -> None:
-        """Shows what is new; called several times a second."""
-
-    def finish(self) -> None:
-        """Shows everything: the cell has ended."""
-
-
-class HiddenView:
-    """The view of calls that are no cell of the reader's: it shows nothing.
-
-    The next cell shows the output given to ``keep``; ``tell`` gets lines about the cell as a whole.
-    """
-
-    def __init__(
-        self, keep: Callable[[Output], object], tell: Callable[[str], object] = lambda text: None
-    ) -> None:
-        self._keep = keep
-        self._tell = tell
-
-    def output(self, batch: Output) -> None:
-        """Passes on what a rank has printed."""
-        if batch.entries:
-            self._keep(batch)
-
-    def notice(self, text: str) -> None:
-        """Passes on a line about the cell as a whole."""
-        self._tell(text)
-
-    def _drop(self, *_: object) -> None:
-        """Shows nothing: the end of the cell is returned or raised."""
-
-    telemetry = left = name_cause = make_way = refresh = finish = _drop
-
-
-class CellRun:
-    """One cell on its ranks; ``timeout`` is in seconds.
-
-    With ``interrupt_kills`` the first interrupt already ends its ranks.
-    """
-
-    def __init__(
-        self,
-        cell: int,
-        ranks: Sequence[int],
-        connection: Connection,
-        view: View,
-        timeout: float | None,
-        interrupt_kills: bool = False,
-    ) -> None:
-        self.state = CellState(cell, ranks)
-        self.cell, self.ranks = cell, self.state.ranks
-        self.size = connection.size
-        self.view = view
-        self._connection = connection
-        self.presses = 0
-        self._interrupt_kills = interrupt_kills
-        self.timed_out = False
-        self.timeout = timeout
-        self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._values: dict[int, bytes] = {}
-        #: From the first interrupt on.
-        self._grace: Countdown | None = None
-        self._unheard = InterruptTimeout(connection.ask_soon)
-        self._interrupts = 0
-        #: Whether a feature waits for the user, as at a prompt of a rank.
-        self._asks_user = False
-        self._stepped_at = time.monotonic()
-        #: Of the ranks that have died in it, written at once: their logs go on.
-        self._death_reports: dict[int, Report] = {}
-        self._hooks = connection.hooks
-        connection.words.begin_cell(cell)
-        self._hooks.cell_started(
-            CellContext(
-                number=cell,
-                ranks=self.ranks,
-                shown=not isinstance(view, HiddenView),
-                kernel=of_this_process(),
-                front_end=front_end(),
-                pending=lambda: self.pending,
-                interrupts=lambda: self._interrupts,
-                notice=view.notice,
-                name_cause=view.name_cause,
-                show_output=view.make_way,
-                ask=lambda name, arguments, chosen, seconds: connection.ask(
-                    name, arguments, ranks=chosen, seconds=seconds, strict=False
-                ),
-                ask_soon=connection.ask_soon,
-                poll=self._hooks.polls.append,
-            )
-        )
-
-    @property
-    def pending(self) -> tuple[int, ...]:
-        """The ranks that have not left it yet."""
-        return self.state.pending
-
-    def apply(self, event: CellEvent) -> bool:
-        """Shows which ranks have left the cell with this event; returns whether any has."""
-        left = self.state.apply(event)
-        for each in left:
-            self.view.left(each.rank, each.status)
-        return bool(left)
-
-    def died(self, ends: Sequence[failures.ProcessExit]) -> None:
-        """Handles the death of a rank, or of the ranks of a lost host, that the others survive."""
-        hit = False
-        for end in ends:
-            if self.apply(end):
-                hit = True
-                self._show_unsent(end.rank)
-                self._death_reports[end.rank] = self._connection.words.report(end)
-        lost_host = any(end.why for end in ends)
-        others = list(self.pending) if hit else []
-        if hit and not others and not lost_host:
-            return
-        # The report at the end of the cell explains the signal.
-        (first, *_) = ends
-        said = f"rank {first.rank} {first.how(explain=not hit)}"
-        said = failures.death_lines(ends) if lost_host else said
-        running = f"; {label(others)} keep{'s' * (len(others) == 1)} running" if others else ""
-        self.view.notice(said + running)
-
-    @property
-    def ended_well(self) -> bool:
-        well = {rank for rank, reply in self.state.replies.items() if reply.status == "ok"}
-        return well == set(self.ranks)
-
-    def step(self, seconds: float) -> None:
-        """Handles what comes within ``seconds``, and shows it."""
-        for _ in self._connection.step(seconds):
-            self.press()
-        before, self._stepped_at = self._stepped_at, time.monotonic()
-        if self._hooks.polls or self._asks_user:
-            asked = self._asks_user
-            try:
-                self._asks_user = self._hooks.polled()
-            except KeyboardInterrupt:
-                self.press()
-            if (asked or self._asks_user) and self._deadline is not None:
-                # Time at an input prompt does not count towards the timeout.
-                self._deadline += self._stepped_at - before
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            self._deadline = None
-            self.timed_out = True
-            self.view.notice(
-                f"timeout of {self.timeout:g} s reached: interrupting {label(self.pending)}"
-            )
-            self.interrupt()
-        if self._grace is not None and self.pending and not self._connection.closed:
-            self._insist(GRACE_SECONDS - self._grace.left())
-        self.view.refresh()
-
-    @property
-    def poll_seconds(self) -> float:
-        return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
-
-    def settled(self) -> bool:
-        if not self.pending:
-            return True
-        ranks = self._connection
-        # Asked several times a second: most of the time no rank has ended.
-        return bool(ranks.roster.ends or ranks.state != "running") and ranks.over
-
-    def press(self) -> None:
-        """Interrupts the cell, or ends its ranks; the second call ends all ranks."""
-        if self._connection.closed:
-            return
-        self.presses += 1
-        if self.presses == 1 and self._interrupt_kills:
-            for rank in self.pending:
-                self._connection.end_rank(rank, "the notebook was interrupted")
-        elif self.presses == 1:
-            self.interrupt()
-        else:
-            self._connection.close("lost", failures.stubborn(self.pending, self.size))
-
-    def interrupt(self) -> None:
-        self._interrupts += 1
-        self._connection.send(self.pending, Interrupt(self.cell))
-        if self._grace is None:
-            self._grace = Countdown(GRACE_SECONDS)
-
-    def _insist(self, waited: float) -> None:
-        """Shows which ranks are still in an interrupted cell; a timeout ends them."""
-        if self._unheard.due(waited, self.pending):
-            left = GRACE_SECONDS - NOTICE_SECONDS
-            then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
-            self.view.notice(
-                f"still in the cell {NOTICE_SECONDS:g} s after the interrupt: "
-                f"{self._unheard.whereabouts(self.pending)}; all ranks will be killed {then}"
-            )
-        if waited >= GRACE_SECONDS and self.timed_out:
-            where = self._unheard.whereabouts(self.pending)
-            self._connection.close(
-                "lost",
-                f"{self._exceeded}, and {GRACE_SECONDS:g} s after the interrupt it was still "
-                f"running on {where}, so {failures.ended(self.size)}",
-            )
-
-    @property
-    def _exceeded(self) -> str:
-        return f"the cell exceeded its timeout of {self.timeout:g} s"
-
-    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
-        if isinstance(record, Output):
-            self.view.output(record)
-        elif isinstance(record, Telemetry):
-            if isinstance(record, Pulse) and record.line:
-                self._unheard.lines[record.rank] = record.line
-            self.view.telemetry(record, payloads)
-        else:
-            self.apply(record)
-            if record.has_value:
-                self._values[record.rank] = payloads[0]
-
-    def end(self) -> None:
-        """Handles the remaining events of a settled cell.
-
-        Raises ClusterLost if a rank died; CellInterrupted or CellTimeout if the ranks were ended
-        for it. The error has the reports of ranks that had failed before.
-        """
-        self._connection.step(0)
-        self._end_ranks()
-        if self._connection.closed:
-            kind = CellTimeout if self.timed_out else CellInterrupted
-            why = self._connection.lost_because or "the ranks were stopped"
-            causes, told = self._failed_before()
-            if not causes:
-                raise kind(why)
-            message = f"{failures.plain(failures.headline(causes, self.size))}; {why}"
-            error = kind(message, f"{told}\n\n{why}", causes)
-            error.add_note(failures.plain(error.text))
-            raise error
-        if self._connection.roster.ends:
-            why = self._lose()
-            _, told = self._failed_before()
-            raise ClusterLost("\n\n".join(filter(None, [why, failures.plain(told)])))
-
-    def _failed_before(self) -> tuple[list[Report], str]:
-        """Returns the reports of ranks that raised an exception of their own, and their text."""
-        replies = sorted(self.state.replies.items())
-        failed = [reply for _, reply in replies if reply.status == "error"]
-        reports = [reply.report for reply in failed if reply.report]
-        return reports, failures.describe(reports, [report.rank for report in reports])
-
-    @property
-    def ending(self) -> dict[int, str]:
-        """The ranks that can run no further cell, with the reasons."""
-        if not self._connection.can_heal:
-            return {}
-        return {rank: reply.ends for rank, reply in self.state.replies.items() if reply.ends}
-
-    def _end_ranks(self) -> None:
-        # Only now, because the other ranks have their reports: they name an error, and no death.
-        ranks, ending = self._connection, self.ending
-        if not ending or ranks.over:
-            return
-        for rank, why in ending.items():
-            ranks.end_rank(rank, why)
-        roster = ranks.roster
-        ranks.wait_until(
-            lambda: bool(roster.ends) or ending.keys() <= roster.dead.keys(), _ENDED_SECONDS
-        )
-
-    def _lose(self) -> str:
-        """Shows the unsent output of dead ranks, and returns what happened."""
-        if self.size > _MANY_RANKS:
-            self.view.notice(
-                f"{failures.describe_exits(self._connection.roster.ends)} Killing the others."
-            )
-            self.view.refresh()
-        why = self._connection.lose(shown=True)
-        self.apply(AllEnded())
-        for rank in self.ranks:
-            self._show_unsent(rank)
-        return why
-
-    def _show_unsent(self, rank: int) -> None:
-        if text := self._connection.words.unsent_output(rank):
-            self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
-
-    @property
-    def failed_first(self) -> int | None:
-        """The rank that failed first, without ranks that merely waited for others."""
-        # In the order of arrival: the first reply is that of the first failure.
-        failed = [reply.report for reply in self.state.replies.values() if reply.report]
-        first = min(failed, key=attrgetter("waiting"), default=None)
-        return first.rank if first is not None else None
-
-    def check(self) -> None:
-        """Raises CellFailed, CellInterrupted or CellTimeout, unless the cell ended well."""
-        replies = self.state.replies
-        given = [reply.report for _, reply in sorted(replies.items()) if reply.report]
-        # Those of dead ranks come first: they are the cause.
-        reports = [*self._death_reports.values(), *given]
-        late = self._exceeded if self.timed_out else ""
-        if not reports:
-            if late:
-                raise CellTimeout(late)
-            return
-        failed = any(reply.status == "error" for reply in replies.values())
-        kind: type[CellFailed] = CellFailed
-        if self._death_reports:
-            kind = RankDied
-        elif not failed and (self.timed_out or self.presses):
-            kind = CellTimeout if self.timed_out else CellInterrupted
-        if kind is CellTimeout:
-            reports = [failures.as_timeout(report, late) for report in reports]
-        message = failures.plain(failures.headline(reports, self.size))
-        if kind is CellTimeout and late not in message:  # all other ranks only waited
-            message = f"{late}. {message}"
-        error = kind(message, failures.describe(reports, self.ranks), reports)
-        # A notebook shows the text by itself; a script's traceback ends with the notes.
-        error.add_note(failures.plain(error.text))
-        raise error
-
-    def exception(self, rank: int | None) -> Exception | None:
-        """Returns the exception of a rank that has failed, if it could be sent and read."""
-        packed = self._values.get(rank) if rank is not None else None
-        if packed is None or self.state.replies[rank].status == "ok":  # type: ignore[index]
-            return None
-        try:
-            found = variables.load(packed, rank)  # type: ignore[arg-type]
-        except UsageError:
-            return None
-        return found if isinstance(found, Exception) else None
-
-    def values(self) -> list[Any]:
-        """Returns the value of the last expression on each rank, in order of rank.
-
-        Raises UsageError if a value could not be sent to the notebook, or cannot be read there.
-        """
-        for rank, reply in sorted(self.state.replies.items()):
-            if reply.value_problem:
-                raise UsageError(
-                    f"expected a last expression that can be pickled, found on rank {rank}: "
-                    f"{reply.value_problem}. The cell has run; its variables are on the ranks. "
-                    "End it with a plain value, such as list(...) or an array."
-                )
-        return [
-            variables.load(self._values[rank], rank) if rank in self._values else None
-            for rank in self.ranks
-        ]
-
-
-_rank_of = attrgetter("rank")
-#: How long the next cell waits for one that was interrupted and left.
-_DETACHED_SECONDS = 10.0
-#: After this time the ranks are asked whether they are still in it: a reply may be lost.
-_REPLY_SECONDS = 1.0
+#: The ranks share what is shown of a cell; the rest is in their logs.
+_SCREEN_NBYTES, _LEAST_SCREEN_NBYTES = 128 * 1024, 4096
 
 
 class Cells:
     """Numbers the cells, sends them, and passes on the records of the one that runs.
 
     After a cell that left its communicator unusable, the ranks move to a fresh one before the next
-    cell. Output that comes after the end of its cell is shown with the next one.
+    cell. Output that comes after the end of its cell is shown with the next one. Ranks that die are
+    replaced, and then have again what they had kept. ``connect`` makes the connection to the ranks.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        """How many cells these ranks have been sent, by any notebook."""
+    def __init__(self, size: int, connect: Callable[..., Connection]) -> None:
+        self.size = size
+        self.roster = ClusterState(size)
+        """The state of the ranks."""
+        self.hooks = NotebookHooks()
+        """Those of the features; a notebook's clusters share one object."""
+        self.turns = Turns(lambda: self.roster.thread if self.roster.busy else 0, self._refuse_call)
+        self.failed_first: int | None = None
+        """The rank that was the first to fail in the last cell that failed."""
+        self.keeping: AfterCells | None = None
+        """What the ranks keep when a cell has ended."""
+        self.kept: KeptFolders | None = None
+        """Where they keep it."""
+        self.expects_clients = True
+        """Whether ipyparallel's controller starts with the ranks, or only when it is needed."""
+        #: Whether these ranks begin without anything kept.
+        self._fresh = True
+        self.news: list[str] = []
+        """Lines about events between cells, which the next cell shows."""
+        self._connect = connect
         self._connection: Connection | None = None
-        self._late: list[Output] = []
-        self._running: CellRun | None = None
-        #: A cell whose ranks may still be in it, after an exception has ended the wait for it.
-        self._abandoned: CellRun | None = None
-        self._crew: MemberSlots | None = None
-        #: The thread that waits for the cell or the ensemble.
-        self._caller = 0
-        self._epoch = Epoch()
-        #: Ranks that have saved their variables for their replacement.
-        self._saved = set[int]()
 
-    def _begin(self, epoch: Epoch | None = None) -> None:
-        self._epoch, self._abandoned = epoch or Epoch(), None
-        self._late.clear()
+    # The ranks.
 
     @property
-    def _ranks(self) -> Connection:
+    def connection(self) -> Connection:
+        """The connection to the ranks."""
         if self._connection is None:
             raise ClusterLost(
                 "the cluster has not been started. Call its method start() first, or write: "
@@ -503,190 +80,338 @@ class Cells:
             )
         return self._connection
 
-    @property
-    def state(self) -> str:
-        """The state of the ranks: see `Cluster`."""
-        return self._connection.state if self._connection is not None else "new"
+    def connect(self, taken: AttachedHostAgent | None = None) -> Connection:
+        """Makes a connection to new ranks, or to those that another notebook has left."""
+        self._connection = self._connect(
+            self.roster,
+            hooks=self.hooks,
+            kept_dirs=self.kept.paths if self.kept is not None else (),
+            taken=taken,
+        )
+        return self._connection
 
-    @property
-    def busy(self) -> bool:
-        """Whether a cell, a function or an ensemble runs."""
-        return self._running is not None or self._crew is not None
+    def launch(self, several_hosts: bool) -> None:
+        """Begins to start the ranks: see `Connection.launch`."""
+        self.failed_first = None
+        # The relays of several hosts have removed their folders.
+        if self.kept is not None and (several_hosts or not self.kept.have_files):
+            self.forget_kept()
+        self._fresh = self.kept is None
+        if self._fresh:
+            self.kept = KeptFolders(on_several_hosts=several_hosts)
+        connection = self.connect()
+        connection.expects_clients &= self.expects_clients
+        try:
+            connection.launch()
+        except BaseException:
+            self._forget_fresh()
+            raise
 
-    @property
-    def have_left(self) -> dict[int, str]:
-        """The ranks that have left the running cell, with the status of their replies."""
-        replies = {} if self._running is None else self._running.state.replies
-        return {rank: reply.status for rank, reply in replies.items()}
+    def start(self, tell: Callable[[str], None], progress: Callable[[int, int, str], None]) -> None:
+        """Waits for the ranks after `launch`: see `Connection.start`."""
+        connection = self.connection
+        try:
+            connection.start(tell, progress)
+        except BaseException:
+            self._forget_fresh()
+            raise
+        assert self.kept is not None
+        self.kept.hold()
+        self.news += filter(None, [refused_log_folder(), *connection.notices])
+        # Folders of a lost cluster: the new ranks begin with what its ranks had kept.
+        if not self._fresh:
+            done = healing.restore(connection, range(self.size), tell)
+            self.news += filter(None, [text_of_kept(done)])
 
-    @property
-    def _occupied(self) -> bool:
-        # Ranks may still be in a cell that was interrupted.
-        return self._abandoned is not None and not self._abandoned.settled()
+    def stop(self) -> None:
+        """Ends the ranks, and deletes what they have kept."""
+        if self.roster.phase in ("starting", "running"):
+            self.connection.close()
+        self.forget_kept()
 
-    def _check_idle(self) -> None:
+    def _forget_fresh(self) -> None:
+        if self._fresh:
+            self.forget_kept()
+
+    def forget_kept(self) -> None:
+        if self.kept is not None:
+            self.kept.close()
+            self.kept = None
+
+    def ask(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        *payloads: bytes,
+        ranks: Iterable[int] | None = None,
+        after_clients: bool = False,
+    ) -> Answers:
+        """Returns the ranks' answers to a request of ``allranks.records.requests``; if wanted, once
+        they have answered the requests of ipyparallel's clients.
+        """
+        self.catch_up()
+        chosen = among(ranks, self.size)
+        if after_clients:
+            self.connection.await_clients(chosen, lambda line: None)
+        return self.connection.ask(name, arguments, *payloads, ranks=chosen)
+
+    def statuses(self) -> list[RankStatus]:
+        """Returns the state of every rank, and its current line."""
+        self._look()
+        self._check_up()
+        every, ranks = range(self.size), self.connection
+        answers = ranks.ask(requests.STATUS, {}, ranks=every, seconds=1.0, strict=False)
+        found = {rank: content for rank, (content, _) in answers.items()}
+        return read_statuses(dict(sorted(self.roster.hellos.items())), found, self.roster.dead)
+
+    def log_end(self, rank: int, nbytes: int) -> str:
+        """Returns the last bytes of a rank's log, which may lie on another host, as text."""
+        path = self.roster.hellos[rank].log
+        try:
+            return own_files.end_of(path, nbytes)
+        except FileNotFoundError:  # on another host
+            asked = {"path": path, "nbytes": nbytes}
+            content, _ = self.ask(requests.LOG, asked, ranks=(rank,))[rank]
+            return str(content["text"])
+
+    def ask_soon(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        deliver: Callable[[Answer], None],
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        """Makes a request of ranks while a cell runs; answers are delivered as they come."""
+        if self.roster.phase == "running":
+            chosen = range(self.size) if ranks is None else ranks
+            self.connection.ask_soon(name, arguments, deliver, chosen)
+
+    # Before a cell.
+
+    def _refuse_call(self) -> None:
+        """Raises an error if the thread of the running call makes another one."""
+        self.catch_up()
+        self.check_idle()
+
+    def check_idle(self) -> None:
         """Raises UsageError while another cell runs: an awaited cell lets its event loop run."""
-        if self._running is not None:
-            if not self._running.settled():
+        roster = self.roster
+        if roster.running is not None:
+            if not self.connection.is_left(roster.running):
                 raise UsageError(
                     "expected idle ranks, found them running a cell. Wait for its end, or "
                     "interrupt it: cluster.interrupt()"
                 )
             # An interrupt came before the wait for the cell began, so nothing has ended it.
-            self._end(self._running)
-        if self._crew is not None:
+            self.connection.end_cell()
+        if roster.ensemble:
             raise UsageError(
                 "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
                 "runs.stop()"
             )
 
-    def _send(self, cell: RunCell, run: CellRun, *payloads: bytes) -> None:
-        self._running, self._caller = run, threading.get_ident()
+    @property
+    def occupied(self) -> bool:
+        """Whether ranks may be in a cell, also in one that was interrupted."""
+        cell = self.roster.cell
+        return cell is not None and not self.connection.is_left(cell)
+
+    def is_up(self, tell: Callable[[str], None] | None = None) -> bool:
+        """Handles events since the last cell; returns whether the ranks are up. With automatic
+        healing it replaces dead ranks.
+        """
+        self._look()
+        if self.roster.heals_now and not self.roster.busy and not self.occupied:
+            tell = tell or self.news.append
+            tell(self.connection.words.deaths_text())
+            with suppress(ClusterLost):  # then the state is lost, with the reason
+                tell(self.heal(tell))
+        return self.roster.phase == "running"
+
+    def _look(self) -> None:
+        """Handles events since the last cell."""
+        if self.roster.phase == "running":
+            self.connection.step(0)
+            if self.roster.ends and not self.roster.busy:
+                self.connection.lose()
+
+    def catch_up(self) -> None:
+        """Handles events since the last cell; raises ClusterLost if the ranks are not up."""
+        self.is_up()
+        self._check_up()
+
+    def _check_up(self) -> None:
+        """Raises ClusterLost if the ranks are not up."""
+        if self.connection.roster.phase != "running":
+            why = self.roster.lost_because
+            raise ClusterLost(
+                why.replace(NEXT_CELL, "To start them again, type: .start()")
+                or f"the ranks are {self.roster.phase}. "
+                "Type: %distributed start   or, of a Cluster: .start()"
+            )
+
+    # A cell.
+
+    def begin(
+        self,
+        text: str,
+        *,
+        call: bytes | None = None,
+        name: str = "cell",
+        number: int | None = None,
+        ranks: Iterable[int] | None = None,
+        timeout: float | None = None,
+        view: View | None = None,
+        want_value: bool = False,
+        checked: bool = False,
+        interrupt_kills: bool = False,
+    ) -> CellRun:
+        """Sends a cell to all of its ranks or to none, and returns it in flight.
+
+        ``call`` is a pickled ``(function, args, kwargs)`` instead of source; ``number`` is the
+        notebook's number of the cell, for tracebacks. Raises before anything is sent. If the caller
+        has ``checked`` source, options and ranks, this is not repeated. With ``interrupt_kills`` an
+        interrupt ends the ranks that are in the cell.
+        """
+        with self.turns.taken():
+            if not checked:
+                if call is None:
+                    check_source(text)
+                self.catch_up()
+                check_timeout(timeout)
+            self.check_idle()
+            chosen, connection = among(ranks, self.size), self.connection
+            if view is None:
+                view = text_view(chosen, connection.log_dir)
+            self._prepare(chosen, view)
+            for line in self.news:
+                view.notice(line)
+            self.news.clear()
+            self.roster.goes_on = 0
+            cell = RunCell(
+                cell=self.roster.cells + 1,
+                source=text,
+                number=number or self.roster.cells + 1,
+                ranks=chosen if len(chosen) < self.size else (),
+                label=name,
+                want_value=want_value,
+                limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
+            )
+            connection.words.name_cell(text, cell.number)
+            run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
+            self.send(cell, run, *([call] if call else []))
+            return run
+
+    def _prepare(self, chosen: tuple[int, ...], view: View) -> None:
+        # Ranks may die while they leave the cell before: then choose again.
+        roster = self.roster
+
+        def tell(line: str) -> None:
+            view.notice(line)
+            view.refresh()
+
+        while True:
+            gone = set(chosen) & set(roster.dead)
+            if gone and not self.roster.heals_now:
+                told = self.connection.words.deaths_text()
+                raise UsageError(
+                    f"expected all ranks to be alive, found that {told}. "
+                    f"Type: %distributed heal   or leave {label(gone)} out: -r"
+                )
+            self.show_late(view)
+            self.connection.await_clients(chosen, tell)
+            renew(self.connection, tell)
+            if not set(chosen) & set(roster.dead):
+                return
+            self.catch_up()
+
+    def send(self, cell: Record, run: CellRun, *payloads: bytes) -> None:
+        """Sends a cell, which runs from now on."""
         try:
-            self._ranks.send(run.ranks, cell, *payloads)
+            self.connection.send(run.ranks, cell, *payloads)
         except BaseException:
             self._abandon(run)
             raise
 
-    def _end(self, run: CellRun) -> None:
-        self._running = None
-        self._saved |= run.ending.keys()
-        self._epoch.note(run.state.replies.values())
+    def hidden_view(self) -> HiddenView:
+        """Returns a view that shows nothing; the next cell shows what ranks print meanwhile."""
+        return HiddenView(self.connection.late.append)
 
-    def _abandon(self, run: CellRun) -> None:
-        """Interrupts a cell after an exception has ended the wait for it."""
-        self._running, self._abandoned = None, run
-        self._ranks.hooks.set_cell(None)
-        if not self._ranks.closed:
-            run.interrupt()
+    def show_late(self, view: View) -> None:
+        """Shows what ranks have written since their last cell."""
+        show_late(self.connection.late, view)
+
+    def wait(self, run: CellRun) -> CellRun:
+        """Shows a cell's output until all its ranks have left it; raises the cell's failure."""
+        with self._waiting(run):
+            while not run.settled():
+                run.step(run.poll_seconds)
+        return self._conclude(run)
+
+    async def wait_awaited(self, run: CellRun) -> CellRun:
+        """Waits like `wait`, and lets the event loop run: the kernel answers widgets there."""
+        with self._waiting(run), self.connection.inbox.waking() as next_event:
+            while not run.settled():
+                await next_event(run.poll_seconds)
+                run.step(0)
+        return self._conclude(run)
 
     @contextmanager
     def _waiting(self, run: CellRun) -> Iterator[None]:
         """Within, interrupts go to the cell; an exception abandons it."""
         try:
-            with self._ranks.inbox.hearing_interrupts():
+            with self.connection.inbox.hearing_interrupts():
                 yield
         except BaseException:
             self._abandon(run)
             raise
 
-    def interrupt(self) -> bool:
-        """Interrupts the cell, or the ensemble, that is running; returns whether one was.
+    def _abandon(self, run: CellRun) -> None:
+        """Interrupts a cell after an exception has ended the wait for it."""
+        self.roster.abandoned = True
+        self.hooks.set_cell(None)
+        if not self.connection.closed:
+            run.interrupt()
 
-        Before a cell, it interrupts the requests of clients that the cell waits for.
-        """
-        connection = self._connection
-        awaits = connection is not None and connection.awaits_clients
-        if self._crew is not None or awaits:
-            self._ranks.inbox.put(InterruptRequested())
-        elif self._running is not None:
-            self._running.press()
-        return self.busy or awaits
-
-    def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
-        running, left = self._running, self._abandoned
-        if self._crew is not None and self._crew.take(record, payloads):
-            return
-        if running is not None and record.cell == running.cell:
-            if not isinstance(record, Result):
-                running.take(record, payloads)
-        elif isinstance(record, Output) and record.entries:
-            self._late.append(record)
-            if running is not None:
-                # The rank had not begun this cell yet: output of the cell comes later.
-                self.show_late(running.view)
-        elif isinstance(record, Reply) and left is not None and record.cell == left.cell:
-            left.state.apply(record)
-
-    def _take_deaths(self, ends: Sequence[ProcessExit]) -> None:
-        for run in (self._running, self._abandoned):
-            if run is not None:
-                run.died(ends)
-
-    def show_late(self, view: View) -> None:
-        """Shows what ranks have written since their last cell."""
-        if isinstance(view, HiddenView):
-            return
-        # First: what cannot be shown must not end each later cell too.
-        shown, self._late = sorted(self._late, key=_rank_of), []
-        for rank, batches in groupby(shown, key=_rank_of):
-            notice: list[Any] = ["notice", "written after its cell had ended:"]
-            late = [notice, *(entry for batch in batches for entry in batch.entries)]
-            view.output(Output(rank, 0, tuple(late), 0, 0, 0))
-
-    def _await_abandoned(self) -> None:
-        """Waits until all ranks have left an interrupted cell; raises UsageError if one stays."""
-        left = self._abandoned
-        if left is None:
-            return
-        deadline = time.monotonic() + _DETACHED_SECONDS
-        self._ranks.wait_until(left.settled, _REPLY_SECONDS)
-        while not left.settled() and (busy := self._not_idle(left.pending)):
-            if time.monotonic() > deadline:
-                raise UsageError(
-                    f"expected idle ranks, found {label(busy)} still in a cell that "
-                    "was interrupted. Wait for its end, or type: %distributed restart"
-                )
-            self._ranks.wait_until(left.settled, _REPLY_SECONDS)
-        # The reply of a rank was lost, and with it how the rank has left the cell.
-        self._epoch.note(left.state.replies.values())
-        self._epoch.dirty = self._epoch.dirty or bool(left.pending)
-        self._abandoned = None
-
-    def _end_members(self, members: Mapping[int, int]) -> None:
-        """Interrupts the members of an ensemble whose notebook has ended: cells, by rank."""
-        for rank, cell in members.items():
-            self._ranks.send((rank,), Interrupt(cell))
-            self._note_seen(cell, rank)
-        deadline = time.monotonic() + _DETACHED_SECONDS
-        while (busy := self._not_idle(members)) and time.monotonic() < deadline:
-            self._ranks.wait_until(lambda: False, _REPLY_SECONDS / 4)
-        if busy:
-            raise UsageError(
-                f"expected idle ranks, found {label(busy)} still in a member of an ensemble that "
-                "was interrupted. Try again: %distributed attach   or type: %distributed restart"
-            )
-        self._epoch.dirty = True
-        for rank, cell in members.items():
-            self._note_seen(cell, rank)
-        self._ask_all(requests.MEMBERS, {"ranks_each": 0})
-
-    def _note_seen(self, cell: int, *ranks: int) -> None:
-        # A notebook that attaches later then does not show the cell again.
-        self._ranks.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, ranks)
-
-    def _not_idle(self, ranks: Collection[int]) -> list[int]:
-        told = self._ranks.ask(requests.STATUS, {}, ranks=ranks, seconds=1.0, strict=False)
-        idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
-        return [rank for rank in ranks if rank not in idle]
-
-    def _renew(self, tell: Callable[[str], None]) -> None:
-        """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile.
-
-        Raises KeyboardInterrupt if the user has interrupted that.
-        """
-        self._await_abandoned()
-        self._epoch.follow(self._ranks.epoch)
-        self._epoch.dirty = self._epoch.dirty or self._ranks.ended_epoch >= self._epoch.number
-        dead = self._ranks.roster.dead
-        # A new communicator needs all ranks. The living ones can run cells without collectives.
-        if self._epoch.dirty and not dead:
-            self._epoch.number += 1
-            renewal = Renewal(self._ranks, tell)
+    def _conclude(self, run: CellRun) -> CellRun:
+        try:
+            run.end()
+        finally:
+            self.connection.end_cell()
+            if run.failed_first is not None:
+                self.failed_first = run.failed_first
+            # Before the failure is raised, because the next cell needs all ranks.
             try:
-                renewal.make(self._epoch.number)
-            except UsageError:
-                if renewal.pressed:
-                    raise KeyboardInterrupt from None
-                if not dead:
-                    raise
-            if self._ranks.roster.ends:
-                raise ClusterLost(self._ranks.loss_text())
-            if not dead:  # else the new ranks begin an epoch with the others
-                self._epoch.begin(self._epoch.number)
-            if renewal.pressed:
-                raise KeyboardInterrupt
+                healing.replace_after(self.connection, run)
+                if self.keeping is not None:
+                    self.keeping.keep_after(run, self)
+            finally:
+                run.view.finish()
+                if self.roster.phase == "running":
+                    if self.roster.stays or self.roster.shared:
+                        self.connection.note_seen(run.cell, range(self.size))
+                    self.hooks.cell_finished()
+        failed = self.hooks.take_failure()
+        try:
+            run.check()
+        except CellFailed as error:
+            if failed is not None:
+                error.add_note(str(failed))
+            raise
+        if failed is not None:
+            raise failed
+        return run
 
-    def _ask_all(self, name: str, arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        answers = self._ranks.ask(name, arguments, ranks=range(self._ranks.size))
-        return {rank: content for rank, (content, _) in answers.items()}
+    # Ranks that have died.
+
+    def heal(self, tell: Callable[[str], None] | None = None) -> str:
+        """Replaces ranks that have died: see `Cluster.heal`."""
+        self.check_idle()
+        if not self.roster.dead:
+            raise UsageError("expected ranks that have died, found all ranks alive")
+        said, pressed = healing.replace(self.connection, tell or self.news.append)
+        if pressed:
+            # The ranks are complete again, and the user still expects an interrupt.
+            self.news.append(said)
+            raise KeyboardInterrupt
+        return said

@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
@@ -41,11 +41,11 @@ from allranks.cluster.sockets import (
 )
 from allranks.cluster.state import (
     Came,
+    CellState,
     ClusterEvent,
     ClusterState,
     Deaths,
     DiedBefore,
-    Exited,
     HostLost,
     NotJoined,
     StartsAgain,
@@ -87,6 +87,7 @@ from allranks.records.wire import (
     Output,
     Query,
     Reply,
+    Result,
 )
 
 if TYPE_CHECKING:
@@ -100,50 +101,68 @@ _POLL_SECONDS = 0.1
 _REACH_SECONDS = 0.02
 _JUST_ENDED = "the ranks have just ended. Type: %distributed start"
 
-TakeRecord = Callable[[CellRecord, list[bytes]], None]
 #: The answers to a request that have come, by rank, and their payloads.
 AnswersSoFar = dict[int, tuple[Answer, list[bytes]]]
 AnyAgent = HostAgentProcess | MultiHostAgents
 
 
-class Connection:
-    """A set of ranks, up and reachable once :meth:`start` has returned.
+class Shown(Protocol):
+    """Shows the cell that the ranks run."""
 
-    ``state`` is ``starting``, ``running``, ``stopped`` or ``lost``. ``take_record`` receives output
-    and replies, ``on_deaths`` the ends of ranks that can be replaced, several of a lost host
-    together, if ``spares_others`` is true. With ``taken`` it attaches to another notebook's ranks.
+    state: CellState
+
+    def take(self, record: CellRecord, payloads: list[bytes]) -> None: ...
+
+    def died(self, deaths: Deaths) -> None:
+        """Shows that ranks have died, and others are left."""
+
+    def show_late(self) -> None:
+        """Shows what ranks have written since their last cell."""
+
+    def press(self) -> None:
+        """Handles an interrupt of the user."""
+
+
+class TakesMembers(Protocol):
+    """The members of an ensemble, side by side."""
+
+    def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
+        """Handles a record of a member; returns false for any other record."""
+
+
+class Connection:
+    """A set of ranks, up and reachable once :meth:`start` has returned, and their ``roster``.
+
+    With ``taken`` it attaches to another notebook's ranks.
     """
 
     def __init__(
         self,
-        size: int,
+        roster: ClusterState,
         gpus: tuple[str, ...],
         launcher: AnyLauncher,
         preload: tuple[str, ...],
-        take_record: TakeRecord,
-        on_deaths: Callable[[Sequence[failures.ProcessExit]], None] = lambda ends: None,
-        spares_others: Callable[[], bool] = lambda: True,
+        settings: Mapping[str, str],
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
         taken: AttachedHostAgent | None = None,
-        settings: Mapping[str, str] | None = None,
     ) -> None:
-        self.size = size
-        self.roster = ClusterState(size)
-        self.words = LastWords(self.roster)
-        self.state = "starting"
-        self.lost_because = ""
+        self.roster, self.size = roster, roster.size
+        self.words = LastWords(roster)
         self.launcher_text = ""
+        #: What shows the cell of the roster, and the members of its ensemble.
+        self.run: Shown | None = None
+        self.members: TakesMembers | None = None
+        #: What ranks have written after the ends of their cells.
+        self.late: list[Output] = []
         #: The latest epochs that requests of clients have begun, and ended.
         self.epoch, self.ended_epoch = 0, -1
         #: Lines of hosts for the user.
         self.notices: list[str] = []
         self.hooks = NotebookHooks(()) if hooks is None else hooks
         #: Whether ipyparallel's controller starts as soon as all ranks are up.
-        self.expects_clients = size <= CLIENTS_RANKS
+        self.expects_clients = self.size <= CLIENTS_RANKS
         self._launcher, self._taken = launcher, taken
-        self._take_record, self._on_deaths = take_record, on_deaths
-        self._spares_others = spares_others
         self._clients: list[ipyparallel.Client] = []
         self._preloading = ""
         #: The ranks whose processes run.
@@ -153,11 +172,10 @@ class Connection:
         self.ipyparallel: dict[str, Any] = {}
         #: How ipyparallel's controller has ended; "" if it has not.
         self._controller_end = ""
-        self._files = ConnectionFiles(size)
+        self._files = ConnectionFiles(self.size)
         # The ranks may still answer what another notebook has asked: begin with another number.
         self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
-        self._early_exits: list[failures.ProcessExit] = []
         #: What the notebook before has noted of its recovery.
         self.record: Mapping[str, Any] = {}
         #: Whether a cell waits until ranks have answered requests of clients.
@@ -173,15 +191,11 @@ class Connection:
             self._wire = RankSockets(inbox, self.hooks, place, taken.lease_seconds)
         else:
             self._wire, self._config = open_sockets(
-                launcher, size, gpus, preload, kept_dirs, inbox, self.hooks, settings or {}
+                launcher, self.size, gpus, preload, kept_dirs, inbox, self.hooks, settings
             )
         self.send = self._wire.send
         #: Sends messages to the notebooks that watch this one.
         self.sharing = self._wire.sharing
-        #: Whether another process can take the place of a rank that dies.
-        self.can_heal = self._config.heals
-        #: Whether ranks of a lost host can be started on the other ones.
-        self.can_relocate = self.can_heal and getattr(launcher, "outlives_hosts", False)
         self.log_dir = self._config.log_dir
         #: By which other notebooks find the ranks; on several hosts it is their caretaker's.
         self.session_dir = self._config.session_dir
@@ -195,7 +209,11 @@ class Connection:
             if taken is not None:
                 self._wire.listen()
             attached = taken is not None
-            self.hooks.started(ClusterContext(size, self.send, attached, dict(settings or {})))
+            self.hooks.started(ClusterContext(self.size, self.send, attached, dict(settings)))
+        heals = self._config.heals
+        relocates = heals and getattr(launcher, "outlives_hosts", False)
+        owner = () if taken is None else (taken.stays, taken.shared)
+        roster.connect(heals, relocates, *owner)
         # Runs when the connection is garbage, and when the kernel exits.
         held = self._clients, self._agents, self._wire, self._files, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
@@ -239,7 +257,7 @@ class Connection:
             self.close()
             raise
         self.all_up()
-        self.state = "running"
+        self.roster.set_phase("running")
 
     def _reach_each(self, unreached: set[int]) -> bool:
         """Whether all ranks get what is sent; removes those that do.
@@ -356,9 +374,9 @@ class Connection:
         self.roster.apply(StartsAgain(hosts))
         return hosts
 
-    def close(self, state: str = "stopped", why: str = "") -> None:
+    def close(self, phase: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
-        self.state, self.lost_because = state, why
+        self.roster.set_phase(phase, why)
         self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
             # A launcher's job is asked before it is ended from here.
@@ -378,7 +396,7 @@ class Connection:
         """
         taken, deliver = self._taken, self._agent_listener()
         assert taken is not None
-        self.state = "attaching"
+        self.roster.set_phase("attaching")
         try:
             taken.listen(deliver)
             if taken.hosts is None:
@@ -393,51 +411,39 @@ class Connection:
             with self._asking(requests.ATTACH, {}) as (ask, got):
                 if not agent.starts_again:
                     self._reach(ask, got)
-            gone = {end.rank: end for end in self._early_ends()} if got else {}
+            gone = {end.rank: end for end in self.roster.early_ends} if got else {}
             told = {rank: answer.content for rank, (answer, _) in got.items() if rank not in gone}
             if not told and not agent.starts_again:
                 raise UsageError(_JUST_ENDED)
         except BaseException:
             self.let_go()
             raise
-        self.state = "running"
+        self.roster.set_phase("running")
         # The host agent decides whether ranks end that other notebooks have had.
-        self._finalizer.atexit = not taken.stays and not taken.shared
+        self._finalizer.atexit = not self.roster.stays and not self.roster.shared
         # Ranks that died while no notebook was attached have sent no Hello to this one.
         for rank, end in gone.items():
             one = self.roster.hellos[min(told)]
             log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
             hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
             self.roster.apply(DiedBefore(hello))
-        for end in self._early_exits:
-            (self._handle_lost_host if end.why else self._handle_exit)(end)
+        for event in self.roster.early:
+            self._apply(event)
         return told
-
-    def _early_ends(self) -> list[failures.ProcessExit]:
-        """Returns the ends of ranks before this notebook had them, also those of lost hosts."""
-        (agent,) = self._agents
-        ends: list[failures.ProcessExit] = []
-        for end in self._early_exits:
-            there = [] if self.roster.is_outdated(end) else [end.rank]
-            if end.why:
-                there = agent.ranks_of(end.host)
-            ends += [replace(end, rank=rank) for rank in there]
-        return ends
 
     def _reach(self, ask: Query, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
         limit = Countdown(limits.ATTACH_SECONDS)
         # There a rank that counts as dead too early would cost all variables.
-        joining = Countdown(0 if self.can_relocate else limits.REPLACED_SECONDS)
+        joining = Countdown(0 if self.roster.can_relocate else limits.REPLACED_SECONDS)
         reached, told, asked = set[int](), set[int](), set[int]()
         next_try = time.monotonic() + limits.REPEAT_SECONDS
 
         def living() -> set[int]:
-            ended = {end.rank for end in [*self._early_exits, *self._early_ends()]}
-            return set(range(self.size)) - ended
+            return set(range(self.size)) - self.roster.early_ranks
 
         def silent_ranks() -> set[int]:
-            return set(range(self.size)) - told - {end.rank for end in self._early_ends()}
+            return set(range(self.size)) - told - {end.rank for end in self.roster.early_ends}
 
         while silent := silent_ranks():
             # Ranks look for this notebook twice a second, also at the relays of several hosts.
@@ -458,7 +464,7 @@ class Connection:
             if is_over or got.keys() >= living():
                 for rank in told:
                     self.roster.apply(NotJoined(got[rank][0].content["died"]))
-            if any(end.rank < 0 for end in self._early_ends()):
+            if any(end.rank < 0 for end in self.roster.early_ends):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.
             if is_over and (silent := silent_ranks()) and not self._wire.is_in_doubt(silent):
@@ -495,23 +501,27 @@ class Connection:
         """Ranks send what the last notebook may not have shown, and all that follows."""
         self.ask_soon(requests.RESUME, {}, lambda _: None, self.roster.alive)
 
+    def note_seen(self, cell: int, ranks: Iterable[int]) -> None:
+        """A notebook that attaches later then does not show the cell again."""
+        self.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, ranks)
+
     def stay(self, seconds: float, memo: dict[str, Any]) -> None:
         """Sets how long the ranks stay when this notebook ends; 0 for not at all."""
         (agent,) = self._agents
         if seconds:
             agent.take_care(self.session_dir)
             self._visit()
-        shared = self._taken is not None and self._taken.shared
-        home = self._config.session_dir if seconds or shared else ""
+        home = self._config.session_dir if seconds or self.roster.shared else ""
         self.ask(requests.STAY, {"home": home}, ranks=self.roster.alive)
         agent.stay(seconds, memo)
+        self.roster.stays = seconds
         # The kernel's exit must not end ranks that stay.
-        self._finalizer.atexit = not seconds and not shared
+        self._finalizer.atexit = not seconds and not self.roster.shared
 
-    def lend(self, seconds: float, memo: dict[str, Any]) -> None:
+    def lend(self, memo: dict[str, Any]) -> None:
         (agent,) = self._agents
         self.ask(requests.STAY, {"home": self._config.session_dir}, ranks=self.roster.alive)
-        agent.stay(seconds, memo)
+        agent.stay(self.roster.stays, memo)
         self._visit("share")  # before they are released: else they would end
         self.let_go()
 
@@ -524,8 +534,8 @@ class Connection:
             )
 
     def let_go(self) -> None:
-        self.state = "stopped"
-        self.lost_because = "this notebook is detached from the ranks. Type: %distributed attach"
+        why = "this notebook is detached from the ranks. Type: %distributed attach"
+        self.roster.set_phase("stopped", why)
         self.hooks.stopped()
         self._finalizer.detach()
         for client in self._clients:
@@ -558,7 +568,7 @@ class Connection:
                         self.words.note_sent(record.rank, record.log_nbytes)
                     elif isinstance(record, Reply):
                         self.words.end_cell(record.rank)
-                    self._take_record(record, event.payloads)
+                    self._take(record, event.payloads)
                 else:
                     self._handle(event)
             except Exception as error:
@@ -571,6 +581,21 @@ class Connection:
         for text, _ in others:
             first.add_note(text)
         raise first
+
+    def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
+        if self.members is not None and self.members.take(record, payloads):
+            return
+        run = self.run if self.roster.running is not None else None
+        if run is not None and record.cell == run.state.cell:
+            if not isinstance(record, Result):
+                run.take(record, payloads)
+        elif isinstance(record, Output) and record.entries:
+            self.late.append(record)
+            if run is not None:
+                # The rank had not begun this cell yet: output of the cell comes later.
+                run.show_late()
+        elif isinstance(record, Reply) and self.roster.cell is not None:
+            self.roster.cell.apply(record)
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles events until ``done`` or the time is over; interrupts stay for the next wait."""
@@ -775,9 +800,10 @@ class Connection:
             case Replaces():
                 self._apply(event)
             case HostLeft():
-                self._handle_lost_host(failures.ProcessExit.of(event, host))
+                there = [rank for agent in self._agents for rank in agent.ranks_of(host)]
+                self._apply(HostLost(failures.ProcessExit.of(event, host), tuple(there)))
             case Exit() | LauncherExit() | AgentExit():
-                self._handle_exit(failures.ProcessExit.of(event, host))
+                self._apply(failures.ProcessExit.of(event, host))
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""
@@ -807,48 +833,42 @@ class Connection:
         for agent in self._agents:
             agent.say(end)
 
-    def _handle_lost_host(self, end: failures.ProcessExit) -> None:
-        if self.state == "attaching":
-            self._handle_exit(end)
-            return
-        spared = self.can_relocate and self._spares_others() and self.state == "running"
-        there = self._agents[0].ranks_of(end.host) if spared else ()
-        self._apply(HostLost(end, tuple(there), spared))
-
-    def _handle_exit(self, end: failures.ProcessExit) -> None:
-        if self.state == "attaching":  # the other ranks' answers are still to come
-            known = end.rank == -1 and any(other.why for other in self._early_exits)
-            if not known and not self.roster.is_no_news(end):
-                self._early_exits.append(end)
-            return
-        spared = self.can_heal and self._spares_others() and self.state == "running"
-        self._apply(Exited(end, spared))
-
     def _apply(self, event: ClusterEvent) -> None:
         for found in self.roster.apply(event):
             match found:
                 case Came(hello):
                     self.words.begin(hello)
-                case Deaths(ends, again):
-                    self._announce(ends, again)
+                case Deaths():
+                    self._announce(found)
 
-    def _announce(self, ends: Sequence[failures.ProcessExit], again: bool) -> None:
+    def _announce(self, deaths: Deaths) -> None:
         alive = self.roster.alive
-        for end in ends:
+        for end in deaths.ends:
             self.hooks.rank_died(end.rank)
-        for end in ends if alive else ():
+        for end in deaths.ends if alive else ():
             self.send(alive, Died(end.rank, self.words.death_text(end)))
         # Each death is reported once: a replacement that died as well has no cell.
-        if alive and not again:
-            self._on_deaths(ends)
+        if alive and not deaths.again and self.run is not None and self.roster.cell is not None:
+            self.run.died(deaths)
+
+    def end_cell(self) -> None:
+        self.roster.end_cell()
+        self.run = None
+
+    def is_left(self, cell: CellState) -> bool:
+        """Whether all ranks have left a cell, or none can do that any longer."""
+        if not cell.pending:
+            return True
+        # Asked several times a second: most of the time no rank has ended.
+        return bool(self.roster.ends or self.roster.phase != "running") and self.over
 
     @property
     def up(self) -> bool:
-        return self.state == "running" and not self.roster.ends
+        return self.roster.phase == "running" and not self.roster.ends
 
     @property
     def closed(self) -> bool:
-        return self.state in ("stopped", "lost")
+        return self.roster.closed
 
     @property
     def over(self) -> bool:
@@ -865,8 +885,9 @@ class Connection:
     def lose(self, shown: bool = False) -> str:
         """Ends the ranks after a death; returns the text of :meth:`loss_text`."""
         self.close("lost")
-        self.lost_because = self.loss_text(shown)
-        return self.lost_because
+        why = self.loss_text(shown)
+        self.roster.set_phase("lost", why)
+        return why
 
     def loss_text(self, shown: bool = False) -> str:
         """Returns which rank died, how, and what is lost; ``shown`` leaves out shown lines."""
@@ -877,7 +898,7 @@ class Connection:
 
     def _why_not_replaced(self) -> str:
         """Returns why dead ranks are not replaced; "" if they are, or if none would be left."""
-        if self.can_heal or self.size == 1:
+        if self.roster.can_heal or self.size == 1:
             return ""
         return self._launcher.why_not_replaced()
 

@@ -195,6 +195,11 @@ def check_exclusive(gpus: Sequence[Gpu], size: int) -> None:
         )
 
 
+def notices(gpus: Sequence[Gpu], size: int) -> list[str]:
+    """Returns lines for the user: shared GPUs, and GPUs that were not found."""
+    return [line for line in (shared(gpus, size), overlooked()) if line]
+
+
 def shared(gpus: Sequence[Gpu], size: int) -> str:
     """Returns a line about the shared GPUs; "" if none is."""
     if not gpus or size <= len(gpus):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.cluster import variables
+from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Connection
 from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord
+from allranks.cluster.renewal import renew
 from allranks.cluster.state import CellState
+from allranks.records import requests
 from allranks.records.wire import Interrupt, Reply, RunMember
 
 
@@ -98,3 +103,28 @@ class MemberSlots:
                 self.deliver(self, slot, record, payloads)
                 return True
         return False
+
+
+@contextmanager
+def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
+    """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
+    cells.catch_up()
+    cells.hooks.ensemble_started()
+    cells.check_idle()
+    ranks, roster, every = cells.connection, cells.roster, range(cells.size)
+    renew(ranks, cells.news.append)
+    told = ranks.ask(requests.MEMBERS, {"ranks_each": ranks_each}, ranks=every)
+    # Members begin again on fresh ranks, from what the store has: no death is healed meanwhile.
+    roster.begin_ensemble(threading.get_ident())
+    found = ranks.members = MemberSlots(ranks, roster.cells, ranks_each)
+    for slot in found.slots:
+        states = [told[rank][0] for rank in slot.ranks]
+        slot.epoch.begin(max(state["epoch"] for state in states))
+        slot.epoch.dirty = any(state["dirty"] for state in states)
+    try:
+        yield found
+    finally:
+        ranks.members = None
+        roster.end_ensemble(found.cells)
+        if not ranks.closed:
+            ranks.ask_soon(requests.MEMBERS, {"ranks_each": 0}, lambda _: None, every)

@@ -1,5 +1,5 @@
-"""The step between two cells in which all ranks move to a fresh communicator, with what their
-features do then.
+"""Between two cells: the ranks leave the one before, and move to a fresh communicator, with what
+their features do then.
 
 A rank may have work to end first: a library's process groups, or an object's finalizer. What takes
 longer than a second is shown. An interrupt ends it; a rank that the interrupt does not free is
@@ -8,12 +8,13 @@ ended, and replaced like one that has died.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from allranks.cluster.connection import AnswersSoFar, Connection
 from allranks.countdown import Countdown
-from allranks.errors import UsageError
+from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.wire import BETWEEN_CELLS, Answer, Interrupt
@@ -25,6 +26,80 @@ _PATIENCE_SECONDS = 30.0
 _FREED_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 _MEETS = "waiting for the other ranks"
+#: How long the next cell waits for one that was interrupted and left.
+_DETACHED_SECONDS = 10.0
+#: After this time the ranks are asked whether they are still in it: a reply may be lost.
+_REPLY_SECONDS = 1.0
+
+
+def renew(ranks: Connection, tell: Callable[[str], None]) -> None:
+    """Moves all ranks to a fresh communicator if they need one. Ranks may die meanwhile.
+
+    Raises KeyboardInterrupt if the user has interrupted that.
+    """
+    await_abandoned(ranks)
+    epoch, dead = ranks.roster.epoch, ranks.roster.dead
+    epoch.follow(ranks.epoch)
+    epoch.dirty = epoch.dirty or ranks.ended_epoch >= epoch.number
+    # A new communicator needs all ranks. The living ones can run cells without collectives.
+    if epoch.dirty and not dead:
+        epoch.number += 1
+        renewal = Renewal(ranks, tell)
+        try:
+            renewal.make(epoch.number)
+        except UsageError:
+            if renewal.pressed:
+                raise KeyboardInterrupt from None
+            if not dead:
+                raise
+        if ranks.roster.ends:
+            raise ClusterLost(ranks.loss_text())
+        if not dead:  # else the new ranks begin an epoch with the others
+            epoch.begin(epoch.number)
+        if renewal.pressed:
+            raise KeyboardInterrupt
+
+
+def await_abandoned(ranks: Connection) -> None:
+    """Waits until all ranks have left an interrupted cell; raises UsageError if one stays."""
+    cell = ranks.roster.cell
+    if cell is None:
+        return
+    deadline = time.monotonic() + _DETACHED_SECONDS
+    ranks.wait_until(lambda: ranks.is_left(cell), _REPLY_SECONDS)
+    while not ranks.is_left(cell) and (busy := _not_idle(ranks, cell.pending)):
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"expected idle ranks, found {label(busy)} still in a cell that "
+                "was interrupted. Wait for its end, or type: %distributed restart"
+            )
+        ranks.wait_until(lambda: ranks.is_left(cell), _REPLY_SECONDS)
+    ranks.end_cell()
+
+
+def end_members(ranks: Connection, members: Mapping[int, int]) -> None:
+    """Interrupts the members of an ensemble whose notebook has ended: cells, by rank."""
+    for rank, cell in members.items():
+        ranks.send((rank,), Interrupt(cell))
+        ranks.note_seen(cell, (rank,))
+    deadline = time.monotonic() + _DETACHED_SECONDS
+    while (busy := _not_idle(ranks, members)) and time.monotonic() < deadline:
+        ranks.wait_until(lambda: False, _REPLY_SECONDS / 4)
+    if busy:
+        raise UsageError(
+            f"expected idle ranks, found {label(busy)} still in a member of an ensemble that "
+            "was interrupted. Try again: %distributed attach   or type: %distributed restart"
+        )
+    ranks.roster.epoch.dirty = True
+    for rank, cell in members.items():
+        ranks.note_seen(cell, (rank,))
+    ranks.ask(requests.MEMBERS, {"ranks_each": 0}, ranks=range(ranks.size))
+
+
+def _not_idle(ranks: Connection, chosen: Collection[int]) -> list[int]:
+    told = ranks.ask(requests.STATUS, {}, ranks=chosen, seconds=1.0, strict=False)
+    idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
+    return [rank for rank in chosen if rank not in idle]
 
 
 class Renewal:
@@ -101,7 +176,7 @@ class Renewal:
         self._limit = Countdown(_FREED_SECONDS if self._limit is None else 0)
 
     def _end(self, stuck: list[int]) -> None:
-        if not self._ranks.can_heal and not self.pressed:
+        if not self._ranks.roster.can_heal and not self.pressed:
             raise UsageError(
                 f"{self._text(stuck)} after {_PATIENCE_SECONDS:g} s, and cannot be interrupted. "
                 "Type: %distributed restart"

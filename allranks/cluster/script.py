@@ -72,7 +72,8 @@ def run(
     size = _chosen_size(num_proc, np, hosts)
     call = (func, tuple(args), dict(kwargs or {}))
     shared = notebook.session.running if notebook.session is not None else None
-    if shared is not None and shared.size == size and shared.is_up() and not shared.busy:
+    fits = shared is not None and shared.size == size
+    if shared is not None and fits and shared.cells.is_up() and not shared.roster.busy:
         return shared.call(*call, timeout=timeout)
     started = Cluster(size)
     started.heal_when("off")  # no cell follows on these ranks

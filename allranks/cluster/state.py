@@ -1,8 +1,9 @@
-"""Which ranks run, which have died, and which have left a cell: states that wait for nothing.
+"""Which ranks run, which have died, what they run, and which have left it: states that wait for
+nothing.
 
 Records of the ranks, and the ends of processes, are events for `apply`, which returns what has
 changed. A reply or a death that comes twice, or too late, changes nothing. Any other object is
-refused.
+refused. What this notebook does is a method.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit
 from allranks.records.agent import Replaces
 from allranks.records.wire import Died, Hello, Reply, RunCell
@@ -128,22 +130,11 @@ class WatchedState:
 
 
 @dataclass(frozen=True)
-class Exited:
-    """A process has ended. ``spared``: if it is a rank's, another one can take its place."""
-
-    end: ProcessExit
-    spared: bool
-
-
-@dataclass(frozen=True)
 class HostLost:
-    """A host is lost, with the reason in ``end``, and with it these ranks. ``spared``: all can be
-    started again on the other hosts.
-    """
+    """A host is lost, with the reason in ``end``, and with it these ranks."""
 
     end: ProcessExit
     ranks: tuple[int, ...]
-    spared: bool
 
 
 @dataclass(frozen=True)
@@ -197,16 +188,19 @@ class Came:
 
 @dataclass(frozen=True)
 class Deaths:
-    """Ranks have died, and others are left or not; ``again`` if a place was vacant before."""
+    """Ranks have died, and others are left or not; ``again`` if a place was vacant before. ``left``
+    are those that were in the cell.
+    """
 
     ends: tuple[ProcessExit, ...]
     again: bool = False
+    left: tuple[Left, ...] = ()
 
 
 ClusterEvent = (
     Hello
     | Replaces
-    | Exited
+    | ProcessExit
     | HostLost
     | NotJoined
     | DiedBefore
@@ -218,15 +212,48 @@ ClusterEvent = (
 
 
 class ClusterState:
-    """The ranks of one cluster: which are up, which have ended, and how.
+    """The ranks of one cluster: which are up, which have ended, and how; and the cell they run.
 
-    ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since. ``died_again`` is the end
-    of ranks that died just after taking a place. ``lost_hosts`` says why hosts are lost whose ranks
-    are not started elsewhere yet.
+    ``phase`` is ``new``, ``starting``, ``attaching``, ``running``, ``stopped`` or ``lost``, and
+    ``lost_because`` the reason. ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up
+    since. ``died_again`` is the end of ranks that died just after taking a place. ``lost_hosts``
+    says why hosts are lost whose ranks are not started elsewhere yet.
+
+    ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
+    been sent so far, by any notebook. ``thread`` waits for the cell, or for the ``ensemble``.
+    ``epoch`` is that of the ranks; ``saved`` are those that have saved their variables for their
+    replacement, and a training that a death has ended can continue from commit ``goes_on``, if it
+    is not 0. The ranks stay for ``stays`` seconds when this notebook ends, and if ``shared``, other
+    notebooks use them too.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        #: When ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
+        self.healing = "on"
+        self.saved, self.cells, self.goes_on = set[int](), 0, 0
+        self.connect()
+        self.phase = "new"
+
+    def connect(
+        self,
+        can_heal: bool = False,
+        can_relocate: bool = False,
+        stays: float = 0.0,
+        shared: bool = False,
+    ) -> None:
+        """Begins with other ranks: new ones, or those that another notebook has left.
+
+        ``can_heal``: another process can take the place of a rank that dies. ``can_relocate``: all
+        can be started again on the other hosts if a host is lost.
+        """
+        self.set_phase("starting")
+        self.can_heal, self.can_relocate = can_heal, can_relocate
+        self.stays, self.shared = stays, shared
+        self.cell: CellState | None = None
+        self.abandoned = self.ensemble = False
+        self.thread = 0
+        self.epoch = Epoch()
         self.hellos: dict[int, Hello] = {}
         self.ends: list[ProcessExit] = []
         self.dead: dict[int, ProcessExit] = {}
@@ -235,6 +262,32 @@ class ClusterState:
         self.lost_hosts: dict[str, str] = {}
         #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
+        #: What ends while this notebook attaches: it counts once all other ranks have answered.
+        self.early: list[ProcessExit | HostLost] = []
+
+    def set_phase(self, phase: str, why: str = "") -> None:
+        """``why`` is the reason if the ranks are lost, or stopped."""
+        self.phase, self.lost_because = phase, why
+
+    def begin_cell(self, cell: int, ranks: Iterable[int], thread: int) -> CellState:
+        self.cell, self.abandoned = CellState(cell, ranks), False
+        self.thread, self.cells = thread, cell
+        return self.cell
+
+    def end_cell(self) -> None:
+        """All ranks have left the cell, as far as is known."""
+        if self.cell is not None:
+            self.saved |= self.ending.keys()
+            self.epoch.note(self.cell.replies.values())
+            # The reply of a rank was lost, and with it how the rank has left the cell.
+            self.epoch.dirty = self.epoch.dirty or bool(self.cell.pending)
+        self.cell = None
+
+    def begin_ensemble(self, thread: int) -> None:
+        self.ensemble, self.thread = True, thread
+
+    def end_ensemble(self, cells: int) -> None:
+        self.ensemble, self.cells = False, cells
 
     @property
     def missing(self) -> list[int]:
@@ -243,6 +296,70 @@ class ClusterState:
     @property
     def alive(self) -> tuple[int, ...]:
         return tuple(rank for rank in range(self.size) if rank not in self.dead)
+
+    @property
+    def closed(self) -> bool:
+        return self.phase in ("stopped", "lost")
+
+    @property
+    def running(self) -> CellState | None:
+        """The cell for which a thread waits."""
+        return None if self.abandoned else self.cell
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cell, a function or an ensemble runs."""
+        return self.ensemble or self.running is not None
+
+    @property
+    def heals_now(self) -> bool:
+        """Whether ranks that have died are to be replaced without a command."""
+        waiting = self.phase == "running" and self.healing == "on"
+        return waiting and not self.ends and bool(self.dead)
+
+    @property
+    def have_left(self) -> dict[int, str]:
+        """The ranks that have left the running cell, with the status of their replies."""
+        replies = {} if self.running is None else self.running.replies
+        return {rank: reply.status for rank, reply in replies.items()}
+
+    @property
+    def ending(self) -> dict[int, str]:
+        """The ranks that can run no further cell, with the reasons."""
+        if not self.can_heal or self.running is None:
+            return {}
+        return {rank: reply.ends for rank, reply in self.running.replies.items() if reply.ends}
+
+    def _spares(self, possible: bool) -> bool:
+        """Whether other ranks survive a death. Members of an ensemble begin again on fresh ranks,
+        from what the store has.
+        """
+        wanted = self.healing != "off" and not self.ensemble
+        return possible and wanted and self.phase == "running"
+
+    @property
+    def early_ends(self) -> list[ProcessExit]:
+        """The ends of ranks in ``early``, also those of lost hosts."""
+        ends: list[ProcessExit] = []
+        for event in self.early:
+            if isinstance(event, HostLost):
+                ends += [replace(event.end, rank=rank) for rank in event.ranks]
+            elif not self.is_outdated(event):
+                ends.append(event)
+        return ends
+
+    @property
+    def early_ranks(self) -> set[int]:
+        """The ranks in ``early``, also those whose places other processes are to take."""
+        ended = {event.rank for event in self.early if isinstance(event, ProcessExit)}
+        return ended | {end.rank for end in self.early_ends}
+
+    def _note_early(self, event: ProcessExit | HostLost, end: ProcessExit) -> tuple[()]:
+        # Without one of its hosts, MPI's job ends.
+        known = end.rank == -1 and any(isinstance(other, HostLost) for other in self.early)
+        if not known and not self.is_no_news(end):
+            self.early.append(event)
+        return ()
 
     def is_outdated(self, end: ProcessExit) -> bool:
         """Whether the end is left from a replacement that did not succeed."""
@@ -270,11 +387,16 @@ class ClusterState:
                 return (Came(event),)
             case Replaces(rank=rank):
                 self._pids[rank] = event.pid
+                self._move_from_lost_hosts(rank)
                 self.died_again.pop(rank, None)
-            case Exited(end, spared):
-                return self._end(end, spared)
-            case HostLost(end, ranks, spared):
-                return self._lose_host(end, ranks, spared)
+            case ProcessExit() if self.phase == "attaching":
+                return self._note_early(event, event)
+            case HostLost(end) if self.phase == "attaching":
+                return self._note_early(event, end)
+            case ProcessExit():
+                return self._end(event, self._spares(self.can_heal))
+            case HostLost(end, ranks):
+                return self._lose_host(end, ranks)
             case NotJoined(ranks):
                 for rank in set(ranks) - self.hellos.keys():
                     self._pids.pop(rank, None)
@@ -296,6 +418,15 @@ class ClusterState:
                 raise TypeError(f"expected an event of a cluster, found {event!r:.80}")
         return ()
 
+    def _move_from_lost_hosts(self, rank: int) -> None:
+        """Another host has the place of a rank."""
+        self.early = [
+            replace(event, ranks=tuple(r for r in event.ranks if r != rank))
+            if isinstance(event, HostLost)
+            else event
+            for event in self.early
+        ]
+
     def _end(self, end: ProcessExit, spared: bool) -> tuple[Deaths, ...]:
         if self.is_no_news(end):
             return ()
@@ -304,28 +435,25 @@ class ClusterState:
             self.ends.append(end)
             return ()
         again = end.rank in self.dead
-        self._note_death(end)
-        return (Deaths((end,), again),)
+        return (Deaths((end,), again, self._note_death(end)),)
 
-    def _lose_host(
-        self, end: ProcessExit, ranks: tuple[int, ...], spared: bool
-    ) -> tuple[Deaths, ...]:
-        if not spared or self.ends:
+    def _lose_host(self, end: ProcessExit, ranks: tuple[int, ...]) -> tuple[Deaths, ...]:
+        if not self._spares(self.can_relocate) or self.ends:
             return self._end(end, spared=False)
         self.lost_hosts[end.host] = end.why
         # If ranks are missing, all are being started, and will be again.
         there = () if self.missing else sorted(set(ranks) - self.dead.keys())
         ends = tuple(replace(end, rank=rank) for rank in there)
-        for each in ends:
-            self._note_death(each)
-        return (Deaths(ends),) if ends else ()
+        left = [one for each in ends for one in self._note_death(each)]
+        return (Deaths(ends, left=tuple(left)),) if ends else ()
 
-    def _note_death(self, end: ProcessExit) -> None:
+    def _note_death(self, end: ProcessExit) -> tuple[Left, ...]:
         self.new.discard(end.rank)
         (self.died_again if end.rank in self.dead else self.dead)[end.rank] = end
         # With its last rank the cluster has ended: no variables are left.
         if not self.alive:
             self.ends += self.dead.values()
+        return self.cell.apply(end) if self.cell is not None else ()
 
     def _start_again(self, hosts: Collection[str]) -> None:
         losses = self.lost_hosts | {end.host: end.why for end in self.ends if end.why}

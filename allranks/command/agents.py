@@ -151,7 +151,7 @@ class AgentTools:
             chosen = rank_lists.parse(ranks, cluster.size)
             hellos = [cluster.hellos[rank] for rank in chosen]
             cell.view = _Transcript(hellos, cluster.log_dir)
-            run = cluster.begin(
+            run = cluster.cells.begin(
                 cell.source,
                 name=f"cell In[{cell.number}]",
                 number=cell.number,
@@ -159,7 +159,7 @@ class AgentTools:
                 timeout=limit,
                 view=cell.view,
             )
-            cluster.wait(run)
+            cluster.cells.wait(run)
         except Exception as error:
             text = plain(str(error)) or type(error).__name__
             cell.headline = text.splitlines()[0].rstrip(".")[:_HEADLINE_LENGTH]
@@ -212,10 +212,10 @@ class AgentTools:
                 came.set()
 
         # The thread that waits for the cell delivers them.
-        cluster.ask_soon(requests.STATUS, {}, take)
+        cluster.cells.ask_soon(requests.STATUS, {}, take)
         came.wait(_STATUS_SECONDS)
         found = {rank: answer.content for rank, answer in answers.items()}
-        return read_statuses(cluster.hellos, found, left=cluster.have_left)
+        return read_statuses(cluster.hellos, found, left=cluster.roster.have_left)
 
     def output(self, cell: int = 0, offset: int = 0) -> str:
         """Returns what the ranks of a cell have printed so far, equal lines once, each with its
@@ -281,7 +281,7 @@ class AgentTools:
         timings = None if found.view is None else found.view.figures.timings
         if timings is None or not timings.by_rank():
             return f"Cell {found.number} has no timings: no collective call of it has ended."
-        hooks = self._cluster.hooks
+        hooks = self._cluster.cells.hooks
         why = hooks.command("verdict", found.number) if "verdict" in hooks.commands else ""
         tables = [rank_table(timings).text(), call_table(timings).text()]
         return _cut("\n".join([*filter(None, [why]), *tables]))

@@ -13,10 +13,10 @@ from queue import Empty, SimpleQueue
 from uuid import uuid4
 
 from allranks.cluster import failures
-from allranks.cluster.cells import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
+from allranks.cluster.cell_run import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import CellRecord, culprits, ended, stubborn
-from allranks.cluster.members import MemberSlots, Slot
+from allranks.cluster.members import MemberSlots, Slot, member_slots
 from allranks.countdown import Countdown
 from allranks.ensemble.early import Early, remaining_seconds
 from allranks.ensemble.grid import Options
@@ -172,7 +172,7 @@ class EnsembleRunner:
 
     @contextmanager
     def _crew(self) -> Iterator[MemberSlots]:
-        with self.cluster.crew(self.options.ranks_each) as crew:
+        with member_slots(self.cluster.cells, self.options.ranks_each) as crew:
             self._slots, self._attempts = crew, {}
             crew.deliver = self._take
             for slot in crew.slots:
@@ -250,7 +250,7 @@ class EnsembleRunner:
         except UsageError as error:
             member.state, member.error, member.ranks = FAILED, str(error), ()
         else:
-            unheard = InterruptTimeout(self.cluster.ask_soon)
+            unheard = InterruptTimeout(self.cluster.cells.ask_soon)
             self._attempts[slot.cell] = _Attempt(member, slot, unheard)
             self._works_on(slot, member.number)
         self._show(member)

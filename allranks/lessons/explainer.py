@@ -229,7 +229,7 @@ class Explainer:
     def _run_when_idle(self) -> None:
         assert self._loop is not None
         try:
-            if self._ranks().busy:
+            if self._ranks().roster.busy:
                 self._say("The ranks are running a cell: this will run when it has ended.")
                 self._loop.call_later(_IDLE_SECONDS, self._run_when_idle)
                 return
@@ -346,7 +346,7 @@ def explain(cluster: Cluster, algorithm: str, values: Sequence[Sequence[float]])
         UsageError: there are fewer ranks, or they run a cell.
         ClusterLost: the ranks are gone.
     """
-    if cluster.busy:
+    if cluster.roster.busy:
         raise UsageError("the ranks are running a cell. Try again when it has ended.")
     if not 2 <= len(values) <= cluster.size:
         raise UsageError(
@@ -360,7 +360,7 @@ def explain(cluster: Cluster, algorithm: str, values: Sequence[Sequence[float]])
         values,
         ranks=range(len(values)),
         timeout=_EXPLAIN_SECONDS,
-        view=cluster.hidden_view(),
+        view=cluster.cells.hidden_view(),
     )
     return first
 

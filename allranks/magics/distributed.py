@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from allranks.cluster import sessions
-from allranks.cluster.cells import CellRun
+from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
 from allranks.cluster.features import CellRequest
@@ -200,7 +200,7 @@ class DistributedMagics(Magics):
             return self._awaited(sent, local)
         while not sent.ended:
             with self._attempt(sent):
-                sent.cluster.wait(sent.run)
+                sent.cluster.cells.wait(sent.run)
         if options.local:
             # The history has the magic's cell already.
             self._check_here(self.shell.run_cell(local, store_history=False))
@@ -209,7 +209,7 @@ class DistributedMagics(Magics):
     async def _awaited(self, sent: _SentCell, local: str) -> ShownValue | None:
         while not sent.ended:
             with self._attempt(sent):
-                await sent.cluster.wait_awaited(sent.run)
+                await sent.cluster.cells.wait_awaited(sent.run)
         if sent.options.local:
             ready = self.shell.transform_cell(local)
             done = self.shell.run_cell_async(local, store_history=False, transformed_cell=ready)
@@ -240,11 +240,11 @@ class DistributedMagics(Magics):
             if sent.options.out is not None:
                 self.shell.user_ns[sent.options.out] = sent.run.values()
             return
-        commit = sent.cluster.goes_on
+        commit = sent.cluster.roster.goes_on
         if not commit or sent.run.presses or sent.commits.count(commit) == _MOST_TIMES:
             raise died
         sent.commits.append(commit)
-        sent.cluster.news.append(f"{died}. {_GOES_ON}")
+        sent.cluster.cells.news.append(f"{died}. {_GOES_ON}")
         sent.run = self._submit(sent.options, sent.text)[1]
 
     @staticmethod
@@ -274,13 +274,13 @@ class DistributedMagics(Magics):
         view = cell_view(
             options.view,
             [*map(hellos.__getitem__, chosen)],
-            cluster.ask_soon,
+            cluster.cells.ask_soon,
             fold=options.fold,
             profiler=profiler,
         )
         if isinstance(view, NotebookView):
             view.returns_value = options.returns_value
-        run = cluster.begin(
+        run = cluster.cells.begin(
             text,
             name=f"cell In[{number}]",
             number=number,
@@ -379,7 +379,7 @@ class DistributedMagics(Magics):
         if words:
             self.session.heal_when(words[0])
             running = self.session.running
-            fixed = words[0] != "off" and running is not None and not running.can_heal
+            fixed = words[0] != "off" and running is not None and not running.roster.can_heal
             print(_FIXED if fixed else _HEALING[words[0]])
             return
         cluster = self.session.running
@@ -393,9 +393,9 @@ class DistributedMagics(Magics):
             said.append(text)
             print(text)
 
-        if not cluster.is_up(tell):
+        if not cluster.cells.is_up(tell):
             print(cluster.lost_because.splitlines()[0])
-        elif cluster.dead:
+        elif cluster.roster.dead:
             print(cluster.heal(print))
         elif not said:
             print(_ALIVE)
@@ -415,17 +415,17 @@ class DistributedMagics(Magics):
         view = cell_view(
             "auto",
             hellos,
-            cluster.ask_soon,
+            cluster.cells.ask_soon,
             ago=left.seconds,
             profiler=self._panel_profiler(),
         )
         if left.unseen:
-            cluster.wait(cluster.follow(left, view))
+            cluster.cells.wait(cluster.ownership.follow(left, view))
         else:
             # The cell has ended before: only its late output is left to show.
-            cluster.show_late(view)
+            cluster.cells.show_late(view)
             view.finish()
-            cluster.is_up(print)  # replaces ranks that have died meanwhile
+            cluster.cells.is_up(print)  # replaces ranks that have died meanwhile
 
     def _keep_after_cells(self, options: CommandOptions) -> None:
         if options.names == ["off"]:
@@ -444,20 +444,20 @@ class DistributedMagics(Magics):
 
     def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
         # The other ranks are idle meanwhile.
-        if cluster.failed_first is None:
+        if cluster.cells.failed_first is None:
             raise UsageError(
                 "expected a cell that has failed, found none since the ranks were started. To stop "
                 "in a cell while it runs, write breakpoint() in it."
             )
-        (rank,) = chosen or (cluster.failed_first,)
-        run = cluster.begin(
+        (rank,) = chosen or (cluster.cells.failed_first,)
+        run = cluster.cells.begin(
             requests.DEBUG,
             name="%distributed debug",
             number=len(self.shell.user_ns["In"]) - 1,
             ranks=(rank,),
-            view=cell_view("plain", [cluster.hellos[rank]], cluster.ask_soon),
+            view=cell_view("plain", [cluster.hellos[rank]], cluster.cells.ask_soon),
         )
-        cluster.wait(run)
+        cluster.cells.wait(run)
 
     def _ask(self, name: str, names: list[str], ranks: str | None) -> Any:
         cluster = self.session.running
@@ -473,7 +473,7 @@ class DistributedMagics(Magics):
             raise UsageError("no ranks are running. Type: %distributed start")
         chosen = rank_lists.parse(ranks or "all", cluster.size)
         if name == "status":
-            cluster.is_up(print)  # replaces ranks that have died since the last cell
+            cluster.cells.is_up(print)  # replaces ranks that have died since the last cell
             title = f"{cluster.size} ranks, logs in {cluster.log_dir}{watchers(cluster)}"
             print(status_tree([s for s in cluster.status() if s.rank in chosen], title))
         elif name == "interrupt":
@@ -500,7 +500,7 @@ class DistributedMagics(Magics):
         elif name == "log":
             for rank in chosen:
                 path = cluster.hellos[rank].log
-                print(f"── rank {rank}: {path}\n{cluster.log_end(rank, _LOG_NBYTES)}")
+                print(f"── rank {rank}: {path}\n{cluster.cells.log_end(rank, _LOG_NBYTES)}")
         return None
 
 

@@ -22,6 +22,7 @@ from allranks.cluster import devices, sessions
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.healing import HEALING, AfterCells
+from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.cluster.sessions import as_time, seconds_of
 from allranks.cluster.sharing import DetachedCell, answer, has_gone
@@ -67,7 +68,7 @@ class Session:
         ``options``.
         """
         running = self.running
-        if running is not None and running.is_up(print):
+        if running is not None and running.cells.is_up(print):
             self._check(running, options)
             self._show_news(running)
             return running
@@ -83,38 +84,39 @@ class Session:
         wanted = options.over(self._asked)
         cluster = wanted.make(Cluster)
         # The notebook's, not this cluster's: a profile can be asked for before ranks run.
-        cluster.hooks = self.hooks
+        cluster.cells.hooks = self.hooks
         # The options last until a stop, also after a failed start or a loss.
         self._asked = replace(wanted, n=cluster.size)
         if not lost and (waiting := sessions.waiting()):
             print(f"Starting new ranks. {waiting}")
         started = time.monotonic()
         cluster.heal_when(self._healing)
-        cluster.keeping = self._keeping
+        cluster.cells.keeping = self._keeping
         if lost and self._cluster is not None:
-            cluster.take_over(self._cluster)
+            cluster.cells.kept = self._cluster.cells.kept
         # The last call is cached: a state of the start is printed when it changes.
         cluster.start(lru_cache(maxsize=1)(partial(print, flush=True)))
         self._cluster = cluster
         self._offer(cluster)
         if self._stays:
             try:
-                cluster.stay(self._stays, self._memo())
+                cluster.ownership.stay(self._stays, self._memo())
             except UsageError as error:  # they are there, and end with this notebook
-                cluster.news.append(str(error))
+                cluster.cells.news.append(str(error))
         print(start_text(cluster, time.monotonic() - started, again=lost))
         for line in self.hooks.start_texts(dict(wanted.settings)):
             print(line)
         self._show_news(cluster)
-        for line in cluster.gpu_notices:
-            print(line)
+        if not isinstance(cluster.launcher, MultiHostLauncher):  # else only the ranks see them
+            for line in devices.notices(cluster.gpus, cluster.size):
+                print(line)
         return cluster
 
     @staticmethod
     def _show_news(cluster: Cluster) -> None:
-        for line in cluster.news:
+        for line in cluster.cells.news:
             print(line)
-        cluster.news.clear()
+        cluster.cells.news.clear()
 
     def start_with(self, options: ClusterOptions) -> None:
         # The default options, of this cluster and of later ones.
@@ -160,7 +162,7 @@ class Session:
         # In this cluster and in later ones.
         self._keeping = keeping
         if self._cluster is not None:
-            self._cluster.keeping = keeping
+            self._cluster.cells.keeping = keeping
 
     def detach_on_exit(self, text: str) -> str:
         """Sets how long the ranks stay after this notebook's kernel; returns a line about it.
@@ -169,8 +171,8 @@ class Session:
         """
         if text:
             seconds = 0.0 if text == "off" else seconds_of(text, "detach-on-exit")
-            if self.running is not None and self.running.is_up(print):
-                self.running.stay(seconds, self._memo())
+            if self.running is not None and self.running.cells.is_up(print):
+                self.running.ownership.stay(seconds, self._memo())
             self._stays = seconds
         if not self._stays:
             return "The ranks end with this notebook."
@@ -187,7 +189,7 @@ class Session:
         if self._is_guest or (self.running is None and self.joined is not None):
             return self._leave()
         running = self.running
-        if running is None or not running.is_up(print):
+        if running is None or not running.cells.is_up(print):
             raise UsageError("no ranks are running. Type: %distributed start")
         if not text and not self._stays:
             raise UsageError(
@@ -195,10 +197,10 @@ class Session:
                 "Type for example: %distributed detach 30m"
             )
         seconds = seconds_of(text, "detach") if text else self._stays
-        running.stay(seconds, self._memo())
-        sessions.visit(running.session_dir, "leave")
-        running.let_go()
-        name = sessions.name_of(running.session_dir)
+        running.ownership.stay(seconds, self._memo())
+        sessions.visit(running.cells.connection.session_dir, "leave")
+        running.ownership.detach()
+        name = sessions.name_of(running.cells.connection.session_dir)
         self._cluster, self._asked = None, _DEFAULT
         self.forget_shared()
         keep = "keeps" if running.size == 1 else "keep"
@@ -213,7 +215,7 @@ class Session:
         Ranks that another notebook holds are watched: then the result is None, else the cluster,
         its last cell, and a line about it. An empty name is the only cluster, or the only free one.
         """
-        if self.running is not None and self.running.is_up(print):
+        if self.running is not None and self.running.cells.is_up(print):
             raise UsageError(
                 "expected a notebook without ranks, found ranks running for this one. Type first: "
                 "%distributed detach 30m   or: %distributed stop"
@@ -232,9 +234,10 @@ class Session:
         if joined is not None and not joined.guest:
             self.forget_shared()
         since = time.strftime("%H:%M", time.localtime(found.began))
+        seconds = cluster.cells.roster.stays
         stays = (
-            f"When this notebook's kernel ends, they keep running for {as_time(cluster.stays)}"
-            if cluster.stays
+            f"When this notebook's kernel ends, they keep running for {as_time(seconds)}"
+            if seconds
             else "They end with the last notebook that has run a cell on them"
         )
         return (
@@ -249,10 +252,10 @@ class Session:
         asked = ClusterOptions(**taken.memo)
         try:
             cluster = asked.make(Cluster)
-            cluster.hooks = self.hooks
+            cluster.cells.hooks = self.hooks
             cluster.heal_when(self._healing)
-            cluster.keeping = self._keeping
-            left = cluster.attach(taken, print)
+            cluster.cells.keeping = self._keeping
+            left = cluster.ownership.attach(taken, print)
         except BaseException:
             taken.let_go()
             raise
@@ -318,7 +321,7 @@ class Session:
         def lend(visitor: socket.socket) -> None:
             loop.call_soon_threadsafe(_call, mine, visitor)
 
-        cluster.lends(lend)
+        cluster.cells.connection.sharing.lend = lend
 
     def _answer(self, visitor: socket.socket) -> None:
         # Runs in the kernel's loop, between cells.
@@ -327,7 +330,7 @@ class Session:
             visitor.close()
         elif cluster is None:
             answer(visitor, "they have not started. Type there: %distributed status")
-        elif cluster.busy:
+        elif cluster.roster.busy:
             answer(visitor, "it runs a cell. Wait for its end there")
         else:
             try:
@@ -338,13 +341,13 @@ class Session:
                 answer(visitor)
 
     def _lend(self, cluster: Cluster) -> None:
-        cluster.lend(self._memo())
+        cluster.ownership.lend(self._memo())
         self._cluster = None
         if self.joined is None:
-            folder = cluster.session_dir
+            folder = cluster.cells.connection.session_dir
             name = sessions.name_of(folder)
             self.joined = Joined(name, folder, cluster.size, guest=False)
-        self.joined.count, self.joined.news = cluster.count, list(cluster.news)
+        self.joined.count, self.joined.news = cluster.roster.cells, list(cluster.cells.news)
 
     def _borrow(self) -> Cluster:
         """Borrows the shared ranks, or takes them back; returns the cluster.
@@ -368,17 +371,17 @@ class Session:
         cluster, left = self._attach_to(found)
         if left.unseen or left.members:
             # The ranks stay as they are.
-            cluster.let_go()
+            cluster.ownership.detach()
             self._cluster = None
             raise UsageError(
                 "expected ranks whose last cell was shown, found "
                 f"{left.name.removeprefix('cell ')} of a notebook whose kernel has ended. "
                 "To see it, type: %distributed attach"
             )
-        cluster.news[:0] = joined.news
+        cluster.cells.news[:0] = joined.news
         joined.news = []
         if not joined.guest:
-            count = cluster.count - joined.count
+            count = cluster.roster.cells - joined.count
             cells = f"{count} cell{'s' * (count != 1)}"
             print(f"{joined.ranks} are back: another notebook has run {cells} on them.")
             self.forget_shared()
@@ -499,7 +502,7 @@ def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
 
 def watchers(cluster: Cluster) -> str:
     # The end of a line.
-    found = sessions.visit(cluster.session_dir)
+    found = sessions.visit(cluster.cells.connection.session_dir)
     return f"; {sessions.whose(found)}" if found is not None and found.watchers else ""
 
 

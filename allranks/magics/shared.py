@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allranks.cluster import failures
-from allranks.cluster.cells import View
+from allranks.cluster.cell_run import View
 from allranks.cluster.sessions import messages
 from allranks.cluster.state import Left, WatchedState
 from allranks.records.ranks import label

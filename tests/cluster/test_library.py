@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import allranks
-from allranks.cluster.cells import HiddenView
+from allranks.cluster.cell_run import HiddenView
 from allranks.errors import CellFailed, CellInterrupted, UsageError
 
 
@@ -70,7 +70,7 @@ def test_a_submitted_call_can_be_cancelled_before_it_begins_and_interrupted_afte
     first = cluster.submit("while True: pass")
     second = cluster.submit(double, 1)
     assert second.cancel()
-    while not cluster.busy:
+    while not cluster.roster.busy:
         time.sleep(0.01)
     assert cluster.interrupt()
     assert isinstance(first.exception(), CellFailed)
@@ -101,7 +101,7 @@ def test_submit_returns_while_another_call_runs(cluster, tmp_path):
     thread = threading.Thread(target=call)
     running.set()
     thread.start()
-    while not cluster.busy:
+    while not cluster.roster.busy:
         time.sleep(0.01)
     future = cluster.submit(double, 5)
     assert running.is_set()
@@ -115,8 +115,8 @@ def test_calls_from_a_thread_whose_cell_is_awaited_do_not_wait_for_it(cluster, t
     go = tmp_path / "go"
 
     async def notebook() -> list[Any]:
-        run = cluster.begin(UNTIL.format(str(go)), timeout=20)
-        awaited = asyncio.create_task(cluster.wait_awaited(run))
+        run = cluster.cells.begin(UNTIL.format(str(go)), timeout=20)
+        awaited = asyncio.create_task(cluster.cells.wait_awaited(run))
         await asyncio.sleep(0)
         first = cluster.submit(double, 1)
         while not first.running():  # it has its turn then, and waits for the cell
@@ -148,11 +148,13 @@ def test_calls_of_several_threads_wait_for_each_other(cluster):
 
 def test_a_call_within_a_cell_of_the_same_thread_is_refused(cluster, tmp_path):
     go = tmp_path / "go"
-    run = cluster.begin(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)")
+    run = cluster.cells.begin(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
+    )
     with pytest.raises(UsageError, match="expected idle ranks"):
         cluster.run(double, 1)
     go.touch()
-    cluster.wait(run)
+    cluster.cells.wait(run)
 
 
 def test_calls_can_be_awaited(cluster):
@@ -205,7 +207,7 @@ def test_a_block_waits_for_its_submitted_calls_and_a_stop_cancels_them():
     assert future.result() == [8]
     own.start()
     running, waiting = own.submit("while True: pass"), own.submit(double, 4)
-    while not own.busy:
+    while not own.roster.busy:
         time.sleep(0.01)
     own.stop()
     assert isinstance(running.exception(), CellFailed)

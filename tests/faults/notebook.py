@@ -24,7 +24,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 HEARS_OF_A_DEATH = """
 def hears(rank):
     session = get_ipython().magics_manager.registry["DistributedMagics"].session
-    ranks = session.running._ranks
+    ranks = session.running.cells.connection
     while not ranks.roster.ends and rank not in ranks.roster.dead:
         ranks.step(0.05)
 hears({})

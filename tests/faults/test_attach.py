@@ -346,7 +346,7 @@ def test_a_process_that_has_the_line_of_a_killed_kernel_does_not_hold_its_ranks(
     notebook.run(
         "import subprocess\n"
         "session = get_ipython().magics_manager.registry['DistributedMagics'].session\n"
-        "line = session.running._ranks._taken._socket.fileno()\n"
+        "line = session.running.cells.connection._taken._socket.fileno()\n"
         "sleeps = subprocess.Popen(\n"
         "    ['sleep', '600'], pass_fds=[line], start_new_session=True\n)"
     )

@@ -87,7 +87,7 @@ def test_functions_that_the_notebook_calls_are_profiled_from_their_first_line(no
         "    return rank\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "seen, options = [], {'seconds': 0.0, 'save': None}\n"
-        "_ = cluster.hooks.command('profile', options, seen.extend)\n"
+        "_ = cluster.cells.hooks.command('profile', options, seen.extend)\n"
         "cluster.run(nap), [s for p in seen for s in p.stacks if 'nap' in str(s)]"
     ).ok()
     assert cell.text.count("('nap (__main__)',)") == cell.text.count("nap (") == 4, cell.text
@@ -97,7 +97,7 @@ def test_a_cell_that_runs_is_profiled_from_beside_it(notebook):
     notebook.run(
         "import threading, time\n"
         "def beside(magic=get_ipython().run_line_magic):\n"
-        "    while not cluster.busy: time.sleep(0.05)\n"
+        "    while not cluster.roster.busy: time.sleep(0.05)\n"
         "    magic('distributed', 'profile 3')\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "threading.Thread(target=beside).start()"

@@ -70,8 +70,8 @@ def kill(cluster, rank):
     process = psutil.Process(cluster.hellos[rank].pid)
     process.kill()
     psutil.wait_procs([process], timeout=5)
-    while rank not in cluster.dead:  # else the next cell is sent, and hears of it then
-        cluster._ranks.step(0.05)
+    while rank not in cluster.roster.dead:  # else the next cell is sent, and hears of it then
+        cluster.cells.connection.step(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def leave(cluster, source):
             raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
 
     view.output, view.refresh = output, refresh
-    run = cluster.begin(source, view=view)
+    run = cluster.cells.begin(source, view=view)
     with pytest.raises(UnicodeEncodeError):
-        cluster.wait(run)
+        cluster.cells.wait(run)
 
 
 DIE_WHEN_INTERRUPTED = """
@@ -318,7 +318,7 @@ def test_a_death_beside_a_cell_is_named_in_it(cluster, capsys, tmp_path):
 
     def kill_and_go():
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: 2 in cluster.dead, lambda: "the news of the death")
+        wait_until(lambda: 2 in cluster.roster.dead, lambda: "the news of the death")
         go.touch()
 
     begins = f"open({str(begun)!r}, 'w').close()"
@@ -352,7 +352,7 @@ def test_a_rank_that_the_launcher_has_ended_ends_all(cluster, tmp_path):
 def test_the_status_replaces_nobody(cluster):
     kill(cluster, 3)
     assert cluster.status()[3].state == "dead"
-    assert cluster.dead == (3,)
+    assert list(cluster.roster.dead) == [3]
     check(cluster, [3])
 
 

@@ -187,10 +187,10 @@ def test_ranks_that_wait_for_one_whose_feature_raised_are_released(cluster):
 
 def test_the_notebook_calls_hooks_in_their_order(cluster):
     cluster.run("1")
-    called = cluster.hooks.command("called")
+    called = cluster.cells.hooks.command("called")
     assert called[:2] == ["started with 2", "cell_started on (0, 1)"]
     cluster.run("1", ranks=[1])
-    added = cluster.hooks.command("called")[len(called) :]
+    added = cluster.cells.hooks.command("called")[len(called) :]
     assert added == ["cell_started on (1,)", "cell_finished, pending ()"]
 
 
@@ -211,4 +211,4 @@ def test_a_feature_that_raises_in_the_notebook_fails_its_cell_only(cluster, monk
 def test_the_host_agent_calls_its_features_too(cluster, stopped):
     cluster.stop()
     assert stopped.read_text() == "stopping"
-    assert cluster.hooks.command("called")[-1] == "stopped"
+    assert cluster.cells.hooks.command("called")[-1] == "stopped"

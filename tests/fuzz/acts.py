@@ -15,6 +15,7 @@ from unittest.mock import patch
 import psutil
 
 import allranks
+from allranks.cluster.members import member_slots
 from tests.faults.notebook import GONE_SECONDS, Notebook
 from tests.fuzz.grammar import Draw, act, check
 from tests.fuzz.sessions import Ended, InNotebook, InProcess, Session
@@ -90,12 +91,12 @@ def asked_while_busy(draw: Draw, session: InProcess) -> None:
         "push": lambda: cluster.push({"_x": 1}),
         "pull": lambda: cluster.pull("kept"),
         "run": lambda: cluster.run("1"),
-        "crew": lambda: cluster.crew(1).__enter__(),
+        "crew": lambda: member_slots(cluster.cells, 1).__enter__(),
     }
     which = draw.rng.choice((*calls, "status"))
 
     def both() -> None:
-        run = cluster.begin(
+        run = cluster.cells.begin(
             f"open(f'{began}-{{rank}}', 'w').close()\n"
             f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nbarrier()"
         )
@@ -107,7 +108,7 @@ def asked_while_busy(draw: Draw, session: InProcess) -> None:
         else:
             _must(session.do(calls[which]), "UsageError")
         go_on.touch()
-        cluster.wait(run)
+        cluster.cells.wait(run)
 
     _must(session.do(both), "ok")
     for left in [go_on, *session.folder.glob("began-*")]:
@@ -116,7 +117,7 @@ def asked_while_busy(draw: Draw, session: InProcess) -> None:
 
 @act(only="cluster")
 def a_cell_that_nobody_waits_for(draw: Draw, session: InProcess) -> None:
-    session.cluster.begin(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
+    session.cluster.cells.begin(draw.rng.choice(("pass", "time.sleep(0.2)", "1 / 0")))
     deadline = time.monotonic() + GONE_SECONDS
     while session.do(lambda: session.cluster.run("1")).how == "UsageError":
         check(time.monotonic() < deadline, "talk", "expected the cell to end, found the ranks busy")

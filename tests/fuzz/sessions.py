@@ -382,13 +382,13 @@ class InProcess(Session):
         self.cluster.start()
 
     def hear_of_death(self, rank: int) -> None:
-        ranks, deadline = self.cluster._ranks, time.monotonic() + GONE_SECONDS
+        ranks, deadline = self.cluster.cells.connection, time.monotonic() + GONE_SECONDS
         while not ranks.roster.ends and rank not in ranks.roster.dead:
             check(time.monotonic() < deadline, "talk", "expected to hear of a death")
             ranks.step(0.05)
 
     def revive(self) -> None:
-        if not self.cluster.is_up():
+        if not self.cluster.cells.is_up():
             self.cluster.start()
 
     def press(self) -> None:

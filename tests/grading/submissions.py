@@ -493,10 +493,10 @@ FILES = {
 import os, runpy, sys
 
 sys.path[:] = [each for each in sys.path if each and each != os.getcwd()]
-from allranks.cluster.cluster import Cluster
+from allranks.cluster.cells import Cells
 
-begin = Cluster.begin
-Cluster.begin = lambda self, source, *given, **named: begin(
+begin = Cells.begin
+Cells.begin = lambda self, source, *given, **named: begin(
     self, source.splitlines()[-1] if "passed" in source else source, *given, **named
 )
 runpy.run_module("ipykernel_launcher", run_name="__main__")

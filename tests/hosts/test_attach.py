@@ -45,7 +45,7 @@ def check_at_work(notebook):
 def test_a_kernel_that_was_killed_has_its_ranks_back_and_they_are_replaced_as_before(
     hosts, notebook
 ):
-    key = notebook.value("held.session.running._connection._wire.key").strip("'")
+    key = notebook.value("held.session.running.cells.connection._wire.key").strip("'")
     kill(notebook)
     again(notebook)
     listed = notebook.run("%distributed clusters").text
@@ -67,14 +67,14 @@ def test_a_kernel_that_was_killed_has_its_ranks_back_and_they_are_replaced_as_be
 
 def test_a_kernel_that_was_killed_as_it_tested_the_network_has_its_ranks_back(notebook):
     # As it does where ranks come late. The relays answer again, to the next notebook.
-    notebook.run("test = held.session.running._connection._agents[0].test_network()").ok()
+    notebook.run("test = held.session.running.cells.connection._agents[0].test_network()").ok()
     while notebook.value("test.over") != "True":
         time.sleep(0.01)
     kill(notebook)
     again(notebook)
     notebook.run("%distributed attach").says("Attached to ranks 0–3", STAYS)
     check_at_work(notebook)
-    tested = "held.session.running._connection._agents[0].test_network()"
+    tested = "held.session.running.cells.connection._agents[0].test_network()"
     while notebook.value(f"{tested}.over") != "True":
         time.sleep(0.01)
     assert notebook.value(f"{tested}.problems()") == "[]"

@@ -63,7 +63,7 @@ def test_ranks_run_on_the_nodes_their_key_is_nowhere_and_stop_ends_the_job(hosts
     assert notebook.on_ranks("import os; os.environ['MINE']").text == "ranks 0–3 → 'here'\n"
     # The key is in no argument, environment or file once the ranks are up.
     notebook.run("from allranks.cluster import cluster as held")
-    key = notebook.value("held.session.running._connection._wire.key").strip("'")
+    key = notebook.value("held.session.running.cells.connection._wire.key").strip("'")
     (hosts.shared / "key").write_text(key)
     told = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null"
     search = f"{told} | grep -a -c -F -f key || :"

@@ -41,14 +41,14 @@ LISTENING = r"^LISTEN\s+\S+\s+\S+\s+(\S+):(\d+)\s"
 
 def key_of(notebook):
     notebook.run("from allranks.cluster import cluster as held")
-    return notebook.value("held.session.running._connection._wire.key").strip("'")
+    return notebook.value("held.session.running.cells.connection._wire.key").strip("'")
 
 
 def urls(notebook):
     found = "[wire.commands_url, wire.events_url]"
     return re.findall(
         r"tcp://([\d.]+):(\d+)",
-        notebook.value(f"(wire := held.session.running._connection._wire) and {found}"),
+        notebook.value(f"(wire := held.session.running.cells.connection._wire) and {found}"),
     )
 
 

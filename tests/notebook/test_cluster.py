@@ -22,6 +22,7 @@ import zmq
 import allranks
 from allranks.cluster import connection
 from allranks.cluster.host_agent import HostAgentProcess
+from allranks.cluster.members import member_slots
 from allranks.cluster.sockets import RankSockets
 from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
 from allranks.records import limits
@@ -171,10 +172,10 @@ def test_a_rank_whose_own_code_fails_still_hears_and_speaks(cluster, capsys):
         "    raise RuntimeError('no beginning')\n"
         "if rank: TelemetrySender.begin = fails"
     )
-    run = settling(cluster.begin("kept = 'overwritten'"))
+    run = settling(cluster.cells.begin("kept = 'overwritten'"))
     assert run.pending == ()
     with pytest.raises(CellFailed, match="rank 1 of 2: RuntimeError: no beginning"):
-        cluster.wait(run)
+        cluster.cells.wait(run)
     assert cluster.run("kept = 10 * rank\nkept") == [0, 10]
     cluster.run(
         "from allranks.engine.telemetry import TelemetrySender\nnews = TelemetrySender.news\n"
@@ -213,10 +214,10 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1
 
 def test_ranks_that_have_used_up_their_descriptors_send_large_values(cluster):
     cluster.run(NO_DESCRIPTORS)
-    run = settling(cluster.begin("str(rank) * 100_000", want_value=True))
+    run = settling(cluster.cells.begin("str(rank) * 100_000", want_value=True))
     assert run.pending == ()
     assert [each.state for each in cluster.status()] == ["idle", "idle"]
-    assert cluster.wait(run).values() == ["0" * 100_000, "1" * 100_000]
+    assert cluster.cells.wait(run).values() == ["0" * 100_000, "1" * 100_000]
     cluster.run("resource.setrlimit(resource.RLIMIT_NOFILE, limits)")
     assert cluster.run("kept") == [0, 10]
 
@@ -297,7 +298,7 @@ def test_a_rank_sees_no_sockets_of_the_host_agent_whose_numbers_may_be_used_agai
 def test_cells_go_through_sockets_in_a_folder_of_this_user_alone(cluster):
     listening = psutil.Process().net_connections("inet")
     assert [one for one in listening if one.status == psutil.CONN_LISTEN] == []
-    folder = Path(cluster.session_dir)
+    folder = Path(cluster.cells.connection.session_dir)
     assert folder.stat().st_mode & 0o777 == 0o700
     found = [folder / "commands-1", folder / "events-1"]
     assert all(path.is_socket() for path in found)
@@ -336,7 +337,7 @@ def test_an_interrupt_between_two_parts_of_a_message_harms_no_later_cell(
     assert len(sent) >= 4  # the cell has gone to both ranks all the same
     monkeypatch.undo()
     assert cluster.run("kept") == [0, 10]
-    assert not cluster.busy
+    assert not cluster.roster.busy
 
 
 def test_a_cell_that_is_left_or_runs_beside_another_harms_none(cluster, tmp_path):
@@ -346,22 +347,22 @@ def test_a_cell_that_is_left_or_runs_beside_another_harms_none(cluster, tmp_path
         raise UnicodeEncodeError("latin-1", "→", 0, 1, "this stream has no such letter")
 
     view.refresh = refresh
-    run = cluster.begin("while True:\n    pass", view=view)
+    run = cluster.cells.begin("while True:\n    pass", view=view)
     with pytest.raises(UnicodeEncodeError):
-        cluster.wait(run)
+        cluster.cells.wait(run)
     assert cluster.run("kept") == [0, 10]
     go = tmp_path / "go"
-    run = cluster.begin(
+    run = cluster.cells.begin(
         f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
         "own = 'kept too'"
     )
-    for beside in (lambda: cluster.run("1"), lambda: cluster.crew(1).__enter__()):
+    for beside in (lambda: cluster.run("1"), lambda: member_slots(cluster.cells, 1).__enter__()):
         with pytest.raises(UsageError, match=r"found them running a cell.*cluster\.interrupt\(\)"):
             beside()
     go.touch()
-    cluster.wait(run)
+    cluster.cells.wait(run)
     assert cluster.run("own") == ["kept too", "kept too"]
-    cluster.begin("while True:\n    pass")
+    cluster.cells.begin("while True:\n    pass")
     assert cluster.interrupt()
 
     def runs():
@@ -442,11 +443,11 @@ def test_a_start_without_a_process_leaves_nothing(cluster, monkeypatch):
 
 
 def test_a_rank_that_died_is_named_before_very_many_others_are_ended(monkeypatch, capsys):
-    monkeypatch.setattr("allranks.cluster.cells._MANY_RANKS", 1)
+    monkeypatch.setattr("allranks.cluster.cell_run._MANY_RANKS", 1)
     shown = []
     with allranks.Cluster(2) as cluster:
         cluster.heal_when("off")
-        ranks = cluster._ranks
+        ranks = cluster.cells.connection
         end = ranks.close
         monkeypatch.setattr(
             ranks, "close", lambda *state: (shown.append(capsys.readouterr().out), end(*state))

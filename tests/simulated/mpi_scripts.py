@@ -96,11 +96,11 @@ class Stage:
 
     def lose_spare(self) -> None:
         """Kills a spare process between cells, until the notebook has heard of it."""
-        (agents,) = self.cluster._ranks._agents
+        (agents,) = self.cluster.cells.connection._agents
         before = sum(map(len, agents._spares_on.values()))
         self.kill_spare()
         while sum(map(len, agents._spares_on.values())) == before:
-            self.cluster._ranks.step(0.05)
+            self.cluster.cells.connection.step(0.05)
 
     def cell(
         self,
@@ -156,8 +156,8 @@ class Stage:
     def lose(self, *ranks: int) -> None:
         """Kills ranks between cells, until the notebook has heard of it."""
         self.kill(*ranks)
-        while not set(ranks) <= set(self.cluster.dead) and self.cluster.state == "running":
-            self.cluster._ranks.step(0.05)
+        while not set(ranks) <= set(self.cluster.roster.dead) and self.cluster.state == "running":
+            self.cluster.cells.connection.step(0.05)
 
     def end(self) -> Any:
         """Returns what is true at the end, with a cell that needs all ranks."""

@@ -208,12 +208,12 @@ class SimulatedNotebook:
 
     def stay(self, seconds: float = 600.0) -> None:
         """Lets the ranks stay when this notebook ends."""
-        self.do("stay", lambda: self.cluster.stay(seconds, {}), STAY_SECONDS)
-        self.folder = self.cluster.session_dir
+        self.do("stay", lambda: self.cluster.ownership.stay(seconds, {}), STAY_SECONDS)
+        self.folder = self.cluster.cells.connection.session_dir
 
     def watched(self) -> Watcher:
         """Returns another notebook, which watches the cells of this one from now on."""
-        return Watcher(self.world, self.cluster.session_dir)
+        return Watcher(self.world, self.cluster.cells.connection.session_dir)
 
     def kill(self) -> None:
         """Kills the kernel."""
@@ -245,10 +245,10 @@ class SimulatedNotebook:
         self.world.begin_cell(self._cells)
 
         def run(view: ShownCell) -> None:
-            cell = self.cluster.begin(repr(spec), view=view)
+            cell = self.cluster.cells.begin(repr(spec), view=view)
             loop = system.EventLoop()
             try:
-                loop.run_until_complete(self.cluster.wait_awaited(cell))
+                loop.run_until_complete(self.cluster.cells.wait_awaited(cell))
             finally:
                 loop.close()
 
@@ -302,7 +302,7 @@ class SimulatedNotebook:
 
     def lend(self) -> None:
         """Leaves the ranks to another notebook, as long as this one runs."""
-        self.do("lend", lambda: self.cluster.lend({}), STAY_SECONDS)
+        self.do("lend", lambda: self.cluster.ownership.lend({}), STAY_SECONDS)
 
     def dies_in(self, *specs: dict[str, Any]) -> None:
         """Runs cells, the last one again and again, until something has killed the kernel."""
@@ -353,7 +353,7 @@ class SimulatedNotebook:
 
     def _check_reports(self, result: CellResult) -> None:
         """Each fault is named with the right rank and host, in the fields of its report."""
-        world, wrong, roster = self.world, self.world.wrong, self.cluster._ranks.roster
+        world, wrong, roster = self.world, self.world.wrong, self.cluster.cells.connection.roster
         reports = result.error.reports if isinstance(result.error, CellFailed) else ()
         for report in (each for each in reports if each.etype == failures.DEATH):
             if not world.may_have_died(report.rank, report.host):
@@ -372,12 +372,12 @@ class SimulatedNotebook:
         for rank in range(self.world.size):
             if result.error is None or rank in ended:
                 self.expected[rank] = spec["sets"]
-        self.check_variables("\n".join([result.text, *self.cluster.news]))
+        self.check_variables("\n".join([result.text, *self.cluster.cells.news]))
 
     def check_variables(self, said: str) -> None:
         for rank in range(self.world.size):
             model = self.world.rank(rank)
-            if model is None or rank in self.cluster._ranks.roster.dead:
+            if model is None or rank in self.cluster.cells.connection.roster.dead:
                 self.expected[rank] = None
                 continue
             found, expected = model.vars.get("x"), self.expected.get(rank)
@@ -427,7 +427,7 @@ class SimulatedNotebook:
         self.cluster = self._new_cluster()
         taken = sessions.AttachedHostAgent(found)
         try:
-            return self.cluster.attach(taken)
+            return self.cluster.ownership.attach(taken)
         except BaseException:
             taken.let_go()
             raise
@@ -444,7 +444,7 @@ class SimulatedNotebook:
 
     def _follow(self, left: Any) -> None:
         def follow(view: ShownCell) -> None:
-            self.cluster.wait(self.cluster.follow(left, view))
+            self.cluster.cells.wait(self.cluster.ownership.follow(left, view))
 
         view, error, began = ShownCell(), None, self.world.now
         try:
@@ -463,7 +463,7 @@ class SimulatedNotebook:
 
     def was_told_of(self, ranks: Iterable[int]) -> bool:
         """Whether the user was told that these ranks have lost their variables."""
-        said = "\n".join([*self._said, *self.outcome, *self.cluster.news])
+        said = "\n".join([*self._said, *self.outcome, *self.cluster.cells.news])
         return all(_says_lost(said, rank) for rank in ranks)
 
 

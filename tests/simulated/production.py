@@ -99,11 +99,13 @@ MODELS |= {
 }
 
 from allranks.cluster import (  # noqa: E402
+    cell_run,
     cells,
     cluster,
     connection,
     log_folder,
     options,
+    ownership,
     session_folder,
     sockets,
 )
@@ -353,14 +355,10 @@ _replace(attachment, sign_of=_sign_of, process_of=_process_of)
 _replace(log_folder, make_log_folder=lambda: _LOGS)
 _replace(session_folder, name_session_folder=_name_session_folder, session_folders=lambda: [])
 _replace(connection, name_session_folder=_name_session_folder, ConnectionFiles=_Quiet)
-_replace(
-    cluster,
-    KeptFolders=_KeptFolders,
-    ProgressLine=_Quiet,
-    refused_log_folder=lambda: "",
-    check_open_files=_nothing,
-)
-_replace(cells, front_end=lambda: "text", of_this_process=lambda: None)
+_replace(cluster, ProgressLine=_Quiet, check_open_files=_nothing)
+_replace(cells, KeptFolders=_KeptFolders, refused_log_folder=lambda: "")
+_replace(ownership, KeptFolders=_KeptFolders)
+_replace(cell_run, front_end=lambda: "text", of_this_process=lambda: None)
 _replace(options, max_ranks=lambda: None)
 
 

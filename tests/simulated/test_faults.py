@@ -134,7 +134,7 @@ def test_a_rank_that_dies_while_a_new_one_takes_back_what_was_kept_is_replaced_a
     world.when("settle", die, after=0.0)
     world.after(0.2, world.kill_rank, victim)
     notebook.cell(reduce(seconds=1.0, sets=1))
-    assert not notebook.cluster.dead
+    assert not notebook.cluster.roster.dead
     assert not notebook.cell(reduce(sets=2)).error
 
 

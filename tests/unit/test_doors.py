@@ -527,6 +527,8 @@ def test_the_caretaker():
 class FakeCluster:
     """Runs no cell, and answers at once."""
 
+    cells = property(lambda self: self)
+    roster = SimpleNamespace(have_left={})
     state, size, hellos, log_dir = "running", 2, dict.fromkeys(range(2)), ""
 
     def start(self) -> None: ...
@@ -608,7 +610,7 @@ def test_the_requests_of_a_page(monkeypatch):
     feature = toolbar.Toolbar()
     asked: list[Any] = []
     feature.context = SimpleNamespace(send=lambda *sent: asked.append(sent))  # type: ignore[assignment]
-    running = SimpleNamespace(size=2, dead={})
+    running = SimpleNamespace(size=2, roster=SimpleNamespace(dead={}))
     session = SimpleNamespace(hooks=SimpleNamespace(features=[feature]))
     monkeypatch.setattr(cluster, "session", session)
     monkeypatch.setattr(cluster, "running", lambda: running)
@@ -627,7 +629,7 @@ def test_a_page_gets_one_answer_to_requests_that_wait(monkeypatch):
     feature = toolbar.Toolbar()
     asked: Future[Any] = Future()
     feature.context = SimpleNamespace(send=lambda *sent: asked.set_result(sent))  # type: ignore[assignment]
-    running: Any = SimpleNamespace(size=2, dead={})
+    running: Any = SimpleNamespace(size=2, roster=SimpleNamespace(dead={}))
     monkeypatch.setattr(cluster, "running", lambda: running)
     for _ in range(3):
         feature.ask_all(running, "status", lambda *_: None, 60.0)

@@ -14,14 +14,10 @@ from allranks.ensemble.grid import RESERVED
 def test_a_cluster_has_no_other_public_names():
     found = [name for name in dir(allranks.Cluster(2)) if not name.startswith("_")]
     assert found == [
-        "ask", "ask_soon", "attach", "begin", "busy", "call", "can_heal", "client",
-        "connection_information", "count", "crew", "dead", "expects_clients", "failed_first",
-        "follow", "goes_on", "gpu_notices", "gpus", "have_left", "heal", "heal_when", "healing",
-        "hellos", "hidden_view", "hooks", "interrupt", "is_up", "keeping", "launch", "launcher",
-        "lend", "lends", "let_go", "log_dir", "log_end", "lost_because", "map", "map_async", "news",
-        "preload", "pull", "push", "raises_own", "restart", "run", "run_async", "session_dir",
-        "show_late", "show_output", "size", "starmap", "start", "state", "status", "stay", "stays",
-        "stop", "submit", "take_over", "wait", "wait_awaited",
+        "call", "cells", "client", "connection_information", "gpus", "heal", "heal_when", "hellos",
+        "interrupt", "launch", "launcher", "log_dir", "lost_because", "map", "map_async",
+        "ownership", "preload", "pull", "push", "raises_own", "restart", "roster", "run",
+        "run_async", "show_output", "size", "starmap", "start", "state", "status", "stop", "submit",
     ]  # fmt: skip
 
 

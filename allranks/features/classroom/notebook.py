@@ -129,7 +129,7 @@ class Classroom(AskingFeature):
         return found
 
     def _ranks(self, running: cluster.Cluster) -> dict[str, str]:
-        alive = [rank for rank in range(running.size) if rank not in running.dead]
+        alive = [rank for rank in range(running.size) if rank not in running.roster.dead]
         ask = self.begin_ask(alive, requests.STATUS, {}, _ANSWER_SECONDS)
         ranks = read_statuses(running.hellos, ask())
         waiting = [one for one in ranks if one.state.startswith("waiting")]

@@ -101,7 +101,7 @@ class NameCompletion(AskingFeature):
             ranks = rank_lists.parse(found[1] if found else "all", running.size)
         except UsageError:
             ranks = tuple(range(running.size))  # the cell would be refused
-        alive = [rank for rank in ranks if rank not in running.dead]
+        alive = [rank for rank in ranks if rank not in running.roster.dead]
         return self._chosen if self._chosen in alive else next(iter(alive), None)
 
     def _ask_one_rank(self, lines: list[str]) -> list[str]:

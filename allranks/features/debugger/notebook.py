@@ -86,7 +86,7 @@ class NotebookDebugger(NotebookFeature):
 def _ranks() -> DebuggedRanks | None:
     session = cluster.session
     running = None if session is None else session.running
-    found = () if running is None else running.hooks.features
+    found = () if running is None else running.cells.hooks.features
     return next((one.ranks for one in found if isinstance(one, NotebookDebugger)), None)
 
 

@@ -114,7 +114,7 @@ class EnsembleMagics(Magics):
         view = ensemble_view(
             options.view,
             lambda kind, what: _act(runs, kind, what),
-            cluster.ask_soon,
+            cluster.cells.ask_soon,
             fold=options.fold,
         )
         return EnsembleRunner(cluster, runs, options, view, text, number, store, early)

@@ -67,7 +67,7 @@ class EngineSet:
         running = self._session.running
         if running is None:
             return ""
-        return "".join(running.log_end(rank, _LOG_NBYTES) for rank in range(running.size))
+        return "".join(running.cells.log_end(rank, _LOG_NBYTES) for rank in range(running.size))
 
 
 class PxCluster:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any
 
-from allranks.cluster.cells import HiddenView, View
+from allranks.cluster.cell_run import HiddenView, View
 from allranks.cluster.cluster import Cluster
 from allranks.records.ranks import label
 from allranks.records.wire import Output
@@ -62,7 +62,7 @@ class PxResult:
 
     def _run(self, text: str, number: int, begun: threading.Event) -> None:
         try:
-            run = self._cluster.begin(
+            run = self._cluster.cells.begin(
                 text,
                 name=f"cell In[{number}]",
                 number=number,
@@ -71,7 +71,7 @@ class PxResult:
                 want_value=True,
             )
             begun.set()
-            self._future.set_result(self._cluster.wait(run).values())
+            self._future.set_result(self._cluster.cells.wait(run).values())
         except BaseException as error:
             self._future.set_exception(error)
         finally:

@@ -101,7 +101,7 @@ class PytestRanks:
             return
         outcomes, failure = self._run_on(cluster, item, nextid, limit)
         test = merged.RanksOfTest(
-            size, outcomes, _reports(failure), cluster.failed_first, _text(failure), limit
+            size, outcomes, _reports(failure), cluster.cells.failed_first, _text(failure), limit
         )
         if isinstance(failure, CellTimeout):
             test.timed_out = True
@@ -134,7 +134,7 @@ class PytestRanks:
         left = [rank for rank, pid in self._begun.items() if _pids(cluster).get(rank) == pid]
         if not left:
             return {}, failure
-        first = cluster.failed_first
+        first = cluster.cells.failed_first
         if self._config.option.usepdb and first in left and first in _reports(failure):
             self._debug(cluster, first)
         # After a death all fixtures are made again, because the new rank has none.
@@ -165,7 +165,7 @@ class PytestRanks:
             self.close()
         if self._cluster is None:
             self._cluster = allranks.Cluster(size, preload=_PRELOADED)
-            self._cluster.expects_clients = False
+            self._cluster.cells.expects_clients = False
         return self._cluster
 
     def _started(self, size: int) -> allranks.Cluster:
@@ -173,12 +173,12 @@ class PytestRanks:
         if cluster.state != "running":
             self._begun = {}
             cluster.start()
-            cluster.news.clear()
+            cluster.cells.news.clear()
         return cluster
 
     def _begin(self, cluster: allranks.Cluster) -> None:
         """Begins pytest's session on new ranks; the others tear down their fixtures."""
-        cluster.is_up()
+        cluster.cells.is_up()
         if self._begun == (pids := _pids(cluster)):
             return
         self._begun = {}

@@ -10,19 +10,21 @@ from typing import Any
 
 from IPython.display import publish_display_data
 
-from allranks.cluster.cells import CellRun
+from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.connection import Connection
+from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import CellRequest, NotebookFeature
 from allranks.cluster.options import CellOption
+from allranks.cluster.renewal import await_abandoned
 from allranks.errors import ClusterLost, MissingDependency, UsageError
 from allranks.features.simulate.calibration import at_size, here
 from allranks.features.simulate.network import HERE, check_name
 from allranks.features.simulate.picture import draw, explorable
 from allranks.features.simulate.records import RunSimulated, SimulatedReport, SimulatedTime
 from allranks.features.simulate.tokens import MOST_SCHEDULES, MOST_SECONDS, check_token
-from allranks.records.telemetry import Pulse, Telemetry
-from allranks.records.wire import Hello, Output, Record, Reply
+from allranks.records.telemetry import Pulse
+from allranks.records.wire import Hello, Output, Record
 from allranks.widgets.dashboard.view import cell_view
 
 _MOST_RANKS, _MOST_EXPLORED = 4096, 64
@@ -55,7 +57,7 @@ class _OneProcess:
 class SimulatedRun(CellRun):
     """One cell on simulated ranks."""
 
-    def take(self, record: Output | Reply | Telemetry, payloads: list[bytes]) -> None:
+    def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         """Takes a record of a rank; the process's own output is that of no rank."""
         if isinstance(record, Output) and record.log_nbytes:
             text = "".join(rest[0] for kind, *rest in record.entries if kind in ("out", "err"))
@@ -90,10 +92,11 @@ class SimulatedRanks(Cluster):
 
     def begin_simulated(self, request: CellRequest, size: int, options: dict[str, Any]) -> CellRun:
         """Sends a cell, and returns it in flight."""
-        with self._turns.taken():
-            self._catch_up()
-            self._check_idle()
-            self._await_abandoned()
+        cells = self.cells
+        with cells.turns.taken():
+            cells.catch_up()
+            cells.check_idle()
+            await_abandoned(cells.connection)
             hello, log_dir = self.hellos[0], os.path.join(self.log_dir, "simulated")
             hellos = [
                 Hello(
@@ -111,9 +114,8 @@ class SimulatedRanks(Cluster):
                 for rank in range(size)
             ]
             view = cell_view(request.view, hellos, None, fold=request.fold)
-            self.count += 1
             cell = RunSimulated(
-                cell=self.count,
+                cell=cells.roster.cells + 1,
                 source=request.source,
                 number=request.number,
                 size=size,
@@ -122,9 +124,10 @@ class SimulatedRanks(Cluster):
                 limit_nbytes=max(_LEAST_NBYTES, _SCREEN_NBYTES // size),
                 options=options,
             )
-            connection: Any = _OneProcess(self._ranks, size)
-            run = SimulatedRun(self.count, range(size), connection, view, request.timeout)
-            self._send(cell, run)  # type: ignore[arg-type]
+            connection: Any = _OneProcess(cells.connection, size)
+            run = SimulatedRun(cell.cell, range(size), connection, view, request.timeout)
+            cells.connection.run = run
+            cells.send(cell, run)
             return run
 
 
@@ -240,7 +243,7 @@ class Simulate(NotebookFeature):
             options["measured"] = at_size(self._measured[where], size)
         self._size = size
         # The process's cluster has features of its own, which get its records.
-        for feature in ranks.hooks.features:
+        for feature in ranks.cells.hooks.features:
             if isinstance(feature, Simulate):
                 feature.shows_time = "network" in options
         return ranks, ranks.begin_simulated(request, size, options)

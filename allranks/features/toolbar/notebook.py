@@ -77,7 +77,7 @@ class Toolbar(AskingFeature):
             if running is not None:
                 send(running, {r: {} if a.problem else a.content for r, a in answers.items()})
 
-        alive = [rank for rank in range(asked.size) if rank not in asked.dead]
+        alive = [rank for rank in range(asked.size) if rank not in asked.roster.dead]
         self._pending.add(name)
         try:
             self.ask(alive, name, {}, deliver, seconds)
@@ -158,8 +158,10 @@ def as_text(log: str) -> str:
 
 
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
-    ranks = read_statuses(running.hellos, answers, left=running.have_left)
-    ranks = [replace(one, state="dead") if one.rank in running.dead else one for one in ranks]
+    ranks = read_statuses(running.hellos, answers, left=running.roster.have_left)
+    ranks = [
+        replace(one, state="dead") if one.rank in running.roster.dead else one for one in ranks
+    ]
     _send(
         {
             "size": len(ranks),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster.cells import CellRun, Cells, HiddenView
+from allranks.cluster.cell_run import CellRun, HiddenView, show_late
 from allranks.cluster.failures import plain
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.last_words import LastWords
@@ -14,18 +14,17 @@ from allranks.records.wire import Interrupt, Output, Reply
 
 
 def test_late_output_that_cannot_be_shown_ends_one_cell_only():
-    cells, shown = Cells(), []
+    late, shown = [Output(1, 0, (["out", "a"],), 0, 0, 0)], []
 
     def fail(batch):
         raise ZeroDivisionError
 
-    cells._take(Output(1, 0, (["out", "a"],), 0, 0, 0), [])
     with pytest.raises(ZeroDivisionError):
-        cells.show_late(SimpleNamespace(output=fail))
-    cells.show_late(SimpleNamespace(output=shown.append))
+        show_late(late, SimpleNamespace(output=fail))
+    show_late(late, SimpleNamespace(output=shown.append))
     assert not shown
-    cells._take(Output(1, 0, (["out", "b"],), 0, 0, 0), [])
-    cells.show_late(SimpleNamespace(output=shown.append))
+    late.append(Output(1, 0, (["out", "b"],), 0, 0, 0))
+    show_late(late, SimpleNamespace(output=shown.append))
     assert [batch.entries[1:] for batch in shown] == [(["out", "b"],)]
 
 
@@ -39,10 +38,10 @@ def killed(why, *replies, timeout=None, ends=()):
     """The error of a cell on three ranks that were killed."""
     roster = ClusterState(3)
     roster.ends += ends
+    roster.set_phase("lost", why)
     connection = SimpleNamespace(
         size=3, roster=roster, words=LastWords(roster), hooks=NotebookHooks(()),
-        closed=not ends, lost_because=why, ask_soon=None, step=lambda seconds: [],
-        lose=lambda shown: why, can_heal=False,
+        closed=not ends, ask_soon=None, step=lambda seconds: [], lose=lambda shown: why,
     )  # fmt: skip
     view = HiddenView(lambda batch: None)
     run = CellRun(1, range(3), connection, view, timeout)
@@ -78,8 +77,9 @@ def test_the_exception_of_a_rank_is_reported_although_another_one_died(monkeypat
 @pytest.mark.parametrize("kills", [False, True])
 def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills):
     sent, ended, closed = [], [], []
+    roster = ClusterState(3)
     connection = SimpleNamespace(
-        size=3, words=LastWords(ClusterState(3)), hooks=NotebookHooks(()), closed=False,
+        size=3, roster=roster, words=LastWords(roster), hooks=NotebookHooks(()), closed=False,
         ask_soon=None,
         send=lambda ranks, message: sent.append((ranks, message)),
         end_rank=lambda rank, why: ended.append(rank),

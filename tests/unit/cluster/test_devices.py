@@ -93,12 +93,16 @@ def test_there_is_a_rank_for_each_gpu_of_those_that_are_visible_or_chosen(driver
 
 def test_sharing_is_said_by_gpu(driver):
     driver(PLAIN[:2])
+
+    def notices(cluster):
+        return devices.notices(cluster.gpus, cluster.size)
+
     staged = "; collectives are staged through the host"
-    assert Cluster(2).gpu_notices == []
-    assert Cluster(3).gpu_notices == [f"2 ranks share GPU 0{staged}"]
-    assert Cluster(4).gpu_notices == [f"2 ranks share GPU 0, 2 ranks share GPU 1{staged}"]
-    assert Cluster(2, gpus="1").gpu_notices == [f"2 ranks share GPU 1{staged}"]
-    assert Cluster(4, gpus="none").gpu_notices == []
+    assert notices(Cluster(2)) == []
+    assert notices(Cluster(3)) == [f"2 ranks share GPU 0{staged}"]
+    assert notices(Cluster(4)) == [f"2 ranks share GPU 0, 2 ranks share GPU 1{staged}"]
+    assert notices(Cluster(2, gpus="1")) == [f"2 ranks share GPU 1{staged}"]
+    assert notices(Cluster(4, gpus="none")) == []
 
 
 def test_ranks_that_must_not_share_are_refused(driver):

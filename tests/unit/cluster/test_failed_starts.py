@@ -11,6 +11,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sharing import WatcherFeed
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
+from allranks.cluster.state import ClusterState
 from allranks.errors import StartFailed, UsageError
 from allranks.records.agent import ControllerExit
 
@@ -58,7 +59,7 @@ def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
     monkeypatch.setattr(connection, "open_sockets", lambda *_: (wire, config))
     hooks = SimpleNamespace(started=fail)
     with pytest.raises(StartFailed):
-        Connection(2, (), SimpleNamespace(), (), lambda *_: None, hooks=hooks)
+        Connection(ClusterState(2), (), SimpleNamespace(), (), {}, hooks)
     assert closed == ["wire"]
 
 

@@ -18,7 +18,7 @@ from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.recovered import text_of
 from allranks.cluster.recovery import Recovery
 from allranks.cluster.sockets import InterruptRequested
-from allranks.cluster.state import ClusterState, Exited, HostLost, StartsAgain
+from allranks.cluster.state import ClusterState, HostLost, StartsAgain
 from allranks.errors import ClusterLost
 from allranks.records import requests
 from allranks.records.wire import Answer, Hello
@@ -45,6 +45,8 @@ class Ranks:
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
         self.roster, self.events = ClusterState(6), events
+        self.roster.connect(can_heal=True, can_relocate=True)
+        self.roster.set_phase("running")
         self.places = {host: list(ranks) for host, ranks in HOSTS.items()}
         self.loaded: list[list[int]] = []
         self.asked: list[tuple[str, set[int]]] = []
@@ -113,7 +115,7 @@ class Ranks:
 
 def dies(rank: int) -> Event:
     def event(ranks: Ranks) -> None:
-        ranks.roster.apply(Exited(ProcessExit(rank, code=-9, pid=1), spared=True))
+        ranks.roster.apply(ProcessExit(rank, code=-9, pid=1))
 
     return event
 
@@ -121,7 +123,7 @@ def dies(rank: int) -> Event:
 def loses(host: str) -> Event:
     def event(ranks: Ranks) -> None:
         end = ProcessExit(-2, host=host, why="is cut off")
-        ranks.roster.apply(HostLost(end, tuple(ranks.places[host]), spared=True))
+        ranks.roster.apply(HostLost(end, tuple(ranks.places[host])))
 
     return event
 

@@ -23,10 +23,10 @@ WAITS = "waiting for the other ranks"
 class Ranks:
     """Three ranks; rank 1 answers when it is free. Each step is a second."""
 
-    size, can_heal, closed = 3, True, False
+    size, closed = 3, False
 
-    def __init__(self, events: dict[int, Callable[[Ranks], object]]) -> None:
-        self.roster = SimpleNamespace(dead={}, ends=[])
+    def __init__(self, events: dict[int, Callable[[Ranks], object]], heals: bool) -> None:
+        self.roster = SimpleNamespace(dead={}, ends=[], can_heal=heals)
         self.inbox = SimpleNamespace(hearing_interrupts=nullcontext)
         self.now, self._events = 0.0, events
         self.sent: list[tuple[list[int], Any]] = []
@@ -66,8 +66,10 @@ class Ranks:
 
 @pytest.fixture
 def renew(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Ranks, Renewal, list[str]]]:
-    def run(events: dict[int, Any], **changed: Any) -> tuple[Ranks, Renewal, list[str]]:
-        ranks, told = Ranks(events), list[str]()
+    def run(
+        events: dict[int, Any], heals: bool = True, **changed: Any
+    ) -> tuple[Ranks, Renewal, list[str]]:
+        ranks, told = Ranks(events, heals), list[str]()
         vars(ranks).update(changed)
 
         class Clock:
@@ -131,7 +133,7 @@ def test_without_a_user_it_is_interrupted_after_a_while(renew):
 
 def test_ranks_that_cannot_be_replaced_are_not_ended_without_a_user(renew):
     with pytest.raises(UsageError, match="rank 1 is still ending torch's groups after 30 s"):
-        renew({}, can_heal=False)
+        renew({}, heals=False)
 
 
 def test_the_problem_of_a_rank_is_raised(renew):

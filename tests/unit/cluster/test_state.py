@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from allranks.cluster.state import (
     ClusterState,
     Deaths,
     DiedBefore,
-    Exited,
     HostLost,
     Left,
     NotJoined,
@@ -220,9 +220,17 @@ def test_random_events_keep_what_is_true_of_a_cell():
 # The processes of the ranks.
 
 
-def up(size: int = 4) -> ClusterState:
-    """Ranks that have all come, as processes 1, 2 …"""
+def connected(size: int = 4, heals: bool = True, relocates: bool = True) -> ClusterState:
+    """Ranks of which none has come yet."""
     ranks = ClusterState(size)
+    ranks.connect(heals, relocates)
+    ranks.set_phase("running")
+    return ranks
+
+
+def up(size: int = 4, heals: bool = True, relocates: bool = True) -> ClusterState:
+    """Ranks that have all come, as processes 1, 2 …"""
+    ranks = connected(size, heals, relocates)
     for rank in range(size):
         assert ranks.apply(hello(rank, 1 + rank)) == (Came(hello(rank, 1 + rank)),)
     return ranks
@@ -238,70 +246,138 @@ def lost(host: str = "h") -> ProcessExit:
 
 def test_a_rank_dies_and_the_others_are_left():
     ranks = up()
-    assert ranks.apply(Exited(end(2), spared=True)) == (Deaths((end(2),)),)
+    assert ranks.apply(end(2)) == (Deaths((end(2),)),)
     assert (ranks.alive, ranks.dead, ranks.ends) == ((0, 1, 3), {2: end(2)}, [])
     assert 2 not in ranks.new
 
 
 def test_with_its_last_rank_a_cluster_has_ended():
     ranks = up(2)
-    ranks.apply(Exited(end(1), spared=True))
-    assert ranks.apply(Exited(end(0), spared=True)) == (Deaths((end(0),)),)
+    ranks.apply(end(1))
+    assert ranks.apply(end(0)) == (Deaths((end(0),)),)
     assert ranks.ends == [end(1), end(0)]
 
 
 def test_the_end_of_a_process_that_comes_again_is_no_other_death():
     ranks = up()
-    ranks.apply(Exited(end(2, host="h"), spared=True))
-    assert ranks.apply(Exited(end(2, host="h"), spared=True)) == ()
-    assert ranks.apply(Exited(end(2, 9, host="h"), spared=True)) == (
-        Deaths((end(2, 9, host="h"),), again=True),
-    )
+    ranks.apply(end(2, host="h"))
+    assert ranks.apply(end(2, host="h")) == ()
+    assert ranks.apply(end(2, 9, host="h")) == (Deaths((end(2, 9, host="h"),), again=True),)
     assert ranks.died_again == {2: end(2, 9, host="h")}
 
 
 @pytest.mark.parametrize(
     ("ranks", "event"),
     [
-        (up(), Exited(end(2), spared=False)),
-        (up(), Exited(end(2, by_launcher=True), spared=True)),
-        (up(), Exited(ProcessExit(-1, 1), spared=True)),
-        (ClusterState(4), Exited(end(2), spared=True)),
-        (up(), HostLost(lost(), (2, 3), spared=False)),
+        (up(heals=False), end(2)),
+        (up(), end(2, by_launcher=True)),
+        (up(), ProcessExit(-1, 1)),
+        (connected(), end(2)),
+        (up(relocates=False), HostLost(lost(), (2, 3))),
     ],
     ids=["not spared", "killed by the launcher", "the launcher", "not all have come", "a host"],
 )
 def test_an_end_that_cannot_be_replaced_ends_the_cluster(ranks, event):
     assert ranks.apply(event) == ()
-    assert ranks.ends == [event.end]
+    first = event.end if isinstance(event, HostLost) else event
+    assert ranks.ends == [first]
     later = end(3)
-    ranks.apply(Exited(later, spared=True))
-    assert (ranks.ends, ranks.dead) == ([event.end, later], {})
+    ranks.apply(later)
+    assert (ranks.ends, ranks.dead) == ([first, later], {})
 
 
 def test_the_ranks_of_a_lost_host_die_together_without_those_that_had_died():
     ranks = up()
-    ranks.apply(Exited(end(3), spared=True))
-    (deaths,) = ranks.apply(HostLost(lost(), (2, 3), spared=True))
+    ranks.apply(end(3))
+    (deaths,) = ranks.apply(HostLost(lost(), (2, 3)))
     assert [(each.rank, each.why) for each in deaths.ends] == [(2, "is cut off")]
     assert (ranks.alive, ranks.lost_hosts) == ((0, 1), {"h": "is cut off"})
-    assert ranks.apply(Exited(ProcessExit(-1, 1), spared=True)) == ()  # MPI ends with it
+    assert ranks.apply(ProcessExit(-1, 1)) == ()  # MPI ends with it
     assert ranks.ends == []
 
 
+def test_a_rank_that_dies_in_a_cell_has_left_it():
+    ranks = up()
+    ranks.begin_cell(7, (1, 2), thread=5)
+    assert (ranks.busy, ranks.cells, ranks.thread) == (True, 7, 5)
+    assert ranks.apply(end(2)) == (Deaths((end(2),), left=(Left(2, "lost"),)),)
+    assert ranks.apply(end(3)) == (Deaths((end(3),)),)
+    assert ranks.running is not None
+    assert ranks.running.pending == (1,)
+
+
+def test_a_cell_for_which_no_thread_waits_leaves_the_ranks_idle_but_counts_for_their_epoch():
+    ranks = up()
+    ranks.begin_cell(7, (1, 2), thread=5)
+    ranks.abandoned = True
+    assert (ranks.busy, ranks.running) == (False, None)
+    assert ranks.cell is not None
+    ranks.cell.apply(reply(1))
+    ranks.end_cell()
+    assert (ranks.cell, ranks.epoch.dirty) == (None, True)
+
+
+def test_ranks_that_a_cell_ends_have_saved_their_variables():
+    ranks = up()
+    ranks.begin_cell(7, (1, 2), thread=5)
+    assert ranks.cell is not None
+    ranks.cell.apply(replace(reply(1), ends="it forked"))
+    assert ranks.ending == {1: "it forked"}
+    ranks.end_cell()
+    assert (ranks.saved, ranks.ending) == ({1}, {})
+
+
+@pytest.mark.parametrize(
+    "begin", [lambda ranks: ranks.set_phase("starting"), lambda ranks: ranks.begin_ensemble(5)]
+)
+def test_a_death_costs_all_ranks_where_others_cannot_go_on(begin):
+    ranks = up()
+    begin(ranks)
+    assert ranks.apply(end(2)) == ()
+    assert ranks.ends == [end(2)]
+
+
+def test_what_ends_before_a_notebook_has_attached_counts_afterwards():
+    ranks = up()
+    ranks.set_phase("attaching")
+    loss, exit_of_mpi = HostLost(lost(), (2, 3)), ProcessExit(-1, 1)
+    for event in (end(1), loss, exit_of_mpi):
+        assert ranks.apply(event) == ()
+    assert (ranks.ends, ranks.dead, ranks.early) == ([], {}, [end(1), loss])
+    assert [one.rank for one in ranks.early_ends] == [1, 2, 3]
+    ranks.apply(Replaces(1, 8))
+    ranks.apply(Replaces(3, 9))
+    assert [one.rank for one in ranks.early_ends] == [2]
+    assert ranks.early_ranks == {1, 2}
+    ranks.set_phase("running")
+    for event in ranks.early:
+        ranks.apply(event)
+    assert (list(ranks.dead), ranks.lost_hosts) == ([2], {"h": "is cut off"})
+
+
+def test_other_ranks_begin_without_what_the_ones_before_did():
+    ranks = up()
+    ranks.healing = "off"
+    ranks.begin_cell(7, (1, 2), thread=5)
+    ranks.apply(end(2))
+    ranks.connect(can_heal=True, stays=60.0)
+    assert (ranks.phase, ranks.ends, ranks.cell, ranks.stays) == ("starting", [], None, 60.0)
+    assert (ranks.cells, ranks.healing) == (7, "off")
+
+
 def test_a_host_that_is_lost_while_ranks_start_is_noted():
-    ranks = ClusterState(4)
-    assert ranks.apply(HostLost(lost(), (2, 3), spared=True)) == ()
+    ranks = connected()
+    assert ranks.apply(HostLost(lost(), (2, 3))) == ()
     assert (ranks.dead, ranks.lost_hosts) == ({}, {"h": "is cut off"})
 
 
 def test_only_the_last_process_that_was_started_for_a_place_counts():
     ranks = up()
-    ranks.apply(Exited(end(2), spared=True))
+    ranks.apply(end(2))
     ranks.apply(Seating())
     ranks.apply(Replaces(2, 8))
     ranks.apply(Replaces(2, 9))
-    assert ranks.apply(hello(2, 8)) == ranks.apply(Exited(end(2, 8), spared=True)) == ()
+    assert ranks.apply(hello(2, 8)) == ranks.apply(end(2, 8)) == ()
     assert ranks.apply(hello(2, 9)) == (Came(hello(2, 9)),)
     assert ranks.new == {2}
     ranks.apply(TookPlaces([2]))
@@ -310,9 +386,9 @@ def test_only_the_last_process_that_was_started_for_a_place_counts():
 
 def test_a_replacement_that_has_died_before_it_has_joined_is_dead():
     ranks = up()
-    ranks.apply(Exited(end(2), spared=True))
+    ranks.apply(end(2))
     ranks.apply(Replaces(2, 9))
-    ranks.apply(Exited(end(2, 9), spared=True))
+    ranks.apply(end(2, 9))
     ranks.apply(TookPlaces([2]))
     assert ranks.dead == {2: end(2, 9)}
 
@@ -330,8 +406,8 @@ def test_a_place_that_no_process_has_taken_is_that_of_the_rank_that_died():
 
 def test_ranks_that_are_started_again_begin_without_deaths_but_with_losses_of_their_hosts():
     ranks = up()
-    ranks.apply(HostLost(lost("h1"), (3,), spared=True))
-    ranks.apply(Exited(lost("h2"), spared=False))
+    ranks.apply(HostLost(lost("h1"), (3,)))
+    ranks.apply(lost("h2"))
     ranks.apply(StartsAgain(["h", "h2"]))
     assert ranks.lost_hosts == {"h2": "is cut off"}
     assert (ranks.missing, ranks.dead, ranks.ends) == ([0, 1, 2, 3], {}, [])
@@ -354,7 +430,7 @@ class Processes:
 
     def __init__(self, seed: int, counts: Counter[str]) -> None:
         self.chance, self.counts = random.Random(seed), counts
-        self.ranks, self.pid = ClusterState(4), 0
+        self.ranks, self.pid = connected(), 0
         self.events: list[Any] = [hello(rank, self.next()) for rank in range(4)]
 
     def next(self) -> int:
@@ -368,9 +444,9 @@ class Processes:
         rank, host = chance.randrange(4), chance.choice(["h", "h2"])
         dead = sorted(ranks.dead)
         last = ranks.hellos[rank].pid if rank in ranks.hellos else self.next()
-        kind = chance.choices(range(8), [9, 1, 1, 1, 1, 4 * len(dead), len(dead), 1])[0]
+        kind = chance.choices(range(10), [9, 1, 1, 1, 1, 4 * len(dead), len(dead), 2, 2, 4])[0]
         if kind == 0:
-            return Exited(end(rank, chance.choice([last, last, self.next()]), host="h"), True)
+            return end(rank, chance.choice([last, last, self.next()]), host="h")
         if kind == 5:
             new = [(each, self.next()) for each in dead]
             for each, pid in new:
@@ -381,20 +457,38 @@ class Processes:
             self.events = [hello(each, self.next()) for each in range(4)]
             return StartsAgain(chance.sample(["h", "h2"], chance.randrange(3)))
         if kind == 4:
-            return Exited(ProcessExit(chance.choice([-1, -2]), at=0.0), chance.random() < 0.9)
+            return ProcessExit(chance.choice([-1, -2]), at=0.0)
+        if kind == 8:
+            self.events.append(lambda: ranks.end_ensemble(self.next()))
+            return lambda: ranks.begin_ensemble(self.next())
+        if kind == 9:
+            return self.use_ranks
         there = {"h": (0, 1), "h2": (2, 3)}[host]
         return {
-            1: HostLost(lost(host), there, chance.random() < 0.9),
+            1: HostLost(lost(host), there),
             2: NotJoined([rank]),
             3: DiedBefore(hello(rank, last)),
             6: NotRecovered(list(ranks.dead.values())),
         }[kind]
 
+    def use_ranks(self) -> None:
+        """What this notebook does with the ranks: begins a cell, or ends the one that runs."""
+        chance, ranks = self.chance, self.ranks
+        if ranks.cell is None and not ranks.ensemble:
+            ranks.begin_cell(self.next(), ranks.alive, thread=self.pid)
+            return
+        if ranks.cell is not None and ranks.cell.pending and chance.random() < 0.7:
+            ranks.cell.apply(reply(chance.choice(ranks.cell.pending), cell=ranks.cell.cell))
+        if chance.random() < 0.5:
+            ranks.end_cell()
+        else:
+            ranks.abandoned = True
+
     def step(self) -> None:
         ranks, event = self.ranks, self.event()
         self.counts[type(event).__name__] += 1
         alive, over = ranks.alive, bool(ranks.ends)
-        for found in ranks.apply(event):
+        for found in event() or () if callable(event) else ranks.apply(event):
             self.counts[type(found).__name__] += 1
             if isinstance(found, Deaths):
                 died = {each.rank for each in found.ends}
@@ -402,11 +496,15 @@ class Processes:
                 assert not over
                 assert died <= ranks.dead.keys()
                 assert found.again == (not died <= set(alive))
+                assert {each.rank for each in found.left} <= died
+        if ranks.cell is not None:
+            assert not ranks.dead.keys() & set(ranks.cell.pending)
+            assert ranks.busy == (ranks.ensemble or not ranks.abandoned)
         assert {*ranks.alive, *ranks.dead} == {*range(4)}
         assert ranks.alive or ranks.ends
         assert ranks.new <= ranks.hellos.keys()
         assert isinstance(event, StartsAgain) or not over or ranks.ends
-        if isinstance(event, Exited) and not ranks.ends:
+        if isinstance(event, ProcessExit) and not ranks.ends:
             assert ranks.apply(event) == ()
 
 
@@ -416,5 +514,5 @@ def test_random_events_keep_what_is_true_of_ranks():
         world = Processes(seed, counts)
         for _ in range(1000):
             world.step()
-    assert len(counts) == 12
+    assert len(counts) == 14
     assert min(counts.values()) >= 500, counts

@@ -9,7 +9,7 @@ from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
-from allranks.cluster.state import ClusterState
+from allranks.cluster.state import ClusterState, HostLost
 from allranks.errors import UsageError
 from allranks.records import limits
 from allranks.records.agent import Notice, Replaces
@@ -54,13 +54,13 @@ class Attaching:
     ``events`` happen at a second; ``silent_since`` is when the host of rank 3 was last heard.
     """
 
-    size, lost_because, can_relocate = 4, "", True
+    size, lost_because = 4, ""
 
     def __init__(self, monkeypatch, events, silent_since=1000):
         self.now, self.events, self.got = 0, events, {}
         self.roster, self.answers = ClusterState(4), dict.fromkeys(range(3), about())
-        self._early_exits = []
-        self._agents = [SimpleNamespace(ranks_of=lambda host: [3])]
+        self.roster.connect(can_heal=True, can_relocate=True)
+        self.roster.set_phase("attaching")
         self._wire = SimpleNamespace(is_in_doubt=lambda ranks: silent_since + 4 < self.now)
 
         class Clock:
@@ -84,9 +84,6 @@ class Attaching:
         self.now += 1
         self.events.get(self.now, lambda attaching: None)(self)
 
-    def _early_ends(self):
-        return Connection._early_ends(self)
-
     def _ask_to_heal(self, got, asked):
         return Connection._ask_to_heal(self, got, asked)
 
@@ -96,7 +93,7 @@ def about(**changed):
 
 
 def lose_host(attaching):
-    attaching._early_exits.append(ProcessExit(-2, why="is cut off", host="h2"))
+    attaching.roster.apply(HostLost(ProcessExit(-2, why="is cut off", host="h2"), (3,)))
 
 
 @pytest.mark.parametrize("silent_since", [0, 12])
@@ -111,7 +108,7 @@ def test_a_rank_that_does_not_answer_is_named_if_its_host_is_there(monkeypatch):
 
 def begin_to_replace(attaching):
     # The last notebook has asked for it; process 8 takes the place of process 7.
-    attaching._early_exits.append(ProcessExit(3, code=-9, pid=7))
+    attaching.roster.apply(ProcessExit(3, code=-9, pid=7))
     attaching.roster.apply(Replaces(3, 8))
     attaching.answers |= {rank: about(healing=True, died=[3]) for rank in range(3)}
     attaching.got.clear()
@@ -122,7 +119,7 @@ def test_a_rank_whose_replacement_failed_without_a_notebook_is_dead(monkeypatch)
         attaching.answers |= {rank: about(died=[3]) for rank in range(3)}
 
     attaching = Attaching(monkeypatch, {1: begin_to_replace, 5: fail})
-    assert [end.pid for end in attaching._early_ends()] == [7]
+    assert [end.pid for end in attaching.roster.early_ends] == [7]
     assert attaching.now < 10
     assert attaching.got.keys() == {0, 1, 2}
 
@@ -135,13 +132,13 @@ def test_a_rank_that_was_replaced_without_a_notebook_is_waited_for(monkeypatch):
         attaching.answers[3] = about()
 
     attaching = Attaching(monkeypatch, {1: begin_to_replace, 5: succeed, 9: come})
-    assert attaching._early_ends() == []
+    assert attaching.roster.early_ends == []
     assert attaching.got.keys() == {0, 1, 2, 3}
 
 
 def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monkeypatch):
     attaching = Attaching(monkeypatch, {1: begin_to_replace})
-    assert [end.pid for end in attaching._early_ends()] == [7]
+    assert [end.pid for end in attaching.roster.early_ends] == [7]
     assert attaching.got.keys() == {0, 1, 2}
 
 
