@@ -99,7 +99,7 @@ class EnsembleRunner:
         self._name = uuid4().hex
         self._interrupts = 0
         self._unexplained_deaths = 0
-        hooks = cluster.hooks
+        hooks = cluster.cells.hooks
         #: What finds values that have become NaN, if a feature does.
         self._logged = hooks.command("members") if "members" in hooks.commands else None
         #: Members to run, in this order; after `_closed` none are put back.

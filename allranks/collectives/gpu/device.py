@@ -251,6 +251,12 @@ class Device:
                 yield stream
 
     @contextmanager
+    def on(self, stream: Stream) -> Iterator[Stream]:
+        """Work queued within goes to one of our streams; no step may yield within."""
+        with self.cupy.cuda.Device(self.number), stream:
+            yield stream
+
+    @contextmanager
     def copying(self, call: Call) -> Iterator[None]:
         with self.behind_caller(call) as stream:
             yield
