@@ -238,7 +238,7 @@ class AfterCells:
             return
         if not run.ended_well or not self._is_due():
             return
-        call = cloudpickle.dumps((_KEEP, (self.names,), {}))
+        call = cloudpickle.dumps((_KEEP, self.names, {}))
         try:
             hidden = HiddenView(ranks.late.append, view.notice)
             cells.wait(cells.begin("", call=call, name="keep", view=hidden))
