@@ -262,7 +262,7 @@ class ClusterState:
         self.lost_hosts: dict[str, str] = {}
         #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
-        #: What ends while this notebook attaches: it counts once all other ranks have answered.
+        #: What has ended while this notebook attaches: it counts once the other ranks answer.
         self.early: list[ProcessExit | HostLost] = []
 
     def set_phase(self, phase: str, why: str = "") -> None:
