@@ -548,7 +548,7 @@ def time_that_jumps(notebook: Kernel, folder: Path) -> Iterator[Callable[[], Non
     try:
         yield jump
     finally:
-        notebook.run("cells.time, cells.CellRun.step = time, step").ok()
+        notebook.run("cell_run.time, cell_run.CellRun.step = time, step").ok()
 
 
 def wait_until(

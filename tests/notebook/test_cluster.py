@@ -268,13 +268,12 @@ def test_a_rank_that_fails_after_it_has_left_its_cell_has_left_it_for_the_others
 
 AFTERWARDS = """
 from allranks.engine import cell
-world = cell.world
-class Fails:
-    def current():
-        cell.world = world
-        raise {}('afterwards')
+reply = cell.Reply
+def fails(**fields):
+    cell.Reply = reply
+    raise {}('afterwards')
 if rank == 1:
-    cell.world = Fails
+    cell.Reply = fails
 else:
     allreduce(1)
 """

@@ -91,7 +91,7 @@ class Reduction(NamedTuple):
     packed: Packed
     arithmetic: Arithmetic
     transport: str
-    move: Callable[[Call, Array, Arithmetic], Prepared[Array]]
+    move: Callable[..., Prepared[Array]]
     nbytes: int
 
     def call(self, group: Group) -> Call:
@@ -111,7 +111,9 @@ def _reduction(group: Group, title: str, op: ReduceOp, array: Array, dtype: str)
     check(op, array.dtype)
     transport = group.through_host
 
-    def in_place(call: Call, source: Array, arithmetic: Arithmetic) -> Prepared[Array]:
+    def in_place(
+        call: Call, source: Array, arithmetic: Arithmetic, _: Array | None = None
+    ) -> Prepared[Array]:
         return transport.allreduce(call, source, arithmetic, source)
 
     spec = Spec(title, reduction_name(op), dtype, array.shape)
