@@ -36,7 +36,8 @@ class HealFailed(Exception):
 class _Meeting:
     """The living processes of a job, which agree on new places; rank -1 is a spare process."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.arrived: dict[int, tuple[Process, int]] = {}
         self.over = self.succeeded = self.began = False
 
@@ -58,8 +59,9 @@ class Job:
         #: The ranks that have come to the meeting of a cell, by cell.
         self.arrivals: dict[int, set[int]] = {}
         #: Starts a process in the place of dead ranks, where there are no spare processes.
-        self.start_another: Callable[[list[int], Callable[[], object]], object] | None = None
+        self.start_another: Callable[[list[int], int, Callable[[], object]], object] | None = None
         self._meeting: _Meeting | None = None
+        self._meetings = 0
         #: The spare process that has become a rank last.
         self.joining: Process | None = None
         #: The epoch of the ranks, which new ones learn.
@@ -97,13 +99,17 @@ class Job:
         if self._meeting is not None:
             self._look(self._meeting)
 
-    def heal(self, process: Process, rank: int, dead: Sequence[int] = ()) -> None:
+    def heal(self, process: Process, rank: int, dead: Sequence[int] = (), number: int = 0) -> None:
         """Returns when all living processes have called it; raises HealFailed if one dies.
 
-        ``dead`` are ranks whose places other processes are to be started for.
+        ``dead`` are ranks whose places other processes are to be started for. A process that was
+        started for one meeting gives its ``number``: those of MPI_Comm_spawn reach no other one.
         """
+        if number and (self._meeting is None or self._meeting.over or number != self._meetings):
+            raise HealFailed("MPI_ERR_PROC_FAILED: another rank has died meanwhile")
         if self._meeting is None or self._meeting.over:
-            self._meeting = _Meeting()
+            self._meetings += 1
+            self._meeting = _Meeting(self._meetings)
             self._start_others(dead, self._meeting)
         meeting = self._meeting
         if process.pid not in self.members:
@@ -118,7 +124,7 @@ class Job:
     def _start_others(self, dead: Sequence[int], meeting: _Meeting) -> None:
         for number in dead if self.start_another is not None else ():
             replaced = [number, *(each for each in dead if each != number)]
-            self.start_another(replaced, lambda: self._finish(meeting, False))
+            self.start_another(replaced, meeting.number, lambda: self._finish(meeting, False))
 
     def _look(self, meeting: _Meeting) -> None:
         if meeting.over:
@@ -227,12 +233,19 @@ def _watch_stubs(job: Job) -> None:
 
 
 def _start_stub(
-    job: Job, number: int, place: int, daemon: Process, address: str, replaced: Sequence[int] = ()
+    job: Job,
+    number: int,
+    place: int,
+    daemon: Process,
+    address: str,
+    replaced: Sequence[int] = (),
+    meeting: int = 0,
 ) -> None:
     environ = {
         "OMPI_COMM_WORLD_RANK": str(place),
         "OMPI_COMM_WORLD_SIZE": str(job.count),
         "SIM_JOB": str(number),
+        "SIM_MEETING": str(meeting),
     }
 
     def stub() -> None:
@@ -253,12 +266,17 @@ def _start_stub(
 
 
 def _start_another(
-    job: Job, number: int, address: str, replaced: list[int], ended: Callable[[], object]
+    job: Job,
+    number: int,
+    address: str,
+    replaced: list[int],
+    meeting: int,
+    ended: Callable[[], object],
 ) -> None:
     """Starts a stub for a process that joins the others; ``ended`` is called when it ends."""
 
     def start() -> None:
-        _start_stub(job, number, replaced[0], job.mpiexec, address, replaced)
+        _start_stub(job, number, replaced[0], job.mpiexec, address, replaced, meeting)
         job.stubs[-1].on_death.append(lambda _: ended())
 
     job.world.after(job.world.rng.uniform(0.01, 0.1), start)
@@ -421,7 +439,7 @@ class Rank:
             self._spare.join(self.rank)
         elif self._dead:
             try:
-                self._job.heal(self.p, self.rank)
+                self._job.heal(self.p, self.rank, number=int(self.p.environ["SIM_MEETING"]))
             except HealFailed:
                 raise SystemExit(1) from None
         else:
