@@ -14,7 +14,7 @@ from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import CellContext
-from allranks.cluster.state import AllEnded, CellEvent, Deaths
+from allranks.cluster.state import LOST, AllEnded, CellEvent, Deaths
 from allranks.countdown import Countdown
 from allranks.errors import (
     CellFailed,
@@ -391,6 +391,9 @@ class CellRun:
             self.view.refresh()
         why = self._connection.lose(shown=True)
         self.apply(AllEnded())
+        for rank, status in self.state.left.items():
+            if status == LOST:  # also those whose death has left no rank
+                self.view.left(rank, status)
         for rank in self.ranks:
             self._show_unsent(rank)
         return why

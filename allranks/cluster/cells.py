@@ -8,7 +8,7 @@ from typing import Any
 
 from allranks import own_files
 from allranks.cluster import healing
-from allranks.cluster.calls import Turns
+from allranks.cluster.calls import CapturedOutput, Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, View, show_late
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import (
@@ -59,6 +59,8 @@ class Cells:
         """What the ranks keep when a cell has ended."""
         self.kept: KeptFolders | None = None
         """Where they keep it."""
+        self.show_output = True
+        """Whether cells without a view show what the ranks print."""
         self.expects_clients = True
         """Whether ipyparallel's controller starts with the ranks, or only when it is needed."""
         #: Whether these ranks begin without anything kept.
@@ -282,7 +284,8 @@ class Cells:
             self.check_idle()
             chosen, connection = among(ranks, self.size), self.connection
             if view is None:
-                view = text_view(chosen, connection.log_dir)
+                shown = self.show_output
+                view = text_view(chosen, connection.log_dir) if shown else CapturedOutput()
             self._prepare(chosen, view)
             for line in self.news:
                 view.notice(line)
@@ -298,7 +301,11 @@ class Cells:
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
             connection.words.name_cell(text, cell.number)
-            run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
+            try:
+                run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
+            except BaseException:
+                connection.end_cell()  # it was not sent
+                raise
             self.send(cell, run, *([call] if call else []))
             return run
 
@@ -406,6 +413,7 @@ class Cells:
 
     def heal(self, tell: Callable[[str], None] | None = None) -> str:
         """Replaces ranks that have died: see `Cluster.heal`."""
+        self._check_up()
         self.check_idle()
         if not self.roster.dead:
             raise UsageError("expected ranks that have died, found all ranks alive")

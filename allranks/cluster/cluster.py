@@ -106,6 +106,7 @@ class Cluster:
             settings=dict(settings),
         )
         self.cells = Cells(self.size, connect)
+        self.cells.show_output = show_output
         """For programs that show cells themselves."""
         self.roster = self.cells.roster
         """Which ranks run, which have died, and what they run."""

@@ -159,6 +159,8 @@ class Connection:
         self.epoch, self.ended_epoch = 0, -1
         #: Lines of hosts for the user.
         self.notices: list[str] = []
+        #: Whether these ranks have ended, or are left: the roster may be that of others since.
+        self._has_ended = False
         self.hooks = NotebookHooks(()) if hooks is None else hooks
         #: Whether ipyparallel's controller starts as soon as all ranks are up.
         self.expects_clients = self.size <= CLIENTS_RANKS
@@ -223,7 +225,10 @@ class Connection:
         try:
             # An interrupt waits until the job, for example, is known and can be cancelled.
             with self.inbox.hearing_interrupts():
-                return self._start_agent()
+                agent = self._start_agent()
+            if self.step(0):
+                raise KeyboardInterrupt
+            return agent
         except BaseException:
             self.close()
             raise
@@ -376,7 +381,9 @@ class Connection:
 
     def close(self, phase: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
-        self.roster.set_phase(phase, why)
+        if not self._has_ended:
+            self.roster.set_phase(phase, why)
+        self._has_ended = True
         self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
             # A launcher's job is asked before it is ended from here.
@@ -536,6 +543,7 @@ class Connection:
     def let_go(self) -> None:
         why = "this notebook is detached from the ranks. Type: %distributed attach"
         self.roster.set_phase("stopped", why)
+        self._has_ended = True
         self.hooks.stopped()
         self._finalizer.detach()
         for client in self._clients:
@@ -860,15 +868,17 @@ class Connection:
         if not cell.pending:
             return True
         # Asked several times a second: most of the time no rank has ended.
-        return bool(self.roster.ends or self.roster.phase != "running") and self.over
+        ended = self._has_ended or self.roster.ends or self.roster.phase != "running"
+        return bool(ended) and self.over
 
     @property
     def up(self) -> bool:
-        return self.roster.phase == "running" and not self.roster.ends
+        running = not self._has_ended and self.roster.phase == "running"
+        return running and not self.roster.ends
 
     @property
     def closed(self) -> bool:
-        return self.roster.closed
+        return self._has_ended or self.roster.closed
 
     @property
     def over(self) -> bool:

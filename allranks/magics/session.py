@@ -525,6 +525,10 @@ _NONE = "No ranks are running; the next cell starts them."
 RANKS = "ranks"
 
 
+#: What a cluster has since it was made, not its class.
+_PARTS = ("cells", "ownership", "roster", "size")
+
+
 class RanksProxy:
     """The notebook's ``allranks.Cluster``: its first use starts the ranks."""
 
@@ -535,7 +539,8 @@ class RanksProxy:
         # IPython asks every object for _repr_html_ and the like: that starts nothing.
         if name.startswith("_"):
             raise AttributeError(name)
-        if not hasattr(Cluster, name) and self._session.running is None:
+        known = name in _PARTS or hasattr(Cluster, name)
+        if not known and self._session.running is None:
             raise AttributeError(f"no ranks are running, and a cluster has no {name!r}")
         return getattr(self._session.cluster(), name)
 
@@ -545,7 +550,7 @@ class RanksProxy:
             self._session.running.stop()
 
     def __dir__(self) -> list[str]:
-        return [name for name in dir(Cluster) if not name.startswith("_")]
+        return [*_PARTS, *(name for name in dir(Cluster) if not name.startswith("_"))]
 
     def __repr__(self) -> str:
         running = self._session.running

@@ -21,10 +21,12 @@ import zmq
 
 import allranks
 from allranks.cluster import connection
+from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.host_agent import HostAgentProcess
 from allranks.cluster.members import member_slots
 from allranks.cluster.sockets import RankSockets
-from allranks.errors import CellFailed, ClusterLost, StartFailed, UsageError
+from allranks.errors import CellFailed, CellInterrupted, ClusterLost, StartFailed, UsageError
+from allranks.magics.session import RanksProxy
 from allranks.records import limits
 from allranks.records.wire import Query
 from allranks.widgets.dashboard.view import text_view
@@ -264,6 +266,63 @@ def test_a_rank_that_fails_after_it_has_left_its_cell_has_left_it_for_the_others
         cluster.run(SENDING)
     assert "rank 0 was waiting" in raised.value.text
     assert cluster.run("kept") == [0, 10]
+
+
+def test_a_cell_whose_view_fails_before_it_is_sent_leaves_the_ranks_idle(cluster):
+    with pytest.raises(AttributeError, match="notice"):
+        cluster.run("1", view=print)
+    assert cluster.run("kept") == [0, 10]
+
+
+def test_a_cell_ends_with_its_ranks_although_others_have_started_since():
+    """As a button's callback may start them while the cell is awaited."""
+    with allranks.Cluster(1) as cluster:
+        run = cluster.cells.begin("import time\ntime.sleep(600)")
+        cluster.restart()
+        with pytest.raises(CellInterrupted):
+            cluster.cells.wait(run)
+        assert cluster.run("rank") == [0]
+
+
+def test_a_view_hears_of_each_rank_that_dies_also_of_the_last(capsys):
+    class Left(HiddenView):
+        def __init__(self):
+            super().__init__(lambda batch: None)
+            self.ranks = {}
+
+        def left(self, rank, status):
+            self.ranks[rank] = status
+
+    with allranks.Cluster(2) as cluster, pytest.raises(ClusterLost):
+        cluster.run("import os\nos._exit(3)", view=(view := Left()))
+    assert view.ranks == {0: "lost", 1: "lost"}
+
+
+def test_a_cell_in_flight_shows_its_output_only_if_the_cluster_does(capsys):
+    with allranks.Cluster(1, show_output=False) as cluster:
+        cluster.cells.wait(cluster.cells.begin("print('seen')"))
+    assert "seen" not in capsys.readouterr().out
+
+
+def test_ranks_that_have_not_been_started_cannot_be_replaced():
+    with pytest.raises(ClusterLost, match="has not been started"):
+        allranks.Cluster(2).heal()
+
+
+def test_parts_of_a_cluster_are_names_of_the_variable_ranks():
+    started = []
+
+    class Session:
+        running = None
+
+        def cluster(self):
+            started.append(1)
+            return SimpleNamespace(cells="its cells")
+
+    ranks = RanksProxy(Session())
+    assert {"cells", "ownership", "roster", "run", "size"} <= set(dir(ranks))
+    assert not started
+    assert ranks.cells == "its cells"
 
 
 AFTERWARDS = """

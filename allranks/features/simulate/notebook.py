@@ -125,7 +125,11 @@ class SimulatedRanks(Cluster):
                 options=options,
             )
             connection: Any = _OneProcess(cells.connection, size)
-            run = SimulatedRun(cell.cell, range(size), connection, view, request.timeout)
+            try:
+                run = SimulatedRun(cell.cell, range(size), connection, view, request.timeout)
+            except BaseException:
+                cells.connection.end_cell()  # it was not sent
+                raise
             cells.connection.run = run
             cells.send(cell, run)
             return run
