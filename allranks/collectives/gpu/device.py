@@ -140,7 +140,6 @@ class Device:
         """Whether communicators may be aborted: the GPU has done what it was given until now."""
         if self.streams_wait:
             # What waits for NCCL's work ends by the abort alone.
-            self.streams_wait = False
             return lambda: True
         return self.once_idle()
 

@@ -209,7 +209,9 @@ class IpcTransport:
                 for window, spans, piece in zip(self._windows, inside, incoming, strict=True)
                 if out is not None and spans[chosen].start < spans[chosen].stop
             ]
-            yield from self._fill(call, partial(_copy_each, fills) if fills else None)
+            # The first time also without a piece: the reads write to results, and these may lie in
+            # memory that the caller's earlier work still uses.
+            yield from self._fill(call, partial(_copy_each, fills) if fills or not start else None)
             yield from self._read(call, partial(_copy_each, reads) if reads else None)
 
     def _parts(self, like: GpuArray) -> list[GpuArray]:

@@ -356,7 +356,14 @@ class World(RankState):
             finally:
                 self._queued.remove(call)
                 self.within = call
-        self.watch.attend(call, waited)
+        self.watch.attend(self._queued_and_left() or call, waited)
+
+    def _queued_and_left(self) -> Call | None:
+        """A queued call that a rank has left: the GPU ends neither it nor what is behind it."""
+        for call in list(self.queued):
+            if any(self.has_left(rank, self.epoch) for rank in call.unfinished()):
+                return call
+        return None
 
     def _check_thread(self, call: Call) -> None:
         # Threads of libraries call for the cell that waits for them.
@@ -404,8 +411,9 @@ class World(RankState):
         return self._in_turn(call, self._join, call)
 
     def _join(self, call: Call) -> Any:
-        if not call.done:
+        if not call.done or call.queued:  # the GPU has not ended a queued one
             self.check_clean(call)
+        if not call.done:
             return self._among_others(call, self._until(call))
         if call.error is not None:
             raise call.error
@@ -548,7 +556,7 @@ class World(RankState):
         try:
             if self.dirty or not self.queued:
                 return
-            call = self.queued[0]
+            call = self._queued_and_left() or self.queued[0]
             try:
                 self.watch.look(call, waited)
             except RankLeft as left:
@@ -707,6 +715,7 @@ class World(RankState):
             group.abandon()
         if self.gpu is not None:
             self.gpu.end()
+            self.gpu.streams_wait = False
         # Groups of Split() and Dup() end with their epoch.
         self.groups = {n: group for n, group in list(self.groups.items()) if n < FIRST_MADE}
         for _, group in sorted(self.groups.items()):

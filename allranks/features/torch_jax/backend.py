@@ -351,6 +351,8 @@ def _split(parent: AllranksGroup, parts: list[list[int]], timeout: Any, text: An
     members = tuple(parent.ranks[place] for place in mine)
     spec = Spec("split_group", shape=tuple(map(tuple, parts)))
     number = _open(world, members, _within(core, "split_group", spec))
+    if len(parent.ranks) == world.size:
+        world.divided = True
     backend, store = c10d._world.pg_map[parent]
     name = c10d._process_group_name(list(members), use_hashed_name=True)
     if not any(parent.rank() in part for part in parts):

@@ -78,7 +78,8 @@ def to_host(tensor: Any) -> Any:
 
 def from_host(tensor: Any, source: Any) -> None:
     """Copies to a tensor on torch's current stream."""
-    tensor.detach().copy_(source)
+    with torch.no_grad():  # a detached sparse tensor would keep its elements
+        tensor.copy_(source)
 
 
 def end_of_copy(tensor: Any) -> Any:

@@ -67,6 +67,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         self._cell = self._forgotten = ""
         self._forgotten_ns = 0
         self._stopped_main = self._mismatched = False
+        self._stands_at: tuple[int, ...] = ()
+        self._stands_since = 0.0
         rank_calls.instead_of = self.instead_of
 
     def begin(self) -> None:
@@ -87,8 +89,8 @@ class TorchWaits(other_ranks.LibraryWaits):
         if not cell or torch_state.c10d() is None:
             return
         still = self._is_still()
-        if still and this.queued:
-            this.look_at_queued(time.monotonic() - self._since)
+        if this.queued and (stood := self._standing_seconds()) >= _STILL_SECONDS:
+            this.look_at_queued(stood)
         stuck = self._pressed and still and _waits_in_torch()
         if self._pressed and still:
             torch_state.end_waits_in_cpp()
@@ -122,6 +124,16 @@ class TorchWaits(other_ranks.LibraryWaits):
         if at != self._at or cpu - self._cpu > _IDLE_SHARE * max(now - self._since, 0.1):
             self._at, self._since, self._cpu = at, now, cpu
         return now - self._since >= (_STILL_SECONDS / 2 if self._pressed else _STILL_SECONDS)
+
+    def _standing_seconds(self) -> float:
+        """For how long the main thread has been at one place, also computing: a wait in CUDA
+        spins.
+        """
+        frame, now = frames.frame_of_main_thread(), time.monotonic()
+        at = (id(frame), frame.f_lasti) if frame is not None else ()
+        if at != self._stands_at:
+            self._stands_at, self._stands_since = at, now
+        return now - self._stands_since
 
     def _why(
         self, call: PostedCall | PostedTransfer | None, waited: float | None = None

@@ -240,7 +240,11 @@ class CopiedWork(FinishedWork):
         return self.ended()
 
     def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+        if not self._work.is_completed():
+            return False
+        if self._work.is_success():
+            self.wait()  # copies the results back, on torch's current stream
+        return True
 
     def is_success(self) -> bool:
         return bool(self._work.is_success())
