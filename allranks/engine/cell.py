@@ -117,7 +117,7 @@ class CellRunner:
         self._ends = ""
         self._keeps_history = True
         self._failed = False
-        self._has_begun = False
+        self.has_begun = False
         # IPython's own copies all that a cell prints into its history.
         setattr(shell, "_tee", lambda channel: nullcontext())  # noqa: B010  a method, to mypy
         self.interrupts = Interrupts(lambda: features.call(RankFeature.interrupted))
@@ -166,7 +166,7 @@ class CellRunner:
         """
         interrupts, exceptions, features = self.interrupts, self._exceptions, self.features
         asked, text = None, None
-        started, self._has_begun = monotonic(), False
+        started, self.has_begun = monotonic(), False
         # A debugger inspects the last failure, which stays although the debugger's cell may fail.
         inspected = getattr(sys, "last_value", None) if cell.source == DEBUG else None
         # The begin, in this order: history, interrupts, capture of exceptions, features, scope. The
@@ -186,7 +186,7 @@ class CellRunner:
             if prepare is not None:
                 prepare()
             self._given.begin()
-            self._has_begun = True
+            self.has_begun = True
             result = await (self._call(payloads[0]) if payloads else self._execute(cell.source))
             error = result.error_before_exec or result.error_in_exec
             if error is not None:
@@ -194,7 +194,8 @@ class CellRunner:
                 asked, text = error, exceptions.text_of(error)
             if (this := world.current()).queued and not is_a(error, KeyboardInterrupt):
                 # Here, because the GPU's work may take long, and may fail.
-                with suppress(Exception) if error is not None else nullcontext():
+                failed = error is not None and not has_succeeded(error)
+                with suppress(Exception) if failed else nullcontext():
                     this.settle()
         except BaseException as outside:
             if not in_rank():
@@ -291,9 +292,9 @@ class CellRunner:
     def reply_after(self, cell: int, error: BaseException) -> Reply:
         """Returns the reply to a cell that failed outside of its lines, in place of its own."""
         on_signal(signal.SIGINT, ignore_interrupt)
-        when = "failed when its cell had ended" if self._has_begun else "failed before its cell"
+        when = "failed when its cell had ended" if self.has_begun else "failed before its cell"
         collectives.scope.fail(cell, when)
-        more = _AFTERWARDS if self._has_begun else _BEFOREHAND
+        more = _AFTERWARDS if self.has_begun else _BEFOREHAND
         found = report(error, plain(error, ""), self.rank, self.device, "", more)
         this = world.current()
         return Reply(

@@ -27,12 +27,15 @@ def search_only_where_needed(shell: InteractiveShell) -> None:
     is_async: Callable[..., bool] = shell.should_run_async
 
     def do_token_transforms(lines: list[str]) -> list[str]:
-        known = all(search.__name__ in _SEARCHES for search in manager.token_transformers)
-        return transform(lines) if not known or _has_special(lines) else lines
+        names = {getattr(search, "__name__", "") for search in manager.token_transformers}
+        return lines if names <= _SEARCHES and not _has_special(lines) else transform(lines)
 
-    def should_run_async(source: str, *, transformed_cell: str, **options: Any) -> bool:
+    def should_run_async(
+        source: str, *, transformed_cell: str | None = None, **options: Any
+    ) -> bool:
         # Python's keywords cannot be written in another way.
-        may_wait = "await" in transformed_cell or "async" in transformed_cell
+        text = source if transformed_cell is None else transformed_cell
+        may_wait = "await" in text or "async" in text
         return may_wait and is_async(source, transformed_cell=transformed_cell, **options)
 
     setattr(manager, "do_token_transforms", do_token_transforms)  # noqa: B010  a method, to mypy

@@ -343,6 +343,7 @@ class Rank:
         self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]
     ) -> None:
         self._running[self.rank] = cell.number
+        self._runner.has_begun = False  # what comes first may fail
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
             if isinstance(cell, RunCell):  # a member of an ensemble has epochs of its own

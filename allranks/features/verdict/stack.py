@@ -17,6 +17,8 @@ _CALL = CellRunner._call.__code__
 _DEEPEST = 300
 _COLLECTIVES = f"{os.sep}collectives{os.sep}"
 _INPUTS_OF_COLLECTIVES = f"{_COLLECTIVES}arrays{os.sep}"
+#: Beside them, and a part of the transfer.
+_ARITHMETIC = f"{_INPUTS_OF_COLLECTIVES}reductions"
 #: Parts of the files of libraries that read data, and of those that trace or compile.
 _INPUT = ("/torch/utils/data/", "/tensorflow/python/data/", "/keras/src/trainers/data_adapters/")
 _COMPILERS = (
@@ -89,7 +91,7 @@ def _known(file: str, function: str) -> tuple[int, Doing]:
     if _AUTOGRAPH in file:
         return sites.LIBRARY, Doing.COMPUTE
     if kind == sites.OURS:
-        if _INPUTS_OF_COLLECTIVES in file:
+        if _INPUTS_OF_COLLECTIVES in file and _ARITHMETIC not in file:
             return kind, Doing.AWAIT
         return kind, Doing.COLLECTIVE if _COLLECTIVES in file else Doing.COMPUTE
     if kind == sites.LIBRARY:

@@ -11,6 +11,7 @@ import pytest
 
 from allranks.cluster.features import CellContext, ClusterContext
 from allranks.collectives import arrays, world
+from allranks.collectives.arrays import reductions
 from allranks.errors import Report, UsageError
 from allranks.features.verdict import notebook, stack
 from allranks.features.verdict.notebook import NotebookVerdict
@@ -279,6 +280,7 @@ def test_the_times_of_threads_that_have_ended_are_kept():
 
 def test_a_collective_that_converts_its_input_is_not_in_the_collective_yet():
     assert stack._known(arrays.__file__, "converted")[1] is Doing.AWAIT
+    assert stack._known(reductions.__file__, "combine")[1] is Doing.COLLECTIVE
     assert stack._known(world.__file__, "run")[1] is Doing.COLLECTIVE
 
 
