@@ -38,7 +38,7 @@ _ROW_LENGTH = struct.Struct("=q")
 _BYTE = np.dtype(np.uint8)
 
 
-class Message(NamedTuple):
+class HostMessage(NamedTuple):
     """One message of an exchange to another leader, and one from the leader at the same distance on
     the other side.
     """
@@ -82,13 +82,13 @@ class HostLeaders:
         # New in each epoch: MPI may still write to memory of a call that was left.
         self._scratch: dict[tuple[str, int], Array] = {}
 
-    def _message(self, distance: int, rows: int) -> Message:
+    def _message(self, distance: int, rows: int) -> HostMessage:
         whole, me, most = self._whole, self.me, _LENGTH_BYTES + self.row_bytes
         to, source = (me + distance) % len(whole), (me - distance) % len(whole)
         # A single row is received in its place.
         room = whole[source] if rows == 1 else memoryview(bytearray(_LENGTH_BYTES + rows * most))
         mine = [(me - index) % len(whole) for index in range(rows)]
-        return Message(distance, to, source, mine, room, [room[:_PIECE_BYTES], MPI.BYTE])
+        return HostMessage(distance, to, source, mine, room, [room[:_PIECE_BYTES], MPI.BYTE])
 
     def begin_exchange(self, nbytes: int) -> None:
         self._lengths[self.me][0] = _LENGTH_BYTES + nbytes

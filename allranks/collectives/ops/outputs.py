@@ -41,7 +41,7 @@ def fits_on_gpu(out: Any, array: Any, gpu: Device) -> bool:
     return bool(at + out.nbytes <= other or other + array.nbytes <= at)
 
 
-class Output:
+class GivenArray:
     """The caller's array ``out`` for the result of ``array``."""
 
     def __init__(self, kind: str, array: Any, out: Any) -> None:

@@ -33,7 +33,7 @@ from allranks.collectives.gpu.transport import is_of_a_gpu
 from allranks.collectives.host.shared_memory import keep, one_block_bytes
 from allranks.collectives.host.staging import split
 from allranks.collectives.ops.inputs import CollectiveInputs, Handle, read_inputs, run
-from allranks.collectives.ops.outputs import Output, fits, fits_on_gpu
+from allranks.collectives.ops.outputs import GivenArray, fits, fits_on_gpu
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 from allranks.collectives.world.world import Group
@@ -324,12 +324,12 @@ def begin_reduction(
     return inputs.marked(call)
 
 
-def _output(kind: str, arrays: Sequence[Any], out: Any) -> Output:
+def _output(kind: str, arrays: Sequence[Any], out: Any) -> GivenArray:
     if kind != "allreduce":
         raise UsageError(
             f"{kind} has no out, which allreduce alone has. Leave out= out: the result is then new."
         )
-    return Output(kind, arrays[0], out)
+    return GivenArray(kind, arrays[0], out)
 
 
 def op_of(kind: str, op: Any) -> ReduceOp:

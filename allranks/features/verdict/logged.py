@@ -15,7 +15,7 @@ from allranks.records.telemetry import Points
 _MOST_CURVES = 10_000
 
 
-class LoggedValues:
+class NotNumbers:
     """The curves of a cell, or of an ensemble, whose records then have the numbers of members in
     place of ranks. Filled by the receiving thread.
     """

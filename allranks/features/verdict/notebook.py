@@ -15,7 +15,7 @@ from allranks.cluster.options import LineCommand, StartOption
 from allranks.errors import UsageError
 from allranks.features.verdict import CHECK, LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
-from allranks.features.verdict.logged import LoggedValues
+from allranks.features.verdict.logged import NotNumbers
 from allranks.features.verdict.records import CellParts, RankPart
 from allranks.features.verdict.results import not_a_number
 from allranks.features.verdict.rules import verdicts
@@ -47,7 +47,7 @@ class WatchedCell:
         """Whether an optimizer has: also ranks that each train a model alone are compared."""
         self.said = ""
         """What was shown while the cell ran."""
-        self.logged = LoggedValues()
+        self.logged = NotNumbers()
         self._replies: dict[int, Reply] = {}
 
     def take(self, record: Record, payloads: list[bytes]) -> None:
@@ -207,7 +207,7 @@ class NotebookVerdict(NotebookFeature):
             self.in_cells = True
             return None
         if name == "members":
-            return LoggedValues() if not self._is_off else None
+            return NotNumbers() if not self._is_off else None
         if name == "verdict":
             (number,) = arguments
             parts = self._cells.get(number)
