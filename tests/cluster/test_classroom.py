@@ -199,7 +199,7 @@ def test_a_student_cannot_write_html_into_the_teachers_notebook(opened):
     message = {"user": evil, "notebook": evil, "exercise": evil, "state": "failed", "error": evil}
     message |= {"cell": 7, "ranks": evil, "shows_panel": True}
     (one,) = student_who_sends(opened, json.dumps(message).encode() + b"\n")
-    one.panel = ""
+    one.panel, one.gone = "", False  # its connection may have ended meanwhile
     assert "The panel of a running cell comes when the cell ends." in board.panel_html(one)
     one.panel = f'"></iframe>{evil}'
     assert "<img" not in board.as_html([one]) + board.ranks_html(one) + board.panel_html(one)

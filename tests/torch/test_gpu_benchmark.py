@@ -48,7 +48,7 @@ with ExitStack() as ends:
         (
             2,
             ["allranks", "allranks, nccl"],
-            ["by hand", "by hand, pinned", "torch gloo", "torch nccl"],
+            ["by hand", "by hand, pinned", "torch gloo", "allranks, ipc", "torch nccl"],
         ),
     ],
 )

@@ -7,6 +7,7 @@ Every tensor here counts as one of CUDA, see ``fake_cuda_tensors``. Needs torch.
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -342,7 +343,8 @@ def test_a_wait_in_cuda_for_such_a_call_ends(monkeypatch):
     error = in_a_cell(cell)
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
     if not odd():
-        assert "rank 1 has left" in str(error)
+        # The other one may have found it first, and given up the call.
+        assert re.search("rank (1 has left|. has given up)", str(error))
 
 
 def trained(**options: Any) -> Any:
