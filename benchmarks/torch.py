@@ -36,11 +36,11 @@ def groups() -> dict[str, Any]:
     """Returns a process group of all ranks for each side."""
     import torch.distributed as dist
 
-    from allranks.features.torch_jax import hook
+    from allranks.features.torch_jax import choice, hook
 
     hook.install()
     dist.init_process_group("allranks")
-    os.environ[hook.SETTING] = "gloo"
+    os.environ[choice.SETTING] = "gloo"
     compared = dist.new_group(backend="gloo")
     with patch("allranks.features.torch_jax.hook._is_rank", return_value=False):
         plain = dist.new_group(backend="gloo")
