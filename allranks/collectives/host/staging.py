@@ -4,8 +4,7 @@ Each member has a buffer of two halves in its window. For each chunk, a member c
 one half and arrives; then it reduces its slice over all members' halves, and writes the result to
 its array and to the halves of the others. While others do so, it copies the results of the chunk
 before, and its values of the next one, with the other half: so a chunk takes one arrival. With
-fewer, larger chunks ranks wait less often for each other, but the buffers of all members together
-leave the caches.
+fewer, larger chunks ranks wait less often for each other, but the buffers leave the caches.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls.call import NOWHERE, Agreement, Call, Place, Steps
 from allranks.collectives.host.memory import Window, in_staging, staging_of
 
-_ALL_BYTES, _LEAST_BYTES, _MOST_BYTES = 8 << 20, 1 << 20, 4 << 20
-"""The halves of all members together, and the limits of one. As measured, two members take 5 to
-20 % less processor time with halves of 4 MiB than of 1 MiB, and four members up to 18 % less with
-2 MiB, but 20 % more with 4 MiB."""
+HALF_BYTES = 1 << 20
 BLOCK_BYTES = 256 << 10
 """One numpy call works on this many bytes, so that sums stay in the caches."""
 Halves = list[tuple[Array, Array]]
@@ -34,8 +30,6 @@ class StagingBuffer:
     def __init__(self, agreement: Agreement, window: Window | None) -> None:
         self._agreement, self._members, self._window = agreement, agreement.members, window
         self._own: Array | None = None
-        share = _ALL_BYTES // self._members.size // BLOCK_BYTES * BLOCK_BYTES
-        self._half_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, share))
 
     def stage(self, index: int, source: Array, reduction: Arithmetic) -> Place:
         """Copies a chunk of this rank's values to the buffer, and returns its place, which is
@@ -43,13 +37,12 @@ class StagingBuffer:
         """
         window = self._window
         if self._own is None and window is not None:
-            nbytes = 2 * self._half_bytes
-            self._own = window.empty((nbytes,), np.dtype(np.uint8), nbytes)
+            self._own = window.empty((2 * HALF_BYTES,), np.dtype(np.uint8), 2 * HALF_BYTES)
         if self._own is None or window is None:
             return NOWHERE
         # Halves by turns: others may still read the chunk before.
-        part = self._chunk(source, index)
-        half = self._own[(index & 1) * self._half_bytes :][: part.nbytes].view(part.dtype)
+        part = _chunk(source, index)
+        half = self._own[(index & 1) * HALF_BYTES :][: part.nbytes].view(part.dtype)
         if self._reads_source(reduction):
             low, high = self._slice(part.size)
             np.copyto(half[:low], part[:low])
@@ -65,9 +58,8 @@ class StagingBuffer:
             return None
         found = []
         for rank, at in zip(self._members.ranks, known, strict=True):
-            buffer = self._window.at(rank, *at, 2 * self._half_bytes)
-            first, second = buffer[: self._half_bytes], buffer[self._half_bytes :]
-            found.append((first.view(dtype), second.view(dtype)))
+            buffer = self._window.at(rank, *at, 2 * HALF_BYTES)
+            found.append((buffer[:HALF_BYTES].view(dtype), buffer[HALF_BYTES:].view(dtype)))
         return found
 
     def reduce(
@@ -77,9 +69,9 @@ class StagingBuffer:
         has been staged, and all members have agreed.
         """
         me, block = self._members.me, BLOCK_BYTES // source.dtype.itemsize
-        chunks = -(-source.nbytes // self._half_bytes)
+        chunks = -(-source.nbytes // HALF_BYTES)
         for index in range(chunks):
-            given, into = self._chunk(source, index), self._chunk(out, index)
+            given, into = _chunk(source, index), _chunk(out, index)
             parts = [pair[index & 1][: into.size] for pair in halves]
             others = [part for member, part in enumerate(parts) if member != me]
             if self._reads_source(reduction):
@@ -101,9 +93,9 @@ class StagingBuffer:
 
     def _take(self, index: int, out: Array) -> None:
         """Copies the slices of a chunk that other members have reduced."""
-        into = self._chunk(out, index)
+        into = _chunk(out, index)
         assert self._own is not None
-        half = self._own[(index & 1) * self._half_bytes :][: into.nbytes].view(into.dtype)
+        half = self._own[(index & 1) * HALF_BYTES :][: into.nbytes].view(into.dtype)
         low, high = self._slice(into.size)
         np.copyto(into[:low], half[:low])
         np.copyto(into[high:], half[high:])
@@ -111,10 +103,6 @@ class StagingBuffer:
     def _slice(self, count: int) -> tuple[int, int]:
         """The bounds of the slice of a chunk that this rank reduces."""
         return list(pairwise(split(count, self._members.size)))[self._members.me]
-
-    def _chunk(self, array: Array, index: int) -> Array:
-        step = self._half_bytes // array.dtype.itemsize
-        return array[index * step :][:step]
 
     def _reads_source(self, reduction: Arithmetic) -> bool:
         # The first two parts are read before the result, which may replace one, is written.
@@ -125,3 +113,8 @@ def split(count: int, members: int) -> list[int]:
     """Bounds of ``members`` slices of ``count`` elements, as equal as possible, longest first."""
     each, rest = divmod(count, members)
     return [index * each + min(index, rest) for index in range(members + 1)]
+
+
+def _chunk(array: Array, index: int) -> Array:
+    step = HALF_BYTES // array.dtype.itemsize
+    return array[index * step :][:step]

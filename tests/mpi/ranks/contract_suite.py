@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -18,9 +17,6 @@ from operations import ON_GPU, TRANSPORTS, c
 
 import allranks
 import allranks.collectives as collectives
-from allranks.collectives.arrays.reductions import Arithmetic
-from allranks.collectives.calls.call import Call
-from allranks.collectives.calls.specs import Spec
 from allranks.collectives.timings import Totals
 from allranks.errors import CollectiveMismatch, UsageError
 
@@ -550,25 +546,6 @@ def test_a_moment_counts_for_one_of_the_calls_that_are_under_way_together(sets, 
     records = c.records()[before:]
     assert told == pytest.approx(sum(r.wait_seconds + r.transfer_seconds for r in records))
     assert 0 < told <= took - away
-
-
-@pytest.mark.skipif(ON_GPU, reason="the arrays are numpy's")
-@pytest.mark.parametrize("dtype", ["float32", "int16"])
-@pytest.mark.parametrize("nbytes", [3_000_000, 13_000_002])
-def test_large_arrays_are_reduced_where_they_are(dtype, nbytes):
-    """As torch's tensors, outside of the memory of a host, piece by piece."""
-    this = c.world.current()
-    group = this.groups[0]
-    mine = (np.arange(nbytes // np.dtype(dtype).itemsize) % 1000 + RANK).astype(dtype)
-    total = ((mine - RANK) * SIZE + sum(range(SIZE))).astype(dtype)
-    arithmetic = Arithmetic(c.Sum, mine.dtype, SIZE, 1.0, 1.0)
-    spec = Spec("all_reduce", "Sum", dtype, mine.shape)
-    move = group.through_host.allreduce
-    for out in (np.empty_like(mine), mine):
-        steps = partial(Call.moved, move=move, source=mine, reduction=arithmetic, out=out)
-        found = this.run(group.call(spec, steps=steps))
-        assert found is out
-        np.testing.assert_array_equal(out, total)
 
 
 PAGE = Path(allranks.__file__).parents[1] / "docs" / "architecture.md"
