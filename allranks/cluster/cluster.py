@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 import cloudpickle
 
 from allranks.cluster import devices, launchers, variables
-from allranks.cluster.calls import CapturedOutput
 from allranks.cluster.cell_run import View
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Connection
@@ -78,7 +77,7 @@ class Cluster:
         show_output: bool = True,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.raises_own, self.show_output = raises_own, show_output
+        self.raises_own = raises_own
         self.launcher = launchers.named(launcher or launchers.default())
         hidden = (devices.HIDDEN,) if gpus == "none" else ()
         if isinstance(self.launcher, MultiHostLauncher):
@@ -106,7 +105,7 @@ class Cluster:
             settings=dict(settings),
         )
         self.cells = Cells(self.size, connect)
-        self.cells.show_output = show_output
+        self.show_output = show_output
         """For programs that show cells themselves."""
         self.roster = self.cells.roster
         """Which ranks run, which have died, and what they run."""
@@ -171,6 +170,15 @@ class Cluster:
     def lost_because(self) -> str:
         """The reason why the ranks are lost; empty if they are not."""
         return self.roster.lost_because
+
+    @property
+    def show_output(self) -> bool:
+        """Whether calls without a view show what the ranks print."""
+        return self.cells.show_output
+
+    @show_output.setter
+    def show_output(self, shows: bool) -> None:
+        self.cells.show_output = shows
 
     @property
     def hellos(self) -> dict[int, Hello]:
@@ -267,8 +275,6 @@ class Cluster:
         return self._values("", call=call, name=name, ranks=ranks, timeout=timeout, view=view)
 
     def _values(self, source: str, view: View | None, **options: Any) -> list[Any]:
-        if view is None and not self.show_output:
-            view = CapturedOutput()
         with self.cells.turns.taken():
             run = self.cells.begin(source, view=view, want_value=True, **options)
             try:
