@@ -38,29 +38,32 @@ def python() -> str:
     return python_with_torch() or pytest.skip(MISSING)
 
 
-@pytest.fixture(scope="session")
-def ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A notebook with three ranks that have torch, for all tests; at the end nothing is left.
+def notebook(folder: Path, python: str, torch: str, says: str, **more: str) -> Iterator[Notebook]:
+    """A notebook with three ranks, for the value ``torch`` of ``--torch``; at the end nothing is
+    left.
 
     What DistributedDataParallel imports when it is first used takes longer than all else.
     """
-    with Notebook(tmp_path_factory.mktemp("notebook"), ENVIRONMENT, python) as shared:
-        started = shared.run("%distributed start -n 3 --preload torch,torch._dynamo", 300)
+    with Notebook(folder, ENVIRONMENT | more, python) as shared:
+        option = f" --torch {torch}" if torch else ""
+        line = f"%distributed start -n 3{option} --preload torch,torch._dynamo"
+        started = shared.run(line, 300)
         assert started.status == "ok", started.text
-        assert "torch.distributed runs on allranks" in started.text
+        assert says in started.text
         yield shared
         shared.shutdown()
         shared.wait_for_no_children()
+
+
+@pytest.fixture(scope="session")
+def ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook with three ranks that have torch, for all tests."""
+    folder = tmp_path_factory.mktemp("notebook")
+    yield from notebook(folder, python, "", "torch.distributed runs on allranks")
 
 
 @pytest.fixture(scope="session")
 def gloo_ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """The same, whose torch has its own process groups."""
-    with Notebook(tmp_path_factory.mktemp("gloo"), ENVIRONMENT, python) as shared:
-        line = "%distributed start -n 3 --torch gloo --preload torch,torch._dynamo"
-        started = shared.run(line, 300)
-        assert started.status == "ok", started.text
-        assert "torch.distributed uses its own process groups (gloo)" in started.text
-        yield shared
-        shared.shutdown()
-        shared.wait_for_no_children()
+    says = "torch.distributed uses its own process groups (gloo)"
+    yield from notebook(tmp_path_factory.mktemp("gloo"), python, "gloo", says)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.notebook import Notebook
 from tests.mpi import launch
-from tests.torch.conftest import ENVIRONMENT
+from tests.torch.conftest import notebook
 from tests.torch.test_libraries import FABRIC, IMPORTS, LIGHTNING, TRANSFORMERS
 from tests.torch.test_patterns import PATTERNS
 
@@ -79,28 +79,22 @@ LIBRARIES = {
 }
 
 
-def notebook(python: str, folder: Path, sharing: int) -> Iterator[Notebook]:
+def with_fake_gpus(python: str, folder: Path, sharing: int) -> Iterator[Notebook]:
     paths = {"PYTHONPATH": f"{launch.ROOT}:{FAKES}", "ALLRANKS_FAKE_GPU": str(sharing)}
-    with Notebook(folder, ENVIRONMENT | paths, python) as shared:
-        line = "%distributed start -n 3 --torch allranks --preload torch,torch._dynamo"
-        started = shared.run(line, 300)
-        assert started.status == "ok", started.text
-        assert "also with the backends gloo and nccl" in started.text
-        yield shared
-        shared.shutdown()
-        shared.wait_for_no_children()
+    says = "also with the backends gloo and nccl"
+    yield from notebook(folder, python, "allranks", says, **paths)
 
 
 @pytest.fixture(scope="module")
 def with_gpus(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """Three ranks with a GPU each, to torch and to allranks."""
-    yield from notebook(python, tmp_path_factory.mktemp("gpus"), 1)
+    yield from with_fake_gpus(python, tmp_path_factory.mktemp("gpus"), 1)
 
 
 @pytest.fixture(scope="module")
 def with_one_gpu(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """Three ranks that share a GPU."""
-    yield from notebook(python, tmp_path_factory.mktemp("gpu"), 3)
+    yield from with_fake_gpus(python, tmp_path_factory.mktemp("gpu"), 3)
 
 
 def begin(ranks: Notebook) -> None:
