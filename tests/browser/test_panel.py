@@ -26,6 +26,8 @@ view.PROFILE_SECONDS = 40
 TRAINING = """%%distributed
 import os, sys, time
 import numpy as np
+print("begins")
+while not os.path.exists("the text has come"): time.sleep(0.05)
 for step in range(3000):
     while step == 50 and rank == 1 and not os.path.exists("everybody may go on"): time.sleep(0.1)
     time.sleep(0.04 + 0.02 * (rank == 1))
@@ -106,8 +108,7 @@ WATCH = """() => {
     };
     look();
 }"""
-#: Whether the choice of a view is not over the panel. Text that came first, with the choice beside
-#: it, stands above the panel.
+#: Whether the choice of a view is not over the panel.
 BESIDE_PANEL = """panel => {
     const chooser = panel.closest(".jp-Cell").querySelector(".jp-allranks-chooser");
     if (!chooser) return false;
@@ -167,6 +168,10 @@ def came(lab, step):
 
 def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(running):
     lab = running(TRAINING)
+    # Text comes first, with the choice of a view beside it, and then the panel in its place.
+    expect(lab.output(1)).to_contain_text("ranks 0–3 │ begins")
+    expect(lab.page.locator(".jp-allranks-chooser")).to_have_count(1)
+    (lab.server.root / "the text has come").touch()
     expect(curve(lab)).to_have_count(1)
     expect(curve(lab)).to_have_attribute("aria-label", ALL)
     # It fails unless the first click counts.

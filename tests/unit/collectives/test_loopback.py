@@ -201,7 +201,10 @@ def reduced_in_shared_memory(value: int, some: c.ProcessSet) -> Any:
 def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap(
     call: Callable[[int, c.ProcessSet], Any],
 ) -> None:
-    """On rank 0 the main thread waits first, on rank 1 the other thread."""
+    """On rank 0 the main thread waits first, on rank 1 the other thread.
+
+    It does wait: the other thread of rank 0 begins once it is seen to.
+    """
 
     def call_all() -> tuple[object, object]:
         this, some, waits = worlds.current(), c.add_process_set([0, 1]), all_wait[c.rank()]
@@ -221,7 +224,8 @@ def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap(
         def in_thread() -> None:
             worlds.set_thread(this)
             if c.rank() == 0:
-                assert waits.wait(20)
+                assert all_wait[0].wait(20)
+                assert all_wait[1].wait(20)
             if some.included():
                 found.extend(call(step, some) for step in range(3))
 

@@ -285,11 +285,15 @@ export const makeChooser = ({ OutputAreaModel, SimplifiedOutputArea, Widget }, t
       if (!scheduled) setTimeout(look, LOOK_MS);
       scheduled = true;
     };
-    // Not the signals of the outputs: text that is appended has none.
-    const { sharedModel } = cell.model;
+    // Text that is appended is told by the shared model only, a display that is updated by the outputs only.
+    const { outputs, sharedModel } = cell.model;
     const changed = (/** @type {any} */ _, /** @type {any} */ { sourceChange }) => sourceChange || schedule();
     sharedModel.changed.connect(changed);
-    cell.disposed.connect(() => sharedModel.changed.disconnect(changed));
+    outputs.changed.connect(schedule);
+    cell.disposed.connect(() => {
+      sharedModel.changed.disconnect(changed);
+      outputs.changed.disconnect(schedule);
+    });
     refresh(cell);
     // Of a cell that shows nothing yet. While outputs stream in, that may take long: these look by themselves.
     void cell.ready?.then(look);
