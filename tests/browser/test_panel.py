@@ -73,6 +73,14 @@ for line in range(100): print(f'{line:300}')"""
 #: Rank 0 has done little else than to wait, for a call that has not ended.
 WAITS = re.compile(r"rank 0 .*waiting (?:[6-9]\d|100) %.*rank 3 ((?!waiting).)*computing \d\d")
 
+TELLING = """%%distributed
+import os, time
+for said in ("first", "second", "third"):
+    print(said)
+    while not os.path.exists(f"after the {said}"): time.sleep(0.05)
+    log(step=0, loss=1)
+"""
+
 BUSY = """() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === "busy"
 """
 #: Whether all ranks have come to a step.
@@ -213,6 +221,19 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     assert "KeyboardInterrupt" in lab.outputs_text(1)
     assert panel(lab).count() == 1
     expect(button(lab, "Interrupt", exact=True)).to_have_count(0)
+    assert lab.complaints == []
+
+
+def test_the_tab_of_a_rank_shows_what_it_prints_while_the_cell_runs(running):
+    lab = running(TELLING)
+    lab.output(1).hover()
+    lab.page.get_by_label("tab per rank").click()
+    tab = lab.page.locator(".jp-allranks-grid")
+    for said in ("first", "second", "third"):
+        expect(tab).to_contain_text(said, timeout=30_000)
+        (lab.server.root / f"after the {said}").touch()
+    lab.wait_idle()
+    lab.page.get_by_label("all ranks").click()
     assert lab.complaints == []
 
 
