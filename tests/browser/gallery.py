@@ -8,6 +8,7 @@ comparison.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -39,6 +40,10 @@ CELLS = {
     "debug": "total = 0.0\nfor step in range(3):\n    x = allreduce(step + rank, op=Sum)\n"
     "    total += x\nprint(total)",
     "asks": "weights.s",
+    "trains": "import os, time\nimport numpy as np\nprint('epoch 0')\nfor step in range(200):\n"
+    "    time.sleep(0.01 + 0.02 * (rank == 2))\n    allreduce(np.ones(50_000), name='gradients')\n"
+    "    log(step=step, loss=1 / (step + 1) + rank / 9)\n"
+    "while not os.path.exists('enough'): time.sleep(0.1)",
 }
 
 
@@ -114,6 +119,16 @@ class Gallery:
         self.shoot()
         title.click()
 
+    def panel(self) -> None:
+        (self.lab.server.root / "enough").unlink(missing_ok=True)
+        self.run("trains", wait=False)
+        curve = self.cell("trains").locator("canvas[aria-label^='loss:']")
+        expect(curve).to_have_attribute("aria-label", re.compile("at step 199"), timeout=60_000)
+        self.shoot(lambda: self.look_at("trains"), "_running")
+        (self.lab.server.root / "enough").touch()
+        self.lab.wait_idle()
+        self.shoot(lambda: self.look_at("trains"))
+
     def error(self) -> None:
         self.run("error")
         self.shoot(lambda: self.look_at("error"))
@@ -168,6 +183,7 @@ SCENES = [
     "sidebar",
     "chooser",
     "variables",
+    "panel",
     "error",
     "completion",
     "debugger",
@@ -180,6 +196,8 @@ def main() -> None:
     parser.add_argument("--app", choices=("lab", "notebook"), action="append")
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(SCENES))
     typed = parser.parse_args()
+    if unknown := set(typed.scenes) - set(SCENES):
+        parser.error(f"expected scenes of {', '.join(SCENES)}, found {', '.join(sorted(unknown))}")
     chromium = find_chromium()
     if chromium is None:
         sys.exit(MISSING)
