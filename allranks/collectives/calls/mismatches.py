@@ -35,6 +35,8 @@ _ADVICE = {
 }
 
 
+_OF_CALLS = ("shape", "dtype", "elements", "reduction", "nbytes")
+"""Fields that often differ because the ranks are in different calls."""
 _OF_RANKS = ("add_process_set", "new_group", "split_group")
 """Calls whose shape is a list of ranks."""
 
@@ -55,9 +57,19 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
         advice = "Pass the same arrays in the same order on every rank: those of the same model"
     if field == "shape" and title in _OF_RANKS:
         word, advice = "ranks", "Pass the same list on every rank, also on those that are not in it"
+    if field in _OF_CALLS and title not in _OF_RANKS and _are_other_lines(brought, field):
+        advice = f"These are calls of different lines. {_ADVICE['op']}"
     lines = [f"{title} needs the same {word} on every rank: {said}. {advice}."]
     lines += list_sites({rank: site for rank, (_, site) in brought.items()})
     return "\n".join(lines)
+
+
+def _are_other_lines(brought: dict[int, tuple[Spec, Site]], field: str) -> bool:
+    """Whether no line was called with two values of the field."""
+    values: dict[Site, set[str]] = {}
+    for spec, site in brought.values():
+        values.setdefault(site, set()).add(_value(spec, field))
+    return len(values) > 1 and all(len(own) == 1 for own in values.values())
 
 
 def list_sites(sites: dict[int, Site]) -> list[str]:

@@ -21,8 +21,8 @@ from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.calls.specs import Packed
 from allranks.errors import NotFinite
 
-#: In a smaller call the look would be more than a hundredth of its time.
-LEAST_NBYTES = 4096
+#: The gradients of a first model are of some kB. Of a smaller call the look would take a tenth.
+LEAST_NBYTES = 2048
 #: The calls with a checksum: the first ones of a cell, then each 16th, or 64th of small ones.
 _FIRST, _STRIDE, _MOST = 64, 16, 512
 _SMALL_NBYTES, _SMALL_STRIDE = 64 << 10, 64

@@ -13,7 +13,14 @@ from itertools import pairwise
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import Loop
-from allranks.features.verdict.records import CellParts, Kind, LastNotFinite, Model, NotANumber
+from allranks.features.verdict.records import (
+    CellParts,
+    Kind,
+    LastNotFinite,
+    Model,
+    NotANumber,
+    RankPart,
+)
 from allranks.records.ranks import label
 
 #: Values, or calls, that are NaN up to the cell's end, at least.
@@ -36,11 +43,66 @@ def wrong(cell: CellParts, loop: Loop | None) -> list[Verdict]:
     """Returns the causes of wrong results; one of kind ``alone`` is a note."""
     spread = spread_not_finite(cell)
     return [
+        *mixed_lines(cell),
         *(spread or not_a_number(cell)),
         *different_weights(cell, loop),
         *same_data(cell),
         *gradients_alone(cell, loop),
     ]
+
+
+def mixed_lines(cell: CellParts) -> list[Verdict]:
+    """Calls of a line that only some ranks reach, which took part in calls of another line.
+
+    They have the same operation and shape, so no call fails, as where rank 0 alone reduces a value
+    to log it. Lines of the branches of an ``if`` are no mistake: each rank calls as often in them.
+    """
+    counts = [_counts_by_line(part, len(cell.ranks)) for part in cell.ranks]
+    if len({part.left_out for part in cell.ranks}) > 1:
+        return []
+    for op in sorted({op for row in counts for op, _ in row}):
+        rows = [{place: n for (own, place), n in row.items() if own == op} for row in counts]
+        places = sorted({place for row in rows for place in row})
+        some = [place for place in places if any(place not in row for row in rows)]
+        alone = [sum(row.get(place, 0) for place in some) for row in rows]
+        least, most = min(alone), max(alone)
+        # A rank may wait in a call that the others have not made.
+        missing = max(sum(row.values()) for row in rows) - min(sum(row.values()) for row in rows)
+        if missing > 1 or most - least <= missing or len(some) == len(places):
+            continue
+        rank = alone.index(most)
+        own = max(some, key=lambda place: rows[rank].get(place, 0))
+        ranks = tuple(part.rank for part, row in zip(cell.ranks, rows, strict=True) if own in row)
+        lacks = {
+            place: max(row.get(place, 0) for row in rows) - rows[rank].get(place, 0)
+            for place in places
+            if place not in some
+        }
+        met = max(lacks, key=lambda place: lacks[place])
+        others = tuple(part.rank for part in cell.ranks if part.rank not in ranks)
+        return [
+            Verdict(
+                "mixed",
+                1.0,
+                f"only {label(ranks)} called {own}, {rows[rank][own]:,} times, and {op} combined "
+                f"these values with those of {label(others)} in {met}: the results are wrong",
+                f"Make the call of {own.partition(' ')[0]} on every rank: look for an `if` on the "
+                "rank",
+                ranks,
+            )
+        ]
+    return []
+
+
+def _counts_by_line(part: RankPart, size: int) -> Counter[tuple[str, str]]:
+    """Returns how often the rank has made the calls of all ranks, by operation and line."""
+    found: Counter[tuple[str, str]] = Counter()
+    for call in part.calls:
+        kind = part.kinds[call.kind]
+        # A call that has a name of its own may have another line each time.
+        if kind.source and kind.meets(size):
+            found[kind.op, f"{kind.name} `{kind.source}`"] += 1
+    return found
 
 
 def not_a_number(cell: CellParts) -> list[Verdict]:

@@ -81,7 +81,9 @@ def verdicts(cell: CellParts) -> list[Verdict]:
     )
     notes = [one for one in found if one.kind == "alone"]
     found = [one for one in found if one.kind != "alone"]
-    return [*unequal_steps(cell, loop), *found, *slow, *growing(loop), *crowded(loop), *notes]
+    # Values of different lines also give the ranks different numbers of steps.
+    steps = [] if any(one.kind == "mixed" for one in found) else unequal_steps(cell, loop)
+    return [*steps, *found, *slow, *growing(loop), *crowded(loop), *notes]
 
 
 def unequal_steps(cell: CellParts, loop: Loop) -> list[Verdict]:

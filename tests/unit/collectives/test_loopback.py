@@ -14,7 +14,7 @@ import allranks.collectives as c
 from allranks.collectives import loopback
 from allranks.collectives import world as worlds
 from allranks.collectives.world import world
-from allranks.errors import NotInitialized, UsageError
+from allranks.errors import CollectiveMismatch, NotInitialized, UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
 
@@ -45,6 +45,25 @@ def test_what_a_rank_waits_for_can_be_asked_from_outside():
 
     loopback.run(2, one_looks)
     assert seen == ["waiting in barrier for rank 1"]
+
+
+def test_a_mismatch_of_different_lines_advises_to_look_for_an_if():
+    def value() -> None:
+        c.allreduce(1.0)
+
+    def gradients() -> None:
+        c.allreduce(np.ones(3))
+
+    def call_all() -> str:
+        with pytest.raises(CollectiveMismatch) as raised:
+            (value if c.rank() else gradients)()
+        with pytest.raises(CollectiveMismatch, match=r"\. Check the last batch"):
+            c.allreduce(np.ones(3 + c.rank()))
+        return str(raised.value)
+
+    text, *_ = loopback.run(2, call_all)
+    assert "rank 0 has (3,), rank 1 has (). These are calls of different lines. Make" in text
+    assert "look for an `if` on the rank." in text
 
 
 def test_queries_before_init_say_what_to_call():

@@ -24,6 +24,55 @@ def found(parts: CellParts):
     return [(one.kind, one.ranks) for one in verdicts(parts)]
 
 
+# ---- calls of different lines
+
+
+VALUE = Kind("allreduce", "In[3]:12", 100_000, 3, "allreduce(accuracy)")
+
+
+def with_value(parts: CellParts, *counts: int, place: str = VALUE.name) -> CellParts:
+    """Of the last calls of each rank as many are of another line."""
+    ranks = []
+    for part, count in zip(parts.ranks, counts, strict=True):
+        calls = [*part.calls]
+        calls[len(calls) - count :] = [one._replace(kind=1) for one in calls[len(calls) - count :]]
+        kinds = [*part.kinds, VALUE._replace(name=place)]
+        ranks.append(replace(part, kinds=kinds, calls=calls))
+    return replace(parts, ranks=ranks)
+
+
+def test_a_call_of_one_rank_that_meets_another_line_of_the_others_is_named():
+    (said,) = verdicts(with_value(cell(WORK, steps=90), 25, 0, 0))
+    assert (said.kind, said.ranks) == ("mixed", (0,))
+    assert str(said) == (
+        "only rank 0 called In[3]:12 `allreduce(accuracy)`, 25 times, and allreduce combined these "
+        "values with those of ranks 1–2 in In[3]:9 `allreduce(gradients)`: the results are wrong. "
+        "Make the call of In[3]:12 on every rank: look for an `if` on the rank"
+    )
+
+
+def test_it_is_also_named_where_the_rank_waits_for_the_others_at_the_end():
+    parts = with_value(cell(WORK, steps=90, well=False, left=(1, 2), waits_at=9), 25, 0, 0)
+    assert found(parts) == [("mixed", (0,))]
+
+
+def test_branches_on_the_rank_whose_calls_meet_are_no_mistake():
+    branches = with_value(cell(WORK, steps=90), 0, 0, 90)
+    assert found(branches) == []
+    every = with_value(cell(WORK, steps=90), 30, 30, 30)
+    assert found(every) == []
+    part = replace(
+        branches, ranks=[with_value(every, 30, 30, 30, place="In[3]:7").ranks[0], *every.ranks[1:]]
+    )
+    assert found(part) == []
+
+
+def test_calls_of_a_group_of_some_ranks_are_no_mistake():
+    parts = with_value(cell(WORK, steps=90), 25, 0, 0)
+    (kinds, *_) = [[part.kinds[0], part.kinds[1]._replace(ranks=2)] for part in parts.ranks]
+    assert found(with_parts(parts, *({"kinds": kinds} for _ in range(3)))) == []
+
+
 # ---- NaN
 
 
