@@ -85,7 +85,7 @@ def test_the_text_names_values_and_the_straggler():
     said = text(figures(2, ["loss"], 11))
     assert re.match(r"ranks 0–1: finished, \d", said)
     assert re.search(r"loss +10 +2\.404 +1\.904 +2\.904 +1\.904 +2\.904$", said, re.MULTILINE)
-    assert "rank 0 came last in 50 of 50 calls: the others waited 500 ms for it" in said
+    assert "rank 0 came last in 50 of 50 calls: the others together waited 500 ms for it" in said
     assert re.search(r"allreduce g +50 × 1 kB +250 ms +100 ms +500 kB/s", said)
 
 

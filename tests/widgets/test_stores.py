@@ -107,6 +107,16 @@ def test_calls_of_one_kind_are_one_row_and_the_rank_that_others_waited_for_is_na
     assert (table.by_rank()[0].calls, table.by_rank()[0].wait_seconds) == (20, 5.0)
 
 
+def test_no_rank_is_named_where_each_has_about_its_turn():
+    table = TimingTable()
+    for rank in range(4):
+        others = {last: (25, 0.1 + 0.02 * last) for last in range(4) if last != rank}
+        table.take(Timings(rank, 1, (totals(100, 0.4, 1e-5, others),)))
+    assert table.straggler() is None
+    table.take(Timings(0, 1, (totals(100, 2.0, 1e-5, {3: (60, 1.0), 1: (40, 0.1)}),)))
+    assert table.straggler().rank == 3
+
+
 def test_the_bandwidth_over_the_cell_is_that_between_two_records_of_one_rank():
     table = TimingTable()
     for calls, transfer in ((10, 1e-5), (10, 1e-5), (20, 3e-5), (30, 7e-5)):

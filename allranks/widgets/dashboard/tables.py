@@ -204,7 +204,7 @@ def straggler(timings: TimingTable) -> str:
         return ""
     return (
         f"rank {found.rank} came last in {found.times:,} of {found.calls:,} calls: the others "
-        f"waited {seconds(found.seconds)} for it in total"
+        f"together waited {seconds(found.seconds)} for it"
     )
 
 

@@ -13,6 +13,9 @@ from allranks.widgets.palette import KINDS
 
 #: Most values of the bandwidth over the cell.
 _RECENT = 32
+#: Of ranks with equal work, too, one is last most often. A rank is named if the waits for it exceed
+#: its part of all of them by this part.
+_BEYOND_CHANCE = 0.2
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class TimingTable:
         return [RankRow(rank, *row) for rank, row in sorted(sums.items())]
 
     def straggler(self) -> Straggler | None:
+        """Returns the rank that the others waited for; None if each had about its turn."""
         seconds: dict[int, float] = {}
         times: dict[int, int] = {}
         calls = 0
@@ -113,7 +117,10 @@ class TimingTable:
         if not seconds:
             return None
         rank = max(seconds, key=lambda one: seconds[one])
-        return Straggler(rank, times[rank], calls, seconds[rank]) if seconds[rank] else None
+        size = len({one for ranks in self._totals.values() for one in ranks})
+        if seconds[rank] <= (_BEYOND_CHANCE + 1 / max(1, size)) * sum(seconds.values()):
+            return None
+        return Straggler(rank, times[rank], calls, seconds[rank])
 
 
 def _kind(row: CallRow | CallTotals) -> tuple[Any, ...]:
