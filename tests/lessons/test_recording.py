@@ -28,7 +28,7 @@ def parts_of(arrays, algorithm="ring", gather=lambda recorder, link: recorder.pa
         find(algorithm)(arrays[link.rank], link, recorder=recorder)
         return gather(recorder, link)
 
-    return LoopbackLinks(len(arrays)).run(one_rank)
+    return LoopbackLinks(len(arrays), timeout_seconds=600).run(one_rank)
 
 
 def test_a_ring_of_three_is_told_step_by_step():
