@@ -33,6 +33,11 @@ FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 HERE = os.path.relpath(__file__)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    monkeypatch.setattr(host_connections, "_ALL_SECONDS", 600)
+
+
 def board_of(rank: int, ranks: int = 2) -> Board:
     return Board(mmap.mmap(-1, Board.nbytes(ranks)), tuple(range(ranks)), rank)
 
@@ -269,8 +274,7 @@ def is_accepted(port: int, key: tuple[bytes, bytes], server_key: bytes) -> bool:
     return event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-def test_only_ranks_with_a_known_key_are_accepted_and_after_them_none(monkeypatch):
-    monkeypatch.setattr(host_connections, "_ALL_SECONDS", 600)
+def test_only_ranks_with_a_known_key_are_accepted_and_after_them_none():
     server, known, other = (zmq.curve_keypair() for _ in range(3))
     listening = Listening(server, 2)
     with ThreadPoolExecutor() as pool:
