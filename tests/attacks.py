@@ -14,7 +14,7 @@ _SEND_LARGE_MESSAGES = """
 import socket, sys
 greeting, large = map(bytes.fromhex, sys.argv[1:3])
 for port in sys.argv[3:]:
-    with socket.create_connection(("127.0.0.1", int(port)), timeout=20) as attacker:
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=60) as attacker:
         attacker.sendall(greeting)
         got = 0
         while got < len(greeting):

@@ -126,14 +126,14 @@ class LoopbackLinks:
 
     Args:
         size: number of ranks, at least 1.
-        timeout_seconds: how long a receive waits before it fails.
+        timeout_seconds: how long a receive waits before it fails; None for as long as it takes.
 
     Example:
         >>> links = LoopbackLinks(4)
         >>> links.run(lambda link: ring_allreduce(np.arange(8) + link.rank, link))
     """
 
-    def __init__(self, size: int, timeout_seconds: float = 10.0) -> None:
+    def __init__(self, size: int, timeout_seconds: float | None = 10.0) -> None:
         self.size = size
         self.timeout_seconds = timeout_seconds
         self.mailboxes: dict[tuple[int, int], SimpleQueue[Array | RankLeft]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import CollectiveError
+from allranks.lessons import links
 from allranks.lessons.ring import (
     ALGORITHMS,
     AllreduceRun,
@@ -22,13 +24,15 @@ from allranks.lessons.ring import (
 )
 
 
-def parts_of(arrays, algorithm="ring", gather=lambda recorder, link: recorder.part):
+def parts_of(
+    arrays, algorithm="ring", gather=lambda recorder, link: recorder.part, timeout_seconds=None
+):
     def one_rank(link):
         recorder = Recorder()
         find(algorithm)(arrays[link.rank], link, recorder=recorder)
         return gather(recorder, link)
 
-    return LoopbackLinks(len(arrays)).run(one_rank)
+    return LoopbackLinks(len(arrays), timeout_seconds=timeout_seconds).run(one_rank)
 
 
 def test_a_ring_of_three_is_told_step_by_step():
@@ -90,6 +94,21 @@ def test_replaying_the_steps_gives_the_result(algorithm, size, length):
 def test_rounds_and_bytes_are_those_of_the_textbook(algorithm, size, rounds, nbytes):
     run = explain([np.ones(8)] * size, algorithm)
     assert (run.rounds, run.nbytes) == (rounds, nbytes)
+
+
+def test_a_run_waits_for_its_ranks_however_slow_the_machine_is(monkeypatch):
+    class Slow(SimpleQueue):
+        """A queue for which each limit is too short."""
+
+        def get(self, block=True, timeout=None):
+            if timeout is not None:
+                raise Empty
+            return super().get()
+
+    monkeypatch.setattr(links, "SimpleQueue", Slow)
+    assert explain([np.ones(1)] * 3).result.items == (3.0,)
+    with pytest.raises(CollectiveError, match="none came in 10"):
+        parts_of([np.ones(1)] * 3, timeout_seconds=10)
 
 
 def test_a_long_chunk_is_summarised():

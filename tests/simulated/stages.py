@@ -356,7 +356,8 @@ class RealStage:
         return f"ipc://{self._folder.name}/socket"
 
     def listen(self, name: str) -> str:
-        self._listening[name] = socket.create_server(("127.0.0.1", 0))
+        # A port at which no other program listens later.
+        self._listening[name] = socket.create_server(("127.0.0.1", free_port()))
         self._listening[name].setblocking(False)
         return f"tcp://127.0.0.1:{self._listening[name].getsockname()[1]}"
 

@@ -7,6 +7,7 @@ messages go to it directly, and some through the socket.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -249,6 +250,7 @@ def test_one_watcher_too_many_is_refused_and_those_before_stay(tmp_path):
 def test_a_connection_for_which_there_is_no_descriptor_is_closed(tmp_path):
     """Else a selector reports it to the thread of a door again and again."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()  # what other tests have left frees no descriptor later
     with ExitStack() as ends:
         listener = ends.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(tmp_path / "door"))
@@ -324,6 +326,7 @@ def test_the_class(tmp_path, monkeypatch):
                 board.as_html([student]).encode()
                 (board.ranks_html(student) + board.panel_html(student)).encode()
     monkeypatch.setenv("ALLRANKS_CLASS_DIR", str(tmp_path))
+    monkeypatch.setattr(door, "_CONNECT_SECONDS", 60)
     opened = board.ClassBoard(None)
     try:
         for _ in range(SOME):

@@ -92,7 +92,7 @@ def test_what_is_late_is_told_to_end_before_it_is_killed(monkeypatch, tmp_path):
         """Its time is over as soon as it has begun."""
         if timeout == 600:
             wait_until(began.exists)
-        return communicate(process, input, 0 if timeout == 600 else timeout)
+        return communicate(process, input, 0 if timeout == 600 else 60)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", late)
     with pytest.raises(subprocess.TimeoutExpired) as found:
@@ -101,6 +101,6 @@ def test_what_is_late_is_told_to_end_before_it_is_killed(monkeypatch, tmp_path):
 
 
 def test_a_rank_that_is_killed_leaves_no_temporary_file():
-    ended = launch.run(["sh", "-c", "mktemp; kill -9 $$"], timeout=20)
+    ended = launch.run(["sh", "-c", "mktemp; kill -9 $$"], timeout=60)
     assert ended.returncode == -9
     assert not Path(ended.stdout.strip()).exists()

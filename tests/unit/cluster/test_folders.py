@@ -239,11 +239,11 @@ def test_folders_above_the_logs_give_others_no_rights_whatever_the_umask(tmp_pat
 
 
 def test_what_is_trusted_later_is_not_in_a_temporary_folder_that_others_can_exchange(tmp_path):
-    assert own_files.temporary_folder("test") == str(
-        tmp_path / "tmp" / f"allranks-test-{os.getuid()}"
-    )
+    purpose = f"test-{os.getpid()}"  # in /tmp, others test at the same time
+    place = tmp_path / "tmp" / f"allranks-{purpose}-{os.getuid()}"
+    assert own_files.temporary_folder(purpose) == str(place)
     (tmp_path / "tmp").chmod(0o777)
-    found = Path(own_files.temporary_folder("test"))
+    found = Path(own_files.temporary_folder(purpose))
     found.rmdir()
     assert found.parent == Path("/tmp")
 

@@ -8,20 +8,21 @@ import tempfile
 
 import pytest
 
+from allranks.cluster import connection_files
 from allranks.cluster.cleanup import CleanupProcess
 from allranks.cluster.connection_files import ConnectionFiles, _set_name
 from allranks.cluster.launchers import slurm
 from tests.kernel import wait_until
 
-SECONDS = 20
+SECONDS = 60
 NOTEBOOK = """
-import os, sys, time
+import os, sys
 from allranks.cluster.cleanup import CleanupProcess
 keeper = CleanupProcess('touch "$1"', sys.argv[1])
 child = os.fork()
 if child:
     print(child, flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
@@ -57,14 +58,19 @@ def test_a_job_is_cancelled_though_another_process_holds_the_pipe(tmp_path):
     cancels = ["sh", "-c", f"touch {tmp_path / 'cancelled'}"]
     job = slurm.SlurmJob("7", 2, str(invitation), str(tmp_path / "output"), cancels)
     job.close()
+    wait_until((tmp_path / "cancelled").exists)
     assert [path.name for path in tmp_path.iterdir()] == ["cancelled"]
 
 
 def test_a_keeper_tidies_up_after_a_killed_notebook_while_what_it_has_forked_lives(tmp_path):
     done = tmp_path / "done"
     notebook = subprocess.Popen(
-        [sys.executable, "-c", NOTEBOOK, str(done)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", NOTEBOOK, str(done)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    assert notebook.stdin is not None
     assert notebook.stdout is not None
     child = int(notebook.stdout.readline())
     try:
@@ -74,6 +80,7 @@ def test_a_keeper_tidies_up_after_a_killed_notebook_while_what_it_has_forked_liv
         os.kill(child, 0)  # it lives
     finally:
         os.kill(child, 9)
+        notebook.stdin.close()
         notebook.stdout.close()
 
 
@@ -83,6 +90,7 @@ NO_PROCESS = 2**22  # above the largest that Linux gives
 @pytest.fixture
 def security(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setattr(connection_files, "_CLOSE_SECONDS", SECONDS)
     folder = tmp_path / "profile_default" / "security"
     folder.mkdir(parents=True)
     return folder

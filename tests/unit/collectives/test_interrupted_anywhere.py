@@ -39,7 +39,10 @@ HEARD = "call", "c_return"
 
 
 def pressed_at(step, function, *arguments, events=("call", "return", "c_call", "c_return")):
-    """Calls a function, interrupted at one of its steps; returns whether it has come so far."""
+    """Calls a function, interrupted at one of its steps; returns whether it has come so far.
+
+    Python drops an interrupt in a finalizer, which a garbage collection would run at any step.
+    """
     steps, over = 0, False
 
     def hook(_frame, event, _argument):
@@ -50,6 +53,7 @@ def pressed_at(step, function, *arguments, events=("call", "return", "c_call", "
         if steps == step:
             press()
 
+    gc.disable()
     try:
         sys.setprofile(hook)
         function(*arguments)
@@ -57,6 +61,7 @@ def pressed_at(step, function, *arguments, events=("call", "return", "c_call", "
     except KeyboardInterrupt:
         over = True
     sys.setprofile(None)
+    gc.enable()
     return steps >= step
 
 
@@ -289,15 +294,6 @@ ASKS = {
 }
 
 
-@pytest.fixture
-def no_collections():
-    """Python drops an interrupt in a finalizer, which a collection runs at any step."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("call", ASKS)
 def test_the_lock_of_the_world_is_free_wherever_the_interrupt_comes(call):
     step, goes_on = 1, True

@@ -1,3 +1,4 @@
+import gc
 import json
 import mmap
 import os
@@ -87,7 +88,8 @@ def test_what_was_laid_out_is_read_back():
 
 @linux
 def test_a_named_segment_is_swept_when_its_owner_is_gone():
-    left = f"/dev/shm/allranks-{2**22 + 1}-test"
+    # A name that no other process makes or looks for.
+    left = f"/dev/shm/allranks-{2**22 + 1}-test-{os.getpid()}"
     open(left, "w").close()
     kept = memory.Segment(10, named=True)
     memory.sweep()
@@ -154,9 +156,11 @@ def test_the_end_of_an_array_runs_no_python_that_could_swallow_an_interrupt():
     places = [window.place_of(array) for array in arrays]
     called = []
     before = sys.getprofile()
+    gc.disable()  # a collection would run finalizers of other tests
     sys.setprofile(lambda frame, event, _argument: called.append(event))
     arrays.clear()
     sys.setprofile(before)
+    gc.enable()
     assert "c_call" in called
     assert "call" not in called
     assert window.place_of(window.empty((8,), np.dtype("uint8"), 8)) in places

@@ -14,6 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.rank_state import BLOCK, Board, RankState
 from allranks.collectives.calls.sites import Site, with_source
+from allranks.collectives.mpi import host_connections
 from allranks.collectives.mpi.host_connections import EncryptedLink, Listening, StatusThread, join
 from allranks.collectives.mpi.status_exchange import (
     CHILDREN,
@@ -30,6 +31,11 @@ from tests.kernel import wait_until
 
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 HERE = os.path.relpath(__file__)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    monkeypatch.setattr(host_connections, "_ALL_SECONDS", 600)
 
 
 def board_of(rank: int, ranks: int = 2) -> Board:
@@ -83,7 +89,7 @@ def start():
     for host in range(len(started)):
         cut(started, host)
     for thread in started:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -262,7 +268,7 @@ def is_accepted(port: int, key: tuple[bytes, bytes], server_key: bytes) -> bool:
         tries.handshake_ivl = 2000
         with tries.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILED) as ends:
             tries.connect(f"tcp://127.0.0.1:{port}")
-            assert ends.poll(20_000)
+            assert ends.poll(60_000)
             event = recv_monitor_message(ends)["event"]
             tries.disable_monitor()
     return event == zmq.EVENT_HANDSHAKE_SUCCEEDED

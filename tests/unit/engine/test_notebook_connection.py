@@ -5,9 +5,9 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +17,8 @@ from zmq.utils.monitor import recv_monitor_message
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
+from allranks.engine.host import notebook_connection
+from allranks.engine.host.link_state import Command, Connected, Event
 from allranks.engine.host.notebook_connection import NotebookConnection
 from allranks.records.config import Invitation
 from allranks.records.limits import LEASE_SECONDS
@@ -84,7 +86,8 @@ class Host:
 
     def __init__(self, invitation: Invitation) -> None:
         self.commands: list[int] = []
-        self.resumed = 0
+        #: How many connections for commands were made.
+        self.connected = 0
         self.connection: NotebookConnection
         self._thread = threading.Thread(target=self._run, args=(invitation,))
         self._thread.start()
@@ -92,15 +95,21 @@ class Host:
     def _run(self, invitation: Invitation) -> None:
         context = zmq.Context()
         self.connection = made = NotebookConnection(context, invitation, "h1")
+        apply = made.state.apply
+
+        def counted(event: Event, now: float) -> list[Command]:
+            self.connected += event == Connected(of_commands=True)
+            return apply(event, now)
+
+        # The end of a connection and the next one may be handled at once.
+        made.state.apply = counted  # type: ignore[method-assign]
         poller = zmq.Poller()
         for source in made.sources():
             poller.register(source, zmq.POLLIN)
-        sent, was_up = 0, False
+        sent = 0
         while not made.state.over:
             for source, _ in poller.poll(1):
                 self.commands += [int(line) for _, line in made.serve(source)]
-            self.resumed += made.state.is_up and not was_up
-            was_up = made.state.is_up
             made.tick()
             if sent < COUNT:
                 sent += 1
@@ -144,9 +153,9 @@ def networks(notebook, hosts):
         network.close()
 
 
-def invitation_to(notebook, networks, lease_seconds: float = LEASE_SECONDS) -> Invitation:
+def invitation_to(notebook, networks) -> Invitation:
     urls = [network.url for network in networks]
-    return Invitation(*urls, notebook.key, "h1", lease_seconds)
+    return Invitation(*urls, notebook.key, "h1", LEASE_SECONDS)
 
 
 def test_messages_of_both_sides_survive_their_connections_once_and_in_order(
@@ -160,10 +169,10 @@ def test_messages_of_both_sides_survive_their_connections_once_and_in_order(
     for n in range(1, COUNT + 1):
         notebook.command("h1", "count", str(n))
         if n % 200 == 0:
-            resumed = host.resumed
+            connected = host.connected
             for network in networks:
                 network.interrupt()
-            wait_until(lambda before=resumed: host.resumed > before)
+            wait_until(lambda before=connected: host.connected > before)
     everything = list(range(1, COUNT + 1))
     wait_until(lambda: len(heard) >= COUNT and len(host.commands) >= COUNT)
     assert (heard, host.commands) == (everything, everything)
@@ -238,21 +247,24 @@ def test_a_payload_of_any_size_arrives_whole(notebook, inbox, nbytes):
 
 @pytest.mark.leases
 def test_a_connection_that_nobody_serves_is_made_again_within_the_lease(notebook, networks, hosts):
-    host = Host(invitation_to(notebook, networks, 9.0))
+    host = Host(invitation_to(notebook, networks))
     hosts.append(host)
-    wait_until(lambda: host.resumed)
+    wait_until(lambda: host.connected)
     networks[0].silent = 1
     networks[0].interrupt()
-    wait_until(lambda: host.resumed > 1 or host.connection.state.over)
+    wait_until(lambda: host.connected > 1 or host.connection.state.over)
     assert not host.connection.state.over
     notebook.command("h1", "count", "1")
     wait_until(lambda: host.commands == [1])
 
 
-@pytest.mark.leases
-def test_a_relay_that_stood_still_finds_the_connection_that_was_made_meanwhile(notebook, networks):
-    context = zmq.Context()
-    made = NotebookConnection(context, invitation_to(notebook, networks, 1.5), "h1")
+def test_a_relay_that_stood_still_finds_the_connection_that_was_made_meanwhile(
+    notebook, networks, monkeypatch
+):
+    clock = SimpleNamespace(now=lambda: seconds)
+    monkeypatch.setattr(notebook_connection, "AwakeClock", lambda: clock)
+    seconds, context = 0.0, zmq.Context()
+    made = NotebookConnection(context, invitation_to(notebook, networks), "h1")
 
     def serve_until(true) -> None:
         def served():
@@ -267,7 +279,7 @@ def test_a_relay_that_stood_still_finds_the_connection_that_was_made_meanwhile(n
     networks[0].interrupt()
     serve_until(lambda: not made.state.is_up)
     wait_until(lambda: made.sources()[1].poll(0))
-    time.sleep(2)
+    seconds = 2 * LEASE_SECONDS
     made.tick()
     assert not made.state.over
     serve_until(lambda: made.state.is_up)

@@ -10,9 +10,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def test_each_port_that_cannot_be_connected_to_is_named_with_the_reason():
-    with listen(LOOPBACK) as open_one, socket.create_server((LOOPBACK, 0)) as closed:
+    with listen(LOOPBACK) as open_one, socket.socket() as closed:
+        # Nothing listens there, and no other program can.
+        closed.bind((LOOPBACK, 0))
         port = closed.getsockname()[1]
-        closed.close()
         # Addresses of TEST-NET-1 are never answered, or have no route.
         targets = [
             Target("h1", LOOPBACK, open_one.getsockname()[1]),
