@@ -514,11 +514,13 @@ def patched(run: Callable[[str], Cell], name: str, value: float) -> Iterator[Non
     """
     module, _, attribute = name.rpartition(".")
     load = f"import {module} as _module\n"
-    run(f"{load}_module.before = _module.{attribute}\n_module.{attribute} = {value}").ok()
+    run(
+        f"{load}_module.before_{attribute} = _module.{attribute}\n_module.{attribute} = {value}"
+    ).ok()
     try:
         yield
     finally:
-        run(f"{load}_module.{attribute} = _module.before").ok()
+        run(f"{load}_module.{attribute} = _module.before_{attribute}").ok()
 
 
 #: For a notebook: when one file is there, its cell's clock is 1000 s ahead, and it makes another.

@@ -17,12 +17,20 @@ import pytest
 from allranks.errors import UsageError
 from allranks.horovod.horovodrun import local_script, main, parse, python_command
 
+#: The command, in which a line waits up to a minute for a rank that writes the same one late.
+COMMAND = """
+from allranks.horovod import horovodrun
+from allranks.widgets import text
+text._LINE_HOLD_SECONDS = 60
+horovodrun.main()
+"""
+
 
 def horovodrun(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Returns the output of the command, run by a shell without settings of Open MPI."""
     settings = ("OMPI_", "PRTE_")
     return subprocess.run(
-        [sys.executable, "-m", "allranks.horovod.horovodrun", *arguments],
+        [sys.executable, "-c", COMMAND, *arguments],
         env={name: value for name, value in os.environ.items() if not name.startswith(settings)},
         cwd=cwd,
         text=True,
@@ -40,20 +48,21 @@ needs_mpiexec = pytest.mark.skipif(
 
 
 SCRIPT = """
-import os, sys
+import os, sys, time
 import horovod
 from allranks import collectives as c
 
 c.init()
 what = sys.argv[1]
-print("all say this", sys.argv[1:], int(c.allreduce(1.0, c.Sum)))
+total = int(c.allreduce(1.0, c.Sum))
+time.sleep(0.5 * c.rank())  # so long that there is a picture of the ranks' time
+print("all say this", sys.argv[1:], total)
 print("rank", c.rank(), "says this")
 if what == "exit":
     sys.exit(3)
 if what == "die" and c.rank() == 1:
     os.kill(os.getpid(), 9)
 if what == "wait" and c.rank() == 1:
-    import time
     time.sleep(600)
 c.barrier()
 print("the end")
@@ -83,7 +92,7 @@ def test_output_is_labelled_and_folded_and_what_was_measured_is_kept(job, tmp_pa
         log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
         assert f"rank {rank} says this\n" in log
     page = (tmp_path / "out" / "run.html").read_text()
-    image = '<img alt="what each rank waited and transferred'
+    image = '<img alt="each rank&#x27;s time'
     for part in ("<code>train.py pass</code>", "2 ranks, ", "finished", image):
         assert part in page
     assert re.search(r"<td>barrier\b", page)

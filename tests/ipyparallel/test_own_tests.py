@@ -9,6 +9,7 @@ import pytest
 from tests.ipyparallel import suite
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.replaces
 def test_ipyparallels_own_tests_pass_but_for_those_that_cannot_be_compared(tmp_path: Path) -> None:
     told = suite.play(tmp_path)

@@ -64,7 +64,7 @@ def test_sides_without_a_gpu_are_left_out_with_the_reason(size, ours, others):
 
 
 def test_torchs_own_gloo_is_measured_beside_a_side_that_one_rank_refuses(python):
-    done = launch.mpiexec(2, "-c", ON_HOST, python=python)
+    done = launch.mpiexec(2, "-c", ON_HOST, python=python, timeout=250)
     assert done.returncode == 0, done.stdout
     found = ranks.read(done.stdout)
     assert list(found["rows"]) == ["torch gloo"]

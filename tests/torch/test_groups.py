@@ -60,9 +60,9 @@ int(t)
 def check_groups_after_a_failure_on_one_rank(ranks):
     """torch names groups by a counter, which only that rank has advanced."""
     assert ranks.on_ranks(IMPORTS).status == "ok"
-    cell = ranks.on_ranks(FIRST_GROUP, "--timeout 20")
+    cell = ranks.on_ranks(FIRST_GROUP, "--timeout 60", timeout=90)
     assert cell.text == "rank 1    │ failed\nranks 0–2 → (3, '0')\n"
-    cell = ranks.on_ranks(FURTHER_GROUP, "--timeout 20")
+    cell = ranks.on_ranks(FURTHER_GROUP, "--timeout 60", timeout=90)
     assert cell.text == "rank 1    │ failed\nranks 0–2 → 3\n"
 
 

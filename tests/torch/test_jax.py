@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.notebook import Notebook
+from tests.ports import free_port
+from tests.torch.conftest import ALL_HERE
 
 SETTLED_SECONDS = 90
 #: The first use of JAX in fresh ranks.
@@ -96,8 +98,8 @@ def test_jax_refuses_to_go_on_with_the_devices_of_one_rank(ranks):
 @pytest.mark.covers("interrupt", "JAX on gloo")
 def test_an_interrupt_is_heard_in_jax(ranks):
     cell = ranks.start_on_ranks(
-        "print('here')\ntime.sleep(60) if rank == 0 else float(add(ones()))"
-    ).wait_for("here")
+        "print('here')\ntime.sleep(600) if rank == 0 else float(add(ones()))"
+    ).wait_for(ALL_HERE)
     ranks.drain(0.5)
     ranks.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
@@ -159,20 +161,15 @@ def test_a_rank_that_does_not_initialize_jax_is_named(ranks):
     check_the_next_cell(ranks)
 
 
-OWN_ADDRESS = """
-import socket
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = broadcast_object(free.getsockname()[1])
-"""
-
-
 def test_jax_is_initialized_at_an_address_of_the_program(ranks):
     assert ranks.on_ranks(END).status == "ok"
-    initialize = "jax.distributed.initialize(f'127.0.0.1:{port}', size, rank)"
-    cell = ranks.on_ranks(f"{OWN_ADDRESS}if rank != 1:\n    raise ValueError\n{initialize}")
+
+    def initialize() -> str:
+        return f"jax.distributed.initialize('127.0.0.1:{free_port()}', size, rank)"
+
+    cell = ranks.on_ranks(f"if rank != 1:\n    raise ValueError\n{initialize()}")
     assert "rank 1 was waiting at line" in cell.text
-    cell = ranks.on_ranks(f"{OWN_ADDRESS}{initialize}\njax.process_count()", timeout=60)
+    cell = ranks.on_ranks(f"{initialize()}\njax.process_count()", timeout=SETTLED_SECONDS)
     assert cell.text == "ranks 0–2 → 3\n"
     check_the_next_cell(ranks)
 
@@ -203,7 +200,8 @@ def test_the_others_live_on_when_a_rank_dies_and_jax_can_be_begun_anew(ranks, wa
     assert "needs all of ranks 0–2: rank 1 ended with exit code 5" in cell.text
     assert "Connection closed" not in cell.text
     following = ranks.on_ranks(
-        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')", timeout=60
+        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')",
+        timeout=SETTLED_SECONDS,
     )
     assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
     assert "→ (3, 12.0, 20)\n" in following.text

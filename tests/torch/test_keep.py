@@ -37,9 +37,9 @@ GOES_ON = "import torch\n[step() for _ in range(3)]"
 @pytest.fixture(scope="module", autouse=True)
 def _fresh_before_and_after(ranks):
     """JAX ends all processes that it has initialized where one of them dies."""
-    assert ranks.run("%distributed restart", 120).status == "ok"
+    assert ranks.run("%distributed restart", 300).status == "ok"
     yield
-    assert ranks.run("%distributed restart", 120).status == "ok"
+    assert ranks.run("%distributed restart", 300).status == "ok"
 
 
 def values(cell):

@@ -127,12 +127,12 @@ LIBRARIES = {
 def _leaves_nothing(ranks):
     """Other tests use accelerate and groups of their own on the same ranks."""
     yield
-    assert ranks.on_ranks(END).status == "ok"
+    assert ranks.on_ranks(END, timeout=180).status == "ok"
 
 
 @pytest.mark.parametrize(("cell", "shown"), LIBRARIES.values(), ids=LIBRARIES.keys())
 def test_a_library_trains_on_the_ranks(ranks, cell, shown):
-    assert ranks.on_ranks(IMPORTS).status == "ok"
+    assert ranks.on_ranks(IMPORTS, timeout=180).status == "ok"
     ended = ranks.on_ranks(cell, "--timeout 120", timeout=180)
     assert ended.status == "ok", ended.text
     assert ended.text.endswith(shown), ended.text
@@ -180,8 +180,8 @@ def train(steps):
 
 
 def test_notebook_launcher_runs_the_function_on_the_ranks_that_exist(ranks):
-    assert ranks.on_ranks(IMPORTS + LAUNCH).status == "ok"
-    here = ranks.on_ranks("notebook_launcher(train, (8,), num_processes=size)")
+    assert ranks.on_ranks(IMPORTS + LAUNCH, timeout=180).status == "ok"
+    here = ranks.on_ranks("notebook_launcher(train, (8,), num_processes=size)", timeout=180)
     assert here.status == "ok", here.text
     assert "notebook_launcher: train runs on the 3 ranks that exist\n" in here.text
     assert "3 processes, equal: True" in here.text

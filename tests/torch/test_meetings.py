@@ -6,22 +6,25 @@ from __future__ import annotations
 
 import pytest
 
+from tests.ports import free_port
+from tests.torch.conftest import ALL_HERE
 from tests.torch.test_groups import IMPORTS
 
 BEGIN = f"""{IMPORTS}
-import socket, time
+import time
 from torch.distributed import rpc
 
-def agreed_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return broadcast_object(free.getsockname()[1])
-
 dist.is_initialized() and dist.destroy_process_group()
-port = agreed_port()
-tcp = f"tcp://127.0.0.1:{{port}}"
 kept = 10 * rank
 """
+
+
+def begin() -> str:
+    """What stands before each way: a port that no other program is given meanwhile."""
+    port = free_port()
+    return f"{BEGIN}port, tcp = {port}, 'tcp://127.0.0.1:{port}'\n"
+
+
 SUM = "dist.all_reduce(x := torch.ones(1))\ndist.destroy_process_group()\nint(x), kept"
 STILL_THERE = f"dist.init_process_group()\n{SUM}"
 STORE = "store = dist.TCPStore('127.0.0.1', port, size, rank == 0)\n"
@@ -56,7 +59,7 @@ def check_that_the_ranks_are_there(ranks):
 
 @pytest.mark.parametrize(("before", "way"), (WAYS | KEYS).values(), ids=(WAYS | KEYS).keys())
 def test_a_rank_that_does_not_come_is_named(ranks, before, way):
-    cell = ranks.on_ranks(f"{BEGIN}{before}if rank == 1:\n    {way}")
+    cell = ranks.on_ranks(f"{begin()}{before}if rank == 1:\n    {way}")
     assert "rank 1 (" in cell.text, cell.text
     assert "raised RankLeft" in cell.text
     assert f"finished In[{cell.execution_count}]" in cell.text
@@ -69,11 +72,11 @@ EVERY = WAYS | KEYS | EXTERNAL
 @pytest.mark.parametrize(("before", "way"), EVERY.values(), ids=EVERY.keys())
 def test_the_stop_button_ends_the_wait(ranks, before, way):
     cell = ranks.start_on_ranks(
-        f"{BEGIN}{before}print('here')\nif rank == 2:\n    time.sleep(60)\nelse:\n    {way}"
-    ).wait_for("here")
+        f"{begin()}{before}print('here')\nif rank == 2:\n    time.sleep(600)\nelse:\n    {way}"
+    ).wait_for(ALL_HERE)
     ranks.drain(0.5)
     ranks.interrupt()
-    ended = cell.wait(30)
+    ended = cell.wait()
     assert ended.error_name == "CellInterrupted", ended.text
     assert "NetworkError" not in ended.text
     check_that_the_ranks_are_there(ranks)
@@ -82,7 +85,7 @@ def test_the_stop_button_ends_the_wait(ranks, before, way):
 @pytest.mark.parametrize("way", ["tcp", "a file", "a store"])
 def test_a_group_is_made_and_runs_on_allranks(ranks, way):
     before, make = WAYS[way]
-    cell = ranks.on_ranks(f"{BEGIN}{before}{make}\nprint(type(dist.group.WORLD).__name__)\n{SUM}")
+    cell = ranks.on_ranks(f"{begin()}{before}{make}\nprint(type(dist.group.WORLD).__name__)\n{SUM}")
     assert "ranks 0–2 │ AllranksGroup\n" in cell.text
     assert "rank 1    → (3, 10)\n" in cell.text
 
@@ -94,7 +97,7 @@ def test_remote_calls_work(ranks):
         "found = rpc.rpc_sync(f'rank{(rank + 1) % size}', pow, args=(rank, 2))\n"
         "rpc.shutdown()\nfound"
     )
-    assert ranks.on_ranks(f"{BEGIN}{source}").text == "rank 0 → 0\nrank 1 → 1\nrank 2 → 4\n"
+    assert ranks.on_ranks(f"{begin()}{source}").text == "rank 0 → 0\nrank 1 → 1\nrank 2 → 4\n"
 
 
 def test_a_key_that_is_set_late_and_one_that_is_never_set(ranks):
@@ -106,7 +109,7 @@ def test_a_key_that_is_set_late_and_one_that_is_never_set(ranks):
         "except dist.DistStoreError as error:\n    print(error)\n"
         "found = store.get('late'), store.multi_get(['late'])\nbarrier()\nfound"
     )
-    cell = ranks.on_ranks(f"{BEGIN}{STORE}{source}")
+    cell = ranks.on_ranks(f"{begin()}{STORE}{source}")
     assert cell.text == (
         "ranks 0–2 │ wait timeout after 200ms, keys: /never\n          → (b'here', [b'here'])\n"
     )
@@ -122,7 +125,7 @@ def test_a_store_of_another_size_is_found_and_one_that_is_nowhere_is_given_up(ra
         "else:\n    store = dist.TCPStore('127.0.0.1', port)\n"
         "found = store.get('key')\nbarrier()\nfound"
     )
-    cell = ranks.on_ranks(f"{BEGIN}{source}")
+    cell = ranks.on_ranks(f"{begin()}{source}")
     assert cell.text == "ranks 0–2 │ True\n          → b'value'\n"
 
 
@@ -135,15 +138,15 @@ def test_a_store_that_is_written_in_python_needs_no_methods_but_its_own(ranks):
         "store = Dictionary()\nprefixed = dist.PrefixStore('p', store)\n"
         "prefixed.set('key', 'value')\nprefixed.get('key')"
     )
-    assert ranks.on_ranks(f"{BEGIN}{source}").text == "ranks 0–2 → b'value'\n"
+    assert ranks.on_ranks(f"{begin()}{source}").text == "ranks 0–2 → b'value'\n"
 
 
 def test_a_number_of_processes_that_is_not_that_of_the_ranks_is_named(ranks):
-    cell = ranks.on_ranks(f"{BEGIN}dist.init_process_group(rank=rank, world_size=size + 1)")
+    cell = ranks.on_ranks(f"{begin()}dist.init_process_group(rank=rank, world_size=size + 1)")
     assert "UsageError: torch needs world_size=3, the number of ranks: found 4." in cell.text
-    waits = ranks.start_on_ranks(f"{BEGIN}{EXTERNAL['tcp of more processes'][1]}")
+    waits = ranks.start_on_ranks(f"{begin()}{EXTERNAL['tcp of more processes'][1]}")
     waits.wait_for("torch waits for world_size=4 processes, and there are 3 ranks")
     ranks.drain(0.5)
     ranks.interrupt()
-    assert waits.wait(30).error_name == "CellInterrupted"
+    assert waits.wait().error_name == "CellInterrupted"
     check_that_the_ranks_are_there(ranks)

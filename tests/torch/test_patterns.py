@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.torch.conftest import ALL_HERE
 from tests.torch.test_groups import IMPORTS
 
 PATTERNS = {
@@ -503,10 +504,10 @@ def test_a_limit_of_time_is_worded_as_in_torch(ranks, tmp_path):
     ended = str(tmp_path)
     cell = ranks.on_ranks(
         "import os, time\nfrom datetime import timedelta\n"
-        "part = dist.new_group([0, 1, 2], timeout=timedelta(seconds=1))\n"
-        "if rank > 0:\n    try:\n        dist.all_reduce(torch.ones(1), group=part)\n"
-        f"    finally:\n        open(os.path.join({ended!r}, str(rank)), 'w').close()\n"
-        f"else:\n    while len(os.listdir({ended!r})) < 2: time.sleep(0.02)"
+        "part = dist.new_group([0, 1], timeout=timedelta(seconds=1))\n"
+        "if rank == 1:\n    try:\n        dist.all_reduce(torch.ones(1), group=part)\n"
+        f"    finally:\n        open(os.path.join({ended!r}, 'ended'), 'w').close()\n"
+        f"else:\n    while not os.listdir({ended!r}): time.sleep(0.02)"
     )
     assert "Timed out waiting 1000ms for all_reduce(SUM) to complete at In[" in cell.text
     assert "rank 0 did not arrive" in cell.text
@@ -643,11 +644,11 @@ WAITS = {
 def test_an_interrupt_reaches_a_wait_and_the_groups_stay(ranks, wait):
     cell = ranks.start_on_ranks(
         "model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nimport time\n"
-        f"print('here')\nif rank == 0:\n    time.sleep(60)\n{wait}"
-    ).wait_for("here")
+        f"print('here')\nif rank == 0:\n    time.sleep(600)\n{wait}"
+    ).wait_for(ALL_HERE)
     ranks.drain(0.5)
     ranks.interrupt()
-    ended = cell.wait(30)
+    ended = cell.wait()
     assert ended.error_name == "CellInterrupted", ended.text
     assert "KeyboardInterrupt" in ended.error_value
     following = ranks.on_ranks("dist.all_reduce(x := torch.ones(1))\nint(x)")

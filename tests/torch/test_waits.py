@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.torch.conftest import ALL_HERE
 from tests.torch.test_groups import IMPORTS, SUM, check_groups_after_a_failure_on_one_rank
 from tests.torch.test_keep import ROUNDED, check_a_training_continues
 
@@ -81,8 +82,8 @@ def test_ranks_that_wait_for_messages_of_each_other_are_named(gloo_ranks):
 def test_an_interrupt_is_heard_in_torch_which_says_why_its_groups_are_closed(gloo_ranks):
     cell = gloo_ranks.start_on_ranks(
         f"{BEGIN}model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))\nprint('here')\n"
-        "import time\ntime.sleep(60) if rank == 0 else dist.barrier()"
-    ).wait_for("here")
+        "import time\ntime.sleep(600) if rank == 0 else dist.barrier()"
+    ).wait_for(ALL_HERE)
     gloo_ranks.drain(0.5)
     gloo_ranks.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"

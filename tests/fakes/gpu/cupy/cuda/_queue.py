@@ -12,7 +12,6 @@ from collections import Counter, deque
 _numbers = itertools.count(1000)
 _streams: dict[int, Stream] = {}
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
-_stack: list[Stream] = []
 _chance = random.Random(7)
 counted: Counter[str] = Counter()
 """Events that were made, waits for one that have begun, and calls of what copies arrays."""
@@ -21,7 +20,20 @@ driver = threading.RLock()
 _lock = threading.RLock()
 """Protects the streams' queues: whoever asks for an event works on them, the main thread or one
 that makes or ends NCCL's."""
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    """What each thread has of its own: a context, and a current stream.
+
+    Source: CUDA driver API, "Context Management"; cupy 14, cupy/cuda/stream.pyx, _ThreadLocal.
+    """
+
+    def __init__(self):
+        self.used = threading.current_thread() is threading.main_thread()
+        self.streams = []
+
+
+_thread = _Thread()
 
 
 def use():
@@ -30,9 +42,8 @@ def use():
 
 
 def must_be_used():
-    """What NCCL and the driver need of a thread. CUDA driver API, "Context Management"."""
-    main = threading.current_thread() is threading.main_thread()
-    assert main or hasattr(_thread, "used"), "CUDA_ERROR_INVALID_CONTEXT: no use() in this thread"
+    """What NCCL and the driver need of a thread."""
+    assert _thread.used, "CUDA_ERROR_INVALID_CONTEXT: no use() in this thread"
 
 
 class _Mark:
@@ -101,11 +112,11 @@ class Stream:
             self._work.append(work)
 
     def __enter__(self):
-        _stack.append(self)
+        _thread.streams.append(self)
         return self
 
     def __exit__(self, *details):
-        assert _stack.pop() is self
+        assert _thread.streams.pop() is self
 
     @property
     def done(self):
@@ -128,7 +139,8 @@ null = Stream(null=True)
 
 
 def current():
-    return _stack[-1] if _stack else null
+    streams = _thread.streams
+    return streams[-1] if streams else null
 
 
 def push(work, stream=None):
@@ -143,7 +155,8 @@ def stream_of(pointer):
 def progress():
     """Does a few pieces, of streams taken at random."""
     for _ in range(4):
-        streams = [stream for stream in _streams.values() if stream._work]
+        # A copy, because another thread may make a stream meanwhile.
+        streams = [stream for stream in list(_streams.values()) if stream._work]
         _chance.shuffle(streams)
         if not any(stream._step() for stream in streams):
             return
@@ -151,7 +164,7 @@ def progress():
 
 def finish():
     """Does all that the current stream holds, and what it waits for."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while current()._work:
         if not any(stream._step() for stream in list(_streams.values())):
             if time.monotonic() > end:
