@@ -220,3 +220,22 @@ def test_the_death_of_rank_0_ends_all_ranks_and_is_named_first(ranks):
     finally:
         again = ranks.on_ranks(f"{BEGIN}{KEPT}\nfloat(add(ones()))", timeout=FIRST_SECONDS)
         assert again.status == "ok", again.text
+
+
+@pytest.mark.replaces
+def test_all_ranks_end_with_rank_0_if_it_does_not_hear_an_interrupt(ranks):
+    """JAX's service runs in it: the message of the first interrupt says so."""
+    cell = ranks.start_on_ranks(
+        "import ctypes, signal\nif rank == 0:\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "    print('here')\n    ctypes.CDLL(None).pause()"
+    ).wait_for("here")
+    why = ", because ranks 1–2 cannot run without rank 0"
+    try:
+        ranks.interrupt()
+        cell.wait_for(f"; all ranks will be killed by the next interrupt{why}")
+        ranks.interrupt()
+        cell.wait(SETTLED_SECONDS).fails("CellInterrupted", f"their variables are lost{why}. ")
+    finally:
+        again = ranks.on_ranks(f"{BEGIN}{KEPT}\nfloat(add(ones()))", timeout=FIRST_SECONDS)
+        assert again.status == "ok", again.text
