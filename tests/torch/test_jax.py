@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.notebook import Notebook
+from tests.torch.conftest import MISSING, python_with_torch
 
 SETTLED_SECONDS = 90
 #: The first use of JAX in fresh ranks.
 FIRST_SECONDS = 300
 PAGE = (Path(__file__).parents[2] / "docs" / "torch_jax.md").read_text()
-FIRST, SHARDED = re.findall(r"test_jax.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+FIRST, SHARDED, SETTINGS = re.findall(r"test_jax.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 BEGIN = """
 import os
 import time
@@ -239,3 +241,19 @@ def test_all_ranks_end_with_rank_0_if_it_does_not_hear_an_interrupt(ranks):
     finally:
         again = ranks.on_ranks(f"{BEGIN}{KEPT}\nfloat(add(ones()))", timeout=FIRST_SECONDS)
         assert again.status == "ok", again.text
+
+
+def test_this_jax_has_the_settings_that_end_waits_on_gpus_after_a_death():
+    """It aborts at a flag that it does not know."""
+    begin = "jax.distributed.initialize(heartbeat_timeout_seconds=10)"
+    source = SETTINGS.removeprefix("%%distributed\n")
+    assert begin in source
+    asked = "from jaxlib import xla_client\nprint(xla_client.generate_pjrt_gpu_plugin_options())"
+    python = python_with_torch() or pytest.skip(MISSING)
+    done = subprocess.run(
+        [python, "-c", source.replace(begin, f"jax.devices()\n{asked}")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'abort_collectives_on_failure': True, 'use_tfrt_gpu_client': True" in done.stdout
