@@ -353,7 +353,7 @@ class ClusterState:
         if not others or not self.can_heal:
             return ""
         if self.healing == "off":
-            return "%distributed heal is off"
+            return "dead ranks are not replaced"
         needed = {self._needs.get(rank, -1) for rank in others} & set(killed)
         return f"{label(others)} cannot run without {label(needed)}" if needed else ""
 

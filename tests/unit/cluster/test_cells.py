@@ -200,7 +200,7 @@ def test_all_ranks_are_killed_if_one_that_was_killed_does_not_end(how, monkeypat
     ("options", "needs", "because"),
     [
         ({"heals": False}, -1, ", because dead ranks are not replaced here: MPI ends the others"),
-        ({"healing": "off"}, -1, ", because %distributed heal is off"),
+        ({"healing": "off"}, -1, ", because dead ranks are not replaced"),
         ({}, 1, ", because ranks 0, 3 cannot run without rank 1"),
     ],
 )
