@@ -34,6 +34,13 @@ def ones():
     return jax.make_array_from_process_local_data(spread, np.ones((1, 4), np.float32))
 """
 KEPT = "kept, mine = 10 * rank, jnp.arange(2) + rank"
+STUCK = """
+import ctypes, signal
+if rank == {}:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    print('here')
+    ctypes.CDLL(None).pause()
+"""
 END = """
 from jax.extend.backend import clear_backends
 jax.distributed.shutdown()
@@ -225,13 +232,24 @@ def test_the_death_of_rank_0_ends_all_ranks_and_is_named_first(ranks):
 
 
 @pytest.mark.replaces
+def test_a_rank_that_does_not_hear_an_interrupt_is_replaced_and_jax_can_be_begun_anew(ranks):
+    cell = ranks.start_on_ranks(STUCK.format(1)).wait_for("here")
+    ranks.interrupt()
+    cell.wait_for("; rank 1 will be killed by the next interrupt and replaced: ")
+    ranks.interrupt()
+    cell.wait(SETTLED_SECONDS).fails("CellInterrupted", "rank 1 was replaced", "ranks 0, 2 kept")
+    following = ranks.on_ranks(
+        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')", timeout=60
+    )
+    assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
+    assert "→ (3, 12.0, 20)\n" in following.text
+    assert ranks.on_ranks(KEPT).status == "ok"
+
+
+@pytest.mark.replaces
 def test_all_ranks_end_with_rank_0_if_it_does_not_hear_an_interrupt(ranks):
     """JAX's service runs in it: the message of the first interrupt says so."""
-    cell = ranks.start_on_ranks(
-        "import ctypes, signal\nif rank == 0:\n"
-        "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
-        "    print('here')\n    ctypes.CDLL(None).pause()"
-    ).wait_for("here")
+    cell = ranks.start_on_ranks(STUCK.format(0)).wait_for("here")
     why = ", because ranks 1–2 cannot run without rank 0"
     try:
         ranks.interrupt()
