@@ -128,11 +128,11 @@ class RankDied(CellFailed):
 
 
 class CellInterrupted(CellFailed):
-    """A cell was interrupted; ranks and variables are kept."""
+    """A cell was interrupted; ranks that leave it then, and their variables, are kept."""
 
 
 class CellTimeout(CellFailed):
-    """A cell exceeded its ``--timeout``; if all ranks react to the interrupt, they are kept."""
+    """A cell exceeded its ``--timeout``; ranks that react to the interrupt are kept."""
 
 
 class MapFailed(CellFailed):

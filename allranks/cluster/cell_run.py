@@ -14,7 +14,7 @@ from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import CellContext
-from allranks.cluster.state import LOST, AllEnded, CellEvent, Deaths
+from allranks.cluster.state import LOST, AllEnded, CellEvent, Deaths, Replaced
 from allranks.countdown import Countdown
 from allranks.errors import (
     CellFailed,
@@ -193,6 +193,12 @@ class CellRun:
         #: Whether a feature waits for the user, as at a prompt of a rank.
         self._asks_user = False
         self._stepped_at = time.monotonic()
+        #: Which ranks stayed in the interrupted cell, in words; those that were killed because of
+        #: it, the time for their ends, and what has replaced them.
+        self._stayed = ""
+        self._killed: tuple[int, ...] = ()
+        self._ends_within: Countdown | None = None
+        self._replaced = ""
         #: Of the ranks that have died in it, written at once: their logs go on.
         self._death_reports: dict[int, Report] = {}
         self._hooks = connection.hooks
@@ -241,6 +247,8 @@ class CellRun:
         others = list(self.pending) if hit else []
         if hit and not others and not lost_host:
             return
+        if self._killed and {end.rank for end in ends} <= set(self._killed):
+            return
         # The report at the end of the cell explains the signal.
         (first, *_) = ends
         said = f"rank {first.rank} {first.how(explain=not hit)}"
@@ -276,6 +284,8 @@ class CellRun:
             self.interrupt()
         if self._grace is not None and self.pending and not self._connection.closed:
             self._insist(GRACE_SECONDS - self._grace.left())
+        if self._ends_within is not None and self.pending and self._ends_within.left() <= 0:
+            self._kill_stuck(self._stayed)
         self.view.refresh()
 
     @property
@@ -286,7 +296,9 @@ class CellRun:
         return self._connection.is_left(self.state)
 
     def press(self) -> None:
-        """Interrupts the cell, or ends its ranks; the second call ends all ranks."""
+        """Interrupts the cell. The second call kills the ranks that are still in it, the third all
+        ranks.
+        """
         if self._connection.closed:
             return
         self.presses += 1
@@ -296,7 +308,48 @@ class CellRun:
         elif self.presses == 1:
             self.interrupt()
         else:
-            self._connection.close("lost", failures.stubborn(self.pending, self.size))
+            self._kill_stuck(failures.stubborn(self.pending))
+
+    def _kill_stuck(self, stayed: str) -> None:
+        """Kills the ranks that are still in the cell; all ranks if no other would survive that, or
+        if ranks have been killed before. ``stayed`` says which stayed, and when.
+        """
+        ranks, stuck = self._connection, self.pending
+        kept = ranks.roster.survivors(stuck)
+        if not stuck or ranks.closed:
+            return
+        if self._killed or not kept:
+            because = "" if self._killed else self._why_all(stuck)
+            ranks.close("lost", f"{stayed}, so {failures.ended(self.size, because)}")
+            return
+        self._stayed, self._ends_within = stayed, Countdown(_ENDED_SECONDS)
+        self._killed = tuple(rank for rank in ranks.roster.alive if rank not in kept)
+        for rank in self._killed:
+            it = "it" if rank in stuck else "a rank that it needs"
+            ranks.end_rank(rank, f"{it} stayed in an interrupted cell")
+
+    def _why_all(self, stuck: Sequence[int]) -> str:
+        """Returns why all ranks end if these do, in words; "" if no other is left."""
+        roster = self._connection.roster
+        if not roster.can_heal and set(roster.alive) - set(stuck):
+            why = self._connection.why_not_replaced()
+            return ": ".join(filter(None, ["dead ranks are not replaced here", why]))
+        return roster.why_no_survivors(stuck)
+
+    def _what_comes(self, then: str) -> str:
+        """Returns which ranks will be killed ``then``, and which variables are kept."""
+        roster, stuck = self._connection.roster, self.pending
+        kept = roster.survivors(stuck)
+        if not kept:
+            why = self._why_all(stuck)
+            return f"all ranks will be killed {then}{f', because {why}' if why else ''}"
+        killed = [rank for rank in roster.alive if rank not in kept]
+        its = "its" if len(killed) == 1 else "their"
+        new = "replaced" if roster.healing == "on" else "can be replaced (%distributed heal)"
+        return (
+            f"{label(killed)} will be killed {then} and {new}: of {its} variables, only those "
+            f"given to keep come back; {label(kept)} will keep all variables"
+        )
 
     def interrupt(self) -> None:
         self._interrupts += 1
@@ -306,19 +359,20 @@ class CellRun:
 
     def _insist(self, waited: float) -> None:
         """Shows which ranks are still in an interrupted cell; a timeout ends them."""
+        if self._killed:
+            return
         if self._unheard.due(waited, self.pending):
             left = GRACE_SECONDS - NOTICE_SECONDS
             then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
             self.view.notice(
                 f"still in the cell {NOTICE_SECONDS:g} s after the interrupt: "
-                f"{self._unheard.whereabouts(self.pending)}; all ranks will be killed {then}"
+                f"{self._unheard.whereabouts(self.pending)}; {self._what_comes(then)}"
             )
         if waited >= GRACE_SECONDS and self.timed_out:
             where = self._unheard.whereabouts(self.pending)
-            self._connection.close(
-                "lost",
+            self._kill_stuck(
                 f"{self._exceeded}, and {GRACE_SECONDS:g} s after the interrupt it was still "
-                f"running on {where}, so {failures.ended(self.size)}",
+                f"running on {where}"
             )
 
     @property
@@ -349,15 +403,9 @@ class CellRun:
         self._connection.step(0)
         self._end_ranks()
         if self._connection.closed:
-            kind = CellTimeout if self.timed_out else CellInterrupted
             why = self._connection.roster.lost_because or "the ranks were stopped"
             causes, told = self._failed_before()
-            if not causes:
-                raise kind(why)
-            message = f"{failures.plain(failures.headline(causes, self.size))}; {why}"
-            error = kind(message, f"{told}\n\n{why}", causes)
-            error.add_note(failures.plain(error.text))
-            raise error
+            raise self._stopped(why, causes, causes, told)
         if self._connection.roster.ends:
             why = self._lose()
             _, told = self._failed_before()
@@ -370,17 +418,47 @@ class CellRun:
         reports = [reply.report for reply in failed if reply.report]
         return reports, failures.describe(reports, [report.rank for report in reports])
 
+    def _stopped(
+        self, why: str, causes: Sequence[Report], reports: Sequence[Report], told: str
+    ) -> CellFailed:
+        """Returns the error of an interrupted cell whose ranks were killed, or some of them."""
+        kind = CellTimeout if self.timed_out else CellInterrupted
+        if not reports:
+            return kind(why)
+        cause = f"{failures.plain(failures.headline(causes, self.size))}; " if causes else ""
+        error = kind(f"{cause}{why}", f"{told}\n\n{why}", reports)
+        error.add_note(failures.plain(error.text))
+        return error
+
+    def _stopped_alone(self) -> CellFailed:
+        """Returns the error of an interrupted cell after the ranks that stayed were killed."""
+        deaths = self._death_reports
+        causes = [report for rank, report in deaths.items() if rank not in self._killed]
+        causes += self._failed_before()[0]
+        killed = [report for rank, report in sorted(deaths.items()) if rank in self._killed]
+        given = [reply.report for _, reply in sorted(self.state.replies.items()) if reply.report]
+        reports = [*causes, *killed, *(report for report in given if report not in causes)]
+        if self.timed_out:
+            reports = [failures.as_timeout(report, self._exceeded) for report in reports]
+        roster, then = self._connection.roster, self._replaced
+        if not then and roster.phase == "running":
+            keep = "keeps its" if len(roster.alive) == 1 else "keep their"
+            then = f"{label(roster.alive)} {keep} variables. Type: %distributed heal"
+        were = "was" if len(self._killed) == 1 else "were"
+        killed_too = f"{self._stayed}, so {label(self._killed)} {were} killed"
+        why = "; ".join(filter(None, [killed_too, then]))
+        return self._stopped(why, causes, reports, failures.describe(reports, self.ranks))
+
     def _end_ranks(self) -> None:
         # Only now, because the other ranks have their reports: they name an error, and no death.
         ranks, ending = self._connection, self._connection.roster.ending
-        if not ending or ranks.over:
+        gone = {*ending, *self._killed}
+        if not gone or ranks.over:
             return
         for rank, why in ending.items():
             ranks.end_rank(rank, why)
         roster = ranks.roster
-        ranks.wait_until(
-            lambda: bool(roster.ends) or ending.keys() <= roster.dead.keys(), _ENDED_SECONDS
-        )
+        ranks.wait_until(lambda: bool(roster.ends) or gone <= roster.dead.keys(), _ENDED_SECONDS)
 
     def _lose(self) -> str:
         """Shows the unsent output of dead ranks, and returns what happened."""
@@ -398,6 +476,14 @@ class CellRun:
             self._show_unsent(rank)
         return why
 
+    def replaced(self, ranks: Iterable[int], told: str) -> None:
+        """Shows that new processes have taken the places of ranks that have died in it."""
+        for rank in ranks:
+            self.apply(Replaced(rank))
+        self._replaced = told
+        if not self._killed:  # else the error says it
+            self.view.notice(told)
+
     def _show_unsent(self, rank: int) -> None:
         if text := self._connection.words.unsent_output(rank):
             self.view.output(Output(rank, self.cell, (["out", text],), 0, 0, 0))
@@ -412,6 +498,8 @@ class CellRun:
 
     def check(self) -> None:
         """Raises CellFailed, CellInterrupted or CellTimeout, unless the cell ended well."""
+        if self._killed:
+            raise self._stopped_alone()
         replies = self.state.replies
         given = [reply.report for _, reply in sorted(replies.items()) if reply.report]
         # Those of dead ranks come first: they are the cause.

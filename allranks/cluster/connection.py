@@ -903,10 +903,10 @@ class Connection:
         """Returns which rank died, how, and what is lost; ``shown`` leaves out shown lines."""
         ends, hellos = self.roster.ends, self.roster.hellos
         text = self.launcher_text
-        why = self._why_not_replaced()
+        why = self.why_not_replaced()
         return failures.loss_text(ends, hellos, text, self.size, shown, self._cause, why)
 
-    def _why_not_replaced(self) -> str:
+    def why_not_replaced(self) -> str:
         """Returns why dead ranks are not replaced; "" if they are, or if none would be left."""
         if self.roster.can_heal or self.size == 1:
             return ""

@@ -183,18 +183,21 @@ def ending(code: int, memory: str = "", explain: bool = True) -> str:
     return f"was killed by signal {-code} ({name}{hint})"
 
 
-def stubborn(pending: Iterable[int], size: int) -> str:
-    """Returns the message after ranks were killed that did not react to an interrupt."""
-    return f"interrupted twice: {label(pending)} did not stop, so {ended(size)}"
+def stubborn(pending: Iterable[int]) -> str:
+    """Returns why ranks are killed that did not react to an interrupt."""
+    return f"interrupted twice: {label(pending)} did not stop"
 
 
 #: True of a notebook's own ranks; a `Cluster` in Python is started again by its method.
 NEXT_CELL = "The next cell starts a fresh cluster."
 
 
-def ended(size: int) -> str:
-    """Returns the message after all ranks were killed because some stayed in a cell."""
-    return f"all {size} ranks were killed and their variables are lost. {NEXT_CELL}"
+def ended(size: int, because: str = "") -> str:
+    """Returns the message after all ranks were killed because some stayed in a cell. ``because``
+    is the reason why not only these.
+    """
+    because = f", because {because}" if because else ""
+    return f"all {size} ranks were killed and their variables are lost{because}. {NEXT_CELL}"
 
 
 _OTHERS_SECONDS = 1.0

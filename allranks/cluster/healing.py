@@ -16,7 +16,7 @@ from allranks.cluster.failures import NEXT_CELL, death_lines, plain, refused_by_
 from allranks.cluster.recovered import listed, text_of
 from allranks.cluster.recovery import Ask, Limit, Note, Recovery, Say, Seat, StartAgain, Step, Up
 from allranks.cluster.renewal import await_abandoned
-from allranks.cluster.state import NotRecovered, Replaced, Seating, TookPlaces
+from allranks.cluster.state import NotRecovered, Seating, TookPlaces
 from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
 from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
@@ -56,9 +56,7 @@ def replace_after(ranks: Connection, run: CellRun) -> None:
         except CellFailed as failed:
             run.view.notice(plain(failed.text))
         raise
-    for rank in dead.intersection(run.ranks):
-        run.apply(Replaced(rank))
-    run.view.notice(said)
+    run.replaced(dead.intersection(run.ranks), said)
 
 
 def go_on(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit
 from allranks.records.agent import Replaces
+from allranks.records.ranks import label
 from allranks.records.wire import Died, Hello, Reply, RunCell
 
 #: The status with which a rank leaves a cell that dies in it, and that of a rank once another
@@ -221,10 +222,10 @@ class ClusterState:
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
     been sent so far, by any notebook. ``thread`` waits for the cell, or for the ``ensemble``.
-    ``epoch`` is that of the ranks; ``saved`` are those that have saved their variables for their
-    replacement, and a training that a death has ended can continue from commit ``goes_on``, if it
-    is not 0. The ranks stay for ``stays`` seconds when this notebook ends, and if ``shared``, other
-    notebooks use them too.
+    ``epoch`` is that of the ranks, and ``needs`` has the rank whose end ends another one too.
+    ``saved`` are those that have saved their variables for their replacement, and a training that a
+    death has ended can continue from commit ``goes_on``, if it is not 0. The ranks stay for
+    ``stays`` seconds when this notebook ends, and if ``shared``, other notebooks use them too.
     """
 
     def __init__(self, size: int) -> None:
@@ -254,6 +255,7 @@ class ClusterState:
         self.abandoned = self.ensemble = False
         self.thread = 0
         self.epoch = Epoch()
+        self.needs: dict[int, int] = {}
         self.hellos: dict[int, Hello] = {}
         self.ends: list[ProcessExit] = []
         self.dead: dict[int, ProcessExit] = {}
@@ -278,6 +280,7 @@ class ClusterState:
         """All ranks have left the cell, as far as is known."""
         if self.cell is not None:
             self.saved |= self.ending.keys()
+            self.needs = self._needs
             self.epoch.note(self.cell.replies.values())
             # The reply of a rank was lost, and with it how the rank has left the cell.
             self.epoch.dirty = self.epoch.dirty or bool(self.cell.pending)
@@ -329,6 +332,30 @@ class ClusterState:
         if not self.can_heal or self.running is None:
             return {}
         return {rank: reply.ends for rank, reply in self.running.replies.items() if reply.ends}
+
+    @property
+    def _needs(self) -> dict[int, int]:
+        replies = {} if self.cell is None else self.cell.replies
+        return self.needs | {rank: reply.needs for rank, reply in replies.items()}
+
+    def survivors(self, killed: Collection[int]) -> tuple[int, ...]:
+        """The ranks that keep their variables if these are killed; none if all end with them."""
+        if self.ends or self.missing or not self._spares(self.can_heal):
+            return ()
+        others = [rank for rank in self.alive if rank not in killed]
+        return tuple(rank for rank in others if self._needs.get(rank, -1) not in killed)
+
+    def why_no_survivors(self, killed: Collection[int]) -> str:
+        """Returns why others end with these, in words; "" if no other is left, or the launcher
+        knows the reason.
+        """
+        others = [rank for rank in self.alive if rank not in killed]
+        if not others or not self.can_heal:
+            return ""
+        if self.healing == "off":
+            return "dead ranks are not replaced"
+        needed = {self._needs.get(rank, -1) for rank in others} & set(killed)
+        return f"{label(others)} cannot run without {label(needed)}" if needed else ""
 
     def _spares(self, possible: bool) -> bool:
         """Whether other ranks survive a death. Members of an ensemble begin again on fresh ranks,
@@ -410,6 +437,7 @@ class ClusterState:
                     self.dead.pop(rank, None)
                     if rank in self.died_again:
                         self.dead[rank] = self.died_again[rank]
+                self.needs.clear()  # what had needed them has ended
             case StartsAgain(hosts):
                 self._start_again(hosts)
             case NotRecovered(ends):
@@ -457,7 +485,7 @@ class ClusterState:
 
     def _start_again(self, hosts: Collection[str]) -> None:
         losses = self.lost_hosts | {end.host: end.why for end in self.ends if end.why}
-        for known in (self.hellos, self.dead, self.died_again, self._pids):
+        for known in (self.hellos, self.dead, self.died_again, self._pids, self.needs):
             known.clear()
         self.lost_hosts = {host: why for host, why in losses.items() if host in hosts}
         self.ends.clear()

@@ -266,6 +266,7 @@ class CellRunner:
             epoch=this.epoch,
             traffic=bool(this.traffic),
             ends=self._ends,
+            needs=this.needs,
         )
         return ((reply, value),)
 
@@ -308,6 +309,7 @@ class CellRunner:
             report=found,
             epoch=this.epoch,
             traffic=bool(this.traffic),
+            needs=this.needs,
         )
 
     async def _execute(self, source: str) -> ExecutionResult:

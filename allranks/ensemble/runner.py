@@ -451,7 +451,8 @@ class EnsembleRunner:
             self._stop_all()
         elif not self._slots.ranks.closed:
             pending = [rank for attempt in self._attempts.values() for rank in attempt.slot.ranks]
-            self._slots.ranks.close("lost", stubborn(pending, self.cluster.size))
+            why = f"{stubborn(pending)}, so {ended(self.cluster.size)}"
+            self._slots.ranks.close("lost", why)
 
     def _handle_requests(self) -> None:
         assert self.runs.requests is not None

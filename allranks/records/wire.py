@@ -271,6 +271,7 @@ class Reply(Record):
     ``epoch``: the rank's epoch, which the cell may have renewed.
     ``traffic``: whether the rank has used a communicator in this epoch.
     ``ends``: why the rank can run no further cell; it has saved its variables for its replacement.
+    ``needs``: the rank whose end ends this one too, or -1.
     """
 
     rank: int
@@ -284,6 +285,7 @@ class Reply(Record):
     epoch: int = 0
     traffic: bool = False
     ends: str = ""
+    needs: int = -1
 
     def check(self, payloads: Sequence[bytes] = ()) -> None:
         """Raises TypeError also if the value is missing."""

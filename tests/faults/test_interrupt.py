@@ -1,4 +1,5 @@
-"""An interrupt ends the cell on every rank and keeps ranks and variables; a second ends ranks.
+"""An interrupt ends the cell on every rank and keeps ranks and variables; a second ends ranks that
+are still in it.
 
 How both are told, and a timeout: docs/failures.md and docs/cells.md.
 """
@@ -181,9 +182,39 @@ def test_a_cell_may_answer_an_interrupt_itself_and_only_ranks_that_run_are_inter
     assert notebook.on_ranks("kept").text == KEPT
 
 
-def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_them(
+@pytest.mark.replaces
+def test_ranks_that_do_not_hear_an_interrupt_are_replaced_and_the_others_keep_their_variables(
     notebook, tmp_path
 ):
+    """Two wait in C: one of them lets its other threads run Python."""
+    notebook.on_ranks("saved = rank\nkeep('saved')").ok()
+    cell = notebook.start_on_ranks(
+        "import ctypes, os, signal\nif rank == 0: raise ValueError('no data')\n"
+        "if rank < 3:\n    library = ctypes.PyDLL(None) if rank == 1 else ctypes.CDLL(None)\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        f"    os.mkdir(os.path.join({str(tmp_path)!r}, str(rank)))\n    library.pause()"
+    )
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+    notebook.interrupt()
+    cell.wait_for("; ranks 1–2 will be killed by the next interrupt and replaced: ")
+    notebook.interrupt()
+    cell.wait(SETTLED_SECONDS).fails(
+        "CellInterrupted", "rank 0 of 4 at line 3: ValueError: no data"
+    )
+    cell.says(
+        "interrupted twice: ranks 1–2 did not stop, so ranks 1–2 were killed",
+        "ranks 1–2 were replaced, with saved kept",
+        "; ranks 0, 3 kept theirs",
+    )
+    found = notebook.on_ranks("comm.allreduce(rank), saved, globals().get('kept')").text
+    has = "rank 0 → (6, 0, 0)\nrank 1 → (6, 1, None)\nrank 2 → (6, 2, None)\nrank 3 → (6, 3, 30)\n"
+    assert found == has
+
+
+def test_all_ranks_end_if_one_does_not_hear_an_interrupt_and_dead_ones_are_not_replaced(
+    notebook, tmp_path
+):
+    notebook.run("%distributed heal off")
     go, gone = tmp_path / "go", tmp_path / "gone"
     cell = notebook.start_on_ranks(
         "import os, time\nif rank == 1:\n    print('here')\n"
@@ -195,10 +226,11 @@ def test_ranks_that_do_not_hear_an_interrupt_are_named_and_the_next_one_ends_the
     wait_until(gone.exists)  # from here on the rank lets none of its threads send anything
     notebook.interrupt()
     cell.wait_for("still in the cell 2 s after the interrupt: rank 1", SETTLED_SECONDS)
-    assert "; all ranks will be killed by the next interrupt" in cell.text
+    assert "; all ranks will be killed by the next interrupt, because " in cell.text
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "CellInterrupted"
-    assert "interrupted twice: rank 1 did not stop" in cell.error_value
+    assert "interrupted twice: rank 1 did not stop, so all 4 ranks were killed" in cell.error_value
+    notebook.run("%distributed heal on")
 
 
 def test_an_interrupt_that_ipython_would_drop_ends_the_cell(notebook):

@@ -650,7 +650,7 @@ class Rank:
     def _run_cell(self, cell: Any) -> None:
         """Runs a cell. A scenario may add to it: ``later`` lines after its end, whether it
         ``keeps`` its variables on another host, or leaves calls ``unfinished``, and the ranks that
-        it ``ends``, once they have saved their variables.
+        it ``ends``, once they have saved their variables, or that are ``stuck`` in it.
         """
         world, spec = self.world, ast.literal_eval(cell.source)
         world.runs(self, cell.cell)
@@ -664,6 +664,8 @@ class Rank:
         self._is_unseen = True
         self._running[self.rank] = cell.number
         began = world.now
+        if self.rank in spec.get("stuck", ()):
+            world.block(lambda: False, [])
         last_line = self._print_lines(cell.cell, spec)
         everyone = set(cell.ranks or range(self.config.size))
         is_reduce = spec["kind"] == "reduce"

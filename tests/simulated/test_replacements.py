@@ -260,3 +260,38 @@ def test_ranks_are_attached_to_while_their_connections_break(
     assert world.new_notebook().attach(notebook)
     assert not world.notebook.told("did not answer")
     assert not world.notebook.cell(reduce(sets=1)).error
+
+
+@simulated(seeds=10)
+def test_ranks_that_stay_in_an_interrupted_cell_are_replaced_and_the_others_keep_their_variables(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    stuck = world.chance.sample(range(6), world.chance.randrange(1, 4))
+    notebook.start()
+    notebook.cell({**work(sets=1), "keeps": True})
+    world.after(0.5, notebook.interrupt)
+    world.after(world.chance.uniform(1.0, 4.0), notebook.interrupt)
+    kind = world.chance.choice([work, reduce])
+    cell = notebook.cell({**kind(seconds=0.2, sets=2), "stuck": stuck})
+    assert type(cell.error).__name__ == "CellInterrupted"
+    assert notebook.told("did not stop, so rank")
+    others = 2 if kind is work else 1  # the interrupt has ended their wait
+    for rank in range(6):
+        model = world.rank(rank)
+        assert model is not None
+        assert model.vars["x"] == (1 if rank in stuck else others)
+        assert world.processes_of(rank) == (2 if rank in stuck else 1)
+    assert not notebook.cell(reduce(sets=3)).error
+
+
+@simulated(seeds=5, hosts=0, ranks=4)
+def test_the_next_cell_runs_if_another_rank_dies_while_one_is_replaced_that_stayed_in_a_cell(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    stuck, other = world.chance.sample(range(4), 2)
+    notebook.start()
+    world.after(0.5, notebook.interrupt)
+    world.after(3.0, notebook.interrupt)
+    world.when("heal", lambda: world.kill_rank(other), after=world.chance.uniform(0, 0.2))
+    notebook.cell({**work(seconds=0.2, sets=1), "stuck": [stuck]})
+    assert not notebook.cell(work(sets=2)).error

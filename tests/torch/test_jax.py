@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 
 from tests.faults.notebook import Notebook
 from tests.ports import free_port
-from tests.torch.conftest import ALL_HERE
+from tests.torch.conftest import ALL_HERE, MISSING, python_with_torch
 
 SETTLED_SECONDS = 90
 #: The first use of JAX in fresh ranks.
 FIRST_SECONDS = 300
 PAGE = (Path(__file__).parents[2] / "docs" / "torch_jax.md").read_text()
-FIRST, SHARDED = re.findall(r"test_jax.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+FIRST, SHARDED, SETTINGS = re.findall(r"test_jax.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 BEGIN = """
 import os
 import time
@@ -34,6 +35,13 @@ def ones():
     return jax.make_array_from_process_local_data(spread, np.ones((1, 4), np.float32))
 """
 KEPT = "kept, mine = 10 * rank, jnp.arange(2) + rank"
+STUCK = """
+import ctypes, signal
+if rank == {}:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    print('here')
+    ctypes.CDLL(None).pause()
+"""
 END = """
 from jax.extend.backend import clear_backends
 jax.distributed.shutdown()
@@ -218,3 +226,49 @@ def test_the_death_of_rank_0_ends_all_ranks_and_is_named_first(ranks):
     finally:
         again = ranks.on_ranks(f"{BEGIN}{KEPT}\nfloat(add(ones()))", timeout=FIRST_SECONDS)
         assert again.status == "ok", again.text
+
+
+@pytest.mark.replaces
+def test_a_rank_that_does_not_hear_an_interrupt_is_replaced_and_jax_can_be_begun_anew(ranks):
+    cell = ranks.start_on_ranks(STUCK.format(1)).wait_for("here")
+    ranks.interrupt()
+    cell.wait_for("; rank 1 will be killed by the next interrupt and replaced: ")
+    ranks.interrupt()
+    cell.wait(SETTLED_SECONDS).fails("CellInterrupted", "rank 1 was replaced", "ranks 0, 2 kept")
+    following = ranks.on_ranks(
+        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')", timeout=60
+    )
+    assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
+    assert "→ (3, 12.0, 20)\n" in following.text
+    assert ranks.on_ranks(KEPT).status == "ok"
+
+
+@pytest.mark.replaces
+def test_all_ranks_end_with_rank_0_if_it_does_not_hear_an_interrupt(ranks):
+    """JAX's service runs in it: the message of the first interrupt says so."""
+    cell = ranks.start_on_ranks(STUCK.format(0)).wait_for("here")
+    why = ", because ranks 1–2 cannot run without rank 0"
+    try:
+        ranks.interrupt()
+        cell.wait_for(f"; all ranks will be killed by the next interrupt{why}")
+        ranks.interrupt()
+        cell.wait(SETTLED_SECONDS).fails("CellInterrupted", f"their variables are lost{why}. ")
+    finally:
+        again = ranks.on_ranks(f"{BEGIN}{KEPT}\nfloat(add(ones()))", timeout=FIRST_SECONDS)
+        assert again.status == "ok", again.text
+
+
+def test_this_jax_has_the_settings_that_end_waits_on_gpus_after_a_death():
+    """It aborts at a flag that it does not know."""
+    begin = "jax.distributed.initialize(heartbeat_timeout_seconds=10)"
+    source = SETTINGS.removeprefix("%%distributed\n")
+    assert begin in source
+    asked = "from jaxlib import xla_client\nprint(xla_client.generate_pjrt_gpu_plugin_options())"
+    python = python_with_torch() or pytest.skip(MISSING)
+    done = subprocess.run(
+        [python, "-c", source.replace(begin, f"jax.devices()\n{asked}")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'abort_collectives_on_failure': True, 'use_tfrt_gpu_client': True" in done.stdout

@@ -197,6 +197,8 @@ class World(RankState):
         """The threads that existed when the cell began."""
         self.strays_reported = False
         """Whether a call outside the cell was reported since the cell began."""
+        self.needs = -1
+        """The rank whose end ends this process too, as a library's service may; -1 for none."""
 
     def open(
         self, number: int, ranks: tuple[int, ...], memory: mmap | None, *, now: bool = True

@@ -41,6 +41,11 @@ class RanksOfTest:
     def dead(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.outcomes]
 
+    @property
+    def late(self) -> str:
+        """That it has exceeded its time limit, in words; "" if it has not."""
+        return f"the test exceeded its timeout of {self.limit:g} s" if self.timed_out else ""
+
 
 def failed_at_start(item: pytest.Item, text: str) -> pytest.TestReport:
     return _own_report(item, "setup", text)
@@ -132,7 +137,7 @@ def _of_the_dead(test: RanksOfTest, died: list[int]) -> str:
         line = f", last seen at line {report.line}" if report.line else ""
         lines.append(f"rank {rank} of {test.size} died: {report.message}{line}{where}")
         lines += map(_plain, report.traceback)
-    return "\n".join(lines) if lines else _plain(test.text)
+    return "\n".join(filter(None, [test.late, *lines])) if lines else _plain(test.text)
 
 
 def _plain(text: str) -> str:
@@ -168,9 +173,7 @@ def _of_cause(
     alike = [r for r, phase in ended.items() if _summary(phase) == _summary(ended[cause])]
     alike = alike if cause in alike else [cause]
     who = f"{label(alike)} of {test.size}" if test.size > 1 else label(alike)
-    late = ""
-    if test.timed_out:
-        late = f"the test exceeded its timeout of {test.limit:g} s"
+    late = test.late
     title = f"{who}: {late}" if late else who
     longrepr = data["longrepr"]
     if isinstance(longrepr, dict):

@@ -59,7 +59,10 @@ def _initializing(own: Any) -> Any:
             if _SETTING not in os.environ:
                 _survive_deaths()
         with _listening_at(coordinator_address):
-            return own(self, coordinator_address, num_processes, *args, **options)
+            done = own(self, coordinator_address, num_processes, *args, **options)
+        if world.exists() and self.process_id == world.current().rank:
+            world.current().needs = 0  # JAX aborts this process if it loses the service there
+        return done
 
     return initialize
 
@@ -88,6 +91,8 @@ def _shutting_down(own: Any) -> Any:
         if self.service is not None and survives_deaths():
             _services.append(self.service)
             self.service = None
+        if world.exists():
+            world.current().needs = -1
         return own(self)
 
     return shutdown

@@ -1,16 +1,18 @@
-"""Output that comes after the end of its cell, and the error of a cell whose ranks were killed."""
+"""Output that comes after the end of its cell, and cells whose ranks, or some, were killed."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from allranks.cluster import cell_run
 from allranks.cluster.cell_run import CellRun, HiddenView, show_late
-from allranks.cluster.failures import plain
+from allranks.cluster.failures import ProcessExit, plain
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.last_words import LastWords
 from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
-from allranks.records.wire import Interrupt, Output, Reply
+from allranks.records.wire import Hello, Interrupt, Output, Reply
 
 
 def test_late_output_that_cannot_be_shown_ends_one_cell_only():
@@ -83,7 +85,7 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
         ask_soon=None,
         send=lambda ranks, message: sent.append((ranks, message)),
         end_rank=lambda rank, why: ended.append(rank),
-        close=lambda how, why: closed.append(how),
+        close=lambda how, why: closed.append(how), why_not_replaced=lambda: "MPI ends the others",
     )  # fmt: skip
     run = CellRun(1, range(3), connection, HiddenView(lambda batch: None), None, kills)
     run.take(reply(1, "ok", ""), [])
@@ -92,3 +94,144 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
     assert not closed
     run.press()
     assert closed == ["lost"]
+
+
+class InterruptedCell:
+    """A cell on three ranks of four; the connection notes what it is asked for."""
+
+    def __init__(self, heals=True, timeout=None, healing="on"):
+        self.roster, self.ended, self.lines, self.why = ClusterState(4), [], [], None
+        self.roster.connect(heals)
+        for rank in range(4):
+            self.roster.apply(Hello(rank, 4, 0, 1, "here", 1 + rank, "cpu", "e", "m", "/none/log"))
+        self.roster.set_phase("running")
+        self.roster.healing = healing
+        self.hooks, self.words, self.size = NotebookHooks(()), LastWords(self.roster), 4
+        self.ask_soon = self.send = self.wait_until = lambda *anything: None
+        view = HiddenView(lambda batch: None, self.lines.append)
+        self.run = CellRun(1, (0, 1, 2), self, view, timeout)
+
+    @property
+    def closed(self):
+        return self.over
+
+    @property
+    def over(self):
+        return self.roster.closed
+
+    def step(self, seconds):
+        return []
+
+    def close(self, phase, why):
+        self.roster.set_phase(phase, why)
+
+    def why_not_replaced(self):
+        return "" if self.roster.can_heal else "MPI ends the others"
+
+    def end_rank(self, rank, why):
+        self.ended.append(rank)
+
+    def die(self, *ranks):
+        """The ranks that were killed end."""
+        for rank in ranks:
+            for deaths in self.roster.apply(ProcessExit(rank, -9, pid=1 + rank)):
+                self.run.died(deaths)
+
+    def error(self):
+        with pytest.raises(AllranksError) as raised:
+            self._conclude()
+        return raised.value
+
+    def _conclude(self):
+        self.run.end()
+        self.run.check()
+
+
+def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell():
+    cell = InterruptedCell()
+    cell.run.press()
+    cell.run.take(reply(0, "error", "ValueError"), [])
+    cell.run.press()
+    assert (cell.ended, cell.closed) == ([1, 2], False)
+    cell.die(1, 2)
+    assert cell.run.pending == ()
+    assert not cell.lines  # the error has it
+    cell.run.replaced((1, 2), "ranks 1–2 were replaced; ranks 0, 3 kept theirs")
+    error = cell.error()
+    why = "interrupted twice: ranks 1–2 did not stop, so ranks 1–2 were killed"
+    assert str(error) == (
+        f"rank 0 of 4 at line 3: ValueError: why; {why}; "
+        "ranks 1–2 were replaced; ranks 0, 3 kept theirs"
+    )
+    assert (type(error), [report.rank for report in error.reports]) == (CellInterrupted, [0, 1, 2])
+    assert plain(error.text).startswith("rank 0 (here, cpu) raised ValueError at line 3")
+
+
+def test_a_time_limit_kills_only_the_ranks_that_have_not_left_the_cell(monkeypatch):
+    monkeypatch.setattr(cell_run, "GRACE_SECONDS", 0.0)
+    cell = InterruptedCell(timeout=0.0, healing="ask")
+    for rank in (0, 1):
+        cell.run.take(reply(rank, "ok", ""), [])
+    cell.run.step(0)
+    assert cell.ended == [2]
+    cell.die(2)
+    error = cell.error()
+    assert type(error) is CellTimeout
+    assert str(error).endswith(
+        "so rank 2 was killed; ranks 0–1, 3 keep their variables. Type: %distributed heal"
+    )
+
+
+@pytest.mark.parametrize("how", ["third interrupt", "time"])
+def test_all_ranks_are_killed_if_one_that_was_killed_does_not_end(how, monkeypatch):
+    if how == "time":
+        monkeypatch.setattr(cell_run, "_ENDED_SECONDS", 0.0)
+    cell = InterruptedCell()
+    cell.run.press()
+    cell.run.take(reply(0, "ok", ""), [])
+    cell.run.press()
+    assert not cell.closed
+    cell.run.press() if how == "third interrupt" else cell.run.step(0)
+    assert cell.roster.phase == "lost"
+    assert "so all 4 ranks were killed and their variables are lost." in str(cell.error())
+
+
+@pytest.mark.parametrize(
+    ("options", "needs", "because"),
+    [
+        ({"heals": False}, -1, ", because dead ranks are not replaced here: MPI ends the others"),
+        ({"healing": "off"}, -1, ", because dead ranks are not replaced"),
+        ({}, 1, ", because ranks 0, 3 cannot run without rank 1"),
+    ],
+)
+def test_all_ranks_are_killed_where_no_other_would_survive(options, needs, because):
+    cell = InterruptedCell(**options)
+    cell.roster.needs = {3: needs}
+    cell.run.press()
+    cell.run.take(replace(reply(0, "ok", ""), needs=needs), [])
+    cell.run.press()
+    assert (cell.ended, cell.roster.phase) == ([], "lost")
+    assert f"their variables are lost{because}. The next cell" in str(cell.error())
+
+
+@pytest.mark.parametrize(
+    ("options", "left", "what"),
+    [
+        ({}, (0, 1), "rank 2 will be killed by the next interrupt and replaced: of its variables, "
+         "only those given to keep come back; ranks 0–1, 3 will keep all variables"),
+        ({"healing": "ask"}, (0,), "ranks 1–2 will be killed by the next interrupt and can be "
+         "replaced (%distributed heal): of their variables, only those given to keep come back; "
+         "ranks 0, 3 will keep all variables"),
+        ({"heals": False}, (0,), "all ranks will be killed by the next interrupt, because dead "
+         "ranks are not replaced here: MPI ends the others"),
+    ],
+)  # fmt: skip
+def test_the_first_interrupt_says_what_the_second_one_will_do(options, left, what, monkeypatch):
+    monkeypatch.setattr(cell_run.InterruptTimeout, "due", lambda *_: True)
+    cell = InterruptedCell(**options)
+    for rank in left:
+        cell.run.take(reply(rank, "ok", ""), [])
+    cell.run.press()
+    cell.run.step(0)
+    (line,) = cell.lines
+    assert line.endswith(f"; {what}")

@@ -327,6 +327,44 @@ def test_ranks_that_a_cell_ends_have_saved_their_variables():
     assert (ranks.saved, ranks.ending) == ({1}, {})
 
 
+def test_ranks_that_left_a_cell_or_do_not_run_it_survive_those_that_are_killed_in_it():
+    ranks = up()
+    ranks.begin_cell(7, (0, 1, 2), thread=5)
+    assert ranks.cell is not None
+    ranks.cell.apply(reply(0))
+    assert ranks.survivors(ranks.cell.pending) == (0, 3)
+    ranks.apply(end(3))
+    assert ranks.survivors(ranks.cell.pending) == (0,)
+    assert ranks.survivors((0, 1, 2)) == ()
+    assert ranks.why_no_survivors((0, 1, 2)) == ""
+
+
+def test_a_rank_does_not_survive_the_one_that_it_needs_until_that_is_replaced():
+    ranks = up()
+    ranks.begin_cell(7, (1, 2), thread=5)
+    assert ranks.cell is not None
+    ranks.cell.apply(replace(reply(1), needs=0))
+    assert (ranks.survivors((0,)), ranks.survivors((2,))) == ((2, 3), (0, 1, 3))
+    ranks.end_cell()
+    assert ranks.survivors((0, 2, 3)) == ()
+    assert ranks.why_no_survivors((0, 2, 3)) == "rank 1 cannot run without rank 0"
+    ranks.apply(end(0))
+    ranks.apply(TookPlaces((0,)))
+    assert ranks.survivors((0, 2, 3)) == (1,)
+
+
+@pytest.mark.parametrize("how", ["not replaced", "an ensemble", "healing is off", "another end"])
+def test_no_rank_survives_where_dead_ones_are_not_replaced(how):
+    ranks = up(heals=how != "not replaced")
+    if how == "an ensemble":
+        ranks.begin_ensemble(5)
+    elif how == "another end":
+        ranks.apply(ProcessExit(-1, 1))
+    elif how == "healing is off":
+        ranks.healing = "off"
+    assert ranks.survivors((1,)) == ()
+
+
 @pytest.mark.parametrize(
     "begin", [lambda ranks: ranks.set_phase("starting"), lambda ranks: ranks.begin_ensemble(5)]
 )

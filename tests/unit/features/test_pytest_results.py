@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from allranks.errors import Report
 from allranks.features.pytest import merged
 from allranks.features.pytest.records import Phase, RankOutcome
 
@@ -99,6 +100,23 @@ def test_a_rank_that_died_fails_the_test_also_if_the_others_passed(
     found = result(request, "passed", "died")
     assert found.outcome == "failed"
     assert str(found.longrepr).splitlines() == ["a rank died", "rank 0 passed"]
+
+
+def test_a_rank_that_was_killed_at_the_time_limit_is_reported_below_the_limit(
+    request: pytest.FixtureRequest,
+) -> None:
+    passed = phase(request, "setup", "passed"), phase(request, "call", "passed")
+    how = "was killed by signal 9 (SIGKILL)"
+    killed = Report(1, "here", "cpu", "death", how, ("it stayed",), 7, "loop()", waiting=False)
+    outcomes = {0: RankOutcome(passed, (), None)}
+    test = merged.RanksOfTest(2, outcomes, {1: killed}, None, "", 2.0, timed_out=True)
+    _, call = merged.reports(request.config, request.node, test)
+    assert str(call.longrepr).splitlines()[:4] == [
+        "the test exceeded its timeout of 2 s",
+        f"rank 1 of 2 died: {how}, last seen at line 7",
+        "  loop()",
+        "it stayed",
+    ]
 
 
 def test_ranks_that_are_all_lost_fail_the_test_with_the_reason(
