@@ -325,7 +325,7 @@ class Kernel:
         """Returns every live process that came from this kernel, orphans included, oldest first."""
         return [process for process in marked(self.mark) if process.pid != self.pid]
 
-    def wait_for_no_children(self, timeout: float = 30) -> None:
+    def wait_for_no_children(self, timeout: float = 60) -> None:
         def left() -> list[psutil.Process]:
             time.sleep(0.05)
             return self.children()
@@ -554,7 +554,7 @@ def time_that_jumps(notebook: Kernel, folder: Path) -> Iterator[Callable[[], Non
 def wait_until(
     condition: Callable[[], object],
     what: Callable[[], str] = lambda: "what the test waits for",
-    seconds: float = 30,
+    seconds: float = 60,
 ) -> None:
     """Returns once something is so; after so many seconds raises TimeoutError with what it is."""
     deadline = time.monotonic() + seconds
