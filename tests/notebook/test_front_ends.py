@@ -96,7 +96,7 @@ def test_a_console_is_shown_the_end_of_updates_logs_and_members(notebook):
     with patched(notebook.run, "allranks.widgets.text._UPDATE_SECONDS", 60):
         seen = in_console(
             notebook,
-            "h = display({'text/plain': 'step 0'}, raw=True, display_id=True)\n"
+            "import time\nh = display({'text/plain': 'step 0'}, raw=True, display_id=True)\n"
             "for i in range(1, 301):\n"
             "    h.update({'text/plain': f'step {i}'}, raw=True)\n"
             "    time.sleep(0.001)\n"
