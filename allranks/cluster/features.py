@@ -214,6 +214,7 @@ class _Question:
     ranks: tuple[int, ...]
     deliver: Callable[[dict[int, Answer]], None]
     answers: dict[int, Answer] = field(default_factory=dict)
+    delivering: threading.Lock = field(default_factory=threading.Lock)
 
 
 @declares_hooks
@@ -240,23 +241,32 @@ class AskingFeature(NotebookFeature):
         arguments: dict[str, Any],
         deliver: Callable[[dict[int, Answer]], None],
         seconds: float,
-    ) -> None:
+        *,
+        again: bool = False,
+    ) -> int:
         """Delivers the answers of all ranks, or those that have come after some seconds.
 
-        ``deliver`` is called once, in the thread that receives or in a timer's.
+        ``deliver`` is called once, in the thread that receives or in a timer's. With ``again`` it
+        is also called when the last answer comes later, unless `drop` is called with the number
+        that is returned.
         """
+        request = next(_numbers)
         context = self.context
         if context is None:
-            return  # they end
-        request = next(_numbers)
+            return request  # they end
         asked = tuple(ranks)
         self._questions[request] = _Question(asked, deliver)
         self.arriving = (Answer,)
         context.send(asked, Query(request, name, arguments))
         # A rank that computes in C does not answer.
-        timer = threading.Timer(seconds, self._finish, (request,))
+        timer = threading.Timer(seconds, self._tell if again else self._finish, (request,))
         timer.daemon = True
         timer.start()
+        return request
+
+    def drop(self, request: int) -> None:
+        """Delivers no further answers to a request."""
+        self._questions.pop(request, None)
 
     def begin_ask(
         self, ranks: Iterable[int], name: str, arguments: dict[str, Any], seconds: float
@@ -299,7 +309,15 @@ class AskingFeature(NotebookFeature):
         # The first of the two threads takes the question.
         question = self._questions.pop(request, None)
         if question is not None:
-            question.deliver(question.answers)
+            with question.delivering:
+                question.deliver(question.answers)
+
+    def _tell(self, request: int) -> None:
+        question = self._questions.get(request)
+        if question is not None:
+            with question.delivering:
+                if request in self._questions:  # else all answers have come
+                    question.deliver(dict(question.answers))
 
 
 _registered: list[type[NotebookFeature]] = []

@@ -116,7 +116,7 @@ class Lab:
             lambda line: self.complaints.append(line.text) if line.type == "error" else None,
         )
 
-    def open(self, path: str, timeout: float = 90, tree: str = "lab/tree") -> Self:
+    def open(self, path: str, timeout: float = 120, tree: str = "lab/tree") -> Self:
         """Opens a notebook below the server's root; returns once its kernel is idle.
 
         ``tree`` is ``notebooks`` for Notebook 7.
@@ -133,7 +133,7 @@ class Lab:
         )
         return self
 
-    def open_without_kernel(self, path: str, timeout: float = 90, trusted: bool = False) -> Self:
+    def open_without_kernel(self, path: str, timeout: float = 120, trusted: bool = False) -> Self:
         """Opens a notebook as a reader who runs nothing: no kernel is started for it."""
         # The name and the language of no kernel, and the question for another one declined.
         file = self.server.root / path
@@ -158,7 +158,7 @@ class Lab:
     def start_ranks(self) -> None:
         """Runs the first cell, which starts them; returns when they are there."""
         self.run_cell(0)
-        self.wait_for(0, "allranks started", timeout=90)
+        self.wait_for(0, "allranks started")
         self.wait_idle()
 
     def run_cell(self, index: int) -> None:
@@ -234,11 +234,11 @@ class Lab:
         area = self.output(index)
         return "\n".join(area.all_inner_texts()).strip()
 
-    def wait_for(self, index: int, text: str, timeout: float = 60) -> None:
+    def wait_for(self, index: int, text: str, timeout: float = 120) -> None:
         """Returns once ``text`` stands in a cell's output, whether or not the cell has ended."""
         self.output(index).get_by_text(text).first.wait_for(timeout=1000 * timeout)
 
-    def wait_drawn(self, canvas: Locator, timeout: float = 30) -> None:
+    def wait_drawn(self, canvas: Locator, timeout: float = 120) -> None:
         self.page.wait_for_function(
             """c => c.getContext("2d").getImageData(0, 0, c.width, c.height)
                 .data.some(value => value > 0)""",
@@ -246,7 +246,7 @@ class Lab:
             timeout=1000 * timeout,
         )
 
-    def choose_theme(self, theme: str, timeout: float = 60) -> None:
+    def choose_theme(self, theme: str, timeout: float = 120) -> None:
         """Changes JupyterLab's theme, as ``JupyterLab Dark``; returns once the page has it."""
         self.page.evaluate(
             "theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", theme

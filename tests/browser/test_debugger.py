@@ -83,7 +83,7 @@ def step_through(lab: Lab, steps: int, shown: int, chosen: int) -> None:
     expect(cell.locator(".cm-breakpoint-icon")).to_have_count(1)
     lab.run_cell(1)
     frame = page.locator(FRAMES).first
-    expect(frame).to_contain_text(f"rank {shown}: <module>", timeout=60_000)
+    expect(frame).to_contain_text(f"rank {shown}: <module>")
     step = page.locator('[data-command="debugger:next"]').first
     line = page.locator(".jp-DebuggerEditor-highlight")
     expect(line).to_have_text("total = 0.0")

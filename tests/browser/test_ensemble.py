@@ -75,7 +75,7 @@ def sweep(lab, server):
         lab.replace(1, SWEEP.format(pause=pause, **{n: str(file) for n, file in files.items()}))
         lab.run_cell(1)
         table = lab.output(1).locator("table.ar-members tbody tr")
-        expect(table).to_have_count(24, timeout=30_000)
+        expect(table).to_have_count(24)
         return table
 
     return start
@@ -86,7 +86,6 @@ def wait_for_states(lab, **counts):
         """counts => Object.entries(counts).every(([state, count]) => document.querySelectorAll(
             `table.ar-members tr[data-state=${state}]`).length >= count)""",
         arg=counts,
-        timeout=60_000,
     )
 
 
@@ -97,7 +96,6 @@ def wait_for_sorted_rates(lab):
             const rates = cells.map(cell => parseFloat(cell.textContent));
             return rates.length === 24 && rates.every((rate, i) => !i || rate >= rates[i - 1]);
         }""",
-        timeout=30_000,
     )
 
 
@@ -127,7 +125,7 @@ def told_apart_by_parameters(lab):
     )
     expect(parallel).to_be_visible()
     line = parallel.locator("polyline[data-member='1']")
-    expect(line).to_have_count(1, timeout=30_000)
+    expect(line).to_have_count(1)
     points = [tuple(map(float, point.split(","))) for point in line.get_attribute("points").split()]
     assert len(points) == 3
     # From the lowest of the rates, at the foot of its axis, to the second of four seeds.
@@ -175,7 +173,6 @@ def test_a_sweep_of_24_digit_models_is_seen_while_it_runs_and_after_it(sweep, la
             const said = cells.map(cell => parseFloat(cell.textContent)).filter(Number.isFinite);
             return said.length > 6 && said.every((value, i) => !i || value <= said[i - 1]);
         }""",
-        timeout=30_000,
     )
     expect(lab.output(1).locator("tr.ar-best")).to_have_attribute("data-state", "finished")
     star = re.compile(r"^★ best: accuracy [\d.]+ at lr=[\d.]+, seed=\d \(member \d+\)$")
@@ -205,11 +202,9 @@ def test_members_are_added_and_stopped_from_the_panel(sweep, lab):
     table.nth(23).get_by_role("button", name="stop member 23").click()
     expect(table.nth(23)).to_have_attribute("data-state", "stopped")
     # It imports first, for a while: what it logs says that it runs.
-    expect(table.nth(0).locator("td[data-column=metric]")).to_have_text(
-        re.compile(r"\d"), timeout=60_000
-    )
+    expect(table.nth(0).locator("td[data-column=metric]")).to_have_text(re.compile(r"\d"))
     table.nth(0).get_by_role("button", name="stop member 0").click()
-    expect(table.nth(0)).to_have_attribute("data-state", "stopped", timeout=30_000)
+    expect(table.nth(0)).to_have_attribute("data-state", "stopped")
 
     field = lab.output(1).get_by_role("textbox", name="values of members to add")
     field.fill("lr=0.3 seed=")

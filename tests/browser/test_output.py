@@ -113,7 +113,7 @@ def _ranks(lab, server):
     if "allranks started" not in lab.outputs_text(START):
         (server.root / "slow_to_import.py").touch()
         lab.run_cell(START)
-        lab.wait_for(START, "allranks started", timeout=90)
+        lab.wait_for(START, "allranks started")
         lab.wait_idle()
 
 
@@ -124,18 +124,17 @@ def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server)
     lab.wait_for(START, ", importing slow_to_import")
     expect(lab.output(START).locator("meter")).to_have_count(1)
     (server.root / "begun").touch()
-    lab.wait_for(START, "allranks started", timeout=90)
+    lab.wait_for(START, "allranks started")
     lab.wait_idle()
-    assert "starting ranks" not in lab.outputs_text(START)
+    expect(lab.output(START)).not_to_contain_text("starting ranks")
     expect(lab.output(START).locator("meter")).to_have_count(0)
     lab.run_cell(TEXT)
     lab.wait_idle()
     box = lab.output(TEXT).get_by_role("region", name=re.compile("text of [0-9,]+ lines"))
-    expect(box).to_have_count(1)
+    # The newest lines are in sight, and colours are those of the text.
+    expect(box).to_have_text(re.compile("2999 <1>$"))
     assert lab.output(TEXT).bounding_box()["height"] < BOUNDED
     assert box.evaluate("box => box.scrollHeight") > 10 * BOUNDED
-    # The newest lines are in sight, and colours are those of the text.
-    assert box.inner_text().endswith("2999 <1>")
     assert box.evaluate(AT_END)
     assert box.locator("span[style*=color]").first.inner_text() == "red"
     widths.check(lab, TEXT, (box, 0.95))
@@ -143,7 +142,7 @@ def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server)
     lab.run_cell(ERROR)
     lab.wait_idle()
     error = lab.output(ERROR).locator("pre").last
-    assert "extraordinarily" in error.inner_text()
+    expect(error).to_contain_text("extraordinarily")
     assert error.evaluate(BROKEN) is None
 
     (server.root / "waits_in_import.py").write_text(WAITS.format("imported"))
@@ -155,7 +154,7 @@ def test_a_start_has_a_bar_long_text_a_box_and_an_error_whole_words(lab, server)
     (server.root / "imported").touch()
     lab.wait_idle()
     expect(bar).to_have_count(0)
-    assert lab.outputs_text(IMPORT) == ""
+    expect(lab.output(IMPORT)).to_have_text("", use_inner_text=True)
     assert lab.complaints == []
 
 
@@ -166,8 +165,8 @@ def test_a_picture_of_simulated_ranks_is_enlarged(lab):
     picture = lab.output(PICTURE).locator(".allranks-picture svg")
     width = picture.bounding_box()["width"]
     lab.output(PICTURE).get_by_text("4×").click()
-    lab.wait_painted()
-    assert picture.bounding_box()["width"] > 3 * width
+    wider = "([svg, width]) => svg.getBoundingClientRect().width > 3 * width"
+    lab.page.wait_for_function(wider, arg=[picture.element_handle(), width])
 
 
 def moved_by(lab, rank, presses):
@@ -183,18 +182,17 @@ def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
         lab.run_cell(index)
         lab.wait_idle()
     expect(lab.output(BAR)).to_contain_text("slowest: 0, mean 50%")
-    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
+    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2)
     expect(lab.output(SLIDER).get_by_text("inside 1")).to_be_visible()
     moved_by(lab, 1, 3)
     # The rank has heard it, and its label tells.
-    expect(lab.output(SLIDER).get_by_text("twice 6")).to_be_visible(timeout=30_000)
+    expect(lab.output(SLIDER).get_by_text("twice 6")).to_be_visible()
     lab.run_cell(VALUE)
-    lab.wait_idle()
-    assert lab.outputs_text(VALUE) == "rank 0 → 0\nrank 1 → 3"
+    expect(lab.output(VALUE)).to_have_text("rank 0 → 0\nrank 1 → 3", use_inner_text=True)
     lab.run_cell(BARS)
     lab.wait_idle()
     # One of rich, and one of tqdm, for both ranks.
-    expect(lab.output(BARS).get_by_text("100%")).to_have_count(2, timeout=30_000)
+    expect(lab.output(BARS).get_by_text("100%")).to_have_count(2)
     lab.run_cell(PRESS)
     lab.wait_idle()
     press = lab.output(PRESS).get_by_role("button", name="press 1")
@@ -205,9 +203,9 @@ def test_bars_sliders_outputs_and_debuggers_of_ranks_are_drawn_and_work(lab):
     # A page that is loaded anew has the sliders as they were moved, and they still work.
     lab.save()
     lab.open("output.ipynb")
-    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2, timeout=30_000)
+    expect(lab.output(SLIDER).locator(".noUi-handle")).to_have_count(2)
     moved_by(lab, 1, 2)
-    expect(lab.output(SLIDER).get_by_text("twice 10")).to_be_visible(timeout=30_000)
+    expect(lab.output(SLIDER).get_by_text("twice 10")).to_be_visible()
 
 
 def a_debugger_asks_in_the_cells_own_field(lab):
@@ -217,11 +215,12 @@ def a_debugger_asks_in_the_cells_own_field(lab):
         ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding) input"
     )
     for line, shown in (("p rank * 21 + 21", "42"), ("c", "out of it")):
-        expect(field).to_have_count(1, timeout=30_000)
+        expect(field).to_have_count(1)
         field.fill(line)
         field.press("Enter")
         lab.wait_for(DEBUGGER, shown)
     lab.wait_idle()
+    expect(lab.output(DEBUGGER)).to_contain_text("→ 'out of it'")
     said = lab.outputs_text(DEBUGGER)
     assert said.index("p rank * 21 + 21") < said.index("│ 42") < said.index("→ 'out of it'")
 
@@ -234,7 +233,7 @@ def close(lab):
 def reopen(lab):
     close(lab)
     lab.page.goto(f"{lab.server.url}/lab/tree/output.ipynb?token={lab.server.token}")
-    lab.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
+    lab.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
 
 
 @pytest.mark.usefixtures("_ranks")
@@ -246,14 +245,12 @@ def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
         return lab.output(UNSEEN).locator("canvas[aria-label^='loss:']")
 
     lab.run_cell(UNSEEN)
-    expect(canvas()).to_have_count(1, timeout=90_000)
+    expect(canvas()).to_have_count(1)
     lab.wait_for(UNSEEN, "in it")
 
     # Opened in the middle: the panel, which goes on, and what was printed meanwhile.
     reopen(lab)
-    expect(canvas()).to_have_attribute(
-        "aria-label", re.compile(r"at step [\d,]{3,}"), timeout=60_000
-    )
+    expect(canvas()).to_have_attribute("aria-label", re.compile(r"at step [\d,]{3,}"))
     expect(lab.output(UNSEEN).get_by_text("unseen")).to_be_visible()
     expect(prompt()).to_have_text("[*]:")
     (server.root / "soon").touch()
@@ -264,7 +261,7 @@ def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
     (server.root / "enough").touch()
     wait_until((server.root / "over").exists, seconds=60)
     reopen(lab)
-    expect(lab.output(UNSEEN).get_by_text("trained")).to_be_visible(timeout=60_000)
+    expect(lab.output(UNSEEN).get_by_text("trained")).to_be_visible()
     expect(lab.output(UNSEEN).locator(".ar-status")).to_contain_text("2 ranks ✓")
     canvas().hover(position={"x": 200, "y": 80})
     expect(lab.output(UNSEEN).locator(".ar-tip:visible")).to_contain_text("rank 1")
@@ -278,11 +275,12 @@ def test_a_page_that_was_closed_in_the_middle_has_everything(lab, server):
     # An error that nobody has seen is shown as well.
     lab.run_cell(FAILS)
     lab.wait_for(FAILS, "before")
+    # A page that is opened again asks for the outputs of cells that had run for long.
     lab.page.wait_for_timeout(1500)
     close(lab)
     (server.root / "fail").touch()
     reopen(lab)
-    expect(lab.output(FAILS).get_by_text("ZeroDivisionError").first).to_be_visible(timeout=60_000)
+    expect(lab.output(FAILS).get_by_text("ZeroDivisionError").first).to_be_visible()
     assert lab.outputs_text(FAILS).startswith("ranks 0–1 │ before")
 
 
@@ -300,7 +298,7 @@ def test_a_page_shows_what_another_notebook_runs_below_the_line_that_watches(lab
         cell = other.start_on_ranks(TRAINS)
         lab.wait_for(WATCH, "begun")
         shown = lab.output(WATCH)
-        expect(shown.locator("canvas[aria-label^='loss:']")).to_be_visible(timeout=60_000)
+        expect(shown.locator("canvas[aria-label^='loss:']")).to_be_visible()
         expect(shown.get_by_role("button", name="Interrupt")).to_be_hidden()
         (tmp_path / "go").touch()
         cell.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, TimeoutError, expect
 
 from tests.browser.lab import Lab
 
@@ -26,6 +26,7 @@ RUNS_OVER = """area => {
     if (page.scrollWidth > page.clientWidth) over.push("the page");
     return over;
 }"""
+WITHIN = f"area => !({RUNS_OVER})(area).length"
 #: Whether something fills the cell, once the page has been laid out anew.
 FILLS = """([element, share]) => {
     const area = element.closest(".jp-OutputArea-output").getBoundingClientRect();
@@ -48,6 +49,13 @@ def check(lab: Lab, index: int, *parts: tuple[Locator, float]) -> None:
         lab.page.wait_for_function("width => innerWidth === width", arg=width)
         for part, share in parts:
             expect(part).to_be_visible()
-            lab.page.wait_for_function(FILLS, arg=[part.element_handle(), share], timeout=10_000)
-        assert lab.output(index).evaluate(RUNS_OVER) == []
+            lab.page.wait_for_function(FILLS, arg=[part.element_handle(), share])
+        area = lab.output(index)
+        try:
+            # What draws itself anew does so after the page.
+            lab.page.wait_for_function(
+                f"area => !({RUNS_OVER})(area).length", arg=area.element_handle()
+            )
+        except TimeoutError:
+            raise AssertionError(area.evaluate(RUNS_OVER)) from None
     lab.page.set_viewport_size(before)

@@ -16,7 +16,7 @@ import psutil
 
 from tests.kernel import Cell, Kernel, KernelDied, wait_until
 
-GONE_SECONDS = 30
+GONE_SECONDS = 60
 #: What four ranks show of ``kept``, which is 10 * rank.
 KEPT = "rank 0 → 0\nrank 1 → 10\nrank 2 → 20\nrank 3 → 30\n"
 _SHARED_MEMORY = Path("/dev/shm")

@@ -150,17 +150,17 @@ def below(spans: list[Any], parent: Any) -> list[Any]:
     return [span for span in spans if span.parent_span_id == parent.span_id]
 
 
-def test_spans_of_a_cell_have_its_ranks_and_their_calls(collector, tmp_path):
+def test_spans_of_a_cell_have_its_ranks_and_their_calls(collector):
     from opentelemetry.sdk.trace import TracerProvider
 
     with Cluster(n=3, settings={"ALLRANKS_TRACE_TO": "otlp"}) as ranks:
         with TracerProvider().get_tracer("mine").start_as_current_span("experiment") as mine:
             ranks.run(
-                "import glob, time\nimport numpy as np\n"
-                f"here = {str(tmp_path / 'here-')!r}\n"
-                "if rank < 2: open(here + str(rank), 'w').close()\n"
-                "while rank == 2 and len(glob.glob(here + '*')) < 2: time.sleep(0.01)\n"
-                "if rank == 2: time.sleep(1)\n"
+                "import time\nimport numpy as np\n"
+                "from allranks.collectives import world\n"
+                "from allranks.collectives.calls.rank_state import TICKET\n"
+                "waits = lambda other: world.current().board.get(other, TICKET)\n"
+                "while rank == 2 and not (waits(0) and waits(1)): time.sleep(0.01)\n"
                 "allreduce(np.ones(1000), name='gradients')\nbarrier()"
             )
         with pytest.raises(CellFailed):

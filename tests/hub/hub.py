@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
@@ -31,6 +32,8 @@ REPOSITORY = HERE.parent.parent
 PAGE = REPOSITORY / "docs" / "jupyterhub.md"
 #: Where control groups are that share processor time: of version 1 if there are such.
 CPU_GROUPS = next(filter(Path.is_dir, map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"))), HERE)
+#: The name of a hub's group begins so; the process id of its program follows.
+_GROUP = "allranks-hub-"
 START_SECONDS = 300.0
 Send = Callable[[str], object]
 #: The student whose idle kernels end after so many seconds. One that is starting counts as idle.
@@ -94,12 +97,23 @@ class Hub:
         self._token = secrets.token_hex(16)
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._group = CPU_GROUPS / folder.name
+        self._group = CPU_GROUPS / f"{_GROUP}{os.getpid()}"
         self._connections: list[WebSocketClientConnection] = []
+        self._process: subprocess.Popen[bytes] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
+        _remove_groups_of_killed_programs()
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        self._thread.start()
         config = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
         additions = ADDITIONS.format(
             python=sys.executable,
@@ -132,22 +146,19 @@ class Hub:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self._thread.start()
         wait_until(self._answers, self._log.read_text, START_SECONDS)
         for name in self._names:
             self.ask("POST", f"/hub/api/users/{name}")
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()  # the namespaces of the processes end with it
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()  # the namespaces of the processes end with it
+            self._process.wait()
         self._in_loop(self._close_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        if self._group.exists():
-            for group in (*self._group.glob("*/"), self._group):
-                wait_until(lambda group=group: _removed(group))
+        wait_until(lambda: _removed(self._group))
 
     async def _close_all(self) -> None:
         for connection in self._connections:
@@ -224,10 +235,20 @@ class Hub:
 
 def _removed(group: Path) -> bool:
     try:
+        for inner in group.glob("*/"):
+            inner.rmdir()
         group.rmdir()
+    except FileNotFoundError:
+        return True
     except OSError:  # its last processes are still ending
         return False
     return True
+
+
+def _remove_groups_of_killed_programs() -> None:
+    for group in CPU_GROUPS.glob(f"{_GROUP}*"):
+        if not psutil.pid_exists(int(group.name.removeprefix(_GROUP))):
+            _removed(group)
 
 
 class Student:

@@ -1,12 +1,13 @@
 #!/bin/bash
-# Runs a command where the students of a class have accounts, in namespaces of its own that end with it:
+# Runs a command where the students of a class have accounts, in namespaces of its own that end with it, and with the
+# program that has started it:
 #
 #   students.sh FOLDER PYTHON_HOME STUDENT… -- COMMAND…
 #
 # FOLDER gets their homes; they see it as /srv. Accounts need no change of the machine: /etc/passwd is another one here.
 set -euo pipefail
 if [ "${1:-}" != inside ]; then
-  exec unshare --mount --pid --fork --mount-proc --propagation private --kill-child=KILL "$0" inside "$@"
+  exec setpriv --pdeathsig KILL unshare --mount --pid --fork --mount-proc --propagation private --kill-child=KILL "$0" inside "$@"
 fi
 folder=$2 python=$3; shift 3
 cp /etc/passwd /etc/group "$folder"

@@ -138,8 +138,8 @@ def test_a_class_through_the_hub_shows_who_joins_to_the_teacher_who_was_named(hu
     eve.run("import os\nos.environ['JUPYTERHUB_USER'] = 'ada'")
     wait_until(lambda: "ada (eve)" in ada.run("%distributed class"))
     assert "ada no longer sees" in eve.run("%distributed leave")
-    assert "no data" not in ada.run("%distributed class")
     wait_until(lambda: "left" in ada.run("%distributed class"))
+    assert "no data" not in ada.run("%distributed class")
     assert "The class is closed." in ada.run("%distributed class close")
     eve.run("os.environ['JUPYTERHUB_USER'] = 'eve'")
 

@@ -15,7 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.kernel import Kernel
+from allranks.features.toolbar.notebook import TARGET
+from tests.agents import numbers
+from tests.kernel import Cell, Kernel
 from tests.notebook.steady import COLOURS, steady
 
 CELL = re.compile(
@@ -28,7 +30,9 @@ CELL = re.compile(
     re.DOTALL,
 )
 AT_HOME = re.compile(r"/\S*/\.local/state/")
-_PRESSED_AFTER_SECONDS = 1.5
+INTERRUPTED = re.compile(r"(?m)^ranks? ([\d–, ]+) \(.*\) raised KeyboardInterrupt at line (\d+)")
+PLACE = re.compile(r"In\[\d+\]:(\d+)")
+_PRESSED_AGAIN_AFTER_SECONDS = 1.5
 _PATIENT_SECONDS = 150
 """To load torch and what it compiles with takes long where others are busy."""
 
@@ -39,9 +43,10 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
             kernel.restart()
         cell = kernel.start(found["source"])
         if found["press"]:
-            cell.wait_for_begin(_PATIENT_SECONDS)
-        for _ in (found["press"] or "").split():
-            time.sleep(_PRESSED_AFTER_SECONDS)
+            _wait_for_places(kernel, cell, found["shown"] or "")
+            kernel.interrupt()
+        if found["press"] == "pressed twice":
+            time.sleep(_PRESSED_AGAIN_AFTER_SECONDS)
             kernel.interrupt()
         said = cell.wait(_PATIENT_SECONDS).text.rstrip("\n")
         if found["raises"]:
@@ -53,6 +58,29 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
             hidden = [line for line in lines if "are not shown" in line]
             said = "\n".join([*lines[:2], "⋮", *hidden, "⋮", *lines[-2:]])
         yield found, said
+
+
+def _wait_for_places(kernel: Kernel, cell: Cell, shown: str) -> None:
+    """Returns once the ranks are at the lines where the page shows that they were interrupted; one
+    that does not react to an interrupt answers nothing either.
+    """
+    expected = {rank: line for ranks, line in INTERRUPTED.findall(shown) for rank in numbers(ranks)}
+    asked, begin = 0, len(kernel.comms)
+
+    def there() -> bool:
+        nonlocal asked
+        told = [one["data"] for one in kernel.comms[begin:] if one["comm_id"] == TARGET]
+        if len(told) >= asked:
+            asked += 1
+            kernel.say(TARGET, {})
+        rows = told[-1].get("rows", ()) if told else ()
+        places = {int(row["ranks"]): PLACE.findall(row["detail"]) for row in rows}
+        if not expected:
+            return {row["state"] for row in rows} == {"silent", "finished"}
+        return all(places.get(rank) == [line] for rank, line in expected.items())
+
+    cell.wait_for_begin(_PATIENT_SECONDS)
+    kernel.pump(there, _PATIENT_SECONDS, f"ranks at {expected or 'a place in C'}", cell)
 
 
 def with_outputs(page: str, kernel: Kernel) -> str:

@@ -241,7 +241,7 @@ async def halt():
     halted.stop()
 task = asyncio.ensure_future(halt())
 """)
-    cell = run(notebook, "x=0:12 -o halted", "import time\nif x > 2: time.sleep(30)\nresult = x")
+    cell = run(notebook, "x=0:12 -o halted", "import time\nif x > 2: time.sleep(600)\nresult = x")
     assert "3 of 12 finished, 9 stopped" in cell.text
     assert notebook.value("[m.result for m in halted.finished]") == "[0, 1, 2]"
 

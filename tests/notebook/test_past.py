@@ -125,15 +125,15 @@ def test_a_section_stays_in_the_notebook(with_section):
 
 
 def test_the_live_panel_has_the_section(with_section):
-    cell = with_section.start(f"%%distributed{UNEVEN}time.sleep(60)")
+    cell = with_section.start(f"%%distributed{UNEVEN}time.sleep(600)")
 
     def html() -> str:
         messages = [comm["data"].get("content", {}) for comm in cell.comms]
         return "".join(m.get("sections", {}).get("slowest steps", "") for m in messages)
 
-    with_section.pump(lambda: "<td>rank 1</td><td>24</td>" in html(), 30, "the section", cell)
+    with_section.pump(lambda: "<td>rank 1</td><td>24</td>" in html(), 60, "the section", cell)
     with_section.interrupt()
-    cell.wait(20)
+    cell.wait()
 
 
 def test_a_cell_without_logged_values_has_no_such_section(with_section):

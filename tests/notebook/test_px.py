@@ -6,6 +6,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.kernel import wait_until
+
 COURSES = sorted(Path(__file__).with_name("courses").glob("*.ipynb"))
 START = "%load_ext allranks.px\n%distributed start -n 4"
 
@@ -209,7 +211,7 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     cell.wait_for(WAITS)
     px.interrupt()
     cell.wait().fails("KeyboardInterrupt")
-    px.run("held.get(timeout=30)").says("KeyboardInterrupt")
+    px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
@@ -222,7 +224,7 @@ def test_a_request_awaits_and_can_be_interrupted_meanwhile(px):
     cell.wait_for(WAITS)
     px.interrupt()
     cell.wait().fails("KeyboardInterrupt")
-    px.run("held.get(timeout=30)").says("KeyboardInterrupt")
+    px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
@@ -328,16 +330,33 @@ def test_px_is_ipyparallels_where_a_view_was_activated(px):
     assert kernel.run("%%distributed\n'by allranks'").text == "ranks 0–1 → 'by allranks'\n"
 
 
+#: For a request: returns once the next one has come to its rank. That is to be sent only when there
+#: is a file of this name, because only a rank that is in a request leaves the next one unread.
+UNTIL_NEXT = """
+def until_next(name):
+    import time, zmq
+    requests = get_ipython().kernel.shell_stream
+    open(name, "w").close()
+    while not requests.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        time.sleep(0.01)
+    requests.flush()  # it is not announced a second time
+"""
+
+
 def test_requests_behind_a_failed_one_are_not_run(px):
-    lines = ("a = 5; b = 10; c = 0", "b / c", "b *= 2")
+    px.run(f"%%px{UNTIL_NEXT}").ok()
     px.run("run = view.client[1].execute").ok()
-    px.run(f"last = [run(line, silent=False, block=False) for line in {lines}]").ok()
-    assert px.run("last[2].get()").error_name == "TaskAborted"
+    px.run("run('a = 5; b = 10; c = 0', silent=False, block=False)").ok()
+    px.run("run('until_next(\"alone\"); b / c', silent=False, block=False)").ok()
+    wait_until((px.cwd / "alone").exists)
+    px.run("last = run('b *= 2', silent=False, block=False)").ok()
+    assert px.run("last.get()").error_name == "TaskAborted"
     assert px.value("view.client[1]['b']") == "10"
 
 
 def test_no_rank_waits_for_one_that_does_not_run_a_request_behind_an_error(px):
-    px.run("%%px --noblock -o failed\nimport time\ntime.sleep(1)\nif rank == 0: 1 / 0").ok()
+    px.run("%%px --noblock -o failed\nuntil_next(f'on {rank}')\nif rank == 0: 1 / 0").ok()
+    wait_until(lambda: all((px.cwd / f"on {rank}").exists() for rank in range(2)))
     ended = px.run("%%px\ncomm.Barrier()\nprint('both')").lacks("[stdout")
     ended.says("[1:execute]", "RankLeft", "rank 0 has failed in this request, or in one before it")
     assert px.value("failed.successful()") == "False"

@@ -69,7 +69,7 @@ def test_a_cell_that_waits_says_for_whom_and_how_long_a_step_takes(notebook):
 def test_a_slow_import_is_shown_in_a_line_and_counted_for_itself(notebook):
     cell = notebook.start(f"%%distributed{IMPORTS}")
     line = "importing slow_module on ranks 0–1 ░"
-    notebook.pump(lambda: line in cell.text, 30, "the line", cell)
+    notebook.pump(lambda: line in cell.text, 60, "the line", cell)
     assert not cell.done
     (notebook.cwd / "go").touch()
     said = cell.wait().text

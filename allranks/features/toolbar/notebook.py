@@ -47,6 +47,8 @@ class Toolbar(AskingFeature):
         super().__init__()
         #: The questions that wait for answers, which all pages get.
         self._pending: set[str] = set()
+        #: The last question of each kind, to which answers may still come.
+        self._open: dict[str, int] = {}
         #: How many ranks are being started, as long as none runs.
         self.starting = 0
 
@@ -66,7 +68,10 @@ class Toolbar(AskingFeature):
         send: Callable[[Cluster, dict[int, dict[str, Any]]], None],
         seconds: float,
     ) -> None:
-        """Sends the answers of all ranks that live to the page."""
+        """Sends the answers of all ranks that live to the page, and late ones when all are there.
+
+        Else a rank that a busy machine held up would be called silent until the next question.
+        """
         # A page may send requests without end, and each question has a thread.
         if name in self._pending or self.context is None:
             return
@@ -78,9 +83,10 @@ class Toolbar(AskingFeature):
                 send(running, {r: {} if a.problem else a.content for r, a in answers.items()})
 
         alive = [rank for rank in range(asked.size) if rank not in asked.roster.dead]
+        self.drop(self._open.pop(name, 0))
         self._pending.add(name)
         try:
-            self.ask(alive, name, {}, deliver, seconds)
+            self._open[name] = self.ask(alive, name, {}, deliver, seconds, again=True)
         except BaseException:
             self._pending.discard(name)
             raise
@@ -88,6 +94,9 @@ class Toolbar(AskingFeature):
     def stopped(self) -> None:
         super().stopped()
         self._pending.clear()
+        for request in [*self._open.values()]:
+            self.drop(request)
+        self._open.clear()
         self.starting = 0
 
 
