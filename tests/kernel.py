@@ -325,7 +325,7 @@ class Kernel:
         """Returns every live process that came from this kernel, orphans included, oldest first."""
         return [process for process in marked(self.mark) if process.pid != self.pid]
 
-    def wait_for_no_children(self, timeout: float = 30) -> None:
+    def wait_for_no_children(self, timeout: float = 60) -> None:
         def left() -> list[psutil.Process]:
             time.sleep(0.05)
             return self.children()
@@ -508,9 +508,9 @@ LINE_HOLD = "allranks.widgets.text._LINE_HOLD_SECONDS"
 
 
 @contextmanager
-def patched(run: Callable[[str], Cell], name: str, value: float) -> Iterator[None]:
+def patched(run: Callable[[str], Cell], name: str, value: float | str) -> Iterator[None]:
     """Within, ``name``, an attribute of a module, has another value where ``run`` runs its cells:
-    in a notebook, or on its ranks.
+    in a notebook, or on its ranks. A text is an expression there.
     """
     module, _, attribute = name.rpartition(".")
     load = f"import {module} as _module\n"
@@ -554,7 +554,7 @@ def time_that_jumps(notebook: Kernel, folder: Path) -> Iterator[Callable[[], Non
 def wait_until(
     condition: Callable[[], object],
     what: Callable[[], str] = lambda: "what the test waits for",
-    seconds: float = 30,
+    seconds: float = 60,
 ) -> None:
     """Returns once something is so; after so many seconds raises TimeoutError with what it is."""
     deadline = time.monotonic() + seconds

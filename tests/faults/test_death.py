@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.notebook import GONE_SECONDS, named, stopped
 
-NAMED_SECONDS = 25
+NAMED_SECONDS = 60  # less than what the cells sleep
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_a_rank_that_died_between_cells_is_told_by_the_next(notebook):
 
 def test_the_end_of_the_launcher_ends_the_cell(notebook):
     launcher = named(notebook.children(), "mpiexec", "prterun")
-    cell = notebook.start_on_ranks("import time; print('here'); time.sleep(30)").wait_for("here")
+    cell = notebook.start_on_ranks("import time; print('here'); time.sleep(600)").wait_for("here")
     launcher.kill()
     assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
     assert "The launcher was killed by signal 9" in cell.error_value
@@ -45,7 +45,7 @@ def test_the_end_of_the_host_agent_ends_the_cell_and_what_cells_have_started(not
     ).ok()
     notebook.note_files()
     children = notebook.children()
-    cell = notebook.start_on_ranks("import time; print('here'); time.sleep(30)").wait_for("here")
+    cell = notebook.start_on_ranks("import time; print('here'); time.sleep(600)").wait_for("here")
     next(p for p in children if "allranks.agent" in p.cmdline()).kill()
     assert cell.wait(NAMED_SECONDS).error_name == "ClusterLost"
     assert "The cluster's own process was killed by signal 9" in cell.error_value
