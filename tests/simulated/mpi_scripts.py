@@ -380,10 +380,13 @@ class RealStage(Stage):
     def __init__(self, holds: Path) -> None:
         import psutil
 
-        from allranks.cluster import cluster, sockets
+        from allranks.cluster import cluster, recovery, sockets
         from allranks.cluster.launchers.command import CommandLauncher
+        from allranks.records import limits
 
         super().__init__()
+        # The scripts are of events: a machine that has much to do may take its time for each.
+        recovery._REPLACE_SECONDS = recovery._START_SECONDS = limits.START_SECONDS = 600.0
         self._psutil, self._holds = psutil, holds
         self._spares = 0
 
@@ -437,6 +440,9 @@ class RealStage(Stage):
         return found
 
     def _end(self, processes: Collection[Any]) -> None:
+        # All at once: none does anything about the death of another.
+        for each in processes:
+            each.suspend()
         for each in processes:
             each.kill()
         self._psutil.wait_procs(processes)
