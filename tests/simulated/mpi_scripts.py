@@ -440,9 +440,6 @@ class RealStage(Stage):
         return found
 
     def _end(self, processes: Collection[Any]) -> None:
-        # All at once: none does anything about the death of another.
-        for each in processes:
-            each.suspend()
         for each in processes:
             each.kill()
         self._psutil.wait_procs(processes)
