@@ -508,9 +508,9 @@ LINE_HOLD = "allranks.widgets.text._LINE_HOLD_SECONDS"
 
 
 @contextmanager
-def patched(run: Callable[[str], Cell], name: str, value: float) -> Iterator[None]:
+def patched(run: Callable[[str], Cell], name: str, value: float | str) -> Iterator[None]:
     """Within, ``name``, an attribute of a module, has another value where ``run`` runs its cells:
-    in a notebook, or on its ranks.
+    in a notebook, or on its ranks. A text is an expression there.
     """
     module, _, attribute = name.rpartition(".")
     load = f"import {module} as _module\n"

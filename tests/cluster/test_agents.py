@@ -118,7 +118,8 @@ def test_what_cells_have_left_ends_with_the_seconds_of_all_cells():
         wait_until(lambda: not any(map(psutil.pid_exists, found)))
         assert "--seconds" in await agent("values", names="left")
 
-    with_agent(act, "--seconds", "3")
+    # In so many seconds the cell has told its processes.
+    with_agent(act, "--seconds", "8")
 
 
 def test_reading_values_is_a_part_of_the_seconds_of_all_cells():

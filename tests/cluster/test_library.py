@@ -95,7 +95,7 @@ def test_submit_returns_while_another_call_runs(cluster, tmp_path):
 
     def call() -> None:
         with suppress(CellFailed):
-            cluster.run(UNTIL.format(str(go)), timeout=20)
+            cluster.run(UNTIL.format(str(go)), timeout=60)
         running.clear()
 
     thread = threading.Thread(target=call)
@@ -115,7 +115,7 @@ def test_calls_from_a_thread_whose_cell_is_awaited_do_not_wait_for_it(cluster, t
     go = tmp_path / "go"
 
     async def notebook() -> list[Any]:
-        run = cluster.cells.begin(UNTIL.format(str(go)), timeout=20)
+        run = cluster.cells.begin(UNTIL.format(str(go)), timeout=60)
         awaited = asyncio.create_task(cluster.cells.wait_awaited(run))
         await asyncio.sleep(0)
         first = cluster.submit(double, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -46,6 +47,12 @@ def named(processes: list[psutil.Process], *names: str) -> psutil.Process:
         if name_of(process) in names:
             return process
     raise LookupError(f"no process is named {' or '.join(names)}")
+
+
+def below(folder: Path) -> list[Path]:
+    """Returns all that is in a folder and its folders, of which some may be removed meanwhile."""
+    found = os.walk(folder)
+    return [Path(place, name) for place, folders, files in found for name in (*folders, *files)]
 
 
 @contextmanager
@@ -96,7 +103,7 @@ class Notebook(Kernel):
         for cell in [cell for cell in self._cells.values() if not cell.done and self.is_alive]:
             self.interrupt()
             with suppress(TimeoutError, KernelDied):
-                cell.wait(20)
+                cell.wait()
         if not self.is_alive or any(not cell.done for cell in self._cells.values()):
             self.restart()
             self.run("%load_ext allranks")
@@ -143,11 +150,11 @@ class Notebook(Kernel):
 
     def files_left(self) -> list[str]:
         shared = [name for name in self._segments if (_SHARED_MEMORY / name).exists()]
-        temporary = [str(path) for path in self.temporary.rglob("*")]
+        temporary = list(map(str, below(self.temporary)))
         # The kernel's own, which its front end removes, and the folders that the tests gave it.
         own = (".", "kernel-")
         mine = [path.name for path in self.cwd.iterdir() if not path.name.startswith(own)]
-        state = [path.name for path in self.cwd.glob(".state/**/*") if path.is_file()]
+        state = [path.name for path in below(self.cwd / ".state") if path.is_file()]
         state += [path.name for path in self.cwd.glob(".ipython/*/security/*.json")]
         # Beside the logs stands what cells have logged.
         stays = (".log", ".json.gz")

@@ -94,7 +94,7 @@ SHOWN = {
 
 @pytest.mark.parametrize(("source", "parts"), SHOWN.values(), ids=SHOWN.keys())
 def test_an_exception_is_shown_also_where_ipython_cannot_show_it(notebook, source, parts):
-    cell = notebook.on_ranks(source, timeout=20).fails("CellFailed", parts[0])
+    cell = notebook.on_ranks(source).fails("CellFailed", parts[0])
     assert cell.text.startswith("ranks 0–3 (")
     assert [part for part in parts if part not in cell.text] == [], cell.text
     assert len(cell.text) < 50_000

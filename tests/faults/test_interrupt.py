@@ -9,14 +9,14 @@ import pytest
 from tests.faults.notebook import KEPT, name_of
 from tests.kernel import wait_until
 
-SETTLED_SECONDS = 45  # less than what the cells sleep
+SETTLED_SECONDS = 60  # less than what the cells sleep
 CELLS = {
-    "sleeping": "import time\nprint('here')\ntime.sleep(60)",
+    "sleeping": "import time\nprint('here')\ntime.sleep(600)",
     # A comparison that sleeps: the interrupt comes in the first one, and the second one blocks.
     "just before a call blocks": (
-        "import ctypes\nlibc = ctypes.CDLL(None)\nminute = ctypes.c_void_p(60_000_000)\n"
+        "import ctypes\nlibc = ctypes.CDLL(None)\nminutes = ctypes.c_void_p(600_000_000)\n"
         "n, nbytes = ctypes.c_size_t(3), ctypes.c_size_t(0)\nprint('here')\n"
-        "libc.bsearch(minute, None, n, nbytes, libc.usleep)"
+        "libc.bsearch(minutes, None, n, nbytes, libc.usleep)"
     ),
     "computing": "print('here')\nwhile True:\n    pass",
     "in a finalizer": (
@@ -27,20 +27,20 @@ CELLS = {
         "import time\nclass Held:\n    def __del__(self):\n        print('here')\n"
         "        time.sleep(0.05)\nwhile True: Held()"
     ),
-    "awaiting": "import asyncio\nprint('here')\nawait asyncio.sleep(60)",
-    "in a shell command": "print('here')\n!sleep 60",
+    "awaiting": "import asyncio\nprint('here')\nawait asyncio.sleep(600)",
+    "in a shell command": "print('here')\n!sleep 600",
     "as a shell command begins": (
         "import pexpect, time\nbegin = pexpect.spawn.__init__\n"
         "def slow(*args, **options):\n    begin(*args, **options)\n    print('here')\n"
-        "    time.sleep(60)\npexpect.spawn.__init__ = slow\n"
-        "try:\n    get_ipython().system('sleep 60')\nfinally:\n    pexpect.spawn.__init__ = begin"
+        "    time.sleep(600)\npexpect.spawn.__init__ = slow\n"
+        "try:\n    get_ipython().system('sleep 600')\nfinally:\n    pexpect.spawn.__init__ = begin"
     ),
-    "in captured output": "print('here')\nlines = !sleep 60",
-    "in a script": "print('here')\nget_ipython().run_cell_magic('bash', '', 'sleep 60')",
+    "in captured output": "print('here')\nlines = !sleep 600",
+    "in a script": "print('here')\nget_ipython().run_cell_magic('bash', '', 'sleep 600')",
     "waiting for a thread": "import threading\nprint('here')\nthreading.Event().wait()",
     "waiting in a collective": (
         "import time\nimport numpy as np\nprint('here')\n"
-        "time.sleep(60) if rank == 0 else allreduce(np.ones(3))"
+        "time.sleep(600) if rank == 0 else allreduce(np.ones(3))"
     ),
 }
 
@@ -51,7 +51,7 @@ def sleepers(notebook):
 
 @pytest.mark.parametrize("source", CELLS.values(), ids=CELLS.keys())
 def test_an_interrupt_ends_the_cell_and_nothing_else(notebook, source):
-    cell = notebook.start_on_ranks(f"{source}\nprint('after')").wait_for("here")
+    cell = notebook.start_on_ranks(f"{source}\nprint('after')").wait_for("ranks 0–3 │ here")
     notebook.drain(0.3)
     notebook.interrupt()
     cell.wait(SETTLED_SECONDS)
@@ -96,7 +96,7 @@ def test_an_interrupt_ends_what_an_exception_says(notebook, kind, line, said):
 def test_an_interrupt_ends_the_pickling_of_a_value(notebook):
     cell = notebook.start_on_ranks(
         "import time\nclass Slow:\n    def __reduce__(self):\n        print('here')\n"
-        "        time.sleep(60)\nSlow()",
+        "        time.sleep(600)\nSlow()",
         "-o values",
     ).wait_for("ranks 0–3 │ here")
     notebook.drain(0.3)
@@ -117,7 +117,7 @@ def test_an_interrupt_of_nothing_or_of_a_cell_of_the_notebook_leaves_the_ranks_a
     notebook.interrupt()
     notebook.drain(0.5)
     assert notebook.on_ranks("kept").text == KEPT
-    cell = notebook.start("import time\nprint('here')\ntime.sleep(60)").wait_for("here")
+    cell = notebook.start("import time\nprint('here')\ntime.sleep(600)").wait_for("here")
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "KeyboardInterrupt"
     assert notebook.on_ranks("kept").text == KEPT
@@ -144,16 +144,20 @@ def test_an_interrupt_just_before_or_after_a_cell_is_answered(notebook, step, st
     assert notebook.on_ranks("kept").text == KEPT
 
 
+#: The next cell begins once an interrupt of it has come.
 BEGINS_LATE = (
-    "import time\ntransformers = get_ipython().input_transformers_cleanup\n"
-    "def late(lines):\n    transformers.clear()\n    print('here')\n    time.sleep(2)\n"
+    "import gc, time\nfrom allranks.engine.interrupts import Interrupts\n"
+    "(interrupts,) = [found for found in gc.get_objects() if type(found) is Interrupts]\n"
+    "transformers = get_ipython().input_transformers_cleanup\n"
+    "def late(lines):\n    transformers.clear()\n    print('here')\n"
+    "    while not interrupts._early: time.sleep(0.02)\n"
     "    return lines\ntransformers.append(late)"
 )
 
 
 def test_an_interrupt_before_the_first_statement_shows_no_own_frames(notebook):
     assert notebook.on_ranks(BEGINS_LATE).status == "ok"
-    cell = notebook.start_on_ranks("kept").wait_for("here")
+    cell = notebook.start_on_ranks("kept").wait_for("ranks 0–3 │ here")
     notebook.interrupt()
     cell.wait(SETTLED_SECONDS)
     cell.says("KeyboardInterrupt: it came before the cell's first statement").lacks(".py")
@@ -162,7 +166,7 @@ def test_an_interrupt_before_the_first_statement_shows_no_own_frames(notebook):
 
 def test_a_cell_may_answer_an_interrupt_itself_and_only_ranks_that_run_are_interrupted(notebook):
     cell = notebook.start_on_ranks(
-        "import time\ntry:\n    print('here')\n    time.sleep(60)\n"
+        "import time\ntry:\n    print('here')\n    time.sleep(600)\n"
         "except KeyboardInterrupt:\n    print('stopped early')"
     ).wait_for("ranks 0–3 │ here")
     notebook.drain(0.3)
@@ -171,7 +175,7 @@ def test_a_cell_may_answer_an_interrupt_itself_and_only_ranks_that_run_are_inter
     assert "ranks 0–3 │ here\n          │ stopped early" in cell.text
     # The others have ended before: their values are there.
     cell = notebook.start_on_ranks(
-        "import time\nif rank == 2: print('here'); time.sleep(60)\n10 * rank"
+        "import time\nif rank == 2: print('here'); time.sleep(600)\n10 * rank"
     )
     cell.wait_for("here")
     for other in (0, 1, 3):
@@ -217,11 +221,15 @@ def test_all_ranks_end_if_one_does_not_hear_an_interrupt_and_dead_ones_are_not_r
     notebook.run("%distributed heal off")
     go, gone = tmp_path / "go", tmp_path / "gone"
     cell = notebook.start_on_ranks(
-        "import os, time\nif rank == 1:\n    print('here')\n"
+        "import os, signal, time\nif rank == 1:\n    print('here')\n"
         f"    while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
-        f"    os.mkdir({str(gone)!r}); sum(range(10**13))"
+        # Else it would hear an interrupt between the two.
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        f"    os.mkdir({str(gone)!r}); sum(range(10**13))\n10 * rank"
     )
     cell.wait_for("here")
+    for other in (0, 2, 3):
+        cell.wait_for(f"rank {other} → {10 * other}")
     go.touch()
     wait_until(gone.exists)  # from here on the rank lets none of its threads send anything
     notebook.interrupt()
@@ -240,10 +248,10 @@ def test_an_interrupt_that_ipython_would_drop_ends_the_cell(notebook):
         "def slowly(info):\n"
         "    if 'after slowly' in info.raw_cell:\n"
         "        print('in a callback')\n"
-        "        time.sleep(30)\n"
+        "        time.sleep(600)\n"
         "get_ipython().events.register('pre_run_cell', slowly)"
     )
-    cell = notebook.start_on_ranks("# after slowly\nimport time\ntime.sleep(60)")
+    cell = notebook.start_on_ranks("# after slowly\nimport time\ntime.sleep(600)")
     cell.wait_for("in a callback")
     notebook.interrupt()
     cell.wait(SETTLED_SECONDS)

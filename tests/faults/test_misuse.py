@@ -82,14 +82,14 @@ def test_an_average_of_integers_says_that_it_is_cut_and_a_script_may_init_and_sh
         assert "ranks 0–3 → 1" in cell.text, cell.text
     said = "averages by default, and the average of integers is truncated towards zero"
     assert [said in cell.text and "pass op=Sum" in cell.text for cell in cells] == [True, False]
-    assert notebook.on_ranks("init()\nallreduce(kept)\nshutdown()", timeout=45).status == "ok"
+    assert notebook.on_ranks("init()\nallreduce(kept)\nshutdown()").status == "ok"
     check_correct(notebook)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_in_the_right_error_and_the_next_cell_is_right(notebook, mistake):
     source, *said = MISTAKES[mistake]
-    cell = notebook.on_ranks(source, timeout=45).fails("CellFailed")
+    cell = notebook.on_ranks(source).fails("CellFailed")
     assert [part for part in said if part not in cell.text] == [], cell.text
     check_correct(notebook)
 
@@ -129,7 +129,7 @@ for _ in range({times}):
 def test_cells_that_a_rank_left_leave_memory_and_descriptors_as_they_were(notebook):
     def abort(times: int) -> None:
         for _ in range(times):
-            cell = notebook.on_ranks("if rank != 2: allreduce(np.ones(100_000))", timeout=45)
+            cell = notebook.on_ranks("if rank != 2: allreduce(np.ones(100_000))")
             cell.says(FINISHED, "RankLeft: rank 2 finished In[", "rank 2 finished the cell.")
 
     abort(5)
@@ -167,7 +167,7 @@ def test_threads_that_call_collectives_at_once_or_late_are_told_of(notebook):
         "print('done')"
     )
     for _ in range(2):
-        told = notebook.on_ranks(cell, timeout=60)
+        told = notebook.on_ranks(cell)
         assert told.status == "ok"
         assert "allreduce is called from several threads at once: ranks match" in told.text
     assert "several threads" not in notebook.on_ranks("allreduce(1, Sum)").text

@@ -27,7 +27,7 @@ HANGS = {
 
 @pytest.mark.parametrize("source", HANGS.values(), ids=HANGS.keys())
 def test_who_waits_in_mpi_for_a_rank_that_does_not_come_is_told(notebook, tmp_path, source):
-    cell = notebook.on_ranks(START + source.replace("{folder}", str(tmp_path)), timeout=60)
+    cell = notebook.on_ranks(START + source.replace("{folder}", str(tmp_path)))
     assert (cell.status, cell.error_name) == ("error", "CellFailed")
     assert "raised RankLeft" in cell.text
     assert re.search(r"rank \d finished In\[\d+\]", cell.text)
@@ -114,7 +114,7 @@ def test_the_window_of_a_rank_that_runs_no_cell_is_used(notebook):
         "window.Get(drawn, 0)\nwindow.Unlock_all()\n"
         "int(drawn[0]) > 3"
     )
-    cell = notebook.on_ranks(draws, "-r 1-3", timeout=60)
+    cell = notebook.on_ranks(draws, "-r 1-3")
     assert cell.text == "ranks 1–3 → True\n"
     assert notebook.on_ranks("window.Free()\nint(counter[0]) if rank == 0 else 12").text == (
         "ranks 0–3 → 12\n"
@@ -167,7 +167,7 @@ def test_an_abort_ends_its_rank_alone_and_that_is_replaced(notebook, communicato
     """The launcher would take the end of the whole job for what was asked for."""
     notebook.on_ranks("kept = 10 * rank")
     made = f"made = {communicator}"
-    notebook.on_ranks(f"{made}\nif rank == 1:\n    made.Abort(7)\nbarrier()", timeout=30).fails(
+    notebook.on_ranks(f"{made}\nif rank == 1:\n    made.Abort(7)\nbarrier()").fails(
         "RankDied"
     ).says("ended with exit code 7", "ranks 0, 2–3 kept theirs")
     assert notebook.on_ranks("kept", "-r 0,2-3").text == "rank 0 → 0\nrank 2 → 20\nrank 3 → 30\n"
@@ -179,7 +179,7 @@ CHILD = "from mpi4py import MPI; MPI.Comm.Get_parent().send('here', 0)"
 
 def test_processes_that_ranks_without_tcp_could_never_reach_are_not_spawned(notebook):
     notebook.on_ranks("kept = 10 * rank")
-    cell = notebook.on_ranks(f"{START}MPI.COMM_SELF.Spawn('true')", timeout=60)
+    cell = notebook.on_ranks(f"{START}MPI.COMM_SELF.Spawn('true')")
     assert cell.error_name == "CellFailed"
     assert "raised UsageError" in cell.text
     assert "found OMPI_MCA_btl=self,sm, with which no rank listens" in cell.text

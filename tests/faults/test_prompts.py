@@ -9,6 +9,7 @@ from tests.kernel import LINE_HOLD, patched, time_that_jumps
 
 pytestmark = pytest.mark.usefixtures("_ranks_live_on")
 LAB = {"cellId": "5e1a"}
+PROMPTS = "allranks.features.prompts.notebook"
 
 
 def ask(notebook, source, options="", metadata=LAB):
@@ -39,13 +40,13 @@ def test_a_password_is_hidden_and_what_was_written_stands_above(notebook):
     assert typed(cell, "secret") == ["rank 3 │ Password: "]
     assert cell.prompts[0]["content"]["password"] is True
     assert cell.wait().text == "rank 3 → 6\n"
-    cell = ask(
-        notebook, "print('before')\nbarrier()\nif rank == 0: input()\nbarrier()\nprint('after')"
-    )
-    cell.prompt()
-    cell.wait_for("ranks 0–3 │ before")
-    cell.answer("")
-    cell.wait()
+    source = "print('before')\nbarrier()\nif rank == 0: input()\nbarrier()\nprint('after')"
+    with patched(notebook.run, f"{PROMPTS}._ABOVE_SECONDS", 60):
+        cell = ask(notebook, source)
+        cell.prompt()
+        cell.wait_for("ranks 0–3 │ before")
+        cell.answer("")
+        cell.wait()
     assert [shown["text/plain"] for shown in cell.displays] == [
         "ranks 0–3 │ before",
         "ranks 0–3 │ after",
@@ -53,23 +54,27 @@ def test_a_password_is_hidden_and_what_was_written_stands_above(notebook):
 
 
 SESSION = """
+import os, time
 def mean(values):
     total = sum(values)
     breakpoint()
     return total / len(values)
 
+while rank != 1 and not os.path.exists({asks!r}): time.sleep(0.02)
 found = mean([1, 2, 6]) if rank == 1 else 0.0
 barrier()
 found
 """
 
 
-def test_a_debugger_on_one_rank_while_the_others_wait_and_say_for_whom(notebook):
+def test_a_debugger_on_one_rank_while_the_others_wait_and_say_for_whom(notebook, tmp_path):
+    asks = tmp_path / "asks"
     # So that a busy rank has told its line in time:
     with patched(notebook.on_ranks, "allranks.collectives.calls.watch._ASK_BEFORE_SECONDS", 4):
-        cell = ask(notebook, SESSION)
+        cell = ask(notebook, SESSION.format(asks=str(asks)))
         prompts = typed(cell, "p total")
         cell.prompt(2)
+        asks.touch()
         cell.wait_for("waits for rank 1, which is waiting for input:\n")
         cell.wait_for("rank 1 is at In[")
         cell.lacks("has waited")
@@ -77,7 +82,7 @@ def test_a_debugger_on_one_rank_while_the_others_wait_and_say_for_whom(notebook)
         cell.wait()
     assert cell.status == "ok"
     assert set(prompts) == {"rank 1 │ ipdb> "}
-    cell.says("rank 1 │ 9", "> In[", "----> 6     return total / len(values)", "rank 1       → 4.0")
+    cell.says("rank 1 │ 9", "> In[", "----> 7     return total / len(values)", "rank 1       → 4.0")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +121,7 @@ def test_a_failure_can_be_looked_at_again(notebook):
     debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
     debug.prompt()
     notebook.interrupt()
-    assert debug.wait(20).error_name == "CellInterrupted"
+    assert debug.wait().error_name == "CellInterrupted"
     debug = notebook.start("%distributed debug", typing=True, metadata=LAB)
     typed(debug, "p mine", "q")
     assert "102" in debug.wait().text
@@ -160,7 +165,22 @@ def test_ranks_that_ask_at_once_take_turns_and_one_answer_may_go_to_all(notebook
     assert sorted("".join(re.findall(r"\d", str([ranks for ranks, _ in others])))) == list("013")
 
 
-def test_debuggers_keep_their_turn_and_another_rank_can_be_chosen(notebook):
+#: For a notebook: a debugger has a minute for its next prompt, and none once there is this file.
+PATIENT = """
+import os
+class Patience:
+    def __radd__(self, now): return now + 60.0 * (not os.path.exists({over!r}))
+"""
+
+
+def test_debuggers_keep_their_turn_and_another_rank_can_be_chosen(notebook, tmp_path):
+    over = tmp_path / "over"
+    notebook.run(PATIENT.format(over=str(over))).ok()
+    with patched(notebook.run, f"{PROMPTS}._GOES_ON_SECONDS", "Patience()"):
+        check_turns(notebook, over)
+
+
+def check_turns(notebook, over):
     cell = ask(notebook, "breakpoint()\nmine = 5 * rank\nbarrier()\nmine")
     first = cell.prompt()
     other = "3" if first != "rank 3 │ ipdb> " else "0"
@@ -172,6 +192,7 @@ def test_debuggers_keep_their_turn_and_another_rank_can_be_chosen(notebook):
         cell.wait_for(f"rank {other} is not asking for input")
     cell.answer("n")
     assert cell.prompt(next(counts)) == f"rank {other} │ ipdb> "
+    over.touch()
     cell.answer("c")
     left = {cell.prompt(next(counts))}
     while len(left) < 3:
@@ -195,7 +216,7 @@ def test_an_interrupt_ends_a_cell_that_asks(notebook, source):
     cell = ask(notebook, source + "\nbarrier()")
     cell.prompt()
     notebook.interrupt()
-    assert cell.wait(20).error_name == "CellInterrupted"
+    assert cell.wait().error_name == "CellInterrupted"
     # What is typed too late belongs to nobody.
     cell.answer("late")
     cell = ask(notebook, "input()", "-r 0")

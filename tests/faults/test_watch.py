@@ -81,8 +81,8 @@ def test_cells_are_shown_with_their_panels_and_errors_and_whose_they_are(
     failed = notebook.on_ranks("import time\nprint('two')\nif rank == 2: 1 / 0")
     notebook.on_ranks("print('three')", "-r 1,3")
     watching.wait_for("three")
-    watcher.pump(lambda: "loss" in str(watching.displays), 30, "the curves", watching)
-    watcher.pump(lambda: "ZeroDivisionError" in watching.text, 30, "the error", watching)
+    watcher.pump(lambda: "loss" in str(watching.displays), 60, "the curves", watching)
+    watcher.pump(lambda: "ZeroDivisionError" in watching.text, 60, "the error", watching)
     shown = watching.text
     whose = f"of the notebook of process {notebook.pid}, on ranks"
     assert len(re.findall(rf"(?m)^In\[\d+\] {whose} 0–3:$", shown)) == 2

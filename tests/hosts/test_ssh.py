@@ -6,6 +6,7 @@ import pytest
 
 from tests import labs
 from tests.hosts.conftest import SSH
+from tests.kernel import wait_until
 
 
 def test_ranks_run_on_the_hosts_that_are_named_and_know_their_places(notebook):
@@ -32,6 +33,10 @@ def test_what_ranks_can_be_started_on_is_listed_with_why_what_cannot(notebook):
     assert re.search(r"  pbs .*\n +not available: expected qsub, found no such program", text), text
 
 
+#: Lists what is open below the folder of the logs; each process of ranks has its own log open.
+WRITES_LOGS = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep ' /tmp/logs/' || :"
+
+
 def test_the_logs_of_ranks_can_be_read_where_hosts_share_no_folder(hosts, new_notebook):
     notebook = new_notebook({"ALLRANKS_LOG_DIR": "/tmp/logs"})
     try:
@@ -42,6 +47,9 @@ def test_the_logs_of_ranks_can_be_read_where_hosts_share_no_folder(hosts, new_no
     finally:
         notebook.shutdown()
         for name in hosts.names:
+            # The ranks end after their notebook. A process that only begins there, as the
+            # controller of clients, would make the folder again.
+            wait_until(lambda: not hosts.on(name, "sh", "-c", WRITES_LOGS))  # noqa: B023
             hosts.on(name, "rm", "-r", "/tmp/logs")
 
 

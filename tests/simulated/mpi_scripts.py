@@ -380,10 +380,13 @@ class RealStage(Stage):
     def __init__(self, holds: Path) -> None:
         import psutil
 
-        from allranks.cluster import cluster, sockets
+        from allranks.cluster import cluster, recovery, sockets
         from allranks.cluster.launchers.command import CommandLauncher
+        from allranks.records import limits
 
         super().__init__()
+        # The scripts are of events: a machine that has much to do may take its time for each.
+        recovery._REPLACE_SECONDS = recovery._START_SECONDS = limits.START_SECONDS = 600.0
         self._psutil, self._holds = psutil, holds
         self._spares = 0
 

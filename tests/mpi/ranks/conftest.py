@@ -30,10 +30,10 @@ TRACE = "ALLRANKS_TEST_TRACE" in os.environ
 """Says which test each rank runs: what hangs is named last."""
 
 _STDERR = int(os.environ.get("ALLRANKS_TEST_STDERR", "2"))
-_STUCK_SECONDS = 50
+_STUCK_SECONDS = 100
 """After so long in one test a rank says where it is: the others give up soon."""
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 """For what comes soon, unless it never does."""
 
 _number = 0
@@ -71,7 +71,7 @@ def shortest_way(call: Callable[[], object], calls: int = 1000) -> list[tuple[Pa
     return min(ways, key=len)
 
 
-def everybody(flag: bool, seconds: float = 60) -> bool:
+def everybody(flag: bool, seconds: float = 120) -> bool:
     """True where the flag is set on any rank; what an engine does between two cells."""
     mine, total = np.array([flag], np.uint8), np.zeros(1, np.uint8)
     communicators = c.world.current().mpi

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import threading
-import time
 import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -608,16 +607,15 @@ def test_a_failed_cell_gives_back_what_another_library_dropped(monkeypatch):
 def test_connecting_can_be_left(slow):
     """Its communicator is freed only when the thread that connects has ended."""
     c.renew()
+    connects = getattr(nccl, slow)
 
     def cell() -> None:
         if odd():
-            getattr(nccl, slow).append(1.0)
-        with interrupted_after(0.3) if odd() else nullcontext():
+            connects.append(3.0)
+        with interrupted_after(0.1, lambda: not connects) if odd() else nullcontext():
             c.allreduce(ones())
 
-    began = time.monotonic()
     error = in_a_cell(cell)
-    assert time.monotonic() - began < 60
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
     next_cell_works()
 

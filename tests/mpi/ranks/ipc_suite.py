@@ -134,11 +134,16 @@ def test_no_operation_has_a_result_once_a_rank_has_left_it_and_no_window_is_read
 def test_no_window_is_read_once_the_death_of_its_rank_is_known(monkeypatch):
     next_cell_works()
     this, came, read = c.world.current(), IpcTransport._read, []
+    word, told = this.mpi.pristine, []
 
     def dies(self: IpcTransport, call: Any, work: Any) -> Any:
         if odd():
-            raise KeyboardInterrupt  # the others take it for dead before they hear that it left
+            # The others take it for dead before they hear that it left.
+            for rank in {*range(SIZE)} - {ODD}:
+                word.recv(source=rank)
+            raise KeyboardInterrupt
         this.died[ODD] = "has died"
+        told.append(word.isend(None, ODD))
         return came(self, call, work and (lambda: read.append(work())))
 
     def cell() -> None:
@@ -150,6 +155,8 @@ def test_no_window_is_read_once_the_death_of_its_rank_is_known(monkeypatch):
     with monkeypatch.context() as patches:
         patches.setattr(IpcTransport, "_read", dies)
         error = in_a_cell(cell)
+    for sent in told:
+        sent.wait()
     assert isinstance(error, KeyboardInterrupt if odd() else RankLost)
     assert read == []
     next_cell_works()
