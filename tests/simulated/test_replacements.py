@@ -260,3 +260,28 @@ def test_ranks_are_attached_to_while_their_connections_break(
     assert world.new_notebook().attach(notebook)
     assert not world.notebook.told("did not answer")
     assert not world.notebook.cell(reduce(sets=1)).error
+
+
+def _check_files_after_an_attach(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("heal", notebook.kill, after=world.chance.uniform(0, 0.2))
+    world.after(0.2, world.kill_rank, world.chance.randrange(world.size))
+    notebook.dies_in(reduce(seconds=1.0, sets=1))
+    assert world.new_notebook().attach(notebook)
+    world.pass_time(1)
+    assert not world.shared_files_of_the_dead()
+
+
+@simulated(seeds=5)
+def test_no_file_of_a_dead_rank_is_left_by_an_attach_that_ends_its_replacement(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _check_files_after_an_attach(world, notebook)
+
+
+@simulated(seeds=5, hosts=0, ranks=4)
+def test_no_file_of_a_dead_rank_is_left_on_one_machine_by_an_attach_that_ends_its_replacement(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _check_files_after_an_attach(world, notebook)
