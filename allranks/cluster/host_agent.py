@@ -237,6 +237,9 @@ class HostAgentProcess:
     def seat_spares(self, dead: Sequence[int]) -> str:
         return ""
 
+    def repeat_seats(self) -> None:
+        pass
+
     def take_care(self, folder: str) -> None:
         pass
 
@@ -555,6 +558,11 @@ class MultiHostAgents:
         self._spares_on: dict[str, list[int]] = {}
         #: The spare processes that have become ranks, and their hosts.
         self._seated: dict[int, tuple[str, int]] = {}
+        #: How often spare processes were chosen, and the last command about it for each host.
+        #: Another notebook may have ended before it had sent it to all.
+        self._choices = 0
+        self._seat_lines: dict[str, str] = {}
+        self._may_miss_seats = False
         #: Hosts that start their ranks again, and have not ended the old ones.
         self._moving: set[str] = set()
         #: The name of the last relocation. A host's answer to an earlier one may come after it.
@@ -740,6 +748,8 @@ class MultiHostAgents:
                 "seats": self._seats,
                 "spares_on": self._spares_on,
                 "seated": list(self._seated.items()),
+                "choices": self._choices,
+                "seat_lines": self._seat_lines,
                 "dead": list(self._dead.values()),
                 "replaced": list(self._replaced.items()),
                 "told": [to_line(event).decode() for event in self._told.values()],
@@ -760,6 +770,8 @@ class MultiHostAgents:
         self._spares, self._seats = state["spares"], state["seats"]
         self._spares_on = state["spares_on"]
         self._seated = {rank: (host, place) for rank, (host, place) in state["seated"]}
+        self._choices, self._seat_lines = state["choices"], state["seat_lines"]
+        self._may_miss_seats = True
         self.job = self._launcher.take_over(self._hosts, state["job"])
         self._wire.host_of = self._host_of
         self.starts_again, self.record = state["starts_again"], state["record"]
@@ -859,15 +871,23 @@ class MultiHostAgents:
         other spare processes take part in it. Returns why there are too few, or "".
         """
         with self._lock:  # the wire's thread notes deaths
-            taken = self._choose_spares(dead)
-        if isinstance(taken, str):
-            return taken
-        for host, seats in taken.items():
-            self._say(host, SeatSpares(list(dead), seats))
-        return ""
+            problem = self._choose_spares(dead)
+        if not problem:
+            self._send_seats()
+        return problem
 
-    def _choose_spares(self, dead: Sequence[int]) -> dict[str, list[tuple[int, int]]] | str:
-        """Returns the seats on each host, or why there are too few spare processes."""
+    def repeat_seats(self) -> None:
+        """Sends the seats of the last notebook again, of which some hosts may not have heard."""
+        if self._may_miss_seats:
+            self._send_seats()
+
+    def _send_seats(self) -> None:
+        self._may_miss_seats = False
+        for host, line in self._seat_lines.items():
+            self._wire.command(host, "say", line)
+
+    def _choose_spares(self, dead: Sequence[int]) -> str:
+        """Chooses those that take the places; returns why there are too few, or ""."""
         fresh = [rank for rank in dead if rank not in self._seated]
         spare = sum(map(len, self._spares_on.values()))
         if spare < len(fresh):
@@ -881,13 +901,18 @@ class MultiHostAgents:
             most = max(self._spares_on, key=lambda name: len(self._spares_on[name]))
             host = self._host_of[rank] if self._spares_on.get(self._host_of[rank]) else most
             self._seated[rank] = host, self._spares_on[host].pop(0)
-        # First: if this process ends now, the next notebook asks the same ones.
-        self._save()
         taken: dict[str, list[tuple[int, int]]] = {name: [] for name in self._spares_on}
         for rank in dead:  # also those that wait since the last try, which has failed
             host, number = self._seated[rank]
             taken[host].append((number, rank))
-        return taken
+        self._choices += 1
+        self._seat_lines = {
+            host: to_line(SeatSpares(self._choices, list(dead), seats)).decode()
+            for host, seats in taken.items()
+        }
+        # First: if this process ends now, the next notebook asks the same ones.
+        self._save()
+        return ""
 
     def _say(self, host: str, command: Command) -> None:
         self._wire.command(host, "say", to_line(command).decode())
