@@ -27,7 +27,7 @@ from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
 from allranks.records import wire  # isort: skip
 
 #: In virtual seconds: how long each may take at most, whatever happens.
-START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 15.0, 120.0
+START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 20.0, 120.0
 ATTACH_SECONDS, FOLLOW_SECONDS = 75.0, 260.0
 _SAYS_LOST = re.compile("no variables|without variables|lost|was killed|were killed")
 

@@ -393,6 +393,17 @@ def test_nothing_but_relays_is_left_once_the_ranks_are_stopped(
     assert {process.name for process in world.left()} <= {"relay"}
 
 
+@simulated(seeds=3)
+def test_a_stop_waits_for_a_relay_that_has_to_kill_its_host_agent_and_the_launcher(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    for name in ("agent", "mpiexec"):
+        world.stall("h1", name, 60.0)
+    notebook.stop()
+    assert {process.name for process in world.left()} <= {"relay"}
+
+
 @simulated(seeds=5)
 def test_a_connection_that_breaks_after_another_notebook_has_attached_costs_nothing(
     world: ClusterWorld, notebook: SimulatedNotebook
