@@ -388,8 +388,6 @@ class HeldEnds:
         self._deliver = deliver
         #: Then MPI ends no rank because another one has died.
         self._heals = heals
-        #: Hosts are reported lost in other threads.
-        self._lock = threading.RLock()
         self._ends: list[tuple[Ended, str]] = []
         #: How many beats of each host are still to come.
         self._beats: dict[str, int] = {}
@@ -398,34 +396,31 @@ class HeldEnds:
     def take(self, end: Exit | LauncherExit, host: str, others: Iterable[str]) -> None:
         """Takes an end, which comes from none of the ``others``."""
         by_itself = isinstance(end, Exit) and not end.by_launcher
-        with self._lock:
-            if self._known or (self._heals and by_itself):
-                self._deliver(end, host)
-            elif by_itself and end.code < 0:
-                self.release((end, host))
-            else:
-                if not self._ends:
-                    self._beats = dict.fromkeys(others, _BEATS)
-                self._ends.append((end, host))
-                if not self._beats:
-                    self.release()
+        if self._known or (self._heals and by_itself):
+            self._deliver(end, host)
+        elif by_itself and end.code < 0:
+            self.release((end, host))
+        else:
+            if not self._ends:
+                self._beats = dict.fromkeys(others, _BEATS)
+            self._ends.append((end, host))
+            if not self._beats:
+                self.release()
 
     def beat(self, host: str) -> None:
-        with self._lock:
-            if host in self._beats:
-                self._beats[host] -= 1
-                if max(self._beats.values()) <= 0:
-                    self.release()
+        if host in self._beats:
+            self._beats[host] -= 1
+            if max(self._beats.values()) <= 0:
+                self.release()
 
     def wait_for(self, host: str) -> bool:
         return self._beats.get(host, 0) > 0
 
     def release(self, *causes: tuple[Ended, str]) -> None:
         """Delivers the causes first, then the ends."""
-        with self._lock:
-            ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._heals
-            for end, host in (*causes, *ends):
-                self._deliver(end, host)
+        ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._heals
+        for end, host in (*causes, *ends):
+            self._deliver(end, host)
 
 
 _SHOWN_PAIRS = 4
@@ -547,6 +542,7 @@ class MultiHostAgents:
         self._ended_hosts: set[str] = set()
         #: Why hosts are lost.
         self._reported: dict[str, str] = {}
+        #: Events of hosts come in the wire's thread, and ends of the job's commands in others.
         # No condition, whose methods are Python: an interrupt in them would leave it locked.
         self._lock = threading.RLock()
         self._all_ended: SimpleQueue[None] = SimpleQueue()
@@ -936,14 +932,15 @@ class MultiHostAgents:
     def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
         event = event_of(line)
-        if host in self._moving and not isinstance(event, HostEvent):
-            return  # of the ranks that end there
-        if isinstance(event, Running):
-            self._note_running(host, event.cell)
-            return
-        self._handle_event(host, event)
-        if isinstance(event, _STATE):
-            self._save()
+        with self._lock:
+            if host in self._moving and not isinstance(event, HostEvent):
+                return  # of the ranks that end there
+            if isinstance(event, Running):
+                self._note_running(host, event.cell)
+                return
+            self._handle_event(host, event)
+            if isinstance(event, _STATE):
+                self._save()
 
     def _handle_event(self, host: str, event: Event) -> None:
         match event:
@@ -951,10 +948,8 @@ class MultiHostAgents:
                 if relocation == self._relocation:
                     self._moving.discard(host)
             case HostUp(address, its_version):
-                with self._lock:
-                    self.addresses[host] = address
-                    late = self._stopping  # stop() has not seen this host
-                if late:
+                self.addresses[host] = address
+                if self._stopping:  # stop() has not seen this host
                     self._wire.command(host, "stop", "")
                 if its_version != version():
                     why = f"has allranks {its_version}, and the notebook {version()}"
@@ -992,26 +987,23 @@ class MultiHostAgents:
                 self._replaced[rank] = pid
                 self._deliver(event, host)
             case SpareExit(place):
-                with self._lock:
-                    if place in self._spares_on[host]:
-                        self._spares_on[host].remove(place)
-                    # If it was about to become a rank, another one takes its place.
-                    seats = self._seated.items()
-                    self._seated = {rank: seat for rank, seat in seats if seat != (host, place)}
+                if place in self._spares_on[host]:
+                    self._spares_on[host].remove(place)
+                # If it was about to become a rank, another one takes its place.
+                seats = self._seated.items()
+                self._seated = {rank: seat for rank, seat in seats if seat != (host, place)}
             case Exit(rank, pid):
                 end = {"host": host, **vars(event)}
-                with self._lock:
-                    # It may come again, also after a spare process was chosen, or has the place.
-                    if self._replaced.get(rank, pid) == pid and self._dead.get(rank) != end:
-                        self._seated.pop(rank, None)
-                        self._dead[rank] = end
+                # It may come again, also after a spare process was chosen, or has the place.
+                if self._replaced.get(rank, pid) == pid and self._dead.get(rank) != end:
+                    self._seated.pop(rank, None)
+                    self._dead[rank] = end
                 self._tell_controller(host, rank, pid)
                 self._hold(event, host)
             case LauncherExit():
                 self._hold(event, host)
             case Controller() | Registered():
-                # The main thread saves them.
-                self._told = {**self._told, event.name: event}
+                self._told[event.name] = event
                 if isinstance(event, Controller):
                     for each in self._hosts[1:]:
                         self._say(each.name, Join(event.engine))
@@ -1033,12 +1025,13 @@ class MultiHostAgents:
         self.job.give_up(host)
 
     def _host_ended(self, host: str, why: str) -> None:
+        """Handles the end of a host, in the thread that has found it."""
         with self._lock:
             self._ended_hosts.add(host)
             if self._stopping and self._ended_hosts >= set(self.addresses):
                 self._all_ended.put(None)
-        self._wire.forget(host)
-        self._report(host, why)
+            self._wire.forget(host)
+            self._report(host, why)
 
     def _report(self, host: str, why: str) -> None:
         """Reports why a host is lost; only the first reason counts."""
