@@ -163,7 +163,6 @@ def open_sockets(
     return wire, config
 
 
-_POLL_SECONDS = 0.1
 _TRACKER = "multiprocessing.resource_tracker"
 
 #: Takes a host agent's event and its host, in any thread. On this machine the host is empty.
@@ -334,12 +333,17 @@ def end_session(leader: int, session_dir: str) -> None:
 
 
 def _wait_for_end(leader: int, seconds: float) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (
-        left := [pid for pid in psutil.pids() if _session_of(pid) == leader]
-    ) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    return left
+    """Waits for the processes of a POSIX session; returns those that are left."""
+    there = []
+    for pid in _processes_of(leader):
+        with suppress(psutil.NoSuchProcess):
+            there.append(psutil.Process(pid))
+    psutil.wait_procs(there, seconds)
+    return _processes_of(leader)
+
+
+def _processes_of(leader: int) -> list[int]:
+    return [pid for pid in psutil.pids() if _session_of(pid) == leader]
 
 
 def _kill(pids: Iterable[int]) -> None:
@@ -382,6 +386,8 @@ class HeldEnds:
     If a host is cut off, or a rank there is killed, MPI ends ranks of other hosts with an exit
     code, and this may be the first news. So ends wait for a rank that a signal has ended, for the
     loss of a host, or until each other host has sent heartbeats, with its own news before them.
+
+    It is called with the lock of its `MultiHostAgents`.
     """
 
     def __init__(self, deliver: DeliverEvent, heals: bool) -> None:
