@@ -960,6 +960,7 @@ class MultiHostAgents:
                 if its_version != version():
                     why = f"has allranks {its_version}, and the notebook {version()}"
                     self._report(host, why)
+                self._deliver(event, host)  # for who waits for all hosts
             case HostSilent():
                 self._lose(host, self._wire.lease_seconds)
             case HostLate():
@@ -972,6 +973,7 @@ class MultiHostAgents:
             case HostListens() | HostConnected():
                 if self._test is not None:
                     self._test.take(event, host)
+                self._deliver(event, host)
             case HostEnds(why):
                 self._report(host, why)
             case LauncherExit(code) if host != self._hosts[0].name:
