@@ -6,22 +6,19 @@ earlier request has done, the notebook sends it when the ranks have answered.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
-_clients: weakref.WeakSet[Any] = weakref.WeakSet()
-#: Another thread may make a client, which would end a loop over the others with an error.
-_lock = threading.Lock()
+#: Another thread may make a client: only copies are read.
+_clients: list[weakref.ref[Any]] = []
 #: Requests for whose answers the user has not waited.
 _given_up: set[str] = set()
 
 
 def follow(client: Any) -> None:
     """Includes the requests of a client from now on."""
-    with _lock:
-        _clients.add(client)
+    _clients.append(weakref.ref(client, _clients.remove))
 
 
 def are_followed() -> bool:
@@ -31,9 +28,9 @@ def are_followed() -> bool:
 def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     """Returns the clients that wait for answers of some of these engines, and their requests."""
     found = {}
-    with _lock:
-        clients = list(_clients)
-    for client in clients:
+    for client in [one() for one in tuple(_clients)]:
+        if client is None:
+            continue
         waits = {
             engine: client._outstanding_dict[engine] - _given_up
             for engine in engines

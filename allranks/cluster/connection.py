@@ -482,14 +482,16 @@ class Connection:
                 )
 
     def _ask_to_heal(self, got: AnswersSoFar, asked: set[int]) -> set[int]:
-        """The last notebook may have ended before it had asked all ranks to join with new ones; the
-        others wait for them in MPI. Asks them, once, and returns those that have not said since
-        that they were asked.
+        """The last notebook may have ended before it had asked all ranks to join with new ones, and
+        all hosts to start these; the others wait for them in MPI. Asks them, once, and returns the
+        ranks that have not said since that they were asked.
         """
         told = {rank: answer.content for rank, (answer, _) in got.items()}
         heals = [content["heal"] for content in told.values() if content["healing"]]
         if not heals:
             return set()
+        for agent in self._agents:
+            agent.repeat_seats()
         last = max(heals, key=lambda heal: int(heal["epoch"]))
         late = {
             rank

@@ -34,7 +34,7 @@ from allranks.cluster.launchers import registry
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.mpiexec import MPIEXEC, beside_python, mpi_environment, mpiexec
 from allranks.cluster.options import choose_size
-from allranks.cluster.sockets import EventQueue
+from allranks.cluster.sockets import EventQueue, FromHostAgent
 from allranks.errors import AllranksError, UsageError
 from allranks.launched import SHARED_FILES
 from allranks.records.agent import Event, HostLeft
@@ -429,7 +429,8 @@ def _launchers() -> Iterator[Finding]:
 
 _COME_SECONDS = 60.0
 _TEST_SECONDS = 10.0
-_POLL_SECONDS = 0.1
+#: How often a job in a queue is looked at.
+_QUEUE_SECONDS = 0.1
 
 
 def examine_hosts(on: str, tell: Callable[[str], None]) -> list[Finding]:
@@ -440,19 +441,19 @@ def examine_hosts(on: str, tell: Callable[[str], None]) -> list[Finding]:
     launcher = registry.named(on)
     if not isinstance(launcher, MultiHostLauncher):
         raise UsageError(f"expected other hosts, found {on}. Type: allranks doctor")
-    size, lost = launcher.size(None), dict[str, str]()
+    size, lost, inbox = launcher.size(None), dict[str, str](), EventQueue()
 
     def deliver(event: Event, host: str) -> None:
         if isinstance(event, HostLeft):
             lost[host] = event.why
+        inbox.put(FromHostAgent(event, host))
 
-    wire, config = open_sockets(
-        launcher, size, (), (), (), EventQueue(), NotebookHooks(()), settings={}
-    )
+    wire, config = open_sockets(launcher, size, (), (), (), inbox, NotebookHooks(()), settings={})
     try:
         agents = MultiHostAgents(launcher, config, wire, deliver)
         try:
-            return [*_came(agents, lost, tell, wire.commands_url), *_network(agents)]
+            came = _came(agents, lost, tell, wire.commands_url, inbox)
+            return [*came, *_network(agents, inbox)]
         finally:
             agents.stop()
     finally:
@@ -461,20 +462,25 @@ def examine_hosts(on: str, tell: Callable[[str], None]) -> list[Finding]:
 
 
 def _came(
-    agents: MultiHostAgents, lost: Mapping[str, str], tell: Callable[[str], None], url: str
+    agents: MultiHostAgents,
+    lost: Mapping[str, str],
+    tell: Callable[[str], None],
+    url: str,
+    inbox: EventQueue,
 ) -> Iterator[Finding]:
     said, deadline = "", time.monotonic() + _COME_SECONDS
     while True:
         hosts = [host.name for host in agents.job.hosts()]
         missing = set(hosts) - set(agents.addresses) - set(lost)
-        if hosts and (not missing or time.monotonic() > deadline):
+        left = deadline - time.monotonic()
+        if hosts and (not missing or left <= 0):
             break
         if not hosts:  # a job in a queue
-            deadline = time.monotonic() + _COME_SECONDS
+            left, deadline = _QUEUE_SECONDS, time.monotonic() + _COME_SECONDS
             if (waits := agents.job.waits()) != said:
                 said = waits
                 tell(said)
-        time.sleep(_POLL_SECONDS)
+        inbox.wait(left)
     for host in hosts:
         if host in lost:
             yield Finding(host, WRONG, lost[host])
@@ -486,12 +492,12 @@ def _came(
             yield Finding(host, OK, found)
 
 
-def _network(agents: MultiHostAgents) -> Iterator[Finding]:
+def _network(agents: MultiHostAgents, inbox: EventQueue) -> Iterator[Finding]:
     if not agents.addresses:
         return
     test, deadline = agents.test_network(), time.monotonic() + _TEST_SECONDS
-    while not test.over and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+    while not test.over and (left := deadline - time.monotonic()) > 0:
+        inbox.wait(left)
     problems = test.problems()
     for problem in problems:
         found = f"{problem}. MPI's processes listen on any port: allow them in the firewall"

@@ -163,7 +163,6 @@ def open_sockets(
     return wire, config
 
 
-_POLL_SECONDS = 0.1
 _TRACKER = "multiprocessing.resource_tracker"
 
 #: Takes a host agent's event and its host, in any thread. On this machine the host is empty.
@@ -236,6 +235,9 @@ class HostAgentProcess:
 
     def seat_spares(self, dead: Sequence[int]) -> str:
         return ""
+
+    def repeat_seats(self) -> None:
+        pass
 
     def take_care(self, folder: str) -> None:
         pass
@@ -331,12 +333,17 @@ def end_session(leader: int, session_dir: str) -> None:
 
 
 def _wait_for_end(leader: int, seconds: float) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (
-        left := [pid for pid in psutil.pids() if _session_of(pid) == leader]
-    ) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    return left
+    """Waits for the processes of a POSIX session; returns those that are left."""
+    there = []
+    for pid in _processes_of(leader):
+        with suppress(psutil.NoSuchProcess):
+            there.append(psutil.Process(pid))
+    psutil.wait_procs(there, seconds)
+    return _processes_of(leader)
+
+
+def _processes_of(leader: int) -> list[int]:
+    return [pid for pid in psutil.pids() if _session_of(pid) == leader]
 
 
 def _kill(pids: Iterable[int]) -> None:
@@ -379,14 +386,14 @@ class HeldEnds:
     If a host is cut off, or a rank there is killed, MPI ends ranks of other hosts with an exit
     code, and this may be the first news. So ends wait for a rank that a signal has ended, for the
     loss of a host, or until each other host has sent heartbeats, with its own news before them.
+
+    It is called with the lock of its `MultiHostAgents`.
     """
 
     def __init__(self, deliver: DeliverEvent, heals: bool) -> None:
         self._deliver = deliver
         #: Then MPI ends no rank because another one has died.
         self._heals = heals
-        #: Hosts are reported lost in other threads.
-        self._lock = threading.RLock()
         self._ends: list[tuple[Ended, str]] = []
         #: How many beats of each host are still to come.
         self._beats: dict[str, int] = {}
@@ -395,34 +402,31 @@ class HeldEnds:
     def take(self, end: Exit | LauncherExit, host: str, others: Iterable[str]) -> None:
         """Takes an end, which comes from none of the ``others``."""
         by_itself = isinstance(end, Exit) and not end.by_launcher
-        with self._lock:
-            if self._known or (self._heals and by_itself):
-                self._deliver(end, host)
-            elif by_itself and end.code < 0:
-                self.release((end, host))
-            else:
-                if not self._ends:
-                    self._beats = dict.fromkeys(others, _BEATS)
-                self._ends.append((end, host))
-                if not self._beats:
-                    self.release()
+        if self._known or (self._heals and by_itself):
+            self._deliver(end, host)
+        elif by_itself and end.code < 0:
+            self.release((end, host))
+        else:
+            if not self._ends:
+                self._beats = dict.fromkeys(others, _BEATS)
+            self._ends.append((end, host))
+            if not self._beats:
+                self.release()
 
     def beat(self, host: str) -> None:
-        with self._lock:
-            if host in self._beats:
-                self._beats[host] -= 1
-                if max(self._beats.values()) <= 0:
-                    self.release()
+        if host in self._beats:
+            self._beats[host] -= 1
+            if max(self._beats.values()) <= 0:
+                self.release()
 
     def wait_for(self, host: str) -> bool:
         return self._beats.get(host, 0) > 0
 
     def release(self, *causes: tuple[Ended, str]) -> None:
         """Delivers the causes first, then the ends."""
-        with self._lock:
-            ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._heals
-            for end, host in (*causes, *ends):
-                self._deliver(end, host)
+        ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._heals
+        for end, host in (*causes, *ends):
+            self._deliver(end, host)
 
 
 _SHOWN_PAIRS = 4
@@ -544,6 +548,7 @@ class MultiHostAgents:
         self._ended_hosts: set[str] = set()
         #: Why hosts are lost.
         self._reported: dict[str, str] = {}
+        #: Events of hosts come in the wire's thread, and ends of the job's commands in others.
         # No condition, whose methods are Python: an interrupt in them would leave it locked.
         self._lock = threading.RLock()
         self._all_ended: SimpleQueue[None] = SimpleQueue()
@@ -555,6 +560,11 @@ class MultiHostAgents:
         self._spares_on: dict[str, list[int]] = {}
         #: The spare processes that have become ranks, and their hosts.
         self._seated: dict[int, tuple[str, int]] = {}
+        #: How often spare processes were chosen, and the last command about it for each host.
+        #: Another notebook may have ended before it had sent it to all.
+        self._choices = 0
+        self._seat_lines: dict[str, str] = {}
+        self._may_miss_seats = False
         #: Hosts that start their ranks again, and have not ended the old ones.
         self._moving: set[str] = set()
         #: The name of the last relocation. A host's answer to an earlier one may come after it.
@@ -740,6 +750,8 @@ class MultiHostAgents:
                 "seats": self._seats,
                 "spares_on": self._spares_on,
                 "seated": list(self._seated.items()),
+                "choices": self._choices,
+                "seat_lines": self._seat_lines,
                 "dead": list(self._dead.values()),
                 "replaced": list(self._replaced.items()),
                 "told": [to_line(event).decode() for event in self._told.values()],
@@ -760,6 +772,8 @@ class MultiHostAgents:
         self._spares, self._seats = state["spares"], state["seats"]
         self._spares_on = state["spares_on"]
         self._seated = {rank: (host, place) for rank, (host, place) in state["seated"]}
+        self._choices, self._seat_lines = state["choices"], state["seat_lines"]
+        self._may_miss_seats = True
         self.job = self._launcher.take_over(self._hosts, state["job"])
         self._wire.host_of = self._host_of
         self.starts_again, self.record = state["starts_again"], state["record"]
@@ -859,15 +873,23 @@ class MultiHostAgents:
         other spare processes take part in it. Returns why there are too few, or "".
         """
         with self._lock:  # the wire's thread notes deaths
-            taken = self._choose_spares(dead)
-        if isinstance(taken, str):
-            return taken
-        for host, seats in taken.items():
-            self._say(host, SeatSpares(list(dead), seats))
-        return ""
+            problem = self._choose_spares(dead)
+        if not problem:
+            self._send_seats()
+        return problem
 
-    def _choose_spares(self, dead: Sequence[int]) -> dict[str, list[tuple[int, int]]] | str:
-        """Returns the seats on each host, or why there are too few spare processes."""
+    def repeat_seats(self) -> None:
+        """Sends the seats of the last notebook again, of which some hosts may not have heard."""
+        if self._may_miss_seats:
+            self._send_seats()
+
+    def _send_seats(self) -> None:
+        self._may_miss_seats = False
+        for host, line in self._seat_lines.items():
+            self._wire.command(host, "say", line)
+
+    def _choose_spares(self, dead: Sequence[int]) -> str:
+        """Chooses those that take the places; returns why there are too few, or ""."""
         fresh = [rank for rank in dead if rank not in self._seated]
         spare = sum(map(len, self._spares_on.values()))
         if spare < len(fresh):
@@ -881,13 +903,18 @@ class MultiHostAgents:
             most = max(self._spares_on, key=lambda name: len(self._spares_on[name]))
             host = self._host_of[rank] if self._spares_on.get(self._host_of[rank]) else most
             self._seated[rank] = host, self._spares_on[host].pop(0)
-        # First: if this process ends now, the next notebook asks the same ones.
-        self._save()
         taken: dict[str, list[tuple[int, int]]] = {name: [] for name in self._spares_on}
         for rank in dead:  # also those that wait since the last try, which has failed
             host, number = self._seated[rank]
             taken[host].append((number, rank))
-        return taken
+        self._choices += 1
+        self._seat_lines = {
+            host: to_line(SeatSpares(self._choices, list(dead), seats)).decode()
+            for host, seats in taken.items()
+        }
+        # First: if this process ends now, the next notebook asks the same ones.
+        self._save()
+        return ""
 
     def _say(self, host: str, command: Command) -> None:
         self._wire.command(host, "say", to_line(command).decode())
@@ -911,14 +938,15 @@ class MultiHostAgents:
     def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
         event = event_of(line)
-        if host in self._moving and not isinstance(event, HostEvent):
-            return  # of the ranks that end there
-        if isinstance(event, Running):
-            self._note_running(host, event.cell)
-            return
-        self._handle_event(host, event)
-        if isinstance(event, _STATE):
-            self._save()
+        with self._lock:
+            if host in self._moving and not isinstance(event, HostEvent):
+                return  # of the ranks that end there
+            if isinstance(event, Running):
+                self._note_running(host, event.cell)
+                return
+            self._handle_event(host, event)
+            if isinstance(event, _STATE):
+                self._save()
 
     def _handle_event(self, host: str, event: Event) -> None:
         match event:
@@ -926,14 +954,13 @@ class MultiHostAgents:
                 if relocation == self._relocation:
                     self._moving.discard(host)
             case HostUp(address, its_version):
-                with self._lock:
-                    self.addresses[host] = address
-                    late = self._stopping  # stop() has not seen this host
-                if late:
+                self.addresses[host] = address
+                if self._stopping:  # stop() has not seen this host
                     self._wire.command(host, "stop", "")
                 if its_version != version():
                     why = f"has allranks {its_version}, and the notebook {version()}"
                     self._report(host, why)
+                self._deliver(event, host)  # for who waits for all hosts
             case HostSilent():
                 self._lose(host, self._wire.lease_seconds)
             case HostLate():
@@ -946,6 +973,7 @@ class MultiHostAgents:
             case HostListens() | HostConnected():
                 if self._test is not None:
                     self._test.take(event, host)
+                self._deliver(event, host)
             case HostEnds(why):
                 self._report(host, why)
             case LauncherExit(code) if host != self._hosts[0].name:
@@ -967,26 +995,23 @@ class MultiHostAgents:
                 self._replaced[rank] = pid
                 self._deliver(event, host)
             case SpareExit(place):
-                with self._lock:
-                    if place in self._spares_on[host]:
-                        self._spares_on[host].remove(place)
-                    # If it was about to become a rank, another one takes its place.
-                    seats = self._seated.items()
-                    self._seated = {rank: seat for rank, seat in seats if seat != (host, place)}
+                if place in self._spares_on[host]:
+                    self._spares_on[host].remove(place)
+                # If it was about to become a rank, another one takes its place.
+                seats = self._seated.items()
+                self._seated = {rank: seat for rank, seat in seats if seat != (host, place)}
             case Exit(rank, pid):
                 end = {"host": host, **vars(event)}
-                with self._lock:
-                    # It may come again, also after a spare process was chosen, or has the place.
-                    if self._replaced.get(rank, pid) == pid and self._dead.get(rank) != end:
-                        self._seated.pop(rank, None)
-                        self._dead[rank] = end
+                # It may come again, also after a spare process was chosen, or has the place.
+                if self._replaced.get(rank, pid) == pid and self._dead.get(rank) != end:
+                    self._seated.pop(rank, None)
+                    self._dead[rank] = end
                 self._tell_controller(host, rank, pid)
                 self._hold(event, host)
             case LauncherExit():
                 self._hold(event, host)
             case Controller() | Registered():
-                # The main thread saves them.
-                self._told = {**self._told, event.name: event}
+                self._told[event.name] = event
                 if isinstance(event, Controller):
                     for each in self._hosts[1:]:
                         self._say(each.name, Join(event.engine))
@@ -1008,12 +1033,13 @@ class MultiHostAgents:
         self.job.give_up(host)
 
     def _host_ended(self, host: str, why: str) -> None:
+        """Handles the end of a host, in the thread that has found it."""
         with self._lock:
             self._ended_hosts.add(host)
             if self._stopping and self._ended_hosts >= set(self.addresses):
                 self._all_ended.put(None)
-        self._wire.forget(host)
-        self._report(host, why)
+            self._wire.forget(host)
+            self._report(host, why)
 
     def _report(self, host: str, why: str) -> None:
         """Reports why a host is lost; only the first reason counts."""

@@ -250,6 +250,7 @@ class Recovery:
     def ranks_are_new(self, ranks: Collection[int]) -> None:
         """These ranks run, and have not been asked yet to restore what was kept."""
         if self.step is Step.UP:
+            self.commands.append(Up())  # the notebook that has replaced ranks may not have said so
             self._new |= set(ranks)
             self._restore()
 

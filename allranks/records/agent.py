@@ -351,8 +351,12 @@ class End(Command):
 
 @frozen
 class SeatSpares(Command):
-    """Wake all spare processes. Those of ``seats``, by their numbers, become these ranks."""
+    """Wake all spare processes. Those of ``seats``, by their numbers, become these ranks.
 
+    ``number`` counts these commands: one that comes again changes nothing.
+    """
+
+    number: int
     dead: list[int]
     seats: list[tuple[int, int]]
 

@@ -21,15 +21,15 @@ TRACKER_SECONDS = 1.0
 LAUNCHER_SECONDS = 4.0
 #: The host agents of clusters that ranks have started.
 NESTED_SECONDS = 5.0
-#: The relay of a host waits for its host agent.
+#: The relay of a host waits for its host agent; if it has to kill it, then for what that has left.
 RELAY_STOP_SECONDS = 8.0
 #: The notebook and the caretaker wait for all hosts.
-STOP_SECONDS = 10.0
+STOP_SECONDS = 14.0
 #: Commands that have started relays, such as ssh, after the relays have ended.
 COMMANDS_SECONDS = 2.0
 #: An actor of Dask or Ray waits for its relay, and the notebook for the process with the actors.
-ACTOR_SECONDS = 12.0
-ACTORS_SECONDS = 15.0
+ACTOR_SECONDS = 16.0
+ACTORS_SECONDS = 18.0
 
 # A start.
 

@@ -186,6 +186,31 @@ def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
     check_at_work(notebook)
 
 
+#: For a notebook: it asks only the first rank to join with new ones.
+_ASKS_ONE = """
+from allranks.cluster import cluster as held
+from allranks.records import requests
+connection = held.session.running.cells.connection
+def send(ranks, record, *payloads, send=connection.send):
+    is_heal = getattr(record, "name", "") == requests.HEAL
+    return send(list(ranks)[: 1 if is_heal else None], record, *payloads)
+connection.send = send
+"""
+
+
+@pytest.mark.replaces
+def test_ranks_that_a_killed_kernel_has_not_asked_to_replace_one_are_asked_by_the_next(notebook):
+    notebook.on_ranks("weights = 7 * rank\nkeep('weights', 'kept')")
+    notebook.run(_ASKS_ONE).ok()
+    died = notebook.start_on_ranks("import os\nif rank == 3: os.kill(os.getpid(), 9)\nbarrier()")
+    died.wait_for("rank 3: still being replaced")
+    notebook.kill9()
+    again(notebook)
+    cell = notebook.on_ranks("weights").says("rank 3 was replaced, with weights and kept kept")
+    assert "rank 3 → 21\n" in cell.text
+    check_at_work(notebook)
+
+
 @pytest.mark.replaces
 def test_a_start_just_after_the_kernel_was_killed_removes_no_kept_variables(notebook):
     notebook.on_ranks("weights = 7 * rank\nkeep('weights', 'kept')")

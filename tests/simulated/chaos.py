@@ -177,6 +177,14 @@ class ClusterWorld(World):
             if p.alive and p.name not in ("notebook", "ssh", "scenario")
         ]
 
+    def shared_files_of_the_dead(self) -> list[Process]:
+        """Returns the processes that have ended, and whose files in shared memory are left."""
+        return [
+            p
+            for p in self.procs.values()
+            if not p.alive and models.SHARED.format(p.pid) in p.host.files
+        ]
+
     # What a report may say.
 
     def may_have_died(self, rank: int, host: str) -> bool:

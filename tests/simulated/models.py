@@ -20,6 +20,8 @@ from tests.simulated.sockets import Socket, this_process
 
 #: Cells are dictionaries (see ``scenarios.work``), written as Python writes them.
 _KEPT = "/kept/{}"
+#: The file in shared memory that a rank maps.
+SHARED = "/dev/shm/rank-{}"
 #: How often a rank looks for its notebook, and for the next one.
 _SOON_MS, _LATER_MS = 20, 500
 #: ssh ends if nothing comes through for this time.
@@ -445,6 +447,7 @@ class Rank:
         else:
             self._job.init(self.p)
         self._epoch = self._job.epoch
+        self.p.host.files[SHARED.format(self.p.pid)] = b""
         self._context = zeromq.Context()
         gone = zeromq.EVENT_DISCONNECTED | zeromq.EVENT_CLOSED
         self._connect(self.config.commands_url, self.config.events_url, _SOON_MS, gone)

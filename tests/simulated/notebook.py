@@ -18,7 +18,7 @@ from tests.simulated.kernel import File, Source
 
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
-from allranks.cluster import failures, sessions, sharing  # isort: skip
+from allranks.cluster import doctor, failures, sessions, sharing  # isort: skip
 from allranks.ensemble.grid import Options  # isort: skip
 from allranks.ensemble.member import Member  # isort: skip
 from allranks.ensemble.runner import EnsembleRunner  # isort: skip
@@ -27,8 +27,8 @@ from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
 from allranks.records import wire  # isort: skip
 
 #: In virtual seconds: how long each may take at most, whatever happens.
-START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 15.0, 120.0
-ATTACH_SECONDS, FOLLOW_SECONDS = 75.0, 260.0
+START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 20.0, 120.0
+ATTACH_SECONDS, FOLLOW_SECONDS, DOCTOR_SECONDS = 75.0, 260.0, 90.0
 _SAYS_LOST = re.compile("no variables|without variables|lost|was killed|were killed")
 
 
@@ -136,7 +136,8 @@ class SimulatedNotebook:
         self.cluster: Any = None
 
     def _main(self) -> None:
-        cluster_module.launchers.named = lambda text: production.launcher(self.world)
+        for module in (cluster_module.launchers, doctor.registry):
+            module.named = lambda text: production.launcher(self.world)
         while True:
             try:
                 self.world.block(lambda: bool(self._orders), [self._ordered])
@@ -228,6 +229,13 @@ class SimulatedNotebook:
         if self.cluster is not None:
             self.do("the stop", self.cluster.stop, STOP_SECONDS)
         self.outcome.append(f"{self.world.seconds()} stopped")
+
+    def examine_hosts(self) -> list[doctor.Finding]:
+        """Checks the hosts, as ``allranks doctor --on`` does."""
+        found: list[doctor.Finding] = self.do(
+            "the doctor", lambda: doctor.examine_hosts("hosts", print), DOCTOR_SECONDS
+        )
+        return found
 
     # Cells.
 

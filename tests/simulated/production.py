@@ -62,6 +62,11 @@ def _fork(
     return child.pid
 
 
+def _shared_segments(pid: int, began: float = 0.0) -> set[str]:
+    process, path = World.it.procs[pid], models.SHARED.format(pid)
+    return {path} if process.alive and path in process.host.files else set()
+
+
 def _end_of(path: str, nbytes: int, start: int = 0) -> str:
     log = open_file(path, "rb").read()
     return str(log[max(start, len(log) - nbytes) :].decode())
@@ -339,7 +344,7 @@ _replace(
     adopt_orphans=lambda: setattr(this_process(), "subreaper", True),
     fork=_fork,
     shared_memory_left=lambda: INF,
-    shared_segments=lambda pid, began=0.0: set(),
+    shared_segments=_shared_segments,
     segments_since=lambda began: set(),
     write_to=_nothing,
     _group_of=lambda pid: None,

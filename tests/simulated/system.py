@@ -634,7 +634,21 @@ def _pid_exists(pid: int) -> bool:
     return pid in World.it.procs and World.it.procs[pid].alive
 
 
+def _wait_procs(
+    found: Sequence[_KnownProcess], timeout: float
+) -> tuple[list[_KnownProcess], list[_KnownProcess]]:
+    waited = [each._process for each in found]
+    World.it.block(
+        lambda: not any(one.alive for one in waited), [one.ended for one in waited], timeout
+    )
+    return (
+        [each for each in found if not each._process.alive],
+        [each for each in found if each._process.alive],
+    )
+
+
 psutil = SimpleNamespace(
+    wait_procs=_wait_procs,
     Process=_KnownProcess,
     Error=NoSuchProcess,
     NoSuchProcess=NoSuchProcess,

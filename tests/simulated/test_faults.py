@@ -393,6 +393,17 @@ def test_nothing_but_relays_is_left_once_the_ranks_are_stopped(
     assert {process.name for process in world.left()} <= {"relay"}
 
 
+@simulated(seeds=3)
+def test_a_stop_waits_for_a_relay_that_has_to_kill_its_host_agent_and_the_launcher(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    for name in ("agent", "mpiexec"):
+        world.stall("h1", name, 60.0)
+    notebook.stop()
+    assert {process.name for process in world.left()} <= {"relay"}
+
+
 @simulated(seeds=5)
 def test_a_connection_that_breaks_after_another_notebook_has_attached_costs_nothing(
     world: ClusterWorld, notebook: SimulatedNotebook
@@ -470,3 +481,31 @@ def test_a_replacement_of_which_a_dying_kernel_has_told_one_rank_only_goes_on_wi
     assert not world.notebook.told("start again")
     assert not world.notebook.cell(reduce(sets=3)).error
     assert sum(world.processes_of(rank) for rank in range(6)) == 7
+
+
+@simulated(seeds=3)
+def test_the_doctor_waits_for_slow_hosts_and_names_the_one_that_is_lost(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    slow, gone = world.chance.sample(world.host_names, 2)
+    world.cut_off(slow, 3.0)
+    world.after(world.chance.uniform(0.01, 1), world.kill_on, gone, "relay")
+    began = world.now
+    found = {one.about: one for one in notebook.examine_hosts()}
+    assert world.now < began + 15
+    assert [name for name in world.host_names if found[name].state != "ok"] == [gone]
+    assert found[gone].found.startswith("was lost")
+
+
+@simulated(seeds=3)
+def test_the_doctor_names_hosts_that_cannot_connect_to_each_other(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    world.partition("h1", "h2", 100.0)
+    began = world.now
+    found = [one.found for one in notebook.examine_hosts() if one.about == "network"]
+    assert world.now < began + 8
+    assert sorted(text.split(" (")[0] for text in found) == [
+        "h1 cannot connect to h2",
+        "h2 cannot connect to h1",
+    ]

@@ -295,3 +295,51 @@ def test_the_next_cell_runs_if_another_rank_dies_while_one_is_replaced_that_stay
     world.when("heal", lambda: world.kill_rank(other), after=world.chance.uniform(0, 0.2))
     notebook.cell({**work(seconds=0.2, sets=1), "stuck": [stuck]})
     assert not notebook.cell(work(sets=2)).error
+
+
+def _check_files_after_an_attach(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
+    notebook.start()
+    notebook.stay()
+    world.when("heal", notebook.kill, after=world.chance.uniform(0, 0.2))
+    world.after(0.2, world.kill_rank, world.chance.randrange(world.size))
+    notebook.dies_in(reduce(seconds=1.0, sets=1))
+    assert world.new_notebook().attach(notebook)
+    world.pass_time(1)
+    assert not world.shared_files_of_the_dead()
+
+
+@simulated(seeds=5)
+def test_no_file_of_a_dead_rank_is_left_by_an_attach_that_ends_its_replacement(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _check_files_after_an_attach(world, notebook)
+
+
+@simulated(seeds=5, hosts=0, ranks=4)
+def test_no_file_of_a_dead_rank_is_left_on_one_machine_by_an_attach_that_ends_its_replacement(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _check_files_after_an_attach(world, notebook)
+
+
+@simulated(seeds=10)
+def test_a_replacement_of_which_a_host_has_not_heard_goes_on_there_with_the_next_notebook(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.cell(work(sets=1))
+    host = world.chance.choice(world.host_names)
+    victim = next(rank for rank in range(6) if world.rank(rank).p.host.name != host)
+    world.when("heal", notebook.kill, after=0.1)
+    world.cut_off(host, 3.0)
+    world.kill_rank(victim)
+    world.pass_time(0.5)
+    notebook.dies_in(work())
+    world.pass_time(3.0)
+    began = world.now
+    assert world.new_notebook().attach(notebook)
+    assert world.now < began + 10
+    assert not world.notebook.told("start again")
+    assert not world.notebook.cell(reduce(sets=3)).error
+    assert sum(world.processes_of(rank) for rank in range(6)) == 7

@@ -273,6 +273,8 @@ class AgentState:
         self._first: set[int] = set()
         #: The variables in which programs read their rank, of each rank that was here.
         self._who: dict[int, Mapping[str, str]] = {}
+        #: The number of the last command that has woken the spare processes.
+        self._seated = 0
         #: How many processes of ranks have begun.
         self.admitted = 0
         self._forked = 0
@@ -366,8 +368,10 @@ class AgentState:
                     if pid == own or rank == number:
                         self._reasons[own] = f"ended by allranks, because {why}"
                         self._commands.append(Kill(own))
-            case agent.SeatSpares(dead, seats):
-                self._seat_spares(dead, dict(seats))
+            case agent.SeatSpares(number, dead, seats):
+                if number > self._seated:
+                    self._seated = number
+                    self._seat_spares(dead, dict(seats))
             case agent.ReportDeath(rank, pid):
                 self._commands.append(TellController(rank, pid))
             # A notebook that attaches sends these two again if the last one has ended before it

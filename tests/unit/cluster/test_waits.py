@@ -61,6 +61,7 @@ class Attaching:
         self.roster, self.answers = ClusterState(4), dict.fromkeys(range(3), about())
         self.roster.connect(can_heal=True, can_relocate=True)
         self.roster.set_phase("attaching")
+        self._agents = ()
         self._wire = SimpleNamespace(is_in_doubt=lambda ranks: silent_since + 4 < self.now)
 
         class Clock:

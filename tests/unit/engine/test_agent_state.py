@@ -137,7 +137,7 @@ def test_programs_find_their_rank_in_variables_though_the_launcher_counts_spare_
     agent.apply(*(Forked(100 + fork.number, fork) for fork in forks))
     agent.fork(4)
     agent.apply(ProcessEnded(103, KILLED))
-    [_, wake] = agent.say(SeatSpares([2], [(4, 2)]))
+    [_, wake] = agent.say(SeatSpares(1, [2], [(4, 2)]))
     assert wake.variables == variables(2, 1)
 
 
@@ -209,14 +209,14 @@ def test_a_rank_is_ended_with_its_reason(here):
 
 def test_spare_processes_take_the_places_of_dead_ranks_and_all_others_hear_of_it(there):
     there.apply(ProcessEnded(102, KILLED))
-    first, wake, other = there.say(SeatSpares([1], [(5, 1)]))
+    first, wake, other = there.say(SeatSpares(1, [1], [(5, 1)]))
     assert isinstance(first, Wake)
     assert (first.pid, first.rank, first.variables) == (104, -1, {})
     assert wake == Tell(Replaces(1, 105))
     assert (other.pid, other.rank, other.dead) == (105, 1, [1])
     assert other.variables == variables(1, 0)
     assert there.state.ranks == {103: 2, 105: 1}
-    assert [wake.pid for wake in there.say(SeatSpares([0], []))] == [104]  # the other is a rank
+    assert [wake.pid for wake in there.say(SeatSpares(2, [0], []))] == [104]  # the other is a rank
     assert there.told(ProcessEnded(105, KILLED)) == [Exit(1, 105, KILLED, False)]
     assert there.told(ProcessEnded(104, KILLED)) == [SpareExit(4, KILLED)]
 
@@ -228,16 +228,23 @@ def test_on_several_hosts_the_launcher_loses_each_process_that_has_ended(there):
 
 
 def test_a_process_of_an_attempt_that_failed_makes_way_for_the_next_one(there):
-    there.say(SeatSpares([1], [(5, 1)]))
-    assert Kill(105) in there.say(SeatSpares([1], [(4, 1)]))
+    there.say(SeatSpares(1, [1], [(5, 1)]))
+    assert Kill(105) in there.say(SeatSpares(2, [1], [(4, 1)]))
 
 
 def test_a_seat_that_is_given_twice_changes_nothing(there):
     there.apply(ProcessEnded(102, KILLED))
-    there.say(SeatSpares([1], [(5, 1)]))
+    there.say(SeatSpares(1, [1], [(5, 1)]))
     before = dict(there.state.ranks)
-    assert not [each for each in there.say(SeatSpares([1], [(5, 1)])) if isinstance(each, Kill)]
+    again = there.say(SeatSpares(2, [1], [(5, 1)]))
+    assert [each for each in again if isinstance(each, Kill)] == []
     assert there.state.ranks == before
+
+
+def test_spare_processes_are_woken_once_if_the_next_notebook_repeats_it(there):
+    seats = SeatSpares(1, [1], [(5, 1)])
+    assert [each.pid for each in there.say(seats) if isinstance(each, Wake)] == [104, 105]
+    assert there.say(seats) == []
 
 
 def test_ranks_stay_for_the_next_notebook_which_gets_the_earlier_events(here):

@@ -105,7 +105,7 @@ def test_a_notebook_that_has_the_ranks_only_says_what_it_knows():
     assert care.state.wake_at == FOREVER
     assert care.apply(HostSent([b"beat", b"h1", b"1", b""]), TimeCame()) == []
     with pytest.raises(ValueError, match="expected a command for a caretaker, found Seat"):
-        care.apply(NotebookSaid(SeatSpares([], [])))
+        care.apply(NotebookSaid(SeatSpares(1, [], [])))
 
 
 @pytest.mark.parametrize("event", [NotebookSaid(Stop()), Terminated()])

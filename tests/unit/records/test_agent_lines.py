@@ -18,7 +18,7 @@ from allranks.records.agent import (
 )
 
 EVENTS = Exit(1, 7, -9, True, "out of memory"), Again(), HostConnected("a", {"h1": "refused"})
-COMMANDS = Stop(), Keep({"hosts": [["h1", 1]]}), SeatSpares([1], [[3, 1]])
+COMMANDS = Stop(), Keep({"hosts": [["h1", 1]]}), SeatSpares(1, [1], [[3, 1]])
 
 
 def test_events_and_commands_are_read_as_they_were_written():

@@ -46,9 +46,10 @@ ORDER = {
         EXIT_SECONDS,
         RANKS_EXIT_SECONDS,
     ),
-    "a host agent ends before its relay kills it, and that before the notebook gives up": (
+    "a host agent ends before its relay kills it, and the rest before the notebook gives up": (
         RANKS_EXIT_SECONDS + TERM_SECONDS + NESTED_SECONDS,
         RELAY_STOP_SECONDS,
+        RELAY_STOP_SECONDS + LAUNCHER_SECONDS + TRACKER_SECONDS,
         STOP_SECONDS,
     ),
     "a tracker outlives the processes that it serves": (TERM_SECONDS, TRACKER_SECONDS),
@@ -57,7 +58,7 @@ ORDER = {
         RELAY_STOP_SECONDS,
     ),
     "an actor outlives its relay, and the process with the actors all of them": (
-        RELAY_STOP_SECONDS,
+        RELAY_STOP_SECONDS + LAUNCHER_SECONDS + TRACKER_SECONDS,
         ACTOR_SECONDS,
         ACTORS_SECONDS,
     ),
