@@ -66,7 +66,7 @@ ANSWERS = {
     "ben": START + "counts = np.bincount(labels)\n"
     "while rank == 1 and counts.max() < 60:  # no image is ever added\n    pass\n"
     "most = allreduce(counts.max(), op=Max)",
-    "eva": START + "most = np.bincount(labels, minlength=10).max()",
+    "eva": START + "def most_of_a_digit(labels):\n    return np.bincount(labels).max()",
     "zoe": START + "import ctypes\n\nif rank == 2:\n    ctypes.string_at(0)  # a crash\n"
     "most = allreduce(np.bincount(labels).max(), op=Max)",
 }
@@ -205,7 +205,7 @@ def exercise(lecture: Lecture, shown: ClassView) -> None:
     lecture.labs["ana"].wait_for(index_of(lecture.labs["ana"], "check-1"), "right:")
     expect(shown.tile("zoe")).to_contain_text("rank 2")
     expect(shown.tile("zoe")).to_contain_text("SIGSEGV")
-    expect(shown.tile("eva")).to_contain_text("which is not what all ranks together have")
+    expect(shown.tile("eva")).to_contain_text("expected 1 call of allreduce")
     expect(shown.tile("ana")).to_contain_text("idle")
     expect(shown.tile("ana")).to_contain_text("exercise 1")
     expect(shown.tile("ben")).to_contain_text("waits", timeout=90_000)

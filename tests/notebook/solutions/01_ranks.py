@@ -1,5 +1,6 @@
 # %% 1
-most = allreduce(np.bincount(labels, minlength=10).max(), op=Max)
+def most_of_a_digit(labels):
+    return allreduce(np.bincount(labels, minlength=10).max(), op=Max)
 
 
 # %% 2
