@@ -163,6 +163,11 @@ class FeatureFailed(AllranksError):
     """A feature raised in a hook: the cell fails, the ranks and their variables stay."""
 
 
+#: White on green and on red, by their own values: JupyterLab's white is a grey, whose contrast with
+#: its green and red is below 3.
+RIGHT, WRONG, NOT_YET = "38;2;255;255;255;48;2;0;110;60", "38;2;255;255;255;48;2;170;20;30", "30;43"
+
+
 def coloured_box(text: str, colour: str) -> str:
     """Returns the lines of a text on a background; ``colour`` is a code of ANSI terminals."""
     lines = text.splitlines() or [""]
@@ -175,7 +180,7 @@ class CheckFailed(AllranksError, AssertionError):
 
     def _render_traceback_(self) -> list[str]:
         text = str(self)
-        return [coloured_box(text, "30;43" if text.startswith("not yet") else "97;41")]
+        return [coloured_box(text, NOT_YET if text.startswith("not yet") else WRONG)]
 
 
 class CollectiveError(AllranksError):

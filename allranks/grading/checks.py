@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from allranks.errors import CheckFailed, coloured_box
+from allranks.errors import RIGHT, CheckFailed, coloured_box
 
 
 def check(condition: object, message: str) -> None:
@@ -25,4 +25,4 @@ def check(condition: object, message: str) -> None:
 
 def passed(*said: object) -> None:
     """Prints ``right:`` and the values, in a green box."""
-    sys.stdout.write(coloured_box(" ".join(map(str, ("right:", *said))), "30;42") + "\n")
+    sys.stdout.write(coloured_box(" ".join(map(str, ("right:", *said))), RIGHT) + "\n")

@@ -93,8 +93,9 @@ class Hints:
         if module := found.get("module"):
             imported = f"{name} is a module that rank {found['rank']} has imported"
             return f"{imported}, and not the notebook. {_import(module, name)}"
-        pull = f"%distributed pull {name}"
-        return f"{name} exists on rank {found['rank']}: {begin}, or type: {pull}"
+        pull = f"{name} = %distributed pull {name}"
+        copies = f"copy it, a value for each rank: {pull}"
+        return f"{name} exists on the ranks, as on rank {found['rank']}: {begin}, or {copies}"
 
     def explain(self, error: CellFailed, ran: Iterable[int]) -> None:
         """Adds to a failed cell of the ranks the notebook's variables that it has not found."""

@@ -208,7 +208,9 @@ def deviation_of_all(images):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize(("lab", "exercise"), WRONG, ids=["own maximum", "no communication", "mean of deviations"])
+@pytest.mark.parametrize(
+    ("lab", "exercise"), WRONG, ids=["own maximum", "no communication", "mean of deviations"]
+)
 def test_an_answer_of_each_rank_for_itself_is_refused_with_uneven_data(
     notebook, lab, exercise, size
 ):

@@ -4,7 +4,7 @@ import pytest
 
 from allranks.cluster.failures import describe, headline, plain
 from allranks.engine.exceptions import report
-from allranks.errors import CheckFailed
+from allranks.errors import RIGHT, WRONG, CheckFailed
 from allranks.grading import check, passed
 
 ANSWER = "check(found == sum(values), message)"
@@ -32,7 +32,8 @@ def test_the_report_is_the_message_in_a_box():
 
 def test_a_wrong_answer_is_red_and_has_the_box_of_its_longest_line():
     (box,) = reported("expected 3\nfound 12 on rank 0").traceback
-    assert box == "\x1b[97;41m expected 3         \x1b[0m\n\x1b[97;41m found 12 on rank 0 \x1b[0m"
+    lines = "expected 3        ", "found 12 on rank 0"
+    assert box == "\n".join(f"\x1b[{WRONG}m {line} \x1b[0m" for line in lines)
 
 
 def test_boxes_of_several_ranks_are_each_shown_once():
@@ -48,7 +49,7 @@ def test_boxes_of_several_ranks_are_each_shown_once():
 def test_a_condition_that_holds_fails_nothing_and_the_end_is_green(capsys):
     check([1], "not shown")
     passed("one call", 3)
-    assert capsys.readouterr().out == "\x1b[30;42m right: one call 3 \x1b[0m\n"
+    assert capsys.readouterr().out == f"\x1b[{RIGHT}m right: one call 3 \x1b[0m\n"
 
 
 def test_a_check_is_an_assertion_for_graders():

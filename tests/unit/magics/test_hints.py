@@ -124,8 +124,8 @@ def test_a_name_that_each_rank_has_is_named_in_the_notebook_without_ranks(shell)
 def test_a_variable_of_a_rank_is_named_once_the_rank_has_answered(shell, session):
     session.running = object()
     assert shell.fails("model") == (
-        "name 'model' is not defined\nmodel exists on rank 2: begin the cell with %%distributed, "
-        "or type: %distributed pull model"
+        "name 'model' is not defined\nmodel exists on the ranks, as on rank 2: begin the cell with "
+        "%%distributed, or copy it, a value for each rank: model = %distributed pull model"
     )
     # A module cannot be copied.
     assert shell.fails("np.ones(3)") == (
