@@ -166,7 +166,9 @@ async def find(agent, source):
         places = {line for _, line in first}
         if len(places) > 1:
             return int(first[0][0]), int(first[0][1])
-    culprit = re.search(rf"(?m)^{RANKS} \(.*?\) (?:raised \w+|died)(?: at line (\d+))?", reply)
+    culprit = re.search(
+        rf"(?m)^{RANKS} \(.*?\) (?:raised \w+|died)(?:(?:, last seen)? at line (\d+))?", reply
+    )
     if culprit is None:
         return None, 0
     ranks = numbers(culprit[1])

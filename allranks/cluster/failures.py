@@ -84,7 +84,7 @@ def headline(reports: Sequence[Report], size: int) -> str:
     what = first.message if first.etype == DEATH else what
     kinds = {(report.etype, report.message) for report in failed}
     more = f" (and {len(kinds) - 1} other)" if len(kinds) > 1 else ""
-    where = f" at line {first.line}" if first.line else ""
+    where = f"{_seen(first)} at line {first.line}" if first.line else ""
     return f"{label(r.rank for r in failed)} of {size}{where}: {what.splitlines()[0]}{more}"
 
 
@@ -151,7 +151,12 @@ def _whole(group: Sequence[Report]) -> str:
 
 def _place(report: Report) -> str:
     source = f": {report.source_line}" if report.source_line else ""
-    return f" at line {report.line}{source}" if report.line else ""
+    return f"{_seen(report)} at line {report.line}{source}" if report.line else ""
+
+
+def _seen(report: Report) -> str:
+    # The stack of a crash, which has no source, is exact. Else the rank may have gone on since.
+    return ", last seen" if report.etype == DEATH and report.source_line else ""
 
 
 def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
