@@ -304,7 +304,9 @@ class Recovery:
             return
         self._answers[rank] = content, problem
         has_its_own = not problem and not content.get("new", True)
-        if self._request == requests.SAVE and has_its_own:
+        # It may have answered before its host was lost, and with that the file.
+        is_lost = self.host_of[rank] in self._lost_hosts
+        if self._request == requests.SAVE and has_its_own and not is_lost:
             self._copies.add(rank)
         elif self._request == requests.RESTORE or has_its_own:  # it has removed the file
             self._copies.discard(rank)

@@ -192,6 +192,15 @@ def test_what_was_saved_outlives_the_job_that_ends_while_others_save():
     assert played.go_on().gone.keys() == {2, 3, 4, 5}
 
 
+def test_a_rank_whose_host_is_lost_before_its_answer_is_read_has_saved_nothing():
+    played = Played(Step.SAVING)
+    played.recovery.host_lost("h1", "is cut off")
+    for rank in (0, 1, 2, 4, 5):
+        played.recovery.rank_answered(rank, SAVED)
+    played.go_on(Step.LOADING)
+    assert played.asked.arguments["saved"] == [2, 4, 5]
+
+
 def test_a_job_that_ends_just_after_the_loading_costs_no_variables():
     played = Played(Step.RESTORING, requests.SETTLE, starts_again=True)
     played.recovery.rank_answered(0, SETTLED)  # which drops its file
