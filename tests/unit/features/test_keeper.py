@@ -9,8 +9,8 @@ import tempfile
 import pytest
 
 from allranks.cluster.cleanup import CleanupProcess
-from allranks.cluster.connection_files import ConnectionFiles, _set_name
 from allranks.cluster.launchers import slurm
+from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from tests.kernel import wait_until
 
 SECONDS = 20
