@@ -66,6 +66,7 @@ from allranks.records.agent import (
     OpenedCuda,
     Preloading,
     RanksUp,
+    Registered,
     Replaces,
     Watched,
     to_line,
@@ -281,7 +282,8 @@ class Connection:
                 sharing.open(session_dir)
                 return
             # All other events are handled in the main thread, and features may hear them here.
-            inbox.put(FromHostAgent(event, host))
+            if not isinstance(event, Registered):  # this one concerns features alone
+                inbox.put(FromHostAgent(event, host))
             pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
             hooks.call_each(listeners, event, next(pids, None))
 
