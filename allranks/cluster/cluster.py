@@ -423,12 +423,14 @@ class Cluster:
         It closes with the cluster.
         """
         self.cells.catch_up()
-        return self.cells.connection.client()
+        made: ipyparallel.Client = self.cells.hooks.command("client")
+        return made
 
     def connection_information(self) -> dict[str, Any]:
         """Returns what ``ipyparallel.Client`` takes to connect to these ranks."""
         self.client()  # all engines are there then
-        found: dict[str, Any] = self.cells.connection.ipyparallel
+        hooks = self.cells.hooks
+        found: dict[str, Any] = hooks.command("connection_information")
         return found
 
 

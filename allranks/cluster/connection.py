@@ -11,14 +11,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any, Protocol
 
-import zmq
-
-from allranks.cluster import client_requests, failures
-from allranks.cluster.connection_files import ConnectionFiles
+from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
@@ -55,10 +53,9 @@ from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageErro
 from allranks.records import limits, requests
 from allranks.records.agent import (
     Admitted,
+    Again,
     AgentExit,
     Clients,
-    Controller,
-    ControllerExit,
     End,
     Exit,
     FolderMade,
@@ -90,12 +87,7 @@ from allranks.records.wire import (
     Result,
 )
 
-if TYPE_CHECKING:
-    import ipyparallel
-
 _ASK_SECONDS = 30.0
-_CLIENT_SECONDS = 30.0
-_CLIENT_TRY_SECONDS = 3.0
 _SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 _REACH_SECONDS = 0.02
@@ -162,19 +154,16 @@ class Connection:
         #: Whether these ranks have ended, or are left: the roster may be that of others since.
         self._has_ended = False
         self.hooks = NotebookHooks(()) if hooks is None else hooks
-        #: Whether ipyparallel's controller starts as soon as all ranks are up.
+        #: Whether the controller of clients starts as soon as all ranks are up.
         self.expects_clients = self.size <= CLIENTS_RANKS
         self._launcher, self._taken = launcher, taken
-        self._clients: list[ipyparallel.Client] = []
         self._preloading = ""
         #: The ranks whose processes run.
         self._started: set[int] = set()
         self._cause = ""
-        #: Where clients of ipyparallel connect.
-        self.ipyparallel: dict[str, Any] = {}
-        #: How ipyparallel's controller has ended; "" if it has not.
-        self._controller_end = ""
-        self._files = ConnectionFiles(self.size)
+        #: Functions of features that hear the host agents, and what they close at the end.
+        self._listeners: list[Callable[[AgentEvent, int | None], object]] = []
+        self._of_features = ExitStack()
         # The ranks may still answer what another notebook has asked: begin with another number.
         self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
@@ -211,13 +200,24 @@ class Connection:
             if taken is not None:
                 self._wire.listen()
             attached = taken is not None
-            self.hooks.started(ClusterContext(self.size, self.send, attached, dict(settings)))
+            self.hooks.started(
+                ClusterContext(
+                    self.size,
+                    self.send,
+                    attached,
+                    dict(settings),
+                    self.log_dir,
+                    partial(_start_controller, self._agents),
+                    self._listeners,
+                    self._of_features,
+                )
+            )
         heals = self._config.heals
         relocates = heals and getattr(launcher, "outlives_hosts", False)
         owner = () if taken is None else (taken.stays, taken.shared)
         roster.connect(heals, relocates, *owner)
         # Runs when the connection is garbage, and when the kernel exits.
-        held = self._clients, self._agents, self._wire, self._files, self.session_dir
+        held = self._of_features, self._agents, self._wire, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
 
     def launch(self) -> AnyAgent:
@@ -274,22 +274,18 @@ class Connection:
         return not unreached
 
     def _agent_listener(self) -> Callable[[AgentEvent, str], None]:
-        inbox, files, agents = self.inbox, self._files, self._agents
+        inbox, hooks, listeners, agents = self.inbox, self.hooks, self._listeners, self._agents
         sharing, session_dir = self.sharing, self.session_dir
 
         def deliver(event: AgentEvent, host: str) -> None:
             if isinstance(event, Watched):
                 sharing.open(session_dir)
                 return
-            if isinstance(event, Registered):
-                pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
-                with suppress(OSError):  # a home may be read-only; client() needs no files
-                    files.write(event.client, event.engine, next(pids, None))
-                return
-            # All other events are handled in the main thread.
-            inbox.put(FromHostAgent(event, host))
-            if isinstance(event, AgentExit):  # before the slow removal of files
-                files.close()
+            # All other events are handled in the main thread, and features may hear them here.
+            if not isinstance(event, Registered):  # this one concerns features alone
+                inbox.put(FromHostAgent(event, host))
+            pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
+            hooks.call_each(listeners, event, next(pids, None))
 
         return deliver
 
@@ -361,10 +357,7 @@ class Connection:
         """Starts all ranks again on the hosts that are left; returns the ranks of each, which is
         empty if no host is left. They are up once the roster misses none.
         """
-        for client in self._clients:
-            client.close()
-        self._clients.clear()
-        self._files.close()
+        self.hooks.call_each(self._listeners, Again(), None)
         (agents,) = self._agents
         assert isinstance(agents, MultiHostAgents)
         if not agents.relocate():
@@ -374,7 +367,7 @@ class Connection:
                 self.inbox.put(press)
         except Exception as error:  # of the display: the ranks have been told to start again
             self.notices.append(str(error))
-        self.epoch, self.ended_epoch, self._controller_end = 0, -1, ""
+        self.epoch, self.ended_epoch = 0, -1
         hosts = agents.hosts()
         self.roster.apply(StartsAgain(hosts))
         return hosts
@@ -548,13 +541,11 @@ class Connection:
         self._has_ended = True
         self.hooks.stopped()
         self._finalizer.detach()
-        for client in self._clients:
-            client.close()
+        self._of_features.close()
         # First, because the next notebook listens at the same address.
         self._wire.close()
         for agent in self._agents:
             agent.let_go()
-        self._files.close()
 
     def step(self, seconds: float) -> list[InterruptRequested]:
         """Handles events within ``seconds``; returns the interrupts among them.
@@ -684,72 +675,39 @@ class Connection:
         self._delivers[ask.request] = lambda answer, _: deliver(answer)
         self.send(ranks, ask)
 
-    def client(self) -> ipyparallel.Client:
-        # It closes with this connection.
-        import ipyparallel
-
-        if self._controller_end:
-            raise UsageError(
-                "expected ipyparallel's controller, which clients need, found that it "
-                f"{self._controller_end}. Its log is {self.log_dir}/controller.log. Type: "
-                "%distributed restart"
-            )
-        if "[" in self.ipyparallel["interface"]:
-            zmq.Context.instance().set(zmq.IPV6, 1)  # that of clients
-        for agent in self._agents:
-            agent.say(Clients())
-        # A caller may have closed the last one, for instance by ``with``.
-        self._clients[:] = [client for client in self._clients if not client._closed]
-        deadline = time.monotonic() + _CLIENT_SECONDS
-        while not self._clients:
-            made = ipyparallel.Client(self.ipyparallel, timeout=_CLIENT_SECONDS)
-            client_requests.follow(made)
-            try:
-                made.wait_for_engines(self.size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
-            except TimeoutError:
-                # A client misses an engine that registers while it connects: try another client.
-                made.close()
-                if time.monotonic() > deadline:
-                    raise
-            except BaseException:
-                made.close()
-                raise
-            else:
-                self._clients.append(made)
-        return self._clients[0]
-
     def await_clients(self, ranks: Collection[int], tell: Callable[[str], object]) -> None:
-        """Waits until ranks have answered all requests of ipyparallel's clients in this process.
+        """Waits until ranks have answered all requests that a feature has made for its clients.
 
         An interrupt interrupts the requests, and raises KeyboardInterrupt, or CellInterrupted in
         another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
         line if it takes long.
         """
-        if not client_requests.are_followed():
+        if not (holding := self.hooks.holding()):
             return
         roster = self.roster
 
         def busy() -> dict[str, int]:
             there = [] if roster.ends or self.closed else set(ranks) - set(roster.dead)
             engines = {roster.hellos[r].engine: r for r in there if r in roster.hellos}
-            waits = client_requests.unanswered(engines).values()
+            waits = self.hooks.call_each((one.unanswered for one in holding), engines)
             return {engine: engines[engine] for found in waits for engine in found}
 
         if not (engines := busy()):
             return
-        client_requests.call_when_answered(engines, lambda: self.inbox.put(ClientAnswered()))
+        calls = (one.call_when_answered for one in holding)
+        self.hooks.call_each(calls, engines, lambda: self.inbox.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
         with self.inbox.hearing_interrupts(), self._awaiting_clients():
             while engines := busy():
                 if self.step(_POLL_SECONDS):
-                    client_requests.give_up(engines)
+                    self.hooks.call_each((one.give_up for one in holding), engines)
                     if threading.current_thread() is threading.main_thread():
                         raise KeyboardInterrupt
                     raise CellInterrupted("the cell was interrupted before it began")
                 if quiet is not None and quiet.left() <= 0:
                     quiet = None
                     which = label(sorted(engines.values()))
-                    tell(f"{which} must first answer a request of an ipyparallel client")
+                    tell(f"{which} must first answer {holding[0].holds_cells}")
 
     @contextmanager
     def _awaiting_clients(self) -> Iterator[None]:
@@ -789,10 +747,6 @@ class Connection:
             case FolderMade():
                 if not self.closed:  # a start may be interrupted before the agent has begun
                     self._wire.listen()
-            case Controller(client):
-                self.ipyparallel = client
-            case ControllerExit(code):
-                self._controller_end = failures.ending(code)
             case Preloading(module):
                 self._preloading = module
             case Admitted(rank):
@@ -915,6 +869,11 @@ class Connection:
         return self._launcher.why_not_replaced()
 
 
+def _start_controller(agents: list[AnyAgent]) -> None:
+    for agent in agents:
+        agent.say(Clients())
+
+
 def _end_anywhere(*held: Any) -> None:
     """Ends what a connection holds, from any thread: garbage collection may call it."""
     if threading.current_thread() is threading.main_thread():
@@ -928,18 +887,15 @@ def _end_anywhere(*held: Any) -> None:
 
 
 def _end(
-    clients: list[ipyparallel.Client],
+    of_features: ExitStack,
     agents: list[AnyAgent],
     wire: RankSockets,
-    files: ConnectionFiles,
     session_dir: str,
 ) -> None:
     """Ends what a connection holds; it must not hold the connection itself."""
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, session_dir, ignore_errors=True)
-        ends.callback(files.close)  # after the threads that write them
         ends.callback(wire.close)
         for agent in agents:
             ends.callback(agent.stop)
-        for client in clients:
-            ends.callback(client.close)
+        ends.callback(of_features.close)

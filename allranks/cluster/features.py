@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -46,6 +46,7 @@ from allranks.cluster.options import (
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure
+from allranks.records.agent import Event
 from allranks.records.wire import Answer, Query, Record
 
 
@@ -58,12 +59,22 @@ class ClusterContext:
         send: sends a record and its payloads to some ranks, from any thread.
         attached: whether another notebook has started them.
         settings: the environment variables that the start's options have set in the ranks.
+        log_dir: the folder of the ranks' logs.
+        start_controller: has the first host start what `HostFeature.controller` has planned.
+        listeners: functions that get each event of a host agent and the agent's process, None if it
+            is not on this machine, in the thread that reads them. `Again` comes before all ranks
+            start again on other hosts.
+        at_end: closed when the ranks are ended, or left to another notebook; from any thread.
     """
 
     size: int
     send: Callable[..., object]
     attached: bool
     settings: Mapping[str, str] = field(default_factory=dict)
+    log_dir: str = ""
+    start_controller: Callable[[], object] = lambda: None
+    listeners: list[Callable[[Event, int | None], object]] = field(default_factory=list)
+    at_end: ExitStack = field(default_factory=ExitStack)
 
 
 @dataclass(frozen=True)
@@ -132,6 +143,10 @@ class NotebookFeature:
     in_cells = True
     """Whether ``cell_started`` and ``cell_finished`` are called; the feature may change it at any
     time."""
+    holds_cells: str = ""
+    """What ranks may have to answer before a cell is sent to them, for the user; empty if nothing.
+    The feature may change it at any time.
+    """
     records: tuple[type[Record], ...] = ()
     """Records from ranks that ``message_received`` takes."""
     arriving: tuple[type[Record], ...] = (Record,)
@@ -169,6 +184,19 @@ class NotebookFeature:
 
     def ensemble_started(self) -> None:
         """An ensemble's members are about to run, each on some of the ranks."""
+
+    def unanswered(self, engines: Collection[str]) -> Collection[str]:
+        """Returns which of these kernels of ranks (`Hello.engine`) a cell has to wait for.
+
+        Called if ``holds_cells``, as the next two.
+        """
+        return ()
+
+    def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
+        """Calls a function at each of their answers, in any thread."""
+
+    def give_up(self, engines: Collection[str]) -> None:
+        """The user has interrupted the wait for these."""
 
     def cell_started(self) -> None:
         """A cell is about to be sent, or another notebook's cell is shown from now on."""
@@ -398,6 +426,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def ended(self) -> list[str]:
         return [text for text in self.call(NotebookFeature.ended) if text]
+
+    def holding(self) -> list[NotebookFeature]:
+        return [one for one in self.features if one.holds_cells]
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)

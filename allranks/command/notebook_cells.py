@@ -181,16 +181,12 @@ def _magics_of_ranks(source: str, *, lines_only: bool) -> Iterator[str]:
         # Without a percent sign, where that is no Python.
         yield from sorted(f"%{name}" for name in words & {*_PX})
         return
-    for call in ast.walk(tree):
-        if not _asks_shell(call):
-            continue
-        assert isinstance(call, ast.Call)
-        assert isinstance(call.func, ast.Attribute)
+    for call, method in _shell_calls(tree):
         given = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
         name, *rest = [*given, ""]
-        if call.func.attr == "run_cell_magic" and name in (*_PX, *_CELL_MAGICS):
+        if method == "run_cell_magic" and name in (*_PX, *_CELL_MAGICS):
             yield f"%%{name}"
-        elif call.func.attr == "run_line_magic" and (
+        elif method == "run_line_magic" and (
             name in _PX or (f"%{name}" == _COMMAND and rest[0].split()[:1] in _LINE_COMMANDS)
         ):
             yield f"%{name}"
@@ -298,18 +294,14 @@ def _below_magics(source: str, where: str, notes: list[str]) -> str:
 
 def _magics(tree: ast.Module, text: str, where: str, notes: list[str]) -> Iterator[_Change]:
     statements = {id(node.value): node for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for call in ast.walk(tree):
-        if not _asks_shell(call):
-            continue
-        assert isinstance(call, ast.Call)
-        assert isinstance(call.func, ast.Attribute)
+    for call, method in _shell_calls(tree):
         statement = statements.get(id(call))
         words = [one.value for one in call.args if isinstance(one, ast.Constant)]
         done = None
         if statement is not None and len(words) == len(call.args):
-            done = _without_shell(call.func.attr, [str(word) for word in words], where)
+            done = _without_shell(method, [str(word) for word in words], where)
         if statement is None or done is None:
-            typed = _typed(call.func.attr, [str(word) for word in words])
+            typed = _typed(method, [str(word) for word in words])
             raise UsageError(
                 f"{where} expected Python, found {typed}, which is IPython's. "
                 "Write it in Python, and export again."
@@ -322,14 +314,12 @@ def _magics(tree: ast.Module, text: str, where: str, notes: list[str]) -> Iterat
         yield _Change(statement.lineno, statement.end_lineno or 0, indent + source)
 
 
-def _asks_shell(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    # IPython writes its own syntax as ``get_ipython().…(…)``.
-    shell = node.func.value
-    return (
-        isinstance(shell, ast.Call) and isinstance(shell.func, ast.Name) and shell.func.id == _SHELL
-    )
+def _shell_calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Yields the calls as which IPython writes its own syntax, ``get_ipython().METHOD(…)``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(ast.Call(ast.Name(name)), method)) if name == _SHELL:
+                yield node, method
 
 
 def _typed(method: str, words: list[str]) -> str:

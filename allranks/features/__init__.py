@@ -13,8 +13,8 @@ distributions add features by the entry point ``allranks.features``, whose value
 module made in the same way.
 
 Only `allranks.agent`, `allranks.notebook` and `allranks.px` import this package; the core does not.
-Parts of the notebook's side of ``heal``, ``attach`` and ``ipyparallel`` are still in
-`allranks.cluster` and `allranks.magics`, and the runs of an ensemble are in `allranks.ensemble`.
+Parts of the notebook's side of ``heal`` and ``attach`` are still in `allranks.cluster` and
+`allranks.magics`, and the runs of an ensemble are in `allranks.ensemble`.
 Standard library only.
 """
 

@@ -8,10 +8,7 @@ FOLDERS = ("cluster", "collectives", "engine", "magics", "records", "widgets")
 LIBRARIES = re.compile(r"ipyparallel|torch|jax|tensorflow|horovod", re.IGNORECASE)
 REASONS = {
     "cluster/cells.py": "a cell waits for requests of ipyparallel's clients",
-    "cluster/client_requests.py": "the same",
     "cluster/cluster.py": "Cluster.client() returns a client of ipyparallel",
-    "cluster/connection.py": "makes that client, and closes it with the ranks",
-    "cluster/connection_files.py": "the files by which such clients find a cluster",
     "cluster/doctor.py": "reports which libraries are installed",
     "cluster/launchers/slurm.py": "reads ipyparallel's settings of Slurm",
     "cluster/options.py": "--preload names the package to install",

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from allranks import python_path
-from allranks.cluster.connection_files import profile_folder
+from allranks.cluster.ipython_profile import profile_folder
 from allranks.cluster.launchers.addresses import address_towards
 from allranks.cluster.launchers.batch import (
     BatchJob,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.paths import get_ipython_dir
 
-from allranks.cluster import client_requests, cluster
-from allranks.cluster.connection_files import CLIENT_FILE, connection_files, profile_folder
-from allranks.cluster.features import NotebookFeature
+from allranks.cluster import cluster
+from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.cluster.ipython_profile import profile_folder
 from allranks.errors import UsageError
+from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel.clients import RankClients
+from allranks.features.ipyparallel.connection_files import CLIENT_FILE, connection_files
 from allranks.post_import import PostImportHook
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
@@ -85,7 +89,27 @@ def _profile(options: dict[str, Any]) -> Path:
 class NotebookClients(NotebookFeature):
     """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
+    commands = frozenset({"client", "connection_information"})
     _undo = ExitStack()
+
+    @property
+    def holds_cells(self) -> str:  # type: ignore[override]
+        return "a request of an ipyparallel client" if client_requests.are_followed() else ""
+
+    def started(self, cluster: ClusterContext) -> None:
+        self._clients = RankClients(cluster)
+
+    def command(self, name: str, *arguments: Any) -> Any:
+        return self._clients.client() if name == "client" else self._clients.information
+
+    def unanswered(self, engines: Collection[str]) -> Collection[str]:
+        return {one for waits in client_requests.unanswered(engines).values() for one in waits}
+
+    def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
+        client_requests.call_when_answered(engines, call)
+
+    def give_up(self, engines: Collection[str]) -> None:
+        client_requests.give_up(engines)
 
     @classmethod
     def loaded(cls, shell: InteractiveShell) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce as fold
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -33,8 +33,6 @@ from allranks.features.simulate.world import SimulatedWorld, open_group
 
 class SimulatedComm(Messaging):
     """A communicator of simulated ranks, with mpi4py's methods."""
-
-    _numbered: ClassVar[dict[int, SimulatedComm]] = {}
 
     def __init__(self, number: int | SimulatedComm, name: str = "", lasting: bool = False) -> None:
         # MPI.Intracomm(comm) is another name of it.

@@ -12,8 +12,7 @@ from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sharing import WatcherFeed
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.cluster.state import ClusterState
-from allranks.errors import StartFailed, UsageError
-from allranks.records.agent import ControllerExit
+from allranks.errors import StartFailed
 
 
 def is_open(descriptor):
@@ -61,13 +60,6 @@ def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
     with pytest.raises(StartFailed):
         Connection(ClusterState(2), (), SimpleNamespace(), (), {}, hooks)
     assert closed == ["wire"]
-
-
-def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
-    ranks = SimpleNamespace(_controller_end="", log_dir="/logs")
-    Connection._handle_agent(ranks, ControllerExit(-9), "")
-    with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
-        Connection.client(ranks)
 
 
 class Visitor:

@@ -13,6 +13,7 @@ import pytest
 from allranks.cluster import healing
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.healing import RecoveryDriver
 from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.recovered import text_of
@@ -191,8 +192,8 @@ def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
             roster.lost_hosts["h2"] = "is cut off"
         return []
 
-    files = SimpleNamespace(close=lambda: None)
-    ranks = SimpleNamespace(_clients=[], _files=files, _agents=[agents], roster=roster, step=step)
+    parts = {"hooks": NotebookHooks(()), "_listeners": [], "_agents": [agents]}
+    ranks = SimpleNamespace(**parts, roster=roster, step=step)
     assert Connection.relocate(ranks) == {"h1": [0, 1], "h2": [2, 3]}
     assert roster.lost_hosts == {"h2": "is cut off"}
     assert not roster.ends

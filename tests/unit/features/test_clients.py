@@ -8,9 +8,12 @@ import pytest
 from ipyparallel.client.client import Client
 
 from allranks.cluster import cluster
-from allranks.cluster.connection_files import ConnectionFiles, _set_name
+from allranks.cluster.features import ClusterContext
 from allranks.errors import UsageError
+from allranks.features.ipyparallel.clients import RankClients
+from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
+from allranks.records.agent import ControllerExit, Registered
 
 FILE = "ipcontroller-client.json"
 OWN = {"of": "this notebook"}
@@ -117,6 +120,27 @@ def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options
     client(False, **options)
     client(True, profile="mpi")
     assert connected == [(None, options), (OWN, {"profile": "mpi"})]
+
+
+def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
+    ranks = ClusterContext(2, lambda *_: None, attached=False, log_dir="/logs")
+    clients = RankClients(ranks)
+    for hear in ranks.listeners:
+        hear(ControllerExit(-9), None)
+    with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
+        clients.client()
+    ranks.at_end.close()
+
+
+def test_files_are_removed_at_the_end_and_not_written_after_it(security):
+    ranks = ClusterContext(2, lambda *_: None, attached=False)
+    RankClients(ranks)
+    (hear,) = ranks.listeners
+    hear(Registered({"of": "this notebook"}, {}), None)
+    assert (security / FILE).exists()
+    ranks.at_end.close()
+    hear(Registered({"of": "this notebook"}, {}), None)
+    assert list(security.iterdir()) == []
 
 
 def test_without_the_extension_ipyparallels_client_is_its_own():

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from allranks.cluster import client_requests
+from allranks.features.ipyparallel import client_requests
 
 
 class Client:

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import socket
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,7 @@ from typing import Any
 import psutil
 
 from allranks.cluster.cleanup import CleanupProcess
-
-
-def profile_folder() -> Path | None:
-    """Returns the folder of IPython's profile: this notebook's, else the default one.
-
-    None if there can be none: IPython would make a new temporary folder for each call.
-    """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None and shell.profile_dir is not None:
-        return Path(shell.profile_dir.location)
-    place = Path(os.path.expanduser(os.environ.get("IPYTHONDIR", "~/.ipython")))
-    if not os.access(place if place.exists() else place.parent, os.W_OK):
-        return None
-    from IPython.paths import get_ipython_dir
-
-    return Path(get_ipython_dir(), "profile_default")
-
+from allranks.cluster.ipython_profile import profile_folder
 
 _SET_NAME = "allranks on "
 #: Runs when the ranks have ended, or the kernel has died.

@@ -10,8 +10,8 @@ import pytest
 
 from allranks.cluster import connection_files
 from allranks.cluster.cleanup import CleanupProcess
-from allranks.cluster.connection_files import ConnectionFiles, _set_name
 from allranks.cluster.launchers import slurm
+from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from tests.kernel import wait_until
 
 SECONDS = 60

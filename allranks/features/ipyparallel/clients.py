@@ -1,0 +1,115 @@
+"""ipyparallel's clients of one set of ranks, and the files by which others find them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from allranks.cluster.failures import ending
+from allranks.cluster.features import ClusterContext
+from allranks.errors import UsageError
+from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel.connection_files import ConnectionFiles
+from allranks.records.agent import (
+    Again,
+    AgentExit,
+    Controller,
+    ControllerExit,
+    Event,
+    Registered,
+)
+
+if TYPE_CHECKING:
+    import ipyparallel
+
+_CLIENT_SECONDS = 30.0
+_CLIENT_TRY_SECONDS = 3.0
+
+
+class RankClients:
+    """From the start of the ranks to their end; ``information`` is where clients connect."""
+
+    def __init__(self, ranks: ClusterContext) -> None:
+        self.information: dict[str, Any] = {}
+        self._ranks = ranks
+        self._made: list[ipyparallel.Client] = []
+        #: How ipyparallel's controller has ended; "" if it has not.
+        self._controller_end = ""
+        self._files = ConnectionFiles(ranks.size)
+        #: That the end of the ranks finds all files that the agent's thread writes.
+        self._files_lock = threading.Lock()
+        self._is_over = False
+        ranks.listeners.append(self._hear)
+        ranks.at_end.callback(self._end)
+
+    def _hear(self, event: Event, pid: int | None) -> None:
+        match event:
+            case Controller(client):
+                self.information = client
+            case Registered(client, engine):
+                # A home may be read-only; client() needs no files.
+                with self._files_lock, suppress(OSError):
+                    if not self._is_over:
+                        self._files.write(client, engine, pid)
+            case ControllerExit(code):
+                self._controller_end = ending(code)
+            case AgentExit():  # before the slow removal of files
+                self._files.close()
+            case Again():
+                self._controller_end = ""
+                self._close()
+
+    def _end(self) -> None:
+        with self._files_lock:
+            self._is_over = True
+        self._close()
+
+    def _close(self) -> None:
+        for client in self._made:
+            client.close()
+        self._made.clear()
+        self._files.close()
+
+    def client(self) -> ipyparallel.Client:
+        """Returns the client of the notebook, which closes with the ranks."""
+        if self._controller_end:
+            raise UsageError(
+                "expected ipyparallel's controller, which clients need, found that it "
+                f"{self._controller_end}. Its log is {self._ranks.log_dir}/controller.log. Type: "
+                "%distributed restart"
+            )
+        if "[" in self.information["interface"]:
+            zmq.Context.instance().set(zmq.IPV6, 1)  # that of clients
+        self._ranks.start_controller()
+        # A caller may have closed the last one, for instance by ``with``.
+        self._made[:] = [client for client in self._made if not client._closed]
+        deadline = time.monotonic() + _CLIENT_SECONDS
+        while not self._made:
+            try:
+                self._made.append(self._connect())
+            except TimeoutError as error:
+                # A client misses an engine that registers while it connects: try another client.
+                if time.monotonic() > deadline:
+                    raise UsageError(
+                        f"expected {self._ranks.size} engines at ipyparallel's controller within "
+                        f"{_CLIENT_SECONDS:g} s, found {error}. Its log is "
+                        f"{self._ranks.log_dir}/controller.log. Try again"
+                    ) from error
+        return self._made[0]
+
+    def _connect(self) -> ipyparallel.Client:
+        import ipyparallel
+
+        made = ipyparallel.Client(self.information, timeout=_CLIENT_SECONDS)
+        client_requests.follow(made)
+        try:
+            size = self._ranks.size
+            made.wait_for_engines(size, timeout=_CLIENT_TRY_SECONDS, interactive=False)
+        except BaseException:
+            made.close()
+            raise
+        return made
