@@ -8,9 +8,9 @@ import tempfile
 
 import pytest
 
-from allranks.cluster import connection_files
 from allranks.cluster.cleanup import CleanupProcess
 from allranks.cluster.launchers import slurm
+from allranks.features.ipyparallel import connection_files
 from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from tests.kernel import wait_until
 
