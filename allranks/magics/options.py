@@ -142,7 +142,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split()).replace("[-h] ", "")
-        raise UsageError(f"{message}. Expected: {usage}")
+        _, is_unknown, typed = message.partition("unrecognized arguments: ")
+        word = typed.split()[0] if is_unknown else ""
+        meant = [
+            f" Did you mean {one}?" for one in difflib.get_close_matches(word, self.words, 1, 0.75)
+        ]
+        raise UsageError(f"{message}.{''.join(meant)} Expected: {usage}")
 
 
 def _parser(program: str, about: str, *, cluster: bool = True, ranks: bool = True) -> Parser:
