@@ -53,9 +53,7 @@ def check(lab: Lab, index: int, *parts: tuple[Locator, float]) -> None:
         area = lab.output(index)
         try:
             # What draws itself anew does so after the page.
-            lab.page.wait_for_function(
-                f"area => !({RUNS_OVER})(area).length", arg=area.element_handle()
-            )
+            lab.page.wait_for_function(WITHIN, arg=area.element_handle())
         except TimeoutError:
             raise AssertionError(area.evaluate(RUNS_OVER)) from None
     lab.page.set_viewport_size(before)

@@ -206,7 +206,6 @@ def test_a_job_whose_nodes_slurm_does_not_tell_is_named(commands, tmp_path, scri
     assert not (tmp_path / "invitation").exists()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("_in_a_job")
 def test_an_srun_that_does_not_end_is_killed(commands, tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "_ENDING_SECONDS", 0.2)

@@ -87,7 +87,7 @@ def test_a_second_cluster_has_a_name_of_its_own_and_leaves_the_first(notebook, i
 
 
 def test_the_files_go_with_the_ranks_and_those_of_others_stay(notebook, ipython):
-    """Those that a dead kernel has left are removed: tests/unit/cluster/test_keeper.py."""
+    """Those that a dead kernel has left are removed: tests/unit/features/test_keeper.py."""
     client = ipython / "profile_default" / "security" / "ipcontroller-client.json"
     files(ipython, 3)
     # They go also while what the kernel has forked lives on.

@@ -29,7 +29,7 @@ every_allreduce = pytest.mark.parametrize("allreduce", ALLREDUCES, ids=list(ALGO
 
 
 def run(allreduce, arrays, op="sum"):
-    links = LoopbackLinks(len(arrays), timeout_seconds=None)
+    links = LoopbackLinks(len(arrays), timeout_seconds=60)
     return links.run(lambda link: allreduce(arrays[link.rank], link, op))
 
 

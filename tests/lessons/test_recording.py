@@ -25,7 +25,7 @@ from allranks.lessons.ring import (
 
 
 def parts_of(
-    arrays, algorithm="ring", gather=lambda recorder, link: recorder.part, timeout_seconds=None
+    arrays, algorithm="ring", gather=lambda recorder, link: recorder.part, timeout_seconds=60
 ):
     def one_rank(link):
         recorder = Recorder()

@@ -32,7 +32,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def mpiexec(
-    ranks: int, *arguments: str, python: str = sys.executable, timeout: float = 120, **more: str
+    ranks: int, *arguments: str, python: str = sys.executable, timeout: float = 250, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``python *arguments`` on so many ranks; its output is in ``stdout``, errors included."""
     program = mpiexec_of(python)

@@ -355,6 +355,7 @@ def test_requests_behind_a_failed_one_are_not_run(px):
 
 
 def test_no_rank_waits_for_one_that_does_not_run_a_request_behind_an_error(px):
+    px.run(f"%%px{UNTIL_NEXT}").ok()
     px.run("%%px --noblock -o failed\nuntil_next(f'on {rank}')\nif rank == 0: 1 / 0").ok()
     wait_until(lambda: all((px.cwd / f"on {rank}").exists() for rank in range(2)))
     ended = px.run("%%px\ncomm.Barrier()\nprint('both')").lacks("[stdout")

@@ -236,7 +236,8 @@ def test_a_rank_that_does_not_hear_an_interrupt_is_replaced_and_jax_can_be_begun
     ranks.interrupt()
     cell.wait(SETTLED_SECONDS).fails("CellInterrupted", "rank 1 was replaced", "ranks 0, 2 kept")
     following = ranks.on_ranks(
-        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')", timeout=60
+        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')",
+        timeout=SETTLED_SECONDS,
     )
     assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
     assert "→ (3, 12.0, 20)\n" in following.text

@@ -25,13 +25,13 @@ def test_each_thread_has_a_current_stream_of_its_own(streams):
     def enter():
         with other:
             entered.set()
-            left.wait()
+            left.wait(60)
             found.append(streams.current())
 
-    thread = threading.Thread(target=enter)
+    thread = threading.Thread(target=enter, daemon=True)
     with mine:
         thread.start()
-        entered.wait()
+        assert entered.wait(60)
         assert streams.current() is mine
     left.set()
     thread.join()

@@ -60,8 +60,9 @@ def pressed_at(step, function, *arguments, events=("call", "return", "c_call", "
         over = True
     except KeyboardInterrupt:
         over = True
-    sys.setprofile(None)
-    gc.enable()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
     return steps >= step
 
 

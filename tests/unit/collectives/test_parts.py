@@ -157,10 +157,12 @@ def test_the_end_of_an_array_runs_no_python_that_could_swallow_an_interrupt():
     called = []
     before = sys.getprofile()
     gc.disable()  # a collection would run finalizers of other tests
-    sys.setprofile(lambda frame, event, _argument: called.append(event))
-    arrays.clear()
-    sys.setprofile(before)
-    gc.enable()
+    try:
+        sys.setprofile(lambda frame, event, _argument: called.append(event))
+        arrays.clear()
+    finally:
+        sys.setprofile(before)
+        gc.enable()
     assert "c_call" in called
     assert "call" not in called
     assert window.place_of(window.empty((8,), np.dtype("uint8"), 8)) in places

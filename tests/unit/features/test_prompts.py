@@ -32,8 +32,9 @@ def interrupted_at(step, function):
         over = True
     except KeyboardInterrupt:
         over = True
-    sys.setprofile(None)
-    gc.enable()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
     return steps >= step
 
 
