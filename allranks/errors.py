@@ -163,9 +163,9 @@ class FeatureFailed(AllranksError):
     """A feature raised in a hook: the cell fails, the ranks and their variables stay."""
 
 
-#: White on green and on red, by their own values: JupyterLab's white is a grey, whose contrast with
-#: its green and red is below 3.
-RIGHT, WRONG, NOT_YET = "38;2;255;255;255;48;2;0;110;60", "38;2;255;255;255;48;2;170;20;30", "30;43"
+#: White on dark green and dark red, of the 256 fixed colours: JupyterLab's white is a grey, whose
+#: contrast with its green and red is below 3, and not all terminals have colours of 24 bits.
+RIGHT, WRONG, NOT_YET = "38;5;231;48;5;22", "38;5;231;48;5;88", "30;43"
 
 
 def coloured_box(text: str, colour: str) -> str:

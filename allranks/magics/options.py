@@ -143,7 +143,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split()).replace("[-h] ", "")
         _, is_unknown, typed = message.partition("unrecognized arguments: ")
-        word = typed.split()[0] if is_unknown else ""
+        word = typed.partition(" ")[0] if is_unknown else ""
         meant = [
             f" Did you mean {one}?" for one in difflib.get_close_matches(word, self.words, 1, 0.75)
         ]

@@ -55,7 +55,8 @@ def mixed_lines(cell: CellParts) -> list[Verdict]:
     """Calls of a line that only some ranks reach, which took part in calls of another line.
 
     They have the same operation and shape, so no call fails, as where rank 0 alone reduces a value
-    to log it. Lines of the branches of an ``if`` are no mistake: each rank calls as often in them.
+    to log it. At the end it waits alone. Where the calls of all ranks end, they may be those of the
+    branches of an ``if``, or of threads: no mistake.
     """
     counts = [_counts_by_line(part, len(cell.ranks)) for part in cell.ranks]
     if len({part.left_out for part in cell.ranks}) > 1:
@@ -80,11 +81,15 @@ def mixed_lines(cell: CellParts) -> list[Verdict]:
         }
         met = max(lacks, key=lambda place: lacks[place])
         others = tuple(part.rank for part in cell.ranks if part.rank not in ranks)
+        if cell.left != others:
+            continue
+        count = rows[rank][own]
+        times = "once" if count == 1 else f"{count:,} times"
         return [
             Verdict(
                 "mixed",
                 1.0,
-                f"only {label(ranks)} called {own}, {rows[rank][own]:,} times, and {op} combined "
+                f"only {label(ranks)} called {own}, {times}, and {op} combined "
                 f"these values with those of {label(others)} in {met}: the results are wrong",
                 f"Make the call of {own.partition(' ')[0]} on every rank: look for an `if` on the "
                 "rank",

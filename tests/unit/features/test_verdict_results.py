@@ -41,8 +41,11 @@ def with_value(parts: CellParts, *counts: int, place: str = VALUE.name) -> CellP
     return replace(parts, ranks=ranks)
 
 
+LEFT_ALONE = {"well": False, "left": (1, 2), "waits_at": 9}
+
+
 def test_a_call_of_one_rank_that_meets_another_line_of_the_others_is_named():
-    (said,) = verdicts(with_value(cell(WORK, steps=90), 25, 0, 0))
+    (said,) = verdicts(with_value(cell(WORK, steps=90, **LEFT_ALONE), 25, 0, 0))
     assert (said.kind, said.ranks) == ("mixed", (0,))
     assert str(said) == (
         "only rank 0 called In[3]:12 `allreduce(accuracy)`, 25 times, and allreduce combined these "
@@ -51,12 +54,15 @@ def test_a_call_of_one_rank_that_meets_another_line_of_the_others_is_named():
     )
 
 
-def test_it_is_also_named_where_the_rank_waits_for_the_others_at_the_end():
-    parts = with_value(cell(WORK, steps=90, well=False, left=(1, 2), waits_at=9), 25, 0, 0)
-    assert found(parts) == [("mixed", (0,))]
+def test_one_such_call_is_named_too():
+    (said,) = verdicts(with_value(cell(WORK, steps=90, **LEFT_ALONE), 1, 0, 0))
+    assert "called In[3]:12 `allreduce(accuracy)`, once, and" in said.text
 
 
 def test_branches_on_the_rank_whose_calls_meet_are_no_mistake():
+    # Rank 0 takes another branch in some steps, and all calls end.
+    assert found(with_value(cell(WORK, steps=90), 25, 0, 0)) == []
+    assert found(with_value(cell(WORK, steps=90), 1, 0, 0)) == []
     branches = with_value(cell(WORK, steps=90), 0, 0, 90)
     assert found(branches) == []
     every = with_value(cell(WORK, steps=90), 30, 30, 30)
@@ -68,7 +74,7 @@ def test_branches_on_the_rank_whose_calls_meet_are_no_mistake():
 
 
 def test_calls_of_a_group_of_some_ranks_are_no_mistake():
-    parts = with_value(cell(WORK, steps=90), 25, 0, 0)
+    parts = with_value(cell(WORK, steps=90, **LEFT_ALONE), 25, 0, 0)
     (kinds, *_) = [[part.kinds[0], part.kinds[1]._replace(ranks=2)] for part in parts.ranks]
     assert found(with_parts(parts, *({"kinds": kinds} for _ in range(3)))) == []
 

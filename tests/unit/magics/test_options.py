@@ -34,6 +34,7 @@ def test_options_of_a_cell_and_of_a_command_are_read():
             "--time-out 3",
             r"arguments: --time-out 3. Did you mean --timeout\? Expected: %%distributed",
         ),
+        ("''", "unrecognized arguments: . Expected: %%distributed"),
         ("-n four", "invalid int value"),
         ("--timeout soon", "invalid float value: 'soon'"),
         ("-r", "expected one argument"),
