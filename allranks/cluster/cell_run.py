@@ -247,7 +247,7 @@ class CellRun:
         others = list(self.pending) if hit else []
         if hit and not others and not lost_host:
             return
-        if self._killed and {end.rank for end in ends} <= set(self._killed):
+        if self._killed and not lost_host and {end.rank for end in ends} <= set(self._killed):
             return
         # The report at the end of the cell explains the signal.
         (first, *_) = ends
@@ -284,7 +284,9 @@ class CellRun:
             self.interrupt()
         if self._grace is not None and self.pending and not self._connection.closed:
             self._insist(GRACE_SECONDS - self._grace.left())
-        if self._ends_within is not None and self.pending and self._ends_within.left() <= 0:
+        late = self._ends_within is not None and self._ends_within.left() <= 0
+        # A host that is cut off comes back, or is lost with these ranks alone.
+        if late and self.pending and not self._connection.is_in_doubt(self.pending):
             self._kill_stuck(self._stayed)
         self.view.refresh()
 
@@ -315,11 +317,13 @@ class CellRun:
         if ranks have been killed before. ``stayed`` says which stayed, and when.
         """
         ranks, stuck = self._connection, self.pending
-        kept = ranks.roster.survivors(stuck)
+        kept = self._survivors(stuck)
         if not stuck or ranks.closed:
             return
         if self._killed or not kept:
-            because = "" if self._killed else self._why_all(stuck)
+            because = self._why_all(stuck)
+            if self._killed:
+                because = f"{label(self._killed)} had been killed and did not end"
             ranks.close("lost", f"{stayed}, so {failures.ended(self.size, because)}")
             return
         self._stayed, self._ends_within = stayed, Countdown(_ENDED_SECONDS)
@@ -328,18 +332,27 @@ class CellRun:
             it = "it" if rank in stuck else "a rank that it needs"
             ranks.end_rank(rank, f"{it} stayed in an interrupted cell")
 
+    def _survivors(self, stuck: Sequence[int]) -> Sequence[int]:
+        """Returns the ranks that keep their variables if these are killed."""
+        ranks = self._connection
+        kept = ranks.roster.survivors(stuck)
+        return kept if ranks.can_replace(len(ranks.roster.alive) - len(kept)) else ()
+
     def _why_all(self, stuck: Sequence[int]) -> str:
         """Returns why all ranks end if these do, in words; "" if no other is left."""
         roster = self._connection.roster
         if not roster.can_heal and set(roster.alive) - set(stuck):
             why = self._connection.why_not_replaced()
             return ": ".join(filter(None, ["dead ranks are not replaced here", why]))
-        return roster.why_no_survivors(stuck)
+        why = roster.why_no_survivors(stuck)
+        if not why and roster.survivors(stuck):
+            why = "the hosts have too few spare processes in which these ranks could begin again"
+        return why
 
     def _what_comes(self, then: str) -> str:
         """Returns which ranks will be killed ``then``, and which variables are kept."""
         roster, stuck = self._connection.roster, self.pending
-        kept = roster.survivors(stuck)
+        kept = self._survivors(stuck)
         if not kept:
             why = self._why_all(stuck)
             return f"all ranks will be killed {then}{f', because {why}' if why else ''}"
@@ -481,7 +494,7 @@ class CellRun:
         for rank in ranks:
             self.apply(Replaced(rank))
         self._replaced = told
-        if not self._killed:  # else the error says it
+        if not self._killed or isinstance(self.view, HiddenView):  # else the error says it
             self.view.notice(told)
 
     def _show_unsent(self, rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -52,7 +53,11 @@ class Cells:
         """The state of the ranks."""
         self.hooks = NotebookHooks()
         """Those of the features; a notebook's clusters share one object."""
-        self.turns = Turns(lambda: self.roster.thread if self.roster.busy else 0, self._refuse_call)
+        #: The thread in which the end of a cell replaces ranks that have died, or 0.
+        self._concludes = 0
+        self.turns = Turns(
+            lambda: self.roster.thread if self.roster.busy else self._concludes, self._refuse_call
+        )
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
         self.keeping: AfterCells | None = None
@@ -223,7 +228,8 @@ class Cells:
         healing it replaces dead ranks.
         """
         self._look()
-        if self.roster.heals_now and not self.roster.busy and not self.occupied:
+        mine = self._concludes in (0, threading.get_ident())
+        if mine and self.roster.heals_now and not self.roster.busy and not self.occupied:
             tell = tell or self.news.append
             tell(self.connection.words.deaths_text())
             with suppress(ClusterLost):  # then the state is lost, with the reason
@@ -381,6 +387,14 @@ class Cells:
             run.interrupt()
 
     def _conclude(self, run: CellRun) -> CellRun:
+        # Also the cell that keeps variables after this one.
+        outer, self._concludes = self._concludes, threading.get_ident()
+        try:
+            return self._ended(run)
+        finally:
+            self._concludes = outer
+
+    def _ended(self, run: CellRun) -> CellRun:
         try:
             run.end()
         finally:

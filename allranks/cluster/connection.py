@@ -862,6 +862,14 @@ class Connection:
         why = self.why_not_replaced()
         return failures.loss_text(ends, hellos, text, self.size, shown, self._cause, why)
 
+    def can_replace(self, count: int) -> bool:
+        """Whether so many ranks can be replaced: some hosts start no new processes."""
+        return self.roster.can_relocate or all(count <= one.spares for one in self._agents)
+
+    def is_in_doubt(self, ranks: Iterable[int]) -> bool:
+        """Whether the host of one of these ranks has not been heard of for a while."""
+        return self._wire.is_in_doubt(ranks)
+
     def why_not_replaced(self) -> str:
         """Returns why dead ranks are not replaced; "" if they are, or if none would be left."""
         if self.roster.can_heal or self.size == 1:

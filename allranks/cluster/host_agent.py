@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import secrets
 import shutil
@@ -175,6 +176,8 @@ class HostAgentProcess:
     A thread calls ``deliver`` with each event.
     """
 
+    #: How many dead ranks it can replace: MPI starts a new process for each.
+    spares = math.inf
     #: For commands to the agent, and for its events.
     _input: IO[bytes]
     _lines: IO[bytes]
@@ -887,6 +890,12 @@ class MultiHostAgents:
         self._may_miss_seats = False
         for host, line in self._seat_lines.items():
             self._wire.command(host, "say", line)
+
+    @property
+    def spares(self) -> int:
+        """How many dead ranks it can replace: each by a process that waits."""
+        with self._lock:
+            return sum(map(len, self._spares_on.values()))
 
     def _choose_spares(self, dead: Sequence[int]) -> str:
         """Chooses those that take the places; returns why there are too few, or ""."""

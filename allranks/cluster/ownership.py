@@ -94,6 +94,8 @@ class Ownership:
             gone = {end["rank"] for end in record.get("gone", ())} - back
             if new := new | told.keys() & gone:
                 cells.news.append(text_of_new(healing.restore(connection, new, tell), new))
+            # After the replacements, which end what had needed the dead ranks.
+            roster.needs = {rank: about.get("needs", -1) for rank, about in told.items()}
             cells.news += connection.notices
         except BaseException:
             if not connection.closed:

@@ -146,6 +146,12 @@ class Renewal:
                     self._interrupt(silent)
                 if self._limit is not None and self._limit.left() <= 0:
                     self._end(self._busy(silent) or silent)
+        # A renewal ends what a rank may have needed another one for.
+        ranks.roster.needs |= {
+            rank: answer.content["needs"]
+            for rank, (answer, _) in got.items()
+            if "needs" in answer.content
+        }
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         if problems:
             raise UsageError(problems[0])

@@ -424,8 +424,9 @@ class Rank:
             return {}, [self._pulled(arguments["names"])]
         elif name == requests.RENEW:
             if arguments["epoch"] <= collectives.epoch():
-                return {}, []  # a client's request has begun it
+                return {"needs": world.current().needs}, []  # a client's request has begun it
             self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
+            return {"needs": world.current().needs}, []
         else:
             return self._features.answer(name, arguments, payloads)
         return {}, []

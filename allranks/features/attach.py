@@ -102,6 +102,7 @@ class RankAttach(RankFeature):
             "unseen": kept is not None and kept.has_reply,
             "seconds": max(0.0, (monotonic() if busy else ended) - self._began),
             "epoch": collectives.epoch(),
+            "needs": this.needs,
             "dirty": collectives.dirty(),
             "traffic": bool(this.traffic),
             "failed": not busy and this.last_failed,

@@ -26,7 +26,7 @@ class Ranks:
     size, closed = 3, False
 
     def __init__(self, events: dict[int, Callable[[Ranks], object]], heals: bool) -> None:
-        self.roster = SimpleNamespace(dead={}, ends=[], can_heal=heals)
+        self.roster = SimpleNamespace(dead={}, ends=[], needs={}, can_heal=heals)
         self.inbox = SimpleNamespace(hearing_interrupts=nullcontext)
         self.now, self._events = 0.0, events
         self.sent: list[tuple[list[int], Any]] = []
@@ -42,7 +42,7 @@ class Ranks:
     def answer(self, problem: str = "") -> None:
         for rank in range(self.size):
             said = problem if rank == 1 else ""
-            self.got[rank] = Answer(1, rank, {}, said), []
+            self.got[rank] = Answer(1, rank, {"needs": -1}, said), []
 
     def step(self, seconds: float) -> list[InterruptRequested]:
         self.now += 1
@@ -134,6 +134,15 @@ def test_without_a_user_it_is_interrupted_after_a_while(renew):
 def test_ranks_that_cannot_be_replaced_are_not_ended_without_a_user(renew):
     with pytest.raises(UsageError, match="rank 1 is still ending torch's groups after 30 s"):
         renew({}, heals=False)
+
+
+def test_no_rank_needs_another_one_once_a_renewal_has_ended_what_it_needed_it_for(renew):
+    def answer(ranks):
+        ranks.roster.needs = {0: 0, 1: 0}
+        ranks.answer()
+
+    ranks, *_ = renew({1: answer})
+    assert set(ranks.roster.needs.values()) == {-1}
 
 
 def test_the_problem_of_a_rank_is_raised(renew):
