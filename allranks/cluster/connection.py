@@ -707,7 +707,7 @@ class Connection:
                 if quiet is not None and quiet.left() <= 0:
                     quiet = None
                     which = label(sorted(engines.values()))
-                    tell(f"{which} must first answer {holding[0].holds_cells}")
+                    tell(f"{which} must first answer {holding[0].holds_cells}; interrupt to end it")
 
     @contextmanager
     def _awaiting_clients(self) -> Iterator[None]:
