@@ -60,6 +60,10 @@ class Turns:
         # First: another thread's call may have the turn, and wait for the cell of this one.
         if self._caller() == threading.get_ident():
             self._refuse()
+        # At the end of its cell, for which those wait that have the lock.
+        if self._caller() == threading.get_ident():
+            yield
+            return
         with self._lock:
             while self._caller() in _other_threads():
                 time.sleep(_POLL_SECONDS)

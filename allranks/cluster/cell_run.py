@@ -284,10 +284,12 @@ class CellRun:
             self.interrupt()
         if self._grace is not None and self.pending and not self._connection.closed:
             self._insist(GRACE_SECONDS - self._grace.left())
-        late = self._ends_within is not None and self._ends_within.left() <= 0
-        # A host that is cut off comes back, or is lost with these ranks alone.
-        if late and self.pending and not self._connection.is_in_doubt(self.pending):
-            self._kill_stuck(self._stayed)
+        if self._ends_within is not None and self.pending and self._ends_within.left() <= 0:
+            # A host that is cut off comes back, and hears of it then, or is lost with these ranks.
+            if self._connection.is_in_doubt(self.pending):
+                self._ends_within = Countdown(_ENDED_SECONDS)
+            else:
+                self._kill_stuck(self._stayed)
         self.view.refresh()
 
     @property
@@ -323,7 +325,7 @@ class CellRun:
         if self._killed or not kept:
             because = self._why_all(stuck)
             if self._killed:
-                because = f"{label(self._killed)} had been killed and did not end"
+                because = f"{label(stuck)} had been killed and did not end"
             ranks.close("lost", f"{stayed}, so {failures.ended(self.size, because)}")
             return
         self._stayed, self._ends_within = stayed, Countdown(_ENDED_SECONDS)
@@ -336,7 +338,9 @@ class CellRun:
         """Returns the ranks that keep their variables if these are killed."""
         ranks = self._connection
         kept = ranks.roster.survivors(stuck)
-        return kept if ranks.can_replace(len(ranks.roster.alive) - len(kept)) else ()
+        # Also those that are dead, or end with the cell.
+        stay = set(kept) - ranks.roster.ending.keys()
+        return kept if ranks.can_replace(ranks.roster.size - len(stay)) else ()
 
     def _why_all(self, stuck: Sequence[int]) -> str:
         """Returns why all ranks end if these do, in words; "" if no other is left."""
@@ -344,10 +348,9 @@ class CellRun:
         if not roster.can_heal and set(roster.alive) - set(stuck):
             why = self._connection.why_not_replaced()
             return ": ".join(filter(None, ["dead ranks are not replaced here", why]))
-        why = roster.why_no_survivors(stuck)
-        if not why and roster.survivors(stuck):
-            why = "the hosts have too few spare processes in which these ranks could begin again"
-        return why
+        if roster.survivors(stuck):
+            return "the hosts have too few spare processes in which these ranks could begin again"
+        return roster.why_no_survivors(stuck)
 
     def _what_comes(self, then: str) -> str:
         """Returns which ranks will be killed ``then``, and which variables are kept."""

@@ -218,6 +218,11 @@ class Cells:
             )
 
     @property
+    def _is_free(self) -> bool:
+        """Whether no cell runs, and no other thread deals with the end of one."""
+        return not self.roster.busy and self._concludes in (0, threading.get_ident())
+
+    @property
     def occupied(self) -> bool:
         """Whether ranks may be in a cell, also in one that was interrupted."""
         cell = self.roster.cell
@@ -228,8 +233,7 @@ class Cells:
         healing it replaces dead ranks.
         """
         self._look()
-        mine = self._concludes in (0, threading.get_ident())
-        if mine and self.roster.heals_now and not self.roster.busy and not self.occupied:
+        if self._is_free and self.roster.heals_now and not self.occupied:
             tell = tell or self.news.append
             tell(self.connection.words.deaths_text())
             with suppress(ClusterLost):  # then the state is lost, with the reason
@@ -240,7 +244,7 @@ class Cells:
         """Handles events since the last cell."""
         if self.roster.phase == "running":
             self.connection.step(0)
-            if self.roster.ends and not self.roster.busy:
+            if self.roster.ends and self._is_free:
                 self.connection.lose()
 
     def catch_up(self) -> None:
@@ -388,8 +392,9 @@ class Cells:
 
     def _conclude(self, run: CellRun) -> CellRun:
         # Also the cell that keeps variables after this one.
-        outer, self._concludes = self._concludes, threading.get_ident()
+        outer = self._concludes
         try:
+            self._concludes = threading.get_ident()
             return self._ended(run)
         finally:
             self._concludes = outer

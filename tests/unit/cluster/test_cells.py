@@ -1,11 +1,13 @@
 """Output that comes after the end of its cell, and cells whose ranks, or some, were killed."""
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import cell_run
+from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, show_late
 from allranks.cluster.failures import ProcessExit, plain
 from allranks.cluster.features import NotebookHooks
@@ -13,6 +15,7 @@ from allranks.cluster.last_words import LastWords
 from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
 from allranks.records.wire import Hello, Interrupt, Output, Reply
+from tests.kernel import wait_until
 
 
 def test_late_output_that_cannot_be_shown_ends_one_cell_only():
@@ -212,11 +215,44 @@ def test_a_killed_rank_of_a_host_that_is_cut_off_does_not_cost_the_others(monkey
     cell.run.take(reply(0, "ok", ""), [])
     cell.in_doubt = True
     cell.run.press()
+    # The host hears of it when it is back: it has its time from then on.
+    monkeypatch.setattr(cell_run, "_ENDED_SECONDS", 600.0)
     cell.run.step(0)
-    assert not cell.closed
     cell.in_doubt = False
     cell.run.step(0)
-    assert cell.roster.phase == "lost"
+    assert not cell.closed
+    cell.die(1, 2)
+    assert "so ranks 1–2 were killed" in str(cell.error())
+
+
+def test_ranks_that_are_dead_already_need_spare_processes_too():
+    cell = InterruptedCell(spares=2)
+    cell.die(0)
+    cell.run.press()
+    cell.run.press()
+    assert (cell.ended, cell.roster.phase) == ([], "lost")
+
+
+def test_a_call_at_the_end_of_a_cell_does_not_wait_for_one_that_waits_for_this_end():
+    concludes, done, asked = [threading.get_ident()], list[str](), list[int]()
+
+    def caller():
+        asked.append(threading.get_ident())
+        return concludes[0]
+
+    def call():
+        with turns.taken():
+            done.append("other")
+
+    turns = Turns(caller, lambda: None)
+    other = threading.Thread(target=call, daemon=True)
+    other.start()
+    wait_until(lambda: asked.count(other.ident) > 3)  # it has the lock, and asks again and again
+    with turns.taken():  # as the cell that keeps variables
+        done.append("own")
+    concludes[0] = 0
+    other.join(60)
+    assert done == ["own", "other"]
 
 
 @pytest.mark.parametrize(
