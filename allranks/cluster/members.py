@@ -15,6 +15,7 @@ from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord
 from allranks.cluster.renewal import renew
 from allranks.cluster.state import CellState
+from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.wire import Interrupt, Reply, RunMember
 
@@ -112,8 +113,17 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
     cells.hooks.ensemble_started()
     cells.check_idle()
     ranks, roster, every = cells.connection, cells.roster, range(cells.size)
-    renew(ranks, cells.news.append)
-    told = ranks.ask(requests.MEMBERS, {"ranks_each": ranks_each}, ranks=every)
+    while True:
+        renew(ranks, cells.news.append)
+        try:
+            told = ranks.ask(requests.MEMBERS, {"ranks_each": ranks_each}, ranks=every)
+        except UsageError:
+            if not roster.heals_now:
+                raise
+        if not roster.dead:
+            break
+        # A rank has died since, perhaps after its answer. Without healing the next question fails.
+        cells.catch_up()
     # Members begin again on fresh ranks, from what the store has: no death is healed meanwhile.
     roster.begin_ensemble(threading.get_ident())
     found = ranks.members = MemberSlots(ranks, roster.cells, ranks_each)

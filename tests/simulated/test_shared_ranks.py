@@ -21,6 +21,17 @@ def test_all_members_of_an_ensemble_end_where_a_rank_dies_and_each_shows_its_lin
     assert not notebook.cell(reduce(sets=1)).error
 
 
+@simulated(seeds=12)
+def test_an_ensemble_begins_with_all_ranks_where_one_dies_as_it_begins(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    victim = world.chance.randrange(world.size)
+    world.when("members", lambda: world.kill_rank(victim), after=world.chance.uniform(0, 0.002))
+    assert notebook.ensemble(work(seconds=0.5, lines=20), 15).states == 15 * ["finished"]
+    assert not notebook.cell(reduce(sets=1)).error
+
+
 @simulated(seeds=8, hosts=0, ranks=4)
 def test_two_notebooks_lend_each_other_ranks_of_which_some_die(
     world: ClusterWorld, notebook: SimulatedNotebook
