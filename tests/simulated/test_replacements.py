@@ -285,7 +285,7 @@ def test_ranks_that_stay_in_an_interrupted_cell_are_replaced_and_the_others_keep
 
 
 @simulated(seeds=5, hosts=0, ranks=4)
-def test_the_next_cell_runs_if_another_rank_dies_while_one_is_replaced_that_stayed_in_a_cell(
+def test_later_cells_run_if_another_rank_dies_while_one_is_replaced_that_stayed_in_a_cell(
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
     stuck, other = world.chance.sample(range(4), 2)
@@ -294,7 +294,8 @@ def test_the_next_cell_runs_if_another_rank_dies_while_one_is_replaced_that_stay
     world.after(3.0, notebook.interrupt)
     world.when("heal", lambda: world.kill_rank(other), after=world.chance.uniform(0, 0.2))
     notebook.cell({**work(seconds=0.2, sets=1), "stuck": [stuck]})
-    assert not notebook.cell(work(sets=2)).error
+    notebook.cell(work(sets=2))  # the other one may die in it
+    assert not notebook.cell(work(sets=3)).error
 
 
 def _check_files_after_an_attach(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
