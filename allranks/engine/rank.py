@@ -423,9 +423,8 @@ class Rank:
         elif name == requests.PULL:
             return {}, [self._pulled(arguments["names"])]
         elif name == requests.RENEW:
-            if arguments["epoch"] <= collectives.epoch():
-                return {"needs": world.current().needs}, []  # a client's request has begun it
-            self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
+            if arguments["epoch"] > collectives.epoch():  # else a client's request has begun it
+                self._begin_epoch(lambda: collectives.renew(arguments["epoch"]))
             return {"needs": world.current().needs}, []
         else:
             return self._features.answer(name, arguments, payloads)

@@ -145,3 +145,15 @@ def reduce(seconds: float = 0.3, lines: int = 5, sets: int = 1) -> dict[str, Any
 def any_cell(rng: random.Random, sets: int) -> dict[str, Any]:
     kind = rng.choice([work, reduce])
     return kind(rng.choice([0.01, 0.3, 1.5]), rng.choice([1, 5, 30]), sets)
+
+
+def check_replacement_goes_on(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
+    """The kernel of six ranks has died as one was replaced: the next one attaches at once to all,
+    of which no other has been started again.
+    """
+    began = world.now
+    assert world.new_notebook().attach(notebook)
+    assert world.now < began + 10
+    assert not world.notebook.told("start again")
+    assert not world.notebook.cell(reduce(sets=3)).error
+    assert sum(world.processes_of(rank) for rank in range(6)) == 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.simulated.scenarios import reduce, simulated, work
+from tests.simulated.scenarios import check_replacement_goes_on, reduce, simulated, work
 
 if TYPE_CHECKING:
     from tests.simulated.chaos import ClusterWorld
@@ -475,12 +475,7 @@ def test_a_replacement_of_which_a_dying_kernel_has_told_one_rank_only_goes_on_wi
     world.after(0.2, world.kill_rank, world.chance.randrange(6))
     notebook.dies_in(reduce(seconds=1.0, sets=2))
     world.pass_time(world.chance.uniform(0, 2))
-    began = world.now
-    assert world.new_notebook().attach(notebook)
-    assert world.now < began + 10
-    assert not world.notebook.told("start again")
-    assert not world.notebook.cell(reduce(sets=3)).error
-    assert sum(world.processes_of(rank) for rank in range(6)) == 7
+    check_replacement_goes_on(world, notebook)
 
 
 @simulated(seeds=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulated.scenarios import reduce, simulated, work
+from tests.simulated.scenarios import check_replacement_goes_on, reduce, simulated, work
 
 if TYPE_CHECKING:
     from tests.simulated.chaos import ClusterWorld
@@ -338,9 +338,4 @@ def test_a_replacement_of_which_a_host_has_not_heard_goes_on_there_with_the_next
     world.pass_time(0.5)
     notebook.dies_in(work())
     world.pass_time(3.0)
-    began = world.now
-    assert world.new_notebook().attach(notebook)
-    assert world.now < began + 10
-    assert not world.notebook.told("start again")
-    assert not world.notebook.cell(reduce(sets=3)).error
-    assert sum(world.processes_of(rank) for rank in range(6)) == 7
+    check_replacement_goes_on(world, notebook)

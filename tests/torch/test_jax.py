@@ -198,6 +198,16 @@ def test_a_wait_after_the_users_own_shutdown_is_ended_too(ranks):
     check_the_next_cell(ranks)
 
 
+def begin_anew_after_rank_1_was_replaced(ranks):
+    following = ranks.on_ranks(
+        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')",
+        timeout=SETTLED_SECONDS,
+    )
+    assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
+    assert "→ (3, 12.0, 20)\n" in following.text
+    assert ranks.on_ranks(KEPT).status == "ok"
+
+
 @pytest.mark.replaces
 @pytest.mark.covers("death", "JAX on gloo")
 @pytest.mark.parametrize("waits", ["float(add(ones()))", "barrier()"])
@@ -207,13 +217,7 @@ def test_the_others_live_on_when_a_rank_dies_and_jax_can_be_begun_anew(ranks, wa
     assert cell.text.count("JAX is shut down on all ranks, because one of them has died") == 1
     assert "needs all of ranks 0–2: rank 1 ended with exit code 5" in cell.text
     assert "Connection closed" not in cell.text
-    following = ranks.on_ranks(
-        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')",
-        timeout=SETTLED_SECONDS,
-    )
-    assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
-    assert "→ (3, 12.0, 20)\n" in following.text
-    assert ranks.on_ranks(KEPT).status == "ok"
+    begin_anew_after_rank_1_was_replaced(ranks)
 
 
 def test_the_death_of_rank_0_ends_all_ranks_and_is_named_first(ranks):
@@ -235,13 +239,7 @@ def test_a_rank_that_does_not_hear_an_interrupt_is_replaced_and_jax_can_be_begun
     cell.wait_for("; rank 1 will be killed by the next interrupt and replaced: ")
     ranks.interrupt()
     cell.wait(SETTLED_SECONDS).fails("CellInterrupted", "rank 1 was replaced", "ranks 0, 2 kept")
-    following = ranks.on_ranks(
-        f"{BEGIN}jax.process_count(), float(add(ones())), globals().get('kept')",
-        timeout=SETTLED_SECONDS,
-    )
-    assert "→ (3, 12.0, None)\n" in following.text  # of rank 1
-    assert "→ (3, 12.0, 20)\n" in following.text
-    assert ranks.on_ranks(KEPT).status == "ok"
+    begin_anew_after_rank_1_was_replaced(ranks)
 
 
 @pytest.mark.replaces

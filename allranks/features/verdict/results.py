@@ -58,9 +58,9 @@ def mixed_lines(cell: CellParts) -> list[Verdict]:
     to log it. At the end it waits alone. Where the calls of all ranks end, they may be those of the
     branches of an ``if``, or of threads: no mistake.
     """
-    counts = [_counts_by_line(part, len(cell.ranks)) for part in cell.ranks]
-    if len({part.left_out for part in cell.ranks}) > 1:
+    if not cell.left or len({part.left_out for part in cell.ranks}) > 1:
         return []
+    counts = [_counts_by_line(part, len(cell.ranks)) for part in cell.ranks]
     for op in sorted({op for row in counts for op, _ in row}):
         rows = [{place: n for (own, place), n in row.items() if own == op} for row in counts]
         places = sorted({place for row in rows for place in row})
