@@ -140,8 +140,10 @@ def _without_first(lines: list[str]) -> list[str]:
 
 
 _CALL = "get_ipython().run_cell_magic('"
-#: Below one of these a cell is run by another magic, as ``%%time``, which awaits nothing.
+#: Below one of these a cell is run by another magic, as ``%%time``, which awaits nothing, or by the
+#: code of a cell, whose event loop already runs. ipykernel runs an awaited cell in another way.
 _MAGICS = (InteractiveShell.run_cell_magic.__code__, InteractiveShell.run_line_magic.__code__)
+_WITHOUT_AWAIT = (*_MAGICS, InteractiveShell.run_cell.__code__)
 
 
 def _append(undo: ExitStack, items: list[Any], item: Any) -> None:
@@ -175,8 +177,8 @@ class AwaitedMagics:
         # Another package may have replaced the magic, as view.activate() does with %%px.
         magic = self._shell.find_cell_magic(lines[0].split("'", 2)[1])
         ours = getattr(magic, "__module__", "").startswith("allranks.")
-        by_magic = any(frame.f_code in _MAGICS for frame, _ in walk_stack(sys._getframe()))
-        if not ours or by_magic:
+        within = any(frame.f_code in _WITHOUT_AWAIT for frame, _ in walk_stack(sys._getframe()))
+        if not ours or within:
             return lines
         return ["await " + lines[0], *lines[1:]]
 

@@ -89,6 +89,13 @@ def test_what_is_captured_and_what_fails_there(notebook):
     notebook.on_ranks("pass", "-r 0-1")
 
 
+def test_the_code_of_a_cell_runs_another_cell_on_the_ranks(notebook):
+    cell = notebook.run(
+        "get_ipython().run_cell('%%distributed -r 0-1\\nprint(40 + rank)')\nprint('then')"
+    ).ok()
+    assert cell.text == "rank 0 │ 40\nrank 1 │ 41\nthen\n"
+
+
 def test_a_file_is_written_and_a_script_is_run_by_each_rank(notebook):
     try:
         cell = notebook.on_ranks("%%writefile made.txt\nof the cell", "-r 0")
