@@ -30,7 +30,8 @@ MAIN_THREAD = threading.main_thread().ident or 0
 
 # Python runs the handler of a signal between two of its own steps. If a signal comes after the last
 # step before a call blocks, its handler runs when that call returns: a minute later for
-# ``time.sleep(60)``. A second signal, whose handler does nothing, makes the call check at once.
+# ``time.sleep(60)``. A second signal makes the call check at once. A cell that awaits may begin such
+# a call before its event loop has told it: then the handler of the second signal does.
 #: No library uses it, and without a handler it has no effect.
 _WAKE_SIGNAL = signal.SIGURG
 #: When the second signal is sent, after an interrupt.
@@ -76,9 +77,11 @@ class Interrupts:
         self._early = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
+        #: Cancels the cell that awaits, which has not been told yet of an interrupt.
+        self._untold: Callable[[], object] | None = None
         if signal.getsignal(_WAKE_SIGNAL) in (signal.SIG_DFL, None):
             # Before Python calls this, it calls the handlers of other signals that have come.
-            signal.signal(_WAKE_SIGNAL, ignore_interrupt)
+            signal.signal(_WAKE_SIGNAL, self._tell_code)
 
     @property
     def heard(self) -> bool:
@@ -87,12 +90,15 @@ class Interrupts:
     def hear(self, task: asyncio.Task[Any] | None = None) -> None:
         """Lets SIGINT end the cell from now on; raises KeyboardInterrupt if one came before."""
 
-        # The cell awaits: an exception would be raised in the event loop instead.
-        def cancel(_signal: int, _frame: FrameType | None) -> None:
+        # The cell awaits: in the event loop an exception would end the loop.
+        def cancel(number: int, frame: FrameType | None) -> None:
             assert task is not None
-            task.get_loop().call_soon_threadsafe(task.cancel)
+            self._untold = task.cancel
+            task.get_loop().call_soon_threadsafe(self._tell_task)
+            self._tell_code(number, frame)
 
         _between_cells.clear()
+        self._untold = None
         # Python's own handler is no Python function: it leaves no frame in the traceback.
         on_signal(signal.SIGINT, cancel if task else signal.default_int_handler)
         with self._lock:
@@ -103,8 +109,20 @@ class Interrupts:
         if early:
             raise KeyboardInterrupt
 
+    def _tell_task(self) -> None:
+        cancel, self._untold = self._untold, None
+        if cancel is not None:
+            cancel()
+
+    def _tell_code(self, _signal: int, frame: FrameType | None) -> None:
+        # The code of the cell itself may block the event loop.
+        if self._untold is not None and _is_in_cell(frame):
+            self._untold = None
+            raise KeyboardInterrupt
+
     def hear_no_more(self) -> None:
         on_signal(signal.SIGINT, ignore_interrupt)
+        self._untold = None
         with self._lock:
             self._hearing = 0
         self._over.set()
@@ -121,7 +139,7 @@ class Interrupts:
                 _between_cells.set()
             pthread_kill(MAIN_THREAD, signal.SIGINT)
             self._over = threading.Event()
-            _wake(MAIN_THREAD, self._over)
+            self._wake()
 
     def send(self, cell: int) -> None:
         """Raises KeyboardInterrupt in the main thread, while or before it runs this cell."""
@@ -132,7 +150,7 @@ class Interrupts:
                 pthread_kill(MAIN_THREAD, signal.SIGINT)
                 _interrupt_children()
                 self._over = threading.Event()
-                _wake(MAIN_THREAD, self._over)
+                self._wake()
             else:
                 self._early = cell
 
@@ -140,22 +158,34 @@ class Interrupts:
         """Waits in another thread until what was interrupted has ended."""
         self._over.wait(seconds)
 
+    def _wake(self) -> None:
+        """Has the main thread run the handler of its interrupt although it is blocked in a call."""
+        over, tell = self._over, self._tell_code
+
+        def again() -> None:
+            for seconds in _WAKE_SECONDS:
+                if over.wait(seconds) or signal.getsignal(_WAKE_SIGNAL) != tell:
+                    return
+                signal.pthread_kill(MAIN_THREAD, _WAKE_SIGNAL)
+
+        threading.Thread(target=again, name="allranks-wake", daemon=True).start()
+
     def repeat(self) -> None:
         # No lock: only the main thread changes `_hearing`.
         if self._hearing:
             signal.raise_signal(signal.SIGINT)
 
 
-def _wake(thread: int, over: threading.Event) -> None:
-    """Has a thread run the handler of its interrupt although it is blocked in a call."""
+#: It runs the code of a cell, in frames above its own.
+_RUNS_CODE = InteractiveShell.run_code.__code__
 
-    def again() -> None:
-        for seconds in _WAKE_SECONDS:
-            if over.wait(seconds) or signal.getsignal(_WAKE_SIGNAL) is not ignore_interrupt:
-                return
-            signal.pthread_kill(thread, _WAKE_SIGNAL)
 
-    threading.Thread(target=again, name="allranks-wake", daemon=True).start()
+def _is_in_cell(frame: FrameType | None) -> bool:
+    """Whether the cell's own code runs: not another task's, nor IPython's before or after it."""
+    called = ""
+    while frame is not None and frame.f_code is not _RUNS_CODE:
+        called, frame = frame.f_globals.get("__name__", ""), frame.f_back
+    return frame is not None and called == "__main__"
 
 
 def _interrupt_children() -> None:

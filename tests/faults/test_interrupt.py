@@ -28,6 +28,17 @@ CELLS = {
         "        time.sleep(0.05)\nwhile True: Held()"
     ),
     "awaiting": "import asyncio\nprint('here')\nawait asyncio.sleep(600)",
+    "in a call after it has awaited": (
+        "import asyncio, time\nawait asyncio.sleep(0)\nprint('here')\ntime.sleep(600)"
+    ),
+    "in a coroutine's loop": (
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    print('here')\n"
+        "    while True: pass\nawait f()"
+    ),
+    "in a collective after it has awaited": (
+        "import asyncio, time\nimport numpy as np\nawait asyncio.sleep(0)\nprint('here')\n"
+        "time.sleep(600) if rank == 0 else allreduce(np.ones(3))"
+    ),
     "in a shell command": "print('here')\n!sleep 600",
     "as a shell command begins": (
         "import pexpect, time\nbegin = pexpect.spawn.__init__\n"

@@ -566,6 +566,8 @@ def agents():
     found = set()
     for one in psutil.Process().children():
         with suppress(psutil.Error):  # one that has ended meanwhile
+            # A process that has just begun its program has no arguments for a moment.
+            wait_until(one.cmdline)
             found |= {one} if "allranks.agent" in one.cmdline() else set()
     return found
 

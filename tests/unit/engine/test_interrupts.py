@@ -1,18 +1,24 @@
 """Interrupts of the main thread, in which cells and clients' requests run one after the other."""
 
+import asyncio
 import signal
 from collections.abc import Iterator
 
 import pytest
+from IPython.core.history import HistoryManager
+from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.engine.interrupts import Interrupts, ignore_interrupt
 
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before = signal.getsignal(signal.SIGINT)
+    used = (signal.SIGINT, signal.SIGURG)
+    before = [signal.getsignal(number) for number in used]
+    signal.signal(signal.SIGURG, signal.SIG_DFL)
     yield Interrupts(lambda: None)
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip(used, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("requested", [False, True], ids=["a hook", "a request of a client"])
@@ -39,3 +45,22 @@ def test_an_interrupt_that_comes_early_ends_one_request_and_not_all_with_its_num
     interrupts.hear_no_more()
     interrupts.hear()
     assert interrupts.heard
+
+
+def test_a_cell_that_awaits_hears_in_a_call_of_an_interrupt_that_came_before_the_call(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HistoryManager, "enabled", False)
+    shell = InteractiveShell()
+    interrupts.number = 1
+    # Not yet in the cell's own code, and the event loop has no turn before the call.
+    shell.events.register("pre_execute", lambda: interrupts.send(1))
+    cell = "import threading\nthreading.Event().wait(60)\nimport asyncio\nawait asyncio.sleep(0)"
+
+    async def run() -> BaseException | None:
+        task = asyncio.ensure_future(shell.run_cell_async(cell, transformed_cell=cell))
+        interrupts.hear(task)
+        return (await task).error_in_exec
+
+    assert isinstance(asyncio.run(run()), KeyboardInterrupt)
+    interrupts.hear_no_more()
