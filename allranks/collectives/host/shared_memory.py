@@ -54,6 +54,7 @@ from allranks.collectives.host.memory import (
     is_in_window,
     place,
 )
+from allranks.collectives.host.slices import Slices
 from allranks.collectives.host.staging import BLOCK_BYTES, Halves, StagingBuffer, split
 from allranks.errors import CollectiveMismatch
 
@@ -66,6 +67,8 @@ _DONE, _AWAITED = 8, 16
 _HEAD = struct.Struct("=Qd")
 _OFFER = struct.Struct("=QQQQQQ")
 OFFER_AT, _TEXT_AT = _HEAD.size, _HEAD.size + _OFFER.size
+_PLACE = OFFER_AT // 8 + 1
+"""The word of a call with the segments of its place; 0 where that is nowhere."""
 _TURN = 512, 512 + 1792
 TEXT_BYTES = 1792 - _TEXT_AT
 
@@ -250,6 +253,13 @@ class Channel:
         if not self.try_barrier():
             yield from self.wait_for_all(call)
 
+    def has_places(self, call: Call) -> bool:
+        """Whether another member has offered a place in its window."""
+        words, turn, segments = self.words, call.number & 1, 0
+        for _, _, heads in self._others:
+            segments |= words[heads[turn] + _PLACE]
+        return bool(segments)
+
     def offered(self, call: Call) -> list[bytes]:
         memory = self.memory
         return [memory[where] for where in self._offers_at[call.number & 1]]
@@ -334,6 +344,8 @@ def one_block_bytes(members: int, block: int) -> int:
     return min(block, WARM_BYTES, CHUNK_BYTES // 2 // max(1, members - 1))
 
 
+_READS_OWN_FROM = 8 << 10
+"""From this many bytes a member reads its own array again, instead of its block."""
 T = TypeVar("T")
 OneBlock = tuple[int, Array, Callable[..., Array]]
 """Bytes, this rank's block of one turn, and the function that makes the result of all blocks."""
@@ -356,6 +368,7 @@ class SharedMemoryTransport:
         self._staging = StagingBuffer(channel, window)
         self._one_block_bytes = one_block_bytes(self.members.size, channel.block)
         self._one_block: tuple[dict[Arithmetic, OneBlock], ...] = ({}, {})
+        self._slices: tuple[dict[Arithmetic, Slices], ...] = ({}, {})
         self._parts: dict[tuple[np.dtype[Any], tuple[int, ...], int], list[Array]] = {}
         self._offers: dict[tuple[object, ...], Offer] = {}
         self._places: dict[tuple[object, ...], InPlace] = {}
@@ -386,20 +399,31 @@ class SharedMemoryTransport:
             if known is None or known[0] != nbytes:
                 known = self._begin_one_block(source, reduction, turn)
             _, block, rest = known
-            if reduction.copies:
-                block[...] = source
-            else:
+            if not reduction.copies:
                 reduction.staged(source, block)
+            else:
+                block[...] = source
+                # The block has left this core's nearest cache if another member has read it. The
+                # array is as good, if the result does not replace it before it is read.
+                reads_own = nbytes >= _READS_OWN_FROM and source.flags.c_contiguous
+                if reads_own and (out is not source or self.members.me < 2):
+                    return NOTHING, partial(rest, out, source)
             return NOTHING, rest if out is None else partial(rest, out)
+        window = None if call.posted else self.window
+        source_at = window.place_of(source) if window is not None else (0, 0)
+        is_small = nbytes <= self.channel.block and self.members.size > 1
+        if is_small and not source_at[0]:
+            return NOTHING, self._by_slices(call, source, reduction, out)
         found = self.empty(source.shape, source.dtype) if out is None else out
+        at = window.place_of(found) if window is not None else (0, 0)
+        if is_small and not at[0]:
+            return NOTHING, self._by_slices(call, source, reduction, found)
         if source is out and not reduction.copies:
             source = source.copy()  # scaled values are written to ``out`` before it is read again
         source = source.reshape(-1)
-        window = self.window
-        if window is None or call.posted:
+        if window is None:
             turn = self._stage(source[: self._step(source)], reduction)
             return NOTHING, self._through_blocks(source, found, reduction, call, turn)
-        at, source_at = window.place_of(found), window.place_of(source)
         copied = not source_at[0] or not reduction.plain
         call.held = source, found
         where = NOWHERE
@@ -415,18 +439,75 @@ class SharedMemoryTransport:
 
     def _begin_one_block(self, source: Array, reduction: Arithmetic, turn: int) -> OneBlock:
         """An array of at most one block needs only the arrival at which all agree."""
-        channel = self.channel
-        parts = self._blocks(source.dtype, source.shape, turn)
-        sum_of_two = reduction.ufunc if reduction.bare and len(parts) == 2 and source.ndim else None
+        channel, me = self.channel, self.members.me
+        blocks = self._blocks(source.dtype, source.shape, turn)
+        of_two = reduction.bare and len(blocks) == 2 and source.ndim
+        sum_of_two = reduction.ufunc if of_two else None
 
-        def rest(out: Array | None = None) -> Array:
+        def rest(out: Array | None = None, own: Array | None = None) -> Array:
             channel.turn = turn
+            parts = blocks if own is None else [*blocks[:me], own, *blocks[me + 1 :]]
             if sum_of_two and out is None:
                 return sum_of_two(*parts)  # type: ignore[no-any-return]
             return reduction.combine(parts, out)
 
-        known = source.nbytes, parts[self.members.me], rest
+        known = source.nbytes, blocks[me], rest
         return keep(self._one_block[turn], reduction, known)
+
+    def _by_slices(
+        self, call: Call, source: Array, reduction: Arithmetic, out: Array | None
+    ) -> Steps[Array]:
+        """Publishes this rank's values, and returns the steps that reduce them."""
+        slices = self._slices_for(reduction, source.size)
+        slices.stage(source.reshape(-1), reduction)
+        return self._reduce_slices(call, source, reduction, out, slices, later=call.posted)
+
+    def _slices_for(self, reduction: Arithmetic, size: int) -> Slices:
+        turn = self.channel.turn ^ 1
+        known = self._slices[turn].get(reduction)
+        if known is not None and known.size == size:
+            return known
+        blocks = self._blocks(reduction.dtype, (size,), turn)
+        bounds = _own_slice(self.members.me, self.members.size, 0, size)
+        return keep(self._slices[turn], reduction, Slices.of(blocks, self.members.me, bounds))
+
+    def _reduce_slices(
+        self,
+        call: Call,
+        source: Array,
+        reduction: Arithmetic,
+        out: Array | None,
+        slices: Slices,
+        *,
+        later: bool = False,
+    ) -> Steps[Array]:
+        """``later`` is True for a move that is not the first of its call."""
+        channel = self.channel
+        if out is None:
+            out = np.empty(source.shape, source.dtype)
+        given, into = source.reshape(-1), out.reshape(-1)
+        if not later and channel.has_places(call):
+            # Members with arrays in their windows have published nothing in their blocks.
+            return (yield from self._through_blocks(given, out, reduction, call))
+        slices.reduce(given, into, reduction)
+        if not channel.try_barrier():
+            yield from channel.wait_for_all(call)
+        slices.take(into)
+        return out
+
+    def contribute_zeros(self, call: Call, zeros: Array, reduction: Arithmetic) -> Steps[None]:
+        """This rank's part of an allreduce of the others, at which it has arrived with zeros in its
+        whole block.
+        """
+        if zeros.nbytes <= self._one_block_bytes:
+            self.channel.turn ^= 1
+            return
+        if zeros.nbytes <= self.channel.block:
+            slices = self._slices_for(reduction, zeros.size)
+            yield from self._reduce_slices(call, zeros, reduction, None, slices)
+        else:
+            # These zeros are in no window, so the other ranks reduce through blocks too.
+            yield from self._through_blocks(zeros, np.empty_like(zeros), reduction, call)
 
     def reduce_in_place(
         self,
@@ -488,7 +569,8 @@ class SharedMemoryTransport:
     def _find_places(self, call: Call, offers: list[Offer] | None, key: tuple[Any, ...]) -> InPlace:
         reduction, size, copied, *_ = key
         offers, dtype, window = offers or self.channel.offers(call), reduction.dtype, self.window
-        mixed, todo = any(offer.copied is not copied for offer in offers), None
+        # No generators: Python drops an interrupt that comes while it ends one.
+        mixed, todo = {offer.copied for offer in offers} != {copied}, None
         places = [offer.place for offer in offers]
         halves = self._staging.halves(places, dtype)
         if window is not None and all(map(is_in_window, places)):

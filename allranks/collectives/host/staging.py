@@ -54,7 +54,7 @@ class StagingBuffer:
     def halves(self, places: list[Place], dtype: np.dtype[np.generic]) -> Halves | None:
         """The buffers at the places that the members offered; None if one has no buffer."""
         known = [staging_of(where) for where in places]
-        if self._window is None or not all(segment for segment, _ in known):
+        if self._window is None or 0 in [segment for segment, _ in known]:
             return None
         found = []
         for rank, at in zip(self._members.ranks, known, strict=True):

@@ -30,7 +30,7 @@ from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.calls.specs import JOIN, Spec, describe_group, pack
 from allranks.collectives.gpu.dlpack import ALIGNED
 from allranks.collectives.gpu.transport import is_of_a_gpu
-from allranks.collectives.host.shared_memory import keep, one_block_bytes
+from allranks.collectives.host.shared_memory import SharedMemoryTransport, keep
 from allranks.collectives.host.staging import split
 from allranks.collectives.ops.inputs import CollectiveInputs, Handle, read_inputs, run
 from allranks.collectives.ops.outputs import GivenArray, fits, fits_on_gpu
@@ -642,16 +642,12 @@ def _contribute_zeros(group: Group, call: Call, spec: Spec, before: int) -> Step
         inputs = read_inputs("join", [zeros], None, "/gpu:0")
         (zeros,), device = inputs.sources, inputs.gpu
     transport = group.choose(call, spec.transport, device)
-    nbytes = spec.elements * dtype.itemsize
-    if transport.name == "shared" and nbytes <= one_block_bytes(group.size, channel.block):
-        return
     channel.turn = before
     reduction = Arithmetic(
         ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale
     )
-    if transport.name == "shared":
-        # These zeros are in no window, so the other ranks reduce through blocks too.
-        yield from call.moved(transport.allreduce, zeros, reduction)
+    if isinstance(transport, SharedMemoryTransport):
+        yield from transport.contribute_zeros(call, zeros, reduction)
     else:
         _, rest = transport.allreduce(call, zeros, reduction)
         assert not callable(rest)

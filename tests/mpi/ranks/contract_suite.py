@@ -138,9 +138,16 @@ def test_operations_of_mpi4py_name_the_same_reductions():
         c.allreduce(mine, op=MPI.LAND)
 
 
+@pytest.mark.parametrize("columns", [3, 100, 400, 7000])
+def test_allreduce_of_a_transposed_array_is_the_same(columns):
+    parts = [values(r, (columns, 100), np.dtype("float32")).T for r in range(SIZE)]
+    found = c.allreduce(parts[RANK], c.Sum)
+    same(found, reduced(c.Sum, parts))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "float32", "float16"])
 def test_allreduce_of_arrays_in_the_window_is_the_same(dtype):
-    for count in (100, 70_000, 1_200_000):
+    for count in (100, 40_000, 70_000, 1_200_000):
         parts = [values(r, (count,), np.dtype(dtype)) for r in range(SIZE)]
         for where in ("all", "some"):
             mine = parts[RANK].copy()
@@ -182,7 +189,7 @@ def test_an_allreduce_writes_to_the_array_that_it_is_given(dtype, process_set, t
 @pytest.mark.skipif(ON_GPU, reason="arrays on a GPU are in no window")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_an_allreduce_writes_to_arrays_in_and_beside_the_window(in_place):
-    for count in (100, 70_000, 1_200_000):
+    for count in (100, 40_000, 70_000, 1_200_000):
         parts = [values(r, (count,), np.dtype("float32")) for r in range(SIZE)]
         for turn in range(4):
             mine, out = (
@@ -583,7 +590,7 @@ def test_ranks_without_data_join_the_others():
 
 @one_host
 @pytest.mark.parametrize("own", ["shared", "mpi", None])
-@pytest.mark.parametrize("count", [3, 1000, 100_000])
+@pytest.mark.parametrize("count", [3, 1000, 40_000, 100_000])
 def test_factors_and_groups_count_for_ranks_that_have_joined_too(count, own):
     left = SIZE - 1
     options = {"prescale_factor": 0.5, "postscale_factor": 10.0, "transport": own}

@@ -79,6 +79,7 @@ def alone():
 CALLS = {
     "allreduce": lambda: c.allreduce(np.full(4, 99.0), c.Sum),
     "allreduce in blocks": lambda: c.allreduce(np.full(4, 99.0)[::2], c.Sum),
+    "allreduce by slices": lambda: c.allreduce(np.full(9_000, 99.0), c.Sum),
     "broadcast": lambda: c.broadcast(np.full(4, 99.0)),
     "allgather": lambda: c.allgather(np.full(4, 99.0)),
     "reducescatter": lambda: c.reducescatter(np.full(4, 99.0), c.Sum),
