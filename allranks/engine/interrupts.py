@@ -30,8 +30,8 @@ MAIN_THREAD = threading.main_thread().ident or 0
 
 # Python runs the handler of a signal between two of its own steps. If a signal comes after the last
 # step before a call blocks, its handler runs when that call returns: a minute later for
-# ``time.sleep(60)``. A second signal makes the call check at once. A cell that awaits may begin such
-# a call before its event loop has told it: then the handler of the second signal does.
+# ``time.sleep(60)``. A second signal makes the call check at once. A cell that awaits may begin a
+# call before its event loop has told it: then the handler of the second signal does.
 #: No library uses it, and without a handler it has no effect.
 _WAKE_SIGNAL = signal.SIGURG
 #: When the second signal is sent, after an interrupt.
