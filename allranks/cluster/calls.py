@@ -65,6 +65,7 @@ class Turns:
             yield
             return
         with self._lock:
+            # No event: the thread that has begun a cell may end without a wait for it.
             while self._caller() in _other_threads():
                 time.sleep(_POLL_SECONDS)
             yield

@@ -313,9 +313,7 @@ class Connection:
 
     def _start_problem(self) -> str:
         # Other exits, and the launcher's lines, come just after the first exit.
-        settle = time.monotonic() + _POLL_SECONDS
-        while time.monotonic() < settle:
-            self.step(_POLL_SECONDS / 4)
+        self.wait_until(lambda: False, _POLL_SECONDS)
         missing, ends = self.roster.missing, self.roster.ends
         on = "".join(each.where(missing) for each in self._agents)
         told = failures.last_lines(self.log_dir, ends, self.launcher_text)
@@ -514,7 +512,7 @@ class Connection:
             agent.take_care(self.session_dir)
             self._visit()
         home = self._config.session_dir if seconds or self.roster.shared else ""
-        self.ask(requests.STAY, {"home": home}, ranks=self.roster.alive)
+        self.ask(requests.STAY, {"home": home})
         agent.stay(seconds, memo)
         self.roster.stays = seconds
         # The kernel's exit must not end ranks that stay.
@@ -522,7 +520,7 @@ class Connection:
 
     def lend(self, memo: dict[str, Any]) -> None:
         (agent,) = self._agents
-        self.ask(requests.STAY, {"home": self._config.session_dir}, ranks=self.roster.alive)
+        self.ask(requests.STAY, {"home": self._config.session_dir})
         agent.stay(self.roster.stays, memo)
         self._visit("share")  # before they are released: else they would end
         self.let_go()
@@ -637,16 +635,18 @@ class Connection:
         name: str,
         arguments: dict[str, Any],
         *payloads: bytes,
-        ranks: Iterable[int],
+        ranks: Iterable[int] | None = None,
         seconds: float = _ASK_SECONDS,
         strict: bool = True,
     ) -> Answers:
-        """Returns the ranks' answers to a request (see ``allranks.records.requests``).
+        """Returns the ranks' answers to a request (see ``allranks.records.requests``); by default
+        those of all that live, also at its end.
 
-        Raises UsageError if a rank refuses, or (when ``strict``) does not answer in time;
-        ClusterLost if one dies meanwhile.
+        Raises UsageError if a rank refuses, or (when ``strict``) has died or does not answer in
+        time; ClusterLost if all end meanwhile.
         """
-        chosen, roster = tuple(ranks), self.roster
+        roster = self.roster
+        chosen = roster.alive if ranks is None else tuple(ranks)
         with self.asking(chosen, name, arguments, *payloads) as got:
             self.wait_until(
                 lambda: (
@@ -658,9 +658,9 @@ class Connection:
             raise ClusterLost(self.loss_text())
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
-        if silent & set(roster.dead):
+        if ranks is not None and silent & set(roster.dead):
             problems.append(f"{self.words.deaths_text()}. Type: %distributed heal")
-            silent -= set(roster.dead)
+        silent -= set(roster.dead)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")
         if strict and problems:

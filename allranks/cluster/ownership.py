@@ -86,7 +86,7 @@ class Ownership:
                 end_members(connection, left.members)
             if not left.unseen:
                 connection.resume()
-                connection.ask(requests.SEND, {}, ranks=connection.roster.alive, strict=False)
+                connection.ask(requests.SEND, {}, strict=False)
             # Another notebook has replaced them, and has ended before it said what they have.
             new = {rank for rank, about in told.items() if about["new"]}
             # What a rank has saved itself, and has back, is newer than what was kept.

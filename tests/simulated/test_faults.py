@@ -318,6 +318,27 @@ def test_ranks_that_died_one_after_the_other_without_a_notebook_are_not_all_dead
     assert world.new_notebook().attach(notebook)
 
 
+@simulated(
+    seeds=3, hosts=2, ranks=1, known="an attach waits for a new process that no rank can join"
+)
+def test_ranks_of_which_the_last_one_died_before_it_was_asked_to_replace_another_have_ended(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    notebook.cell(work(sets=1))
+    world.when("join", notebook.kill, after=0.0)
+    world.cut_off("h2", 3.0)
+    world.kill_rank(0)
+    world.pass_time(0.5)
+    notebook.dies_in(work(seconds=0.5, sets=1))
+    world.pass_time(3)
+    world.kill_rank(1)
+    world.pass_time(1)
+    world.new_notebook().attach(notebook)
+    assert not world.notebook.told("did not answer")
+
+
 @simulated(seeds=5)
 def test_a_spare_process_that_a_dead_kernel_has_used_is_not_used_again(
     world: ClusterWorld, notebook: SimulatedNotebook

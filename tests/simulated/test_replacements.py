@@ -127,7 +127,7 @@ def test_two_ends_of_a_rank_that_come_again_leave_the_process_that_is_to_replace
 ) -> None:
     def end_first() -> None:
         world.jobs[-1].joining.signal(9)
-        world.when("join", end_kernel, after=0.03)  # all others join by then
+        world.when("agree", end_kernel, after=0.0)
 
     def end_kernel() -> None:
         world.kill_rank(1)  # so the second one cannot join yet
@@ -135,7 +135,7 @@ def test_two_ends_of_a_rank_that_come_again_leave_the_process_that_is_to_replace
 
     notebook.start()
     notebook.stay()
-    world.when("join", end_first, after=0.02)
+    world.when("agree", end_first, after=0.0)  # by then also the last host has been asked to heal
     world.after(world.chance.uniform(0, 1), world.kill_rank, 0)
     notebook.dies_in(reduce(seconds=1.0, sets=1))
     assert world.new_notebook().attach(notebook)

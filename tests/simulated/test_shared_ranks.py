@@ -48,3 +48,18 @@ def test_two_notebooks_lend_each_other_ranks_of_which_some_die(
     holder.cell(reduce(sets=6))
     assert not holder.cell(reduce(sets=7)).error
     holder.stop()
+
+
+@simulated(seeds=8, hosts=0, ranks=4)
+def test_ranks_are_lent_where_one_dies_in_that_moment_and_the_other_notebook_replaces_it(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.stay()
+    victim = world.chance.randrange(world.size)
+    world.when("stay", lambda: world.kill_rank(victim), after=world.chance.uniform(0, 0.0005))
+    notebook.lend()
+    other = world.new_notebook()
+    assert other.attach(notebook)
+    assert not other.cell(reduce(sets=1)).error
+    other.stop()

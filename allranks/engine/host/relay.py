@@ -144,8 +144,8 @@ class Relay:
 
     def _meet(self) -> bool:
         deadline = time.monotonic() + limits.FIRST_SECONDS
-        while time.monotonic() < deadline:
-            for source, _ in self._poller.poll(_POLL_MS):
+        while (left := deadline - time.monotonic()) > 0:
+            for source, _ in self._poller.poll(math.ceil(left * 1000)):
                 self._serve(source)
             if self._state.why:
                 return False
