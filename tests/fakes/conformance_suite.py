@@ -339,7 +339,7 @@ def test_what_dlpack_carries_becomes_cupys_without_a_copy(dtype):
 def test_arithmetic_is_known_to_cupy(dtype):
     """Each of numpy's functions that a reduction calls on the GPU has cupy's for its dtype."""
     for op in operations(dtype):
-        how = Arithmetic(op, dtype, 3, 1.0, 1.0)
+        how = Arithmetic(op, dtype, 3, 1.0, 1.0, "gpu")
         worked = np.dtype("f4") if is_half(dtype) else dtype
         loops = {each.partition("->")[0] for each in getattr(cupy, how.ufunc.__name__).types}
         assert worked.char * 2 in loops

@@ -519,6 +519,11 @@ REFUSED = {
     "an order of complex numbers": "dist.all_reduce(torch.ones(3) * 1j, dist.ReduceOp.MAX)",
     "an expanded tensor": "dist.all_reduce(torch.ones(1).expand(3))",
     "expanded outputs": "dist.all_gather([torch.ones(1).expand(3)] * size, torch.ones(3))",
+    "one output for all members": "dist.all_gather([torch.ones(3)] * size, torch.ones(3))",
+    "outputs that overlap": ("dist.all_gather(list(torch.ones(5).unfold(0, 3, 1)), torch.ones(3))"),
+    "outputs of another shape": (
+        "dist.all_gather([torch.ones(3, 2) for _ in range(size)], torch.ones(2, 3))"
+    ),
     "an output of another dtype": (
         "dist.reduce_scatter_tensor(torch.ones(1), torch.ones(3, dtype=torch.float64))"
     ),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -65,12 +66,58 @@ def to_numpy(value: Any) -> tuple[Array, Restore]:
         return _cupy(_import("cupy").asarray(value))
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return _dlpack(value)
-    if isinstance(value, np.ma.MaskedArray):
+    if isinstance(value, np.ma.MaskedArray) or _has_masked(value):
         raise TypeError(
             "a collective needs every value of an array, and this one is masked. "
             "Pass x.filled(0), or x.compressed()."
         )
-    return _plain(np.asarray(value), value), _same
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        if not isinstance(value, list | tuple):
+            raise
+        raise TypeError(
+            "a collective needs an array of numbers or bool, found a list whose parts differ in "
+            "shape. Send other things with broadcast_object or allgather_object."
+        ) from error
+    return _plain(array, value), _same
+
+
+def _has_masked(value: Any) -> bool:
+    return isinstance(value, list | tuple) and any(
+        isinstance(each, np.ma.MaskedArray) or _has_masked(each) for each in value
+    )
+
+
+_SHOWN = 4
+
+
+def labels_of(values: Sequence[Any], *, rows: bool = True) -> tuple[str, ...]:
+    """The labels of rows and columns of tables of pandas; nothing if there are none.
+
+    A collective moves numbers without their labels, so these have to be the same on every rank.
+    """
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(values, list | tuple):
+        return ()
+    found = tuple(
+        "; ".join(filter(None, (_labels(pandas, value, axis) for axis in _AXES[not rows :])))
+        for value in values
+    )
+    return found if any(found) else ()
+
+
+_AXES = "index", "columns"
+
+
+def _labels(pandas: Any, value: Any, name: str) -> str:
+    axis = getattr(value, name, None)
+    # The numbers from 0 on are the places themselves.
+    if not isinstance(axis, pandas.Index) or isinstance(axis, pandas.RangeIndex):
+        return ""
+    texts = [*map(str, axis)]
+    rest = f" … ({zlib.crc32(repr(texts).encode()):x})" if len(texts) > _SHOWN else ""
+    return f"{name} {', '.join(texts[:_SHOWN])}{rest}"
 
 
 def library_of(value: Any) -> str:
@@ -175,6 +222,7 @@ def _jax(value: Any) -> tuple[Array, Restore]:
     source, sharding = _plain(np.asarray(value)), value.sharding
 
     def restore(out: Array) -> Any:
+        _check_jax_width(jax, out)
         try:
             sharding.shard_shape(out.shape)
         except ValueError:
@@ -183,6 +231,19 @@ def _jax(value: Any) -> tuple[Array, Restore]:
         return jax.device_put(out, sharding)
 
     return source, restore
+
+
+def _check_jax_width(jax: Any, out: Array) -> None:
+    """Raises for integers of 64 bits that jax would cut to others of 32."""
+    if out.dtype.kind not in "iu" or jax.config.jax_enable_x64 or out.itemsize < 8:
+        return
+    limits = np.iinfo(f"{out.dtype.kind}4")
+    if out.size and (out.max() > limits.max or out.min() < limits.min):
+        raise TypeError(
+            f"an array of jax has integers of 32 bits here: found {out.dtype} up to {out.max()}. "
+            "Type before all else: jax.config.update('jax_enable_x64', True), or receive into an "
+            "array of numpy."
+        )
 
 
 def bfloat16() -> Any:

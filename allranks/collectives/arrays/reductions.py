@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -84,11 +85,18 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
         )
 
 
-def accumulator(op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any]:
+_EXTENDED = np.dtype(np.longdouble)
+"""Has each integer of 64 bits, where its precision is at least that of x86."""
+
+
+def accumulator(op: ReduceOp, dtype: np.dtype[Any], device: str = "") -> np.dtype[Any]:
     if is_half(dtype):
         return np.dtype(np.float32)
-    if op is Average and dtype.kind in "iu" and dtype.itemsize < 8:
-        return np.dtype(np.int64)
+    if op is Average and dtype.kind in "iu":
+        if dtype.itemsize < 8:
+            return np.dtype(np.int64)
+        if not device and np.finfo(_EXTENDED).nmant >= 63:
+            return _EXTENDED  # a sum of such integers may not fit into one of them
     return dtype
 
 
@@ -96,14 +104,20 @@ class Arithmetic:
     """One allreduce's arithmetic: prescale, combine, postscale.
 
     An element is combined either by one rank for all or by all in the same order, so that all
-    get the same bits. Integers wrap around as numpy's do, but for averages of up to 32 bits, which
-    are added up in 64; the division and the factors act on integers in float64, and the result is
-    cut towards zero. Half precision is scaled and accumulated in float32. bool: Sum and Max are
-    "any", Product and Min are "all".
+    get the same bits. Integers wrap around as numpy's do, but for averages, which are added up in
+    64 bits or in long double; factors act on integers in float64, and the result is cut towards
+    zero. Half precision is scaled and accumulated in float32. bool: Sum and Max are "any", Product
+    and Min are "all".
     """
 
     def __init__(
-        self, op: ReduceOp, dtype: np.dtype[Any], ranks: int, prescale: float, postscale: float
+        self,
+        op: ReduceOp,
+        dtype: np.dtype[Any],
+        ranks: int,
+        prescale: float,
+        postscale: float,
+        device: str = "",
     ) -> None:
         self.op, self.dtype, self.ranks = op, dtype, ranks
         self.ufunc = _BOOL[op] if dtype.kind == "b" else _UFUNCS[op]
@@ -111,7 +125,7 @@ class Arithmetic:
         self.divisor = ranks if op is Average else 1
         self.postscale = postscale
         self.half = is_half(dtype)
-        self.total = accumulator(op, dtype)
+        self.total = accumulator(op, dtype, device)
         self.wider = self.total != dtype
         self.copies = self.half or prescale == 1.0
         """True if a rank's values are published unchanged."""
@@ -199,8 +213,15 @@ class Arithmetic:
         if total.dtype not in (self.total, out.dtype):
             np.copyto(out, total, casting="unsafe")
             total = out
+        extended = total.dtype == _EXTENDED != self.dtype
+        if extended and self.postscale != 1.0:
+            total = total.astype(np.float64)  # in which factors act on integers
         if self.scaled:
             scale(total, self.postscale, self.divisor, total)
+        if extended:
+            # A sum that is rounded up may be beyond the largest integer.
+            limits = np.iinfo(self.dtype)
+            np.clip(total, limits.min, limits.max, out=total)
         if total is not out:
             np.copyto(out, total, casting="unsafe")
 
@@ -210,6 +231,22 @@ class Arithmetic:
         if self.half and self.prescale != 1.0:
             scale(wide, self.prescale, 1, wide)
         return wide
+
+
+class ExactArithmetic(Arithmetic):
+    """The arithmetic of one integer of Python on each rank, whose sums and products have any size.
+
+    A result that does not fit into 64 bits is an array of an object. Ranks that bring an integer of
+    numpy to the same call get what fits.
+    """
+
+    def combine(self, parts: list[Array], out: Array | None = None) -> Array:
+        found = super().combine(parts, out)
+        if out is None:
+            exact = (sum if self.op is Sum else math.prod)(map(int, parts))
+            if exact != int(found):
+                return np.array(exact, object)
+        return found
 
 
 def scale(values: Array, factor: float, divisor: int, out: Array) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from allranks.collectives.calls.sites import Site
 from allranks.collectives.calls.specs import Spec
 from allranks.records.ranks import label
@@ -15,6 +17,7 @@ _WORDS = {
     "nbytes": "number of bytes",
     "refused": "earlier calls",
     "in_place": "kind of send buffer",
+    "order": "order in memory",
 }
 """The names of a spec's fields in a message, where the field's own does not say it."""
 _ADVICE = {
@@ -31,12 +34,16 @@ _ADVICE = {
     "refused": "Data of the call that a rank refused may still be on its way. Let its error end "
     "the cell; in a script call allranks.collectives.renew() on every rank",
     "in_place": "Pass MPI.IN_PLACE, or the receive buffer as send buffer, on every rank or on none",
+    "order": "MPI moves memory as it lies, and a transposed array is in Fortran's order. Pass "
+    "np.ascontiguousarray(x)",
     "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
 }
 
 
+_ORDERS = {"": "C order", "F": "Fortran's", "C+F": "both"}
 _OF_CALLS = ("shape", "dtype", "elements", "reduction", "nbytes")
 """Fields that often differ because the ranks are in different calls."""
+_LABELLED = re.compile("'(index|columns) ")
 _OF_RANKS = ("add_process_set", "new_group", "split_group")
 """Calls whose shape is a list of ranks."""
 
@@ -55,6 +62,12 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     word, advice = _WORDS.get(field, field), _ADVICE[field]
     if field == "shape" and specs[0].op.startswith("grouped_"):
         advice = "Pass the same arrays in the same order on every rank: those of the same model"
+    if field == "shape" and any(_LABELLED.search(str(spec.shape)) for spec in specs):
+        word, advice = (
+            "shape and labels",
+            "Values are combined by their places. Sort them alike on ",
+        )
+        advice += "every rank: x.reindex(labels), or x.sort_index(); or pass x.to_numpy()"
     if field == "shape" and title in _OF_RANKS:
         word, advice = "ranks", "Pass the same list on every rank, also on those that are not in it"
     if field in _OF_CALLS and title not in _OF_RANKS and _are_other_lines(brought, field):
@@ -94,6 +107,8 @@ def _value(spec: Spec, field: str) -> str:
         return f"refused {value}"
     if field == "in_place":
         return "the receive buffer" if value else "another buffer"
+    if field == "order":
+        return _ORDERS[spec.order]
     if field == "device":
         return "an array on a GPU" if value else "one in host memory"
     if value in ("", -1, ()):

@@ -38,6 +38,8 @@ class Spec(NamedTuple):
     refused: int = 0
     """How many earlier calls of its communicator the rank has refused for their arguments."""
     in_place: bool = False
+    order: str = ""
+    """"F" if a buffer of mpi4py is in Fortran's order, "C+F" if only one of two is."""
 
     @property
     def title(self) -> str:

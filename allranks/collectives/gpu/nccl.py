@@ -235,7 +235,7 @@ def nccl_form(op: ReduceOp, dtype: np.dtype[Any]) -> NcclForm | None:
         return None
     if dtype.kind == "b":
         return NcclForm(BYTES, _BOOL[op], seen=np.dtype(np.uint8))
-    total = accumulator(op, dtype)
+    total = accumulator(op, dtype, "gpu")
     if total != dtype:
         return NcclForm(CODES[total.name], _OPS[op], wider=total)
     if name in _PARTS:

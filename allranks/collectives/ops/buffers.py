@@ -50,21 +50,24 @@ class Compared(TypedDict, total=False):
     dtype: str
     nbytes: int
     in_place: bool
+    order: str
 
 
 def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Compared:
     """Returns what must be the same on every rank; nothing for calls whose buffers may differ.
     ``root``: whether this rank reads or writes the buffer that only the root has. ``size``: the
-    number of ranks. A ``dtype`` with a + is a mistake of this rank: it would receive another type
-    than is sent.
+    number of ranks. A ``dtype`` or an ``order`` with a + is a mistake of this rank: it would
+    receive another type, or values in another order, than is sent.
     """
     if call == "Barrier":
         return {}
+    order = _orders(call, arguments, root)
     if call not in REDUCING:
-        return _types(call, arguments, root) | _sizes(call, arguments, root, size)
+        return order | _types(call, arguments, root) | _sizes(call, arguments, root, size)
     dtype, nbytes = _first(arguments)
     (op,) = (argument for argument in arguments[2:] if isinstance(argument, MPI.Op))
     found = Compared(reduction=_NAMES.get(op.handle, "a function"), dtype=dtype, nbytes=nbytes)
+    found |= order
     if call == "Allreduce":  # MPI chooses its algorithm by this, and would move other data
         found["in_place"] = _is_in_place(arguments[0])
     return found
@@ -73,11 +76,45 @@ def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Co
 def _types(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
     if call not in _TYPED and call not in _VARYING:
         return {}
+    buffers = _used_here(call, arguments, root)
+    kinds = list(filter(None, dict.fromkeys(map(_basic, buffers))))
+    return {"dtype": "+".join(kinds) or "bytes"} if len(kinds) > 1 or call in _TYPED else {}
+
+
+def _orders(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
+    """Whether an array is in Fortran's order, as a transposed one: MPI moves memory as it lies."""
+    if call not in _TYPED and call not in _VARYING and call not in REDUCING:
+        return {}
+    orders = set(map(_order, _used_here(call, arguments, root))) - {""}
+    if "F" not in orders or (len(orders) == 1 and call in _VARYING):
+        return {}
+    return {"order": "+".join(sorted(orders))}
+
+
+def _order(buffer: Any) -> str:
+    """Returns "C" or "F" for an array that is in this order and not in the other one, too."""
+    data = buffer
+    if isinstance(buffer, list | tuple) and buffer:
+        data, kind = buffer[0], buffer[-1]
+        if isinstance(kind, MPI.Datatype) and not kind.is_predefined:
+            return ""
+    if not isinstance(data, np.ndarray) or data.ndim < 2:
+        return ""
+    flags = data.flags
+    return "" if flags.c_contiguous == flags.f_contiguous else "C" if flags.c_contiguous else "F"
+
+
+def is_in_fortrans_order(buffer: Any) -> bool:
+    """Whether the values of a message have another order than its array shows."""
+    return _order(buffer) == "F"
+
+
+def _used_here(call: str, arguments: tuple[Any, ...], root: bool) -> tuple[Any, ...]:
+    """The buffers of a call that this rank reads or writes."""
     buffers = arguments[:1] if call == "Bcast" else arguments[:2]
     if not root:
         buffers = buffers[1:] if call.startswith("Scatter") else buffers[:1]
-    kinds = list(filter(None, dict.fromkeys(map(_basic, buffers))))
-    return {"dtype": "+".join(kinds) or "bytes"} if len(kinds) > 1 or call in _TYPED else {}
+    return buffers
 
 
 def _sizes(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Compared:

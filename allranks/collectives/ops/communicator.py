@@ -103,6 +103,12 @@ class Comm(PointToPoint):
                 f"{call.spec.title} needs buffers of one type: found {found}, and MPI converts "
                 "none. Convert one with astype()."
             )
+        if "+" in call.spec.order:
+            raise UsageError(
+                f"{call.spec.title} needs buffers of one order in memory: found C order and "
+                "Fortran's, as a transposed array has it, and MPI moves memory as it lies. Pass "
+                "np.ascontiguousarray(x)."
+            )
 
     def _check_function(self, op: str) -> None:
         """Raises on every rank if the function of an op has raised on one."""

@@ -72,6 +72,21 @@ class CollectiveInputs:
         return self.restores[0](out)
 
 
+def listed(kind: str, values: Any) -> Sequence[Any]:
+    """The arrays of a call, which an iterator has only once."""
+    if isinstance(values, list | tuple):
+        return values
+    try:
+        if not isinstance(values, dict):
+            return list(values)
+    except TypeError:
+        pass
+    raise UsageError(
+        f"{kind} expected a list of arrays, the same on every rank, found "
+        f"{type(values).__name__}. Type: {kind}([x, y])"
+    )
+
+
 def read_inputs(
     kind: str, values: Sequence[Any], transport: str | None, device: str, *, host: bool = False
 ) -> CollectiveInputs:

@@ -15,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allranks.collectives import world
-from allranks.collectives.arrays.libraries import ArrayHeader, to_dtype, to_numpy
+from allranks.collectives.arrays.libraries import ArrayHeader, labels_of, to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import Array, ReduceOp, check, name_of
 from allranks.collectives.calls.call import Call, Cut, PointCall, Steps, Transport, as_bytes
 from allranks.collectives.calls.specs import Spec, describe_group
-from allranks.collectives.ops.inputs import CollectiveInputs, Handle, no_inputs, read_inputs, run
+from allranks.collectives.ops.inputs import (
+    CollectiveInputs,
+    Handle,
+    listed,
+    no_inputs,
+    read_inputs,
+    run,
+)
 from allranks.collectives.world.process_sets import ProcessSet, group_of
 from allranks.collectives.world.world import Group
 from allranks.errors import UsageError
@@ -109,6 +116,7 @@ def begin_allgather(
     **options: Any,
 ) -> Call:
     """An allgather or gather of one array, or of several, whose result is a list."""
+    arrays = listed(kind, arrays)
     group, inputs, name = _open(kind, arrays, **options)
     sources = inputs.sources
     for source in sources:
@@ -117,8 +125,9 @@ def begin_allgather(
     reads = index in (-1, group.me)
     looks = [(None, *source.shape[1:]) for source in sources]
     grouped = kind.startswith("grouped")
+    labels = labels or labels_of(arrays, rows=False)
     dtypes, shapes = describe_group([name_of(source.dtype) for source in sources], looks, labels)
-    spec = inputs.spec(kind, dtypes, shapes if grouped else looks[0], root)
+    spec = inputs.spec(kind, dtypes, shapes if grouped or labels else looks[0], root)
     # The number of rows without bytes cannot be computed from the size, so it is sent, too.
     tabled = grouped or 0 in looks[0]
 
@@ -217,6 +226,7 @@ def grouped_allgather(arrays: Sequence[Any], **options: Any) -> list[Any]:
 
     Collective over the process set.
     """
+    arrays = listed("grouped_allgather", arrays)
     if not arrays:
         return []
     result: list[Any] = run(begin_allgather(arrays, kind="grouped_allgather", **options))
@@ -364,7 +374,12 @@ def _splits(kind: str, source: Array, splits: Any, size: int) -> list[int]:
                 f"found {rows}. Pass splits=, one number of rows a rank."
             )
         return [rows // size] * size
-    chosen = [int(count) for count in to_numpy(splits)[0].reshape(-1)]
+    given = to_numpy(splits)[0].reshape(-1)
+    chosen = given.tolist()
+    if given.size and given.dtype.kind not in "iu":
+        raise UsageError(
+            f"{kind} needs splits of whole numbers: found {chosen}. Pass one number of rows a rank."
+        )
     if len(chosen) != size or min(chosen) < 0 or sum(chosen) != rows:
         raise UsageError(
             f"{kind} needs {size} splits that add up to the first dimension, {rows}: "

@@ -21,6 +21,7 @@ from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, reports_death
 from allranks.collectives.ops.buffers import (
     REDUCING,
+    is_in_fortrans_order,
     is_plain,
     layout_of,
     nbytes_of_message,
@@ -141,6 +142,13 @@ def _too_long(
     )
 
 
+_ORDER_HINT = (
+    "comm.{} moves memory as it lies, and this array is in Fortran's order, as a transposed one: a "
+    "receiver's array in C order gets its values in other places. Pass np.ascontiguousarray(x), or "
+    "receive into an array that is made with order='F'."
+)
+
+
 class PointToPoint(Raw):
     """The methods of `Comm` for two ranks."""
 
@@ -236,13 +244,21 @@ class PointToPoint(Raw):
         self.point(op, peer, steps)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._hint_at_order("Send", buf)
         self._post("Send", dest, post_send, self, buf, dest, tag)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._hint_at_order("Ssend", buf)
         self._post("Ssend", dest, Raw.Issend, self, buf, dest, tag)
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._hint_at_order("Rsend", buf)
         self._post("Rsend", dest, Raw.Irsend, self, buf, dest, tag)
+
+    def _hint_at_order(self, op: str, buf: Any) -> None:
+        """A message does not have the order of its values, so the receiver cannot compare it."""
+        if is_in_fortrans_order(buf):
+            self._world.hint(_ORDER_HINT.format(op))
 
     def Recv(
         self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Status = None
@@ -318,6 +334,8 @@ class PointToPoint(Raw):
         status: Status,
     ) -> None:
         room = self.room(recvbuf, source)  # first: if it is invalid, no data is sent
+        if not is_in_fortrans_order(recvbuf):
+            self._hint_at_order(op, sendbuf)
 
         def steps(call: PointCall) -> Steps[None]:
             sent: list[MPI.Request] = []

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 
 from allranks.collectives import world
-from allranks.collectives.arrays.libraries import to_dtype
+from allranks.collectives.arrays.libraries import labels_of, to_dtype
 from allranks.collectives.arrays.reductions import (
     Adasum,
     Arithmetic,
     Array,
     Average,
     Compression,
+    ExactArithmetic,
+    Product,
     ReduceOp,
+    Sum,
     adasum,
     check,
     name_of,
@@ -32,7 +35,7 @@ from allranks.collectives.gpu.dlpack import ALIGNED
 from allranks.collectives.gpu.transport import is_of_a_gpu
 from allranks.collectives.host.shared_memory import SharedMemoryTransport, keep
 from allranks.collectives.host.staging import split
-from allranks.collectives.ops.inputs import CollectiveInputs, Handle, read_inputs, run
+from allranks.collectives.ops.inputs import CollectiveInputs, Handle, listed, read_inputs, run
 from allranks.collectives.ops.outputs import GivenArray, fits, fits_on_gpu
 from allranks.collectives.world import world as worlds
 from allranks.collectives.world.process_sets import ProcessSet, group_of
@@ -51,6 +54,16 @@ _TRUNCATION_HINT = (
 )
 
 
+_ANY_HINT = (
+    '{} of bool with op=Sum means "any". For the number of True, pass integers: x.astype(int), or '
+    "int(x)."
+)
+_CUT_HINT = (
+    "{} multiplies integers by its factors in float64, and cuts them towards zero each time. For "
+    "the exact result, pass floats."
+)
+
+
 class ReductionPlan:
     """The common properties of a group's reductions with the same arguments, dtypes and shapes."""
 
@@ -66,15 +79,16 @@ class ReductionPlan:
         labels: Sequence[str] = (),
         transport: str = "",
         device: str = "",
+        exact: bool = False,
     ) -> None:
         dtypes, shapes = [dtype for dtype, _ in specs], [shape for _, shape in specs]
         for dtype in dtypes:
             check(op, dtype)
         _check_shapes(kind, op, shapes, group.size)
         # Here, because a plan is made once for many calls. One member reports it for all.
-        cut = op is Average and group.size > 1 and any(dtype.kind in "iu" for dtype in dtypes)
-        if cut and group.me == 0:
-            group.own.hint(_TRUNCATION_HINT.format(kind.removeprefix("grouped_")))
+        if group.size > 1 and group.me == 0:
+            for text in _hints(op, {dtype.kind for dtype in dtypes}, factors):
+                group.own.hint(text.format(kind.removeprefix("grouped_")))
         self.op, self.factors = op, factors
         self.transport, self.move = group.through_host.name, group.through_host.allreduce
         """How one array goes where nothing else is asked for, and it is not on a GPU."""
@@ -86,7 +100,8 @@ class ReductionPlan:
         # Adasum has its own arithmetic, and moves one array after the other.
         for index, dtype in enumerate(dtypes if op is not Adasum else ()):
             found.setdefault(dtype, []).append(index)
-            self.reductions.append(Arithmetic(op, dtype, group.size, *factors))
+            made = ExactArithmetic if exact else Arithmetic
+            self.reductions.append(made(op, dtype, group.size, *factors, device))
         self.batches = [
             Batch(
                 group.own,
@@ -102,7 +117,7 @@ class ReductionPlan:
             self.move = looking(self.own, self.group, self.move)
         whole = kind == "grouped_allreduce" and op is not Adasum
         names, shown = describe_group([name_of(dtype) for dtype in dtypes], shapes, labels)
-        shape = shown if kind.startswith("grouped") else shapes[0]
+        shape = shown if kind.startswith("grouped") or labels else shapes[0]
         elements = sum(batch.size for batch in self.batches) if whole else sum(sizes)
         self.packed = pack(
             Spec(kind, op.name, names, shape, root, *factors, compression, elements,
@@ -231,6 +246,18 @@ class Batch:
             self.staging.staged(flat, flat)
 
 
+def _hints(op: ReduceOp, kinds: set[str], factors: tuple[float, float]) -> list[str]:
+    """What results are that a user may not expect."""
+    found, integers = list[str](), not kinds.isdisjoint("iu")
+    if op is Average and integers:
+        found.append(_TRUNCATION_HINT)
+    elif integers and not all(factor.is_integer() for factor in factors):
+        found.append(_CUT_HINT)
+    if op is Sum and "b" in kinds:
+        found.append(_ANY_HINT)
+    return found
+
+
 def plan_of(
     group: Group, kind: str, op: ReduceOp, specs: ArraySpecs, *options: Any
 ) -> ReductionPlan:
@@ -276,6 +303,7 @@ def begin_reduction(
     labels: Sequence[str] = (),
     out: Any = None,
 ) -> Call:
+    arrays = listed(kind, arrays)
     group = world.current().groups[0] if process_set is None else group_of(process_set, kind)
     op = op_of(kind, op)
     if kind == "reduce":
@@ -293,9 +321,14 @@ def begin_reduction(
         pairs = [compress(source) for source in sources]
         sources, contexts = [source for source, _ in pairs], [context for _, context in pairs]
     specs = tuple([(source.dtype, source.shape) for source in sources])
+    labels = labels or labels_of(arrays)
+    exact = len(arrays) == 1 and type(arrays[0]) is int and factors == (1.0, 1.0)
+    exact = exact and op in (Sum, Product) and not inputs.device
+    if exact and (inputs.transport or group.through_host.name) != "shared":
+        _check_fits(kind, op, arrays[0], group.size)
     plan = plan_of(
         group, kind, op, specs, factors, root, compressed, labels,
-        inputs.transport, inputs.device,
+        inputs.transport, inputs.device, exact,
     )  # fmt: skip
     call = Call(group.agreement, plan.packed, name, plan.nbytes)
 
@@ -324,6 +357,18 @@ def begin_reduction(
     return inputs.marked(call)
 
 
+def _check_fits(kind: str, op: ReduceOp, value: int, size: int) -> None:
+    """Raises where the result of such numbers of all ranks may not fit into 64 bits, where these
+    are added up by MPI.
+    """
+    most = abs(value) * size if op is Sum else abs(value) ** size
+    if most > np.iinfo(np.int64).max:
+        raise UsageError(
+            f"{kind}({op.name}) between hosts needs a result of 64 bits: found {value} on one of "
+            f"{size} ranks. Type for one of any size: sum(allgather_object(x)), or pass a float."
+        )
+
+
 def _output(kind: str, arrays: Sequence[Any], out: Any) -> GivenArray:
     if kind != "allreduce":
         raise UsageError(
@@ -334,6 +379,12 @@ def _output(kind: str, arrays: Sequence[Any], out: Any) -> GivenArray:
 
 def op_of(kind: str, op: Any) -> ReduceOp:
     """The reduction for an argument ``op``; `UsageError` if it is none."""
+    if isinstance(op, bool):
+        # The second argument of Horovod is `average`: True would be Sum here, and False Average.
+        raise UsageError(
+            f"{kind} expected op Sum, Average, Min, Max or Product, found {op}. "
+            f"Type: {kind}(x, op={'Average' if op else 'Sum'})"
+        )
     try:
         return ReduceOp(op)
     except (ValueError, TypeError):
@@ -392,10 +443,10 @@ def allreduce(
 ) -> Any:
     """Every rank gets the element-wise reduction of all ranks' arrays.
 
-    Integers: Sum and Product wrap around as in numpy; Average of up to 32 bits does not. Average
-    and the scale factors are computed in float64 and truncated towards zero: the average of 1 and 2
-    is 1. float16 and bfloat16 are scaled and accumulated in float32. bool: Sum and Max mean "any",
-    Product and Min mean "all".
+    Integers: Sum and Product of arrays wrap around as in numpy, those of Python's integers do not;
+    Average does not. Average and the scale factors, which are applied in float64, are truncated
+    towards zero: the average of 1 and 2 is 1. float16 and bfloat16 are scaled and accumulated in
+    float32. bool: Sum and Max mean "any", Product and Min mean "all".
 
     Args:
         array: any shape and dtype, the same on every rank; a number, or an array of any library
@@ -439,7 +490,12 @@ def allreduce(
         this = worlds.process or world.current()
         group = this.groups[0] if process_set is None else group_of(process_set, "allreduce")
         key = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor
-        plan: ReductionPlan | None = group.plans.get(key)
+        try:
+            plan: ReductionPlan | None = group.plans.get(key)
+        except TypeError:  # an array, which cannot be a part of a key
+            factors = _factor("allreduce", prescale_factor), _factor("allreduce", postscale_factor)
+            key = (key[0], key[1], key[2], *factors)
+            plan = group.plans.get(key)
         if plan is None:
             array, plan = _plan_of_one(group, key, op, array)
         call = Call(group.agreement, plan.packed, name, plan.nbytes)
@@ -644,7 +700,7 @@ def _contribute_zeros(group: Group, call: Call, spec: Spec, before: int) -> Step
     transport = group.choose(call, spec.transport, device)
     channel.turn = before
     reduction = Arithmetic(
-        ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale
+        ReduceOp[spec.reduction], dtype, group.size, spec.prescale, spec.postscale, spec.device
     )
     if isinstance(transport, SharedMemoryTransport):
         yield from transport.contribute_zeros(call, zeros, reduction)

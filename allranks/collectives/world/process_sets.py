@@ -135,6 +135,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     this = world.current()
     ranks = tuple(chosen.ranks)
+    if any(isinstance(rank, bool | np.bool_) for rank in ranks):
+        raise UsageError(
+            f"add_process_set needs the numbers of ranks: found {list(ranks)}. Type for a mask: "
+            "add_process_set(np.flatnonzero(mask))"
+        )
     if not ranks or not set(ranks) <= set(range(this.size)):
         raise UsageError(
             f"add_process_set needs ranks from 0 to {this.size - 1}: found {list(ranks)}. "

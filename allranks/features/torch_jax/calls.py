@@ -81,6 +81,11 @@ def device_of(array: Any) -> Device | None:
     return None if isinstance(array, np.ndarray) else worlds.current().gpu
 
 
+def _arithmetic(group: Group, op: ReduceOp, array: Any) -> Arithmetic:
+    device = "" if isinstance(array, np.ndarray) else "gpu"
+    return Arithmetic(op, array.dtype, group.size, 1.0, 1.0, device)
+
+
 def barrier(group: Group) -> Call:
     return make(group, Spec("barrier"), 0)
 
@@ -117,7 +122,7 @@ def _reduction(group: Group, title: str, op: ReduceOp, array: Array, dtype: str)
         return transport.allreduce(call, source, arithmetic, source)
 
     spec = Spec(title, reduction_name(op), dtype, array.shape)
-    arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
+    arithmetic = _arithmetic(group, op, array)
     looked_at = is_looked_at(group.own, op, array.dtype, array.nbytes)
     move = looking(group.own, group.number, in_place) if looked_at else in_place
     return Reduction(pack(spec), arithmetic, transport.name, move, array.nbytes)
@@ -137,7 +142,7 @@ def all_reduce(group: Group, plan: Reduction, array: Array) -> Call:
 def all_reduce_on_gpu(group: Group, title: str, op: ReduceOp, array: Array, dtype: str) -> Call:
     check(op, array.dtype)
     spec = Spec(title, reduction_name(op), dtype, array.shape)
-    arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
+    arithmetic = _arithmetic(group, op, array)
 
     def steps(call: Call, way: Transport) -> Steps[None]:
         yield from call.moved(way.allreduce, array, arithmetic, array)
@@ -153,7 +158,7 @@ def all_reduce_many(
     dtype, shown = describe_group(dtypes, shapes)
     spec = Spec("all_reduce_coalesced", reduction_name(op), dtype, shown)
     check(op, arrays[0].dtype)
-    arithmetic = Arithmetic(op, arrays[0].dtype, group.size, 1.0, 1.0)
+    arithmetic = _arithmetic(group, op, arrays[0])
 
     device = device_of(arrays[0])
 
@@ -180,7 +185,7 @@ def reduce(group: Group, op: ReduceOp, array: Array, dtype: str, root: int) -> C
     """A reduction to ``array`` of the member with index ``root``; the others keep theirs."""
     check(op, array.dtype)
     spec = Spec("reduce", reduction_name(op), dtype, array.shape, group.ranks[root])
-    arithmetic = Arithmetic(op, array.dtype, group.size, 1.0, 1.0)
+    arithmetic = _arithmetic(group, op, array)
 
     def steps(call: Call, way: Transport) -> Steps[None]:
         out = array if group.me == root else np.empty_like(array)
@@ -209,7 +214,7 @@ def reduce_scatter(
     """Each member gets its slice of the sum; both arrays have one dimension."""
     check(op, source.dtype)
     spec = Spec(title, reduction_name(op), dtype, shape)
-    arithmetic = Arithmetic(op, source.dtype, group.size, 1.0, 1.0)
+    arithmetic = _arithmetic(group, op, source)
     bounds = [out.size * index for index in range(group.size + 1)]
 
     def steps(call: Call, way: Transport) -> Steps[None]:

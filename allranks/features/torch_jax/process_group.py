@@ -197,9 +197,9 @@ class AllranksGroup(BaseGroup):
                 f"{title} needs an output for each of the {group.size} members of the group: "
                 f"found {len(outputs)}."
             )
+        if reads:
+            tensors.check_outputs(title, outputs, found)
         outs = [tensors.scratch(output) for output in outputs] if reads else []
-        for out in outs:
-            tensors.check_size(title, out, found)
         whom = group.ranks[root] if root >= 0 else -1
         spec = Spec(title, "", tensors.name_of(tensor), tuple(tensor.shape), whom)
         call = calls.all_gather(
@@ -267,7 +267,7 @@ class AllranksGroup(BaseGroup):
                     f"found {len(pieces)}."
                 )
             for piece in pieces:
-                tensors.check_size("scatter", piece, whole)
+                tensors.check_alike("scatter", piece, whole)
             data = np.concatenate([tensors.bytes_of(piece) for piece in pieces])
         spec = Spec("scatter", "", tensors.name_of(output), tuple(output.shape), group.ranks[root])
         call = calls.scatter(group, spec, data, tensors.bytes_of(whole), root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,36 @@ def check_size(title: str, tensor: Any, like: Any) -> None:
             f"{title} needs tensors of one size and dtype: found {tuple(tensor.shape)} of "
             f"{tensor.dtype} and {tuple(like.shape)} of {like.dtype}."
         )
+
+
+def check_alike(title: str, tensor: Any, like: Any) -> None:
+    check_size(title, tensor, like)
+    if tensor.shape != like.shape:
+        raise ValueError(
+            f"{title} needs inputs and outputs of one shape: found {tuple(tensor.shape)} and "
+            f"{tuple(like.shape)}. Pass tensors made by torch.empty_like(x) as outputs."
+        )
+
+
+def check_outputs(title: str, outputs: Sequence[Any], like: Any) -> None:
+    """Raises for outputs that are not like the input, and for those that share memory."""
+    for output in outputs:
+        check_alike(title, output, like)
+    if like.numel() and _overlap(outputs):
+        raise ValueError(
+            f"{title} needs memory of its own for each output: found outputs that overlap, as in "
+            "[x] * n, where a later one would overwrite the others. Pass "
+            "[torch.empty_like(x) for _ in range(n)]."
+        )
+
+
+def _overlap(outputs: Sequence[Any]) -> bool:
+    if len({output.data_ptr() for output in outputs}) < len(outputs):
+        return True
+    # Others may lie between each other, as columns do.
+    whole = [output for output in outputs if output.is_contiguous()]
+    spans = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in whole)
+    return any(end > begin for (_, end), (begin, _) in pairwise(spans))
 
 
 def check_dtypes(title: str, *given: Any) -> None:

@@ -28,7 +28,7 @@ from libraries import (
 )
 
 import allranks.collectives as c
-from allranks.errors import MissingDependency, UsageError
+from allranks.errors import CollectiveMismatch, MissingDependency, UsageError
 
 # Read when the libraries are imported: no GPU, and two devices for JAX to spread an array over.
 os.environ.update(
@@ -153,9 +153,75 @@ def test_floats_of_one_byte_are_refused():
         c.allreduce(np.ones(2, ml_dtypes.float8_e5m2))
 
 
-def test_masked_arrays_are_refused():
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: [x], lambda x: [[x], [x]]])
+def test_masked_arrays_are_refused(of: Callable[[Any], Any]):
     with pytest.raises(TypeError, match=r"this one is masked\. Pass x\.filled"):
-        c.allreduce(np.ma.masked_array([1, 2], [True, False]))
+        c.allreduce(of(np.ma.masked_array([1, 2], [True, False])))
+
+
+def test_a_list_of_unequal_parts_is_refused():
+    with pytest.raises(TypeError, match="found a list whose parts differ in shape"):
+        c.allreduce([[1], [2, 3]])
+
+
+def test_groups_are_iterated_once():
+    ones = [np.ones(c.size()), np.ones(c.size())]
+    for call in (c.grouped_allreduce, c.grouped_reducescatter, c.grouped_allgather):
+        for found, wanted in zip(call(iter(ones)), call(ones), strict=True):
+            equal(found, wanted)
+    for group in (np.float64(1), {"a": np.ones(1)}, None):
+        with pytest.raises(UsageError, match="grouped_allreduce expected a list of arrays"):
+            c.grouped_allreduce(group)
+
+
+def test_factors_are_numbers():
+    with pytest.raises(UsageError, match="expected a number for prescale_factor"):
+        c.allreduce(np.ones(2), prescale_factor=np.ones(2))
+    equal(c.allreduce(np.ones(2), prescale_factor=np.array(2.0)), np.full(2, 2.0))
+
+
+def test_horovods_second_argument_is_no_reduction():
+    """There, it is `average`."""
+    for average, op in ((True, "Average"), (False, "Sum")):
+        with pytest.raises(UsageError, match=rf"found {average}\. Type: allreduce\(x, op={op}\)"):
+            c.allreduce(np.ones(2), average)
+
+
+def test_a_mask_is_no_list_of_ranks():
+    with pytest.raises(UsageError, match=r"Type for a mask: add_process_set\(np\.flatnonzero"):
+        c.add_process_set(np.arange(c.size()) == 0)
+
+
+def test_tables_of_pandas_need_the_same_labels():
+    pandas = pytest.importorskip("pandas", reason="pip install pandas")
+    mine, odd = [1.0, 2.0], c.rank() == c.size() - 1 and c.size() > 1
+    equal(c.allreduce(pandas.Series(mine, ["a", "b"]), c.Sum), np.array(mine) * c.size())
+    equal(c.allreduce(pandas.Series(mine), c.Sum), np.array(mine) * c.size())
+    tables = [
+        lambda: c.allreduce(pandas.Series(mine, ["b", "a"] if odd else ["a", "b"])),
+        lambda: c.grouped_allreduce([pandas.Series(mine, ["b", "a"] if odd else ["a", "b"])]),
+        lambda: c.allgather(pandas.DataFrame([mine], columns=["b", "a"] if odd else ["a", "b"])),
+    ]
+    for table in tables[: 3 * (c.size() > 1)]:
+        with pytest.raises(CollectiveMismatch, match=r"needs the same shape and labels") as caught:
+            table()
+        assert "Sort them alike on every rank: x.reindex(labels)" in str(caught.value)
+        c.renew()
+    rows = pandas.DataFrame([mine], index=[f"row {c.rank()}"], columns=["a", "b"])
+    equal(c.allgather(rows), np.array([mine] * c.size()))
+
+
+def test_integers_that_jax_would_cut_are_refused():
+    kind = Jax()
+    like, cut = kind.make(np.ones(1, "int32")), np.array([2**40] * c.size())
+    if c.rank():
+        with pytest.raises(TypeError, match=r"jax\.config\.update\('jax_enable_x64', True\)"):
+            c.scatter(like)
+    else:
+        equal(c.scatter(cut), cut[:1])
+    c.renew()
+    found = c.scatter(np.arange(c.size()) if c.rank() == 0 else like)
+    assert int(found[0]) == c.rank()
 
 
 def test_arrays_on_a_gpu_need_cupy():
