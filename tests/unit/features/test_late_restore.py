@@ -7,7 +7,7 @@ import pytest
 from allranks.collectives import loopback, world
 from allranks.engine.rank import Rank
 from allranks.features import heal
-from allranks.features.attach import RankAttach
+from allranks.features.attach.rank import RankAttach
 from allranks.features.heal import RankHeal
 from allranks.records import requests
 from allranks.records.wire import Query, RunCell
