@@ -529,8 +529,8 @@ class RankSockets:
                 self.deliver_host(host, _SILENT)
 
     def close(self) -> None:
-        for one in self.observers:
-            one.close()
+        for observer in self.observers:
+            observer.close()
         with self._lock:  # another thread may be in the middle of a message
             self._closed = True
         if self._thread.is_alive():
