@@ -18,7 +18,6 @@ from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
 from allranks.cluster.features import CellRequest, NotebookHooks
-from allranks.cluster.healing import AfterCells
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
@@ -26,7 +25,6 @@ from allranks.cluster.options import (
     check_source,
     explain_syntax,
 )
-from allranks.cluster.recovered import listed
 from allranks.errors import AllranksError, CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.hints import Hints
 from allranks.magics.options import (
@@ -334,10 +332,6 @@ class DistributedMagics(Magics):
             from allranks.cluster import doctor
 
             print(doctor.report(doctor.examine()))
-        elif name == "heal":
-            self._heal(options.names)
-        elif name == "keep":
-            self._keep_after_cells(options)
         elif name == "last":
             _last(options.names, session.past)
         elif name == "compare":
@@ -356,48 +350,6 @@ class DistributedMagics(Magics):
         else:
             return self._ask(name, options.names, options.ranks)
         return None
-
-    def _heal(self, words: list[str]) -> None:
-        if len(words) > 1:
-            raise UsageError(f"expected on, ask or off, found {' '.join(words)}")
-        if words:
-            self.session.heal_when(words[0])
-            running = self.session.running
-            fixed = words[0] != "off" and running is not None and not running.roster.can_heal
-            print(_FIXED if fixed else _HEALING[words[0]])
-            return
-        cluster = self.session.running
-        if cluster is None and (line := self.session.where()):
-            raise UsageError(f"expected ranks of this notebook, found {line} Type it there")
-        if cluster is None:
-            raise UsageError("no ranks are running. Type: %distributed start")
-        said: list[str] = []
-
-        def tell(text: str) -> None:
-            said.append(text)
-            print(text)
-
-        if not cluster.cells.is_up(tell):
-            print(cluster.lost_because.splitlines()[0])
-        elif cluster.roster.dead:
-            print(cluster.heal(print))
-        elif not said:
-            print(_ALIVE)
-
-    def _keep_after_cells(self, options: CommandOptions) -> None:
-        if options.names == ["off"]:
-            self.session.keep_after_cells(None)
-            print("No variables are kept after cells from now on; those kept before remain.")
-            return
-        unfit = [name for name in options.names if not name.isidentifier()]
-        if unfit:
-            raise UsageError(
-                f"expected the names of variables, found {unfit[0]:.60}. "
-                "Type for example: %distributed keep model, step"
-            )
-        self.session.keep_after_cells(AfterCells(options.names, options.every))
-        often = f", at most once in {options.every:g} s," if options.every else ""
-        print(f"{listed(options.names)} kept after each cell{often} until: %distributed keep off")
 
     def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
         # The other ranks are idle meanwhile.
@@ -463,13 +415,3 @@ class DistributedMagics(Magics):
 _LOG_NBYTES = 8192
 _MOST_TIMES = 3
 _GOES_ON = "The cell runs again, and its training continues from its last commit."
-_ALIVE = "All ranks are alive."
-_FIXED = (
-    "These ranks cannot be replaced: when one dies, all others are killed, and the next cell "
-    "starts new ones."
-)
-_HEALING = {
-    "on": "A rank that dies is replaced automatically; the others keep their variables.",
-    "ask": "A rank that dies is replaced when you type: %distributed heal",
-    "off": "When a rank dies, all others are killed, and the next cell starts new ones.",
-}

@@ -38,19 +38,16 @@ COMMANDS = {
     "debug": "opens a debugger where the last cell failed, on the rank that failed first",
     "launchers": "lists the launchers and named places for --on",
     "doctor": "checks MPI, GPUs, packages and limits; prints a command for each problem",
-    "keep": "keeps variables after each cell, for ranks that replace dead ones, until: keep off",
-    "heal": "replaces dead ranks now; or sets when: always (on), on request (ask), never (off)",
 }
 """What each command of the core does; in the order in which they are listed."""
 _START_RANKS = ("start", "restart")
-_NAME_VARIABLES = ("push", "pull", "keep")
+_NAME_VARIABLES = ("push", "pull")
 _CHOOSE_RANKS = ("status", "push", "pull", "log", "debug", "compare")
 #: Commands with words: their name in the help, and their meaning.
 _TAKE_WORDS = {
     "last": ("N", "the number of a cell, as in In[N]"),
     "compare": ("N", "the numbers of cells, as in In[N], or files cell-N.json.gz of earlier ones"),
     "export": ("FOLDER N", "the folder for the files, and the number of the cell"),
-    "heal": ("on|ask|off", "when, from now on; without it, dead ranks are replaced now"),
 }
 
 
@@ -90,7 +87,6 @@ class CommandOptions:
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
     names: list[str] = field(default_factory=list)
-    every: float = 0.0
     features: dict[str, Any] = field(default_factory=dict)
     """The arguments of a feature's command, by name."""
 
@@ -178,9 +174,6 @@ def command_parser(command: str) -> Parser:
     add = parser.add_argument
     if command in _NAME_VARIABLES:
         add("names", nargs="*", metavar="NAMES", help="the variables' names")
-    if command == "keep":
-        said = "at most once in this time"
-        add("--every", type=float, default=0.0, metavar="SECONDS", help=said)
     if command in _TAKE_WORDS:
         shown, about = _TAKE_WORDS[command]
         add("names", nargs="*", metavar=shown, help=about)

@@ -2,7 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from allranks.cluster.features import NotebookHooks
+from allranks.errors import UsageError
 from allranks.features.attach import sessions
 from allranks.features.attach.notebook import NotebookAttach
 
@@ -21,3 +24,8 @@ def test_a_stop_without_ranks_names_those_that_are_detached(monkeypatch):
     )
     monkeypatch.setattr(sessions, "running", lambda *_: [])
     assert stopped() == "No ranks are running."
+
+
+def test_attach_takes_one_word():
+    with pytest.raises(UsageError, match="expected the name of one cluster, found 7f3a 9c21"):
+        NotebookHooks([NotebookAttach]).command("attach", ["7f3a", "9c21"])
