@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from allranks import own_files
 from allranks.cluster import healing
@@ -24,7 +24,6 @@ from allranks.cluster.log_folder import refused_log_folder
 from allranks.cluster.options import check_source, check_timeout
 from allranks.cluster.recovered import text_of_kept
 from allranks.cluster.renewal import renew
-from allranks.cluster.sessions import AttachedHostAgent
 from allranks.cluster.sockets import Answers
 from allranks.cluster.state import (
     ClusterState,
@@ -35,6 +34,8 @@ from allranks.records.ranks import among, label
 from allranks.records.wire import Answer, Record, RunCell
 from allranks.widgets.dashboard.view import text_view
 
+AnyConnection = TypeVar("AnyConnection", bound=Connection)
+
 #: The ranks share what is shown of a cell; the rest is in their logs.
 _SCREEN_NBYTES, _LEAST_SCREEN_NBYTES = 128 * 1024, 4096
 
@@ -44,10 +45,10 @@ class Cells:
 
     After a cell that left its communicator unusable, the ranks move to a fresh one before the next
     cell. Output that comes after the end of its cell is shown with the next one. Ranks that die are
-    replaced, and then have again what they had kept. ``connect`` makes the connection to the ranks.
+    replaced, and then have again what they had kept. ``options`` are those of `Connection`.
     """
 
-    def __init__(self, size: int, connect: Callable[..., Connection]) -> None:
+    def __init__(self, size: int, options: Mapping[str, Any]) -> None:
         self.size = size
         self.roster = ClusterState(size)
         """The state of the ranks."""
@@ -72,7 +73,7 @@ class Cells:
         self._fresh = True
         self.news: list[str] = []
         """Lines about events between cells, which the next cell shows."""
-        self._connect = connect
+        self._options = options
         self._connection: Connection | None = None
 
     # The ranks.
@@ -87,15 +88,13 @@ class Cells:
             )
         return self._connection
 
-    def connect(self, taken: AttachedHostAgent | None = None) -> Connection:
-        """Makes a connection to new ranks, or to those that another notebook has left."""
-        self._connection = self._connect(
-            self.roster,
-            hooks=self.hooks,
-            kept_dirs=self.kept.paths if self.kept is not None else (),
-            taken=taken,
+    def connect(self, kind: Callable[..., AnyConnection]) -> AnyConnection:
+        """Makes a connection of this kind, and has it from now on."""
+        kept_dirs = self.kept.paths if self.kept is not None else ()
+        self._connection = made = kind(
+            self.roster, hooks=self.hooks, kept_dirs=kept_dirs, **self._options
         )
-        return self._connection
+        return made
 
     def launch(self, several_hosts: bool) -> None:
         """Begins to start the ranks: see `Connection.launch`."""
@@ -106,7 +105,7 @@ class Cells:
         self._fresh = self.kept is None
         if self._fresh:
             self.kept = KeptFolders(on_several_hosts=several_hosts)
-        connection = self.connect()
+        connection = self.connect(Connection)
         connection.expects_clients &= self.expects_clients
         try:
             connection.launch()
@@ -414,8 +413,6 @@ class Cells:
             finally:
                 run.view.finish()
                 if self.roster.phase == "running":
-                    if self.roster.stays or self.roster.shared:
-                        self.connection.note_seen(run.cell, range(self.size))
                     self.hooks.cell_finished()
         failed = self.hooks.take_failure()
         try:

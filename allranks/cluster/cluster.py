@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
@@ -14,7 +13,6 @@ import cloudpickle
 from allranks.cluster import devices, launchers, variables
 from allranks.cluster.cell_run import View
 from allranks.cluster.cells import Cells
-from allranks.cluster.connection import Connection
 from allranks.cluster.failures import RankStatus
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.healing import HEALING
@@ -25,7 +23,6 @@ from allranks.cluster.options import (
     check_preload,
     choose_size,
 )
-from allranks.cluster.ownership import Ownership
 from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import CellFailed, UsageError
 from allranks.records import requests
@@ -97,20 +94,19 @@ class Cluster:
             if exclusive:
                 devices.check_exclusive(self.gpus, self.size)
         self.preload = check_preload(preload)
-        connect = partial(
-            Connection,
-            gpus=pins,
-            launcher=self.launcher,
-            preload=self.preload,
-            settings=dict(settings),
+        self.cells = Cells(
+            self.size,
+            {
+                "gpus": pins,
+                "launcher": self.launcher,
+                "preload": self.preload,
+                "settings": dict(settings),
+            },
         )
-        self.cells = Cells(self.size, connect)
         self.show_output = show_output
         """For programs that show cells themselves."""
         self.roster = self.cells.roster
         """Which ranks run, which have died, and what they run."""
-        self.ownership = Ownership(self.cells)
-        """Leaves the ranks to other notebooks, and attaches to theirs."""
 
     def launch(self) -> Self:
         """Begins to start the ranks and returns at once. `start` then waits for them, and `stop`

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import shutil
 import sys
 import threading
@@ -12,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,7 +22,6 @@ from allranks.cluster.last_words import LastWords
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.session_folder import name_session_folder
-from allranks.cluster.sessions import AttachedHostAgent, visit
 from allranks.cluster.sockets import (
     Answers,
     ClientAnswered,
@@ -43,9 +40,7 @@ from allranks.cluster.state import (
     ClusterEvent,
     ClusterState,
     Deaths,
-    DiedBefore,
     HostLost,
-    NotJoined,
     StartsAgain,
 )
 from allranks.countdown import Countdown
@@ -72,7 +67,7 @@ from allranks.records.agent import (
     to_line,
 )
 from allranks.records.agent import Event as AgentEvent
-from allranks.records.config import CLIENTS_RANKS, COMMANDS_AT_HOME, EVENTS_AT_HOME
+from allranks.records.config import CLIENTS_RANKS, HostAgentConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
@@ -90,8 +85,6 @@ from allranks.records.wire import (
 _ASK_SECONDS = 30.0
 _SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-_REACH_SECONDS = 0.02
-_JUST_ENDED = "the ranks have just ended. Type: %distributed start"
 
 #: The answers to a request that have come, by rank, and their payloads.
 AnswersSoFar = dict[int, tuple[Answer, list[bytes]]]
@@ -123,10 +116,10 @@ class TakesMembers(Protocol):
 
 
 class Connection:
-    """A set of ranks, up and reachable once :meth:`start` has returned, and their ``roster``.
+    """A set of ranks, up and reachable once :meth:`start` has returned, and their ``roster``."""
 
-    With ``taken`` it attaches to another notebook's ranks.
-    """
+    #: Whether this notebook starts the ranks; else another one has.
+    starts_ranks = True
 
     def __init__(
         self,
@@ -137,7 +130,6 @@ class Connection:
         settings: Mapping[str, str],
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
-        taken: AttachedHostAgent | None = None,
     ) -> None:
         self.roster, self.size = roster, roster.size
         self.words = LastWords(roster)
@@ -156,7 +148,7 @@ class Connection:
         self.hooks = NotebookHooks(()) if hooks is None else hooks
         #: Whether the controller of clients starts as soon as all ranks are up.
         self.expects_clients = self.size <= CLIENTS_RANKS
-        self._launcher, self._taken = launcher, taken
+        self._launcher = launcher
         self._preloading = ""
         #: The ranks whose processes run.
         self._started: set[int] = set()
@@ -164,61 +156,56 @@ class Connection:
         #: Functions of features that hear the host agents, and what they close at the end.
         self._listeners: list[Callable[[AgentEvent, int | None], object]] = []
         self._of_features = ExitStack()
-        # The ranks may still answer what another notebook has asked: begin with another number.
-        self._numbers = itertools.count(1 if taken is None else secrets.randbits(31))
+        self._numbers = itertools.count(1)
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
-        #: What the notebook before has noted of its recovery.
-        self.record: Mapping[str, Any] = {}
         #: Whether a cell waits until ranks have answered requests of clients.
         self.awaits_clients = False
         # No thread, feature or socket may refer to the connection: it closes with its last
         # reference.
-        inbox = self.inbox = EventQueue()
-        if taken is not None:
-            self._config = taken.config
-            home = taken.config.session_dir
-            urls = COMMANDS_AT_HOME.format(home), EVENTS_AT_HOME.format(home)
-            place = taken.listening or urls
-            self._wire = RankSockets(inbox, self.hooks, place, taken.lease_seconds)
-        else:
-            self._wire, self._config = open_sockets(
-                launcher, self.size, gpus, preload, kept_dirs, inbox, self.hooks, settings
-            )
+        self.inbox = EventQueue()
+        self._wire, self.config, self.session_dir = self._open(gpus, preload, kept_dirs, settings)
         self.send = self._wire.send
-        #: Sends messages to the notebooks that watch this one.
-        self.sharing = self._wire.sharing
-        self.log_dir = self._config.log_dir
-        #: By which other notebooks find the ranks; on several hosts it is their caretaker's.
-        self.session_dir = self._config.session_dir
-        if taken is not None:
-            self.session_dir = taken.folder
-        elif isinstance(launcher, MultiHostLauncher):
-            self.session_dir = name_session_folder()
+        self.log_dir = self.config.log_dir
         #: None or one; a list, because the finalizer must not refer to the connection.
         self._agents: list[AnyAgent] = []
         with closing_if_failed(self._wire):
-            if taken is not None:
-                self._wire.listen()
-            attached = taken is not None
             self.hooks.started(
                 ClusterContext(
                     self.size,
                     self.send,
-                    attached,
+                    not self.starts_ranks,
                     dict(settings),
                     self.log_dir,
                     partial(_start_controller, self._agents),
                     self._listeners,
+                    self._wire.observers,
+                    self.session_dir,
                     self._of_features,
                 )
             )
-        heals = self._config.heals
+        heals = self.config.heals
         relocates = heals and getattr(launcher, "outlives_hosts", False)
-        owner = () if taken is None else (taken.stays, taken.shared)
-        roster.connect(heals, relocates, *owner)
+        roster.connect(heals, relocates)
         # Runs when the connection is garbage, and when the kernel exits.
         held = self._of_features, self._agents, self._wire, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
+
+    def _open(
+        self,
+        gpus: tuple[str, ...],
+        preload: tuple[str, ...],
+        kept_dirs: tuple[str, ...],
+        settings: Mapping[str, str],
+    ) -> tuple[RankSockets, HostAgentConfig, str]:
+        """Returns the sockets for the ranks, the configuration of their host agent, and the folder
+        by which other notebooks find them; on several hosts it is their caretaker's.
+        """
+        wire, config = open_sockets(
+            self._launcher, self.size, gpus, preload, kept_dirs, self.inbox, self.hooks, settings
+        )
+        if isinstance(self._launcher, MultiHostLauncher):
+            return wire, config, name_session_folder()
+        return wire, config, config.session_dir
 
     def launch(self) -> AnyAgent:
         """Starts the host agents, which start the ranks; nothing of them is left if that fails."""
@@ -241,7 +228,7 @@ class Connection:
         preloaded.
         """
         patience = limits.START_SECONDS + self.size
-        patience += limits.PRELOAD_SECONDS if self._config.preload else 0
+        patience += limits.PRELOAD_SECONDS if self.config.preload else 0
         deadline = time.monotonic() + patience
         try:
             with self.inbox.hearing_interrupts():
@@ -273,16 +260,18 @@ class Connection:
         unreached -= {rank for rank in unreached if self.send((rank,), ask)}
         return not unreached
 
+    @property
+    def agent(self) -> AnyAgent:
+        """What starts the ranks, once it runs."""
+        (agent,) = self._agents
+        return agent
+
     def _agent_listener(self) -> Callable[[AgentEvent, str], None]:
         inbox, hooks, listeners, agents = self.inbox, self.hooks, self._listeners, self._agents
-        sharing, session_dir = self.sharing, self.session_dir
 
         def deliver(event: AgentEvent, host: str) -> None:
-            if isinstance(event, Watched):
-                sharing.open(session_dir)
-                return
-            # All other events are handled in the main thread, and features may hear them here.
-            if not isinstance(event, Registered):  # this one concerns features alone
+            # Events are handled in the main thread, and features may hear them here.
+            if not isinstance(event, Registered | Watched):  # these concern features alone
                 inbox.put(FromHostAgent(event, host))
             pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
             hooks.call_each(listeners, event, next(pids, None))
@@ -294,9 +283,9 @@ class Connection:
         made: AnyAgent
         try:
             if isinstance(self._launcher, MultiHostLauncher):
-                made = MultiHostAgents(self._launcher, self._config, self._wire, deliver)
+                made = MultiHostAgents(self._launcher, self.config, self._wire, deliver)
             else:
-                made = HostAgentProcess(self._config, deliver)
+                made = HostAgentProcess(self.config, deliver)
         except PermissionError as error:
             raise StartFailed(
                 f"expected to start {sys.executable} for the ranks, found {error}: this user may "
@@ -337,8 +326,7 @@ class Connection:
         """On several hosts, has spare processes take the places of dead ranks, while these are
         asked to join with them. Returns why they cannot, or "".
         """
-        (agents,) = self._agents
-        return agents.seat_spares(dead)
+        return self.agent.seat_spares(dead)
 
     def note(self, record: dict[str, Any]) -> None:
         """Saves what the next notebook needs to go on with a recovery, on several hosts."""
@@ -347,16 +335,15 @@ class Connection:
 
     def places(self) -> dict[str, list[int]]:
         """Returns the ranks of each of several hosts."""
-        (agents,) = self._agents
-        assert isinstance(agents, MultiHostAgents)
-        return agents.hosts()
+        assert isinstance(self.agent, MultiHostAgents)
+        return self.agent.hosts()
 
     def relocate(self) -> dict[str, list[int]]:
         """Starts all ranks again on the hosts that are left; returns the ranks of each, which is
         empty if no host is left. They are up once the roster misses none.
         """
         self.hooks.call_each(self._listeners, Again(), None)
-        (agents,) = self._agents
+        agents = self.agent
         assert isinstance(agents, MultiHostAgents)
         if not agents.relocate():
             return {}
@@ -386,155 +373,12 @@ class Connection:
                 _end(*parts)
             self.step(0)
 
-    def attach(self) -> dict[int, dict[str, Any]]:
-        """Takes over the ranks; returns each living rank's answer about its last cell.
+    def stay(self, stays: bool) -> None:
+        """Sets whether the ranks stay when the kernel exits, as far as this process decides."""
+        self._finalizer.atexit = not stays
 
-        Raises UsageError if a rank does not answer, or all have just ended; they stay detached. If
-        they are being started again, none answers.
-        """
-        taken, deliver = self._taken, self._agent_listener()
-        assert taken is not None
-        self.roster.set_phase("attaching")
-        try:
-            taken.listen(deliver)
-            if taken.hosts is None:
-                self._agents.append(taken)
-            else:
-                assert isinstance(self._launcher, MultiHostLauncher)
-                self._agents.append(
-                    MultiHostAgents(self._launcher, self._config, self._wire, deliver, taken.hosts)
-                )
-            (agent,) = self._agents
-            self.record = agent.record
-            with self._asking(requests.ATTACH, {}) as (ask, got):
-                if not agent.starts_again:
-                    self._reach(ask, got)
-            gone = {end.rank: end for end in self.roster.early_ends} if got else {}
-            told = {rank: answer.content for rank, (answer, _) in got.items() if rank not in gone}
-            if not told and not agent.starts_again:
-                raise UsageError(_JUST_ENDED)
-        except BaseException:
-            self.let_go()
-            raise
-        self.roster.set_phase("running")
-        # The host agent decides whether ranks end that other notebooks have had.
-        self._finalizer.atexit = not self.roster.stays and not self.roster.shared
-        # Ranks that died while no notebook was attached have sent no Hello to this one.
-        for rank, end in gone.items():
-            one = self.roster.hellos[min(told)]
-            log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
-            hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
-            self.roster.apply(DiedBefore(hello))
-        for event in self.roster.early:
-            self._apply(event)
-        return told
-
-    def _reach(self, ask: Query, got: AnswersSoFar) -> None:
-        """Repeats a request until all answer: ranks may still be looking for this notebook."""
-        limit = Countdown(limits.ATTACH_SECONDS)
-        # There a rank that counts as dead too early would cost all variables.
-        joining = Countdown(0 if self.roster.can_relocate else limits.REPLACED_SECONDS)
-        reached, told, asked = set[int](), set[int](), set[int]()
-        next_try = time.monotonic() + limits.REPEAT_SECONDS
-
-        def living() -> set[int]:
-            return set(range(self.size)) - self.roster.early_ranks
-
-        def silent_ranks() -> set[int]:
-            return set(range(self.size)) - told - {end.rank for end in self.roster.early_ends}
-
-        while silent := silent_ranks():
-            # Ranks look for this notebook twice a second, also at the relays of several hosts.
-            if time.monotonic() > next_try:
-                reached.clear()
-                next_try = time.monotonic() + limits.REPEAT_SECONDS
-            reached |= {rank for rank in silent - reached if self.send((rank,), ask)}
-            self.step(_REACH_SECONDS)
-            joins = any(answer.content["healing"] for answer, _ in got.values())
-            is_over = limit.left() <= 0 and not (joins and joining.left() > 0)
-            late = self._ask_to_heal(got, asked)
-            told.clear()
-            for rank, (answer, _) in got.items():
-                # Soon a rank that joins with others knows whether that has succeeded. But MPI may
-                # wait for one that has died without an end: then all start again.
-                if is_over or not (answer.content["healing"] or rank in late):
-                    told.add(rank)
-            if is_over or got.keys() >= living():
-                for rank in told:
-                    self.roster.apply(NotJoined(got[rank][0].content["died"]))
-            if any(end.rank < 0 for end in self.roster.early_ends):
-                raise UsageError(_JUST_ENDED)
-            # A host that is silent comes back, or is lost once its lease has ended.
-            if is_over and (silent := silent_ranks()) and not self._wire.is_in_doubt(silent):
-                raise UsageError(
-                    f"expected an answer of every rank, found that {label(silent)} did not answer "
-                    f"within {limits.ATTACH_SECONDS:g} s: a call in C may be blocking Python "
-                    "there. The ranks keep running. Try again: %distributed attach"
-                )
-
-    def _ask_to_heal(self, got: AnswersSoFar, asked: set[int]) -> set[int]:
-        """The last notebook may have ended before it had asked all ranks to join with new ones, and
-        all hosts to start these; the others wait for them in MPI. Asks them, once, and returns the
-        ranks that have not said since that they were asked.
-        """
-        told = {rank: answer.content for rank, (answer, _) in got.items()}
-        heals = [content["heal"] for content in told.values() if content["healing"]]
-        if not heals:
-            return set()
-        for agent in self._agents:
-            agent.repeat_seats()
-        last = max(heals, key=lambda heal: int(heal["epoch"]))
-        late = {
-            rank
-            for rank, content in told.items()
-            if max(content["epoch"], content["heal"].get("epoch", 0)) < last["epoch"]
-        }
-        if late - asked:
-            self.ask_soon(requests.HEAL, last, self._note_warning, late - asked)
-        asked |= late
-        return late
-
-    def _note_warning(self, answer: Answer) -> None:
-        self.notices += filter(None, [answer.content.get("warning"), answer.problem])
-
-    def resume(self) -> None:
-        """Ranks send what the last notebook may not have shown, and all that follows."""
-        self.ask_soon(requests.RESUME, {}, lambda _: None, self.roster.alive)
-
-    def note_seen(self, cell: int, ranks: Iterable[int]) -> None:
-        """A notebook that attaches later then does not show the cell again."""
-        self.ask_soon(requests.SEEN, {"cell": cell}, lambda _: None, ranks)
-
-    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Sets how long the ranks stay when this notebook ends; 0 for not at all."""
-        (agent,) = self._agents
-        if seconds:
-            agent.take_care(self.session_dir)
-            self._visit()
-        home = self._config.session_dir if seconds or self.roster.shared else ""
-        self.ask(requests.STAY, {"home": home})
-        agent.stay(seconds, memo)
-        self.roster.stays = seconds
-        # The kernel's exit must not end ranks that stay.
-        self._finalizer.atexit = not seconds and not self.roster.shared
-
-    def lend(self, memo: dict[str, Any]) -> None:
-        (agent,) = self._agents
-        self.ask(requests.STAY, {"home": self._config.session_dir})
-        agent.stay(self.roster.stays, memo)
-        self._visit("share")  # before they are released: else they would end
-        self.let_go()
-
-    def _visit(self, want: str = "about") -> None:
-        if visit(self.session_dir, want) is None:
-            raise UsageError(
-                f"expected {self.session_dir}, by which another notebook finds the ranks, found "
-                "that it has been removed: they end with this one. Fetch what you need, for example"
-                " with %distributed pull NAME, and type: %distributed restart"
-            )
-
-    def let_go(self) -> None:
-        why = "this notebook is detached from the ranks. Type: %distributed attach"
+    def release(self, why: str) -> None:
+        """Leaves the ranks to other notebooks; ``why`` is the answer to who needs them here."""
         self.roster.set_phase("stopped", why)
         self._has_ended = True
         self.hooks.stopped()

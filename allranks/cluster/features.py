@@ -6,7 +6,7 @@ hooks are called in this order:
 
 0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
 1. ``started``, when the connection is open and before the first rank has come; again after each
-   restart, and when the notebook attaches to ranks.
+   restart, and when the notebook gets ranks that another one has started.
 2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
    are. ``cell`` is set from here on.
 3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
@@ -43,7 +43,7 @@ from allranks.cluster.options import (
     RunArgument,
     StartOption,
 )
-from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank
+from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank, RecordObserver
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure
 from allranks.records.agent import Event
@@ -64,6 +64,8 @@ class ClusterContext:
         listeners: functions that get each event of a host agent and the agent's process, None if it
             is not on this machine, in the thread that reads them. `Again` comes before all ranks
             start again on other hosts.
+        observers: objects that get each record to and from the ranks, in any thread.
+        session_dir: the folder by which other notebooks find the ranks.
         at_end: closed when the ranks are ended, or left to another notebook; from any thread.
     """
 
@@ -74,6 +76,8 @@ class ClusterContext:
     log_dir: str = ""
     start_controller: Callable[[], object] = lambda: None
     listeners: list[Callable[[Event, int | None], object]] = field(default_factory=list)
+    observers: list[RecordObserver] = field(default_factory=list)
+    session_dir: str = ""
     at_end: ExitStack = field(default_factory=ExitStack)
 
 

@@ -578,7 +578,7 @@ class MultiHostAgents:
         self.record: Mapping[str, Any] = {}
         self._began = 0.0
         self._test: NetworkTest | None = None
-        #: For a notebook that attaches: the ranks that have died, and where its clients connect.
+        #: For the next notebook: the ranks that have died, and where its clients connect.
         self._dead: dict[int, dict[str, Any]] = {}
         #: The processes that take the places of dead ranks. Until these have joined, the ends of
         #: the former ones stay in `_dead`.
@@ -799,7 +799,7 @@ class MultiHostAgents:
         for host, line in taken.news:
             self._handle(host, line.encode())
         self._caretaker = taken.caretaker
-        self._wire.attach({host: taken.silent.get(host, 0.0) for host in self.addresses})
+        self._wire.take_over({host: taken.silent.get(host, 0.0) for host in self.addresses})
         for host in self._ended_hosts:
             self._wire.forget(host)
         self._save()

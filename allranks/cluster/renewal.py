@@ -9,7 +9,7 @@ ended, and replaced like one that has died.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from allranks.cluster.connection import AnswersSoFar, Connection
@@ -67,7 +67,7 @@ def await_abandoned(ranks: Connection) -> None:
         return
     deadline = time.monotonic() + _DETACHED_SECONDS
     ranks.wait_until(lambda: ranks.is_left(cell), _REPLY_SECONDS)
-    while not ranks.is_left(cell) and (busy := _not_idle(ranks, cell.pending)):
+    while not ranks.is_left(cell) and (busy := not_idle(ranks, cell.pending)):
         if time.monotonic() > deadline:
             raise UsageError(
                 f"expected idle ranks, found {label(busy)} still in a cell that "
@@ -77,26 +77,8 @@ def await_abandoned(ranks: Connection) -> None:
     ranks.end_cell()
 
 
-def end_members(ranks: Connection, members: Mapping[int, int]) -> None:
-    """Interrupts the members of an ensemble whose notebook has ended: cells, by rank."""
-    for rank, cell in members.items():
-        ranks.send((rank,), Interrupt(cell))
-        ranks.note_seen(cell, (rank,))
-    deadline = time.monotonic() + _DETACHED_SECONDS
-    while (busy := _not_idle(ranks, members)) and time.monotonic() < deadline:
-        ranks.wait_until(lambda: False, _REPLY_SECONDS / 4)
-    if busy:
-        raise UsageError(
-            f"expected idle ranks, found {label(busy)} still in a member of an ensemble that "
-            "was interrupted. Try again: %distributed attach   or type: %distributed restart"
-        )
-    ranks.roster.epoch.dirty = True
-    for rank, cell in members.items():
-        ranks.note_seen(cell, (rank,))
-    ranks.ask(requests.MEMBERS, {"ranks_each": 0}, ranks=range(ranks.size))
-
-
-def _not_idle(ranks: Connection, chosen: Collection[int]) -> list[int]:
+def not_idle(ranks: Connection, chosen: Collection[int]) -> list[int]:
+    """Returns which of these ranks do not say that they are idle."""
     told = ranks.ask(requests.STATUS, {}, ranks=chosen, seconds=1.0, strict=False)
     idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
     return [rank for rank in chosen if rank not in idle]

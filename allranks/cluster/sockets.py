@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 import zmq
 
-from allranks.cluster.sharing import WatcherFeed
 from allranks.countdown import AwakeClock
 from allranks.errors import StartFailed, WireError
 from allranks.records import agent, limits
@@ -172,6 +171,20 @@ class Interceptors(Protocol):
     def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None: ...
 
 
+class RecordObserver(Protocol):
+    """Gets what is sent to ranks and what comes from them, before any feature changes it."""
+
+    @property
+    def records(self) -> tuple[type[Record], ...]:
+        """The kinds of records that it gets."""
+
+    def take(self, record: Record, frames: Frames) -> None:
+        """Gets a record and its message, in any thread."""
+
+    def close(self) -> None:
+        """The sockets are about to be closed."""
+
+
 _LOOK_SECONDS = limits.BEAT_SECONDS / 2
 _TRIED_PORTS = 100
 #: ZeroMQ's own names of connections begin with it.
@@ -259,16 +272,15 @@ class RankSockets:
         self._hosts: dict[str, HostMessages] = {}
         #: When each host last sent something; None once it has ended.
         self._last_signs: dict[str, float | None] = {}
-        #: Hosts whose records are for the last notebook.
-        self._unattached: set[str] = set()
+        #: Hosts whose records are still for the last notebook.
+        self._of_last_notebook: set[str] = set()
         #: A heartbeat that came while this process stood still is read late: that time must not
         #: count. ``_now`` is the clock's time at the last message or look.
         self._clock = AwakeClock()
         self._now = self._next_look = 0.0
         #: The process of the last message, if it is known.
         self._sender = 0
-        #: Sends messages to the notebooks that watch this one.
-        self.sharing = WatcherFeed()
+        self.observers: list[RecordObserver] = []
         try:
             _expect_threads()
         except StartFailed:
@@ -323,13 +335,17 @@ class RankSockets:
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
         with deferred(), self._lock:
-            if isinstance(record, self.sharing.records):
-                self.sharing.take(record, frames)
+            self._show(record, frames)
             if self.host_of:
                 self._send_by_relays(ranks, frames)
                 return True
             sent = [self._send([f"rank-{rank}".encode(), *frames]) for rank in ranks]
         return all(sent)
+
+    def _show(self, record: Record, frames: Frames) -> None:
+        for one in self.observers:
+            if isinstance(record, one.records):
+                one.take(record, frames)
 
     def command(self, host: str, word: str, line: str) -> None:
         """Sends a command to a host's relay; drops it if the relay has ended."""
@@ -345,7 +361,7 @@ class RankSockets:
                 self._send_to_host(host, [b"stop", b""])
                 self._last_signs[host] = None
 
-    def attach(self, hosts: Mapping[str, float]) -> None:
+    def take_over(self, hosts: Mapping[str, float]) -> None:
         """Takes over the hosts of another notebook, whose relays connect by themselves. Each has
         been silent for some seconds already, which count for its lease.
         """
@@ -354,7 +370,7 @@ class RankSockets:
             for host, seconds in hosts.items():
                 self._hosts[host] = HostMessages(self.listening.owner)
                 self._last_signs[host] = self._now - seconds
-                self._unattached.add(host)
+                self._of_last_notebook.add(host)
         for host in hosts:
             with deferred(), self._lock:
                 # Its announcement may have been read already. A second greeting has no effect.
@@ -443,8 +459,8 @@ class RankSockets:
         if frames[0] == b"agent":
             self.deliver_host(host, frames[1])
         elif frames[0] == b"attached":
-            self._unattached.discard(host)
-        elif host not in self._unattached:
+            self._of_last_notebook.discard(host)
+        elif host not in self._of_last_notebook:
             pids: list[int] = []
             if frames[0] == SENDERS:
                 pids, frames = read_senders(frames[1]), frames[2:]
@@ -459,8 +475,7 @@ class RankSockets:
                 if isinstance(record, WireError):
                     raise record
                 payloads = message[1:]
-                if isinstance(record, self.sharing.records):
-                    self.sharing.take(record, message)
+                self._show(record, message)
                 if any(isinstance(record, one.arriving) for one in self._hooks.interceptors):
                     self._hooks.receive(self._inbox, record, payloads)
                 else:
@@ -514,7 +529,8 @@ class RankSockets:
                 self.deliver_host(host, _SILENT)
 
     def close(self) -> None:
-        self.sharing.close()
+        for observer in self.observers:
+            observer.close()
         with self._lock:  # another thread may be in the middle of a message
             self._closed = True
         if self._thread.is_alive():

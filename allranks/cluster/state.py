@@ -15,7 +15,7 @@ from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit
 from allranks.records.agent import Replaces
 from allranks.records.ranks import label
-from allranks.records.wire import Died, Hello, Reply, RunCell
+from allranks.records.wire import Died, Hello, Reply
 
 #: The status with which a rank leaves a cell that dies in it, and that of a rank once another
 #: process has taken its place.
@@ -88,43 +88,6 @@ class CellState:
             del self._pending[rank]
             self.left[rank] = status
         return tuple(Left(rank, status) for rank in fresh)
-
-
-# Notebooks that watch.
-
-
-class WatchedState:
-    """Ranks and the last cell that all or some of them have got, from the records that notebooks
-    get which watch them.
-    """
-
-    def __init__(self) -> None:
-        self.hellos: dict[int, Hello] = {}
-        self.dead: dict[int, Died] = {}
-        self.cell: CellState | None = None
-
-    def apply(self, event: Hello | RunCell | Reply | Died) -> tuple[Left, ...]:
-        """Returns the ranks that have left the cell now."""
-        match event:
-            case Hello(rank=rank):
-                # A process that replaces a rank runs no cell: the rank has left it.
-                self.hellos[rank] = event
-                self.dead.pop(rank, None)
-                return ()
-            case RunCell():
-                if self.cell is None or self.cell.cell != event.cell:
-                    self.cell = CellState(event.cell, event.ranks or sorted(self.hellos))
-                    return tuple(left for one in self.dead.values() for left in self._left(one))
-                return ()
-            case Died(rank=rank):
-                self.dead[rank] = event
-                return self._left(event)
-            case Reply():
-                return self._left(event)
-        raise TypeError(f"expected an event of the ranks, found {event!r:.80}")
-
-    def _left(self, event: Reply | Died) -> tuple[Left, ...]:
-        return self.cell.apply(event) if self.cell is not None else ()
 
 
 # The processes of the ranks.
@@ -215,17 +178,16 @@ ClusterEvent = (
 class ClusterState:
     """The ranks of one cluster: which are up, which have ended, and how; and the cell they run.
 
-    ``phase`` is ``new``, ``starting``, ``attaching``, ``running``, ``stopped`` or ``lost``, and
-    ``lost_because`` the reason. ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up
-    since. ``died_again`` is the end of ranks that died just after taking a place. ``lost_hosts``
-    says why hosts are lost whose ranks are not started elsewhere yet.
+    ``phase`` is ``new``, ``starting``, ``running``, ``stopped`` or ``lost``, and ``lost_because``
+    the reason. ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since.
+    ``died_again`` is the end of ranks that died just after taking a place. ``lost_hosts`` says why
+    hosts are lost whose ranks are not started elsewhere yet.
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
     been sent so far, by any notebook. ``thread`` waits for the cell, or for the ``ensemble``.
     ``epoch`` is that of the ranks, and ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
-    death has ended can continue from commit ``goes_on``, if it is not 0. The ranks stay for
-    ``stays`` seconds when this notebook ends, and if ``shared``, other notebooks use them too.
+    death has ended can continue from commit ``goes_on``, if it is not 0.
     """
 
     def __init__(self, size: int) -> None:
@@ -236,13 +198,7 @@ class ClusterState:
         self.connect()
         self.phase = "new"
 
-    def connect(
-        self,
-        can_heal: bool = False,
-        can_relocate: bool = False,
-        stays: float = 0.0,
-        shared: bool = False,
-    ) -> None:
+    def connect(self, can_heal: bool = False, can_relocate: bool = False) -> None:
         """Begins with other ranks: new ones, or those that another notebook has left.
 
         ``can_heal``: another process can take the place of a rank that dies. ``can_relocate``: all
@@ -250,7 +206,6 @@ class ClusterState:
         """
         self.set_phase("starting")
         self.can_heal, self.can_relocate = can_heal, can_relocate
-        self.stays, self.shared = stays, shared
         self.cell: CellState | None = None
         self.abandoned = self.ensemble = False
         self.thread = 0
@@ -264,8 +219,6 @@ class ClusterState:
         self.lost_hosts: dict[str, str] = {}
         #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
-        #: What has ended while this notebook attaches: it counts once the other ranks answer.
-        self.early: list[ProcessExit | HostLost] = []
 
     def set_phase(self, phase: str, why: str = "") -> None:
         """``why`` is the reason if the ranks are lost, or stopped."""
@@ -364,30 +317,6 @@ class ClusterState:
         wanted = self.healing != "off" and not self.ensemble
         return possible and wanted and self.phase == "running"
 
-    @property
-    def early_ends(self) -> list[ProcessExit]:
-        """The ends of ranks in ``early``, also those of lost hosts."""
-        ends: list[ProcessExit] = []
-        for event in self.early:
-            if isinstance(event, HostLost):
-                ends += [replace(event.end, rank=rank) for rank in event.ranks]
-            elif not self.is_outdated(event):
-                ends.append(event)
-        return ends
-
-    @property
-    def early_ranks(self) -> set[int]:
-        """The ranks in ``early``, also those whose places other processes are to take."""
-        ended = {event.rank for event in self.early if isinstance(event, ProcessExit)}
-        return ended | {end.rank for end in self.early_ends}
-
-    def _note_early(self, event: ProcessExit | HostLost, end: ProcessExit) -> tuple[()]:
-        # Without one of its hosts, MPI's job ends.
-        known = end.rank == -1 and any(isinstance(other, HostLost) for other in self.early)
-        if not known and not self.is_no_news(end):
-            self.early.append(event)
-        return ()
-
     def is_outdated(self, end: ProcessExit) -> bool:
         """Whether the end is left from a replacement that did not succeed."""
         return end.pid != self._pids.get(end.rank, end.pid)
@@ -414,12 +343,7 @@ class ClusterState:
                 return (Came(event),)
             case Replaces(rank=rank):
                 self._pids[rank] = event.pid
-                self._move_from_lost_hosts(rank)
                 self.died_again.pop(rank, None)
-            case ProcessExit() if self.phase == "attaching":
-                return self._note_early(event, event)
-            case HostLost(end) if self.phase == "attaching":
-                return self._note_early(event, end)
             case ProcessExit():
                 return self._end(event, self._spares(self.can_heal))
             case HostLost(end, ranks):
@@ -445,15 +369,6 @@ class ClusterState:
             case _:
                 raise TypeError(f"expected an event of a cluster, found {event!r:.80}")
         return ()
-
-    def _move_from_lost_hosts(self, rank: int) -> None:
-        """Another host has the place of a rank."""
-        self.early = [
-            replace(event, ranks=tuple(r for r in event.ranks if r != rank))
-            if isinstance(event, HostLost)
-            else event
-            for event in self.early
-        ]
 
     def _end(self, end: ProcessExit, spared: bool) -> tuple[Deaths, ...]:
         if self.is_no_news(end):

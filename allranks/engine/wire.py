@@ -54,7 +54,7 @@ Receive = Callable[[Record, list[bytes]], None]
 
 
 class KeptOutput(Protocol):
-    """Records of the last cell, for a notebook that attaches later."""
+    """Records of the last cell, for the next notebook."""
 
     def take(self, record: Record, frames: Sequence[bytes]) -> None:
         """Keeps a record, if it matters to that notebook."""
@@ -100,7 +100,7 @@ class RankWire:
         self._publish: Callable[[list[Entry]], object] | None = None
         self._complaint = ""
         self._home = ""
-        self._attached = True
+        self._has_notebook = True
         self._monitor: zmq.Socket[bytes] | None = None
         # Not the one that programs share, which a cell may end.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -144,7 +144,7 @@ class RankWire:
             return
         with self._lock:
             # Output is kept until the next notebook comes.
-            self._attached = False
+            self._has_notebook = False
             self._commands.disable_monitor()
             for socket in (self._monitor, self._commands, self._events):
                 socket.close(0)
@@ -161,7 +161,7 @@ class RankWire:
         with self._lock:
             for frames in self._kept.messages(self.cell) if self._kept is not None else ():
                 self._events.send_multipart(frames)
-            self._attached = True
+            self._has_notebook = True
 
     def start(self) -> None:
         self._thread.start()
@@ -178,7 +178,7 @@ class RankWire:
             if self._kept is not None:
                 for (record, _), frames in zip(messages, parts, strict=True):
                     self._kept.take(record, frames)
-            if not self._attached:
+            if not self._has_notebook:
                 pairs = zip(messages, parts, strict=True)
                 parts = [part for (one, _), part in pairs if isinstance(one, Answer | Hello)]
             if parts:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
 
-from allranks.cluster import sessions
 from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
-from allranks.cluster.features import CellRequest
-from allranks.cluster.healing import AfterCells
+from allranks.cluster.features import CellRequest, NotebookHooks
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
@@ -28,7 +25,6 @@ from allranks.cluster.options import (
     check_source,
     explain_syntax,
 )
-from allranks.cluster.recovered import listed
 from allranks.errors import AllranksError, CellFailed, InvalidCell, RankDied, UsageError
 from allranks.magics.hints import Hints
 from allranks.magics.options import (
@@ -40,12 +36,7 @@ from allranks.magics.options import (
     parse_cell,
     parse_command,
 )
-from allranks.magics.session import (
-    BEFORE_THE_CELL,
-    Session,
-    short_interrupts,
-    watchers,
-)
+from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
 from allranks.magics.shell import (
     AnsweredWhileBusy,
     AwaitedMagics,
@@ -61,7 +52,7 @@ from allranks.records import requests
 from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
-from allranks.widgets.dashboard.view import Profiler, cell_view
+from allranks.widgets.dashboard.view import cell_view
 from allranks.widgets.displays import ShownValue, replay
 from allranks.widgets.notebook import NotebookView
 
@@ -127,7 +118,9 @@ class DistributedMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self.session = Session()
+        hooks = NotebookHooks()
+        has_own = "session" in hooks.commands  # a feature's
+        self.session: Session = hooks.command("session", hooks) if has_own else Session(hooks)
         self.by_dist_init: Cluster | None = None
         """The ranks that nbdistributed's magic has started."""
         self.toggle = EveryCell(shell)
@@ -255,7 +248,7 @@ class DistributedMagics(Magics):
 
     def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, CellRun]:
         # IPython has added the running cell to its history already.
-        number, profiler = len(self.shell.user_ns["In"]) - 1, self._panel_profiler()
+        number, profiler = len(self.shell.user_ns["In"]) - 1, self.session.panel_profiler()
         try:
             # Before ranks are started, and a profile is asked for: neither is needed then.
             check_source(text)
@@ -339,18 +332,6 @@ class DistributedMagics(Magics):
             from allranks.cluster import doctor
 
             print(doctor.report(doctor.examine()))
-        elif name == "heal":
-            self._heal(options.names)
-        elif name == "keep":
-            self._keep_after_cells(options)
-        elif name == "detach-on-exit":
-            print(session.detach_on_exit("".join(options.names)))
-        elif name == "detach":
-            print(session.detach("".join(options.names)))
-        elif name == "attach":
-            self._attach("".join(options.names))
-        elif name == "clusters":
-            print(sessions.listing())
         elif name == "last":
             _last(options.names, session.past)
         elif name == "compare":
@@ -358,7 +339,8 @@ class DistributedMagics(Magics):
         elif name == "export":
             _export(options.names, session.past)
         elif name in LINE_COMMANDS:
-            print(session.hooks.command(name, options.features or options.names))
+            if said := session.hooks.command(name, options.features or options.names):
+                print(said)
         elif name == "on":
             self.toggle.on()
             print("Every following cell runs on the ranks, until: %distributed off")
@@ -368,79 +350,6 @@ class DistributedMagics(Magics):
         else:
             return self._ask(name, options.names, options.ranks)
         return None
-
-    def _panel_profiler(self) -> Profiler | None:
-        hooks, name = self.session.hooks, "profile_in_panel"
-        return partial(hooks.command, name) if name in hooks.commands else None
-
-    def _heal(self, words: list[str]) -> None:
-        if len(words) > 1:
-            raise UsageError(f"expected on, ask or off, found {' '.join(words)}")
-        if words:
-            self.session.heal_when(words[0])
-            running = self.session.running
-            fixed = words[0] != "off" and running is not None and not running.roster.can_heal
-            print(_FIXED if fixed else _HEALING[words[0]])
-            return
-        cluster = self.session.running
-        if cluster is None and (line := self.session.shared_line()):
-            raise UsageError(f"expected ranks of this notebook, found {line} Type it there")
-        if cluster is None:
-            raise UsageError("no ranks are running. Type: %distributed start")
-        said: list[str] = []
-
-        def tell(text: str) -> None:
-            said.append(text)
-            print(text)
-
-        if not cluster.cells.is_up(tell):
-            print(cluster.lost_because.splitlines()[0])
-        elif cluster.roster.dead:
-            print(cluster.heal(print))
-        elif not said:
-            print(_ALIVE)
-
-    def _attach(self, name: str) -> None:
-        # Shows the last cell of the ranks to its end.
-        attached = self.session.attach(name)
-        if attached is None:
-            return  # the notebook only watches
-        cluster, left, said = attached
-        print(said)
-        if left.members:
-            print(_MEMBERS)
-        if left.unseen:
-            print(left.text)
-        hellos = [cluster.hellos[rank] for rank in left.ranks or range(cluster.size)]
-        view = cell_view(
-            "auto",
-            hellos,
-            cluster.cells.ask_soon,
-            ago=left.seconds,
-            profiler=self._panel_profiler(),
-        )
-        if left.unseen:
-            cluster.cells.wait(cluster.ownership.follow(left, view))
-        else:
-            # The cell has ended before: only its late output is left to show.
-            cluster.cells.show_late(view)
-            view.finish()
-            cluster.cells.is_up(print)  # replaces ranks that have died meanwhile
-
-    def _keep_after_cells(self, options: CommandOptions) -> None:
-        if options.names == ["off"]:
-            self.session.keep_after_cells(None)
-            print("No variables are kept after cells from now on; those kept before remain.")
-            return
-        unfit = [name for name in options.names if not name.isidentifier()]
-        if unfit:
-            raise UsageError(
-                f"expected the names of variables, found {unfit[0]:.60}. "
-                "Type for example: %distributed keep model, step"
-            )
-        self.session.keep_after_cells(AfterCells(options.names, options.every))
-        often = f", at most once in {options.every:g} s," if options.every else ""
-        print(f"{listed(options.names)} kept after each cell{often} until: %distributed keep off")
 
     def _debug(self, cluster: Cluster, chosen: tuple[int, ...]) -> None:
         # The other ranks are idle meanwhile.
@@ -461,8 +370,7 @@ class DistributedMagics(Magics):
 
     def _ask(self, name: str, names: list[str], ranks: str | None) -> Any:
         cluster = self.session.running
-        if cluster is None and self.session.joined is not None:
-            line = self.session.shared_line()
+        if cluster is None and (line := self.session.where()):
             if name == "status":
                 print(line)
                 return None
@@ -474,7 +382,7 @@ class DistributedMagics(Magics):
         chosen = rank_lists.parse(ranks or "all", cluster.size)
         if name == "status":
             cluster.cells.is_up(print)  # replaces ranks that have died since the last cell
-            title = f"{cluster.size} ranks, logs in {cluster.log_dir}{watchers(cluster)}"
+            title = f"{cluster.size} ranks, logs in {cluster.log_dir}{self.session.users(cluster)}"
             print(status_tree([s for s in cluster.status() if s.rank in chosen], title))
         elif name == "interrupt":
             print("Interrupted." if cluster.interrupt() else "No cell is running.")
@@ -507,17 +415,3 @@ class DistributedMagics(Magics):
 _LOG_NBYTES = 8192
 _MOST_TIMES = 3
 _GOES_ON = "The cell runs again, and its training continues from its last commit."
-_ALIVE = "All ranks are alive."
-_MEMBERS = (
-    "The ensemble that ran is interrupted: its results were with its notebook. Run its cell again; "
-    "with --store it goes on with the members that have not finished."
-)
-_FIXED = (
-    "These ranks cannot be replaced: when one dies, all others are killed, and the next cell "
-    "starts new ones."
-)
-_HEALING = {
-    "on": "A rank that dies is replaced automatically; the others keep their variables.",
-    "ask": "A rank that dies is replaced when you type: %distributed heal",
-    "off": "When a rank dies, all others are killed, and the next cell starts new ones.",
-}

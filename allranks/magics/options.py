@@ -38,28 +38,17 @@ COMMANDS = {
     "debug": "opens a debugger where the last cell failed, on the rank that failed first",
     "launchers": "lists the launchers and named places for --on",
     "doctor": "checks MPI, GPUs, packages and limits; prints a command for each problem",
-    "keep": "keeps variables after each cell, for ranks that replace dead ones, until: keep off",
-    "heal": "replaces dead ranks now; or sets when: always (on), on request (ask), never (off)",
-    "detach-on-exit": "keeps the ranks running for a time after the kernel ends: 30m, or off",
-    "detach": "leaves the ranks running for a time, or stops watching those of another notebook",
-    "attach": "takes over detached ranks, or watches those of another notebook",
-    "clusters": "lists your clusters on this machine, and the notebooks that use or watch them",
 }
 """What each command of the core does; in the order in which they are listed."""
 _START_RANKS = ("start", "restart")
-_NAME_VARIABLES = ("push", "pull", "keep")
+_NAME_VARIABLES = ("push", "pull")
 _CHOOSE_RANKS = ("status", "push", "pull", "log", "debug", "compare")
 #: Commands with words: their name in the help, and their meaning.
 _TAKE_WORDS = {
     "last": ("N", "the number of a cell, as in In[N]"),
     "compare": ("N", "the numbers of cells, as in In[N], or files cell-N.json.gz of earlier ones"),
     "export": ("FOLDER N", "the folder for the files, and the number of the cell"),
-    "heal": ("on|ask|off", "when, from now on; without it, dead ranks are replaced now"),
-    "detach-on-exit": ("TIME|off", "for example 90s, 30m, 2h or 1d"),
-    "detach": ("TIME", "for example 90s, 30m, 2h or 1d"),
-    "attach": ("NAME", "the name of one cluster"),
 }
-_ONE_WORD = ("detach-on-exit", "detach", "attach")
 
 
 @dataclass
@@ -98,7 +87,6 @@ class CommandOptions:
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     ranks: str | None = None
     names: list[str] = field(default_factory=list)
-    every: float = 0.0
     features: dict[str, Any] = field(default_factory=dict)
     """The arguments of a feature's command, by name."""
 
@@ -186,9 +174,6 @@ def command_parser(command: str) -> Parser:
     add = parser.add_argument
     if command in _NAME_VARIABLES:
         add("names", nargs="*", metavar="NAMES", help="the variables' names")
-    if command == "keep":
-        said = "at most once in this time"
-        add("--every", type=float, default=0.0, metavar="SECONDS", help=said)
     if command in _TAKE_WORDS:
         shown, about = _TAKE_WORDS[command]
         add("names", nargs="*", metavar=shown, help=about)
@@ -277,8 +262,6 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
         names = (name.lstrip("-").replace("-", "_") for name in arguments)
         options.features = {name: vars(options).pop(name) for name in names}
     options.names = [name for part in options.names for name in part.split(",") if name]
-    if command in _ONE_WORD and len(options.names) > 1:
-        raise UsageError(f"expected {_TAKE_WORDS[command][1]}, found {' '.join(options.names)}")
     if named and not options.names:
         raise UsageError(
             "expected the names of variables, found none. "

@@ -33,13 +33,13 @@ LEASE = "ALLRANKS_LEASE"
 FIRST_COMMANDS = "ipc://{}/commands-1"
 FIRST_EVENTS = "ipc://{}/events-1"
 COMMANDS_AT_HOME = "ipc://{}/commands"
-#: Where a notebook listens that has attached to ranks, formatted with their session folder.
+#: Where a later notebook listens, formatted with the session folder of the ranks.
 EVENTS_AT_HOME = "ipc://{}/events"
 #: How the folders for MPI's files in shared memory begin.
 MPI_FILES = "allranks-mpi-"
-#: The socket in that folder that accepts notebooks that want to attach.
+#: The socket in that folder at which notebooks ask for the ranks.
 NOTEBOOKS_DOOR = "notebook"
-#: The socket in that folder at which the attached notebook serves notebooks that watch.
+#: The socket in that folder at which the notebook that has the ranks serves those that watch.
 WATCHERS_DOOR = "watch"
 
 

@@ -7,8 +7,8 @@ connection.
 A host sends a large frame in pieces. So the notebook can refuse frames that are larger, also on a
 connection that is not encrypted yet: that one may be anyone's.
 
-A notebook that attaches to the ranks of another one counts from 1 again. Its messages begin with a
-name, its own, which the host repeats: what came before concerned another notebook.
+A notebook that gets the ranks of another one counts from 1 again. Its messages begin with a name,
+its own, which the host repeats: what came before concerned another notebook.
 """
 
 from __future__ import annotations

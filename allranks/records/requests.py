@@ -26,7 +26,8 @@ MEMBERS = "members"
 
 #: Finish writing the variables that are being kept.
 #: A ``goes_on`` above 0 in the answer is the commit from which a training that a death has ended
-#: continues when its cell runs again; ``new`` is as of ATTACH.
+#: continues when its cell runs again; ``new`` is whether the rank replaces one and was not asked
+#: yet to restore what was kept.
 SETTLE = "settle"
 #: Restore the variables that the rank that this one replaces had kept, and, of the ranks in
 #: ``saved``, those that it had saved before it was ended.
@@ -45,23 +46,6 @@ SEND = "send"
 
 #: Return the last ``nbytes`` of the rank's log at ``path``, as text. Answered while a cell runs.
 LOG = "log"
-
-#: Wait for another notebook when this one ends. It will listen in the folder ``home``.
-#: If that is empty, do not wait. Answered while a cell runs, as are the next three.
-STAY = "stay"
-#: The notebook has shown the output of ``cell``: another one need not.
-SEEN = "seen"
-#: Send `Hello` again, to another notebook. The answer describes the last cell that was sent:
-#: its number (``cell``) and ``label``; whether it is a ``member`` of an ensemble, whether this rank
-#: is ``busy`` with it, or has ended it ``unseen``, and how many ``seconds`` it took so far; the
-#: ``epoch``, whether it is ``dirty``, whether it had ``traffic``, and whether the cell ``failed``;
-#: the ranks that have ``died`` and were not replaced, and whether this one is ``healing``, joining
-#: with replacements, as the arguments ``heal`` of the last HEAL say; whether it is ``new`` and was
-#: not asked yet to restore what was kept.
-ATTACH = "attach"
-#: Send the output of that cell so far, and from now on what follows.
-RESUME = "resume"
-ABOUT_NOTEBOOKS = frozenset({STAY, SEEN, ATTACH, RESUME})
 
 #: Report about once a second how the rank spends the time of the running cell, in at most ``bins``
 #: bins; 0 ends that, and so does the end of the cell. Answered while a cell runs.

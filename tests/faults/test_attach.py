@@ -258,7 +258,8 @@ def test_another_notebook_attaches_when_the_first_lets_go(notebook, other):
 def test_ranks_of_another_version_are_refused(notebook, other):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     other.run(
-        "from allranks.cluster import sessions\nimport dataclasses\nown = sessions.version\n"
+        "from allranks.features.attach import sessions\n"
+        "import dataclasses\nown = sessions.version\n"
         "sessions.version = lambda: '99.0'"
     )
     expected = "expected ranks of allranks 99.0, found "
@@ -333,7 +334,7 @@ def test_the_members_of_an_ensemble_that_are_left_run_after_an_attach(notebook, 
 def test_what_cannot_be_attached_to_is_said(notebook):
     name = re.match(r"\w{8}", notebook.run("%distributed clusters").text)[0]
     # A busy host agent answers later than a notebook usually waits.
-    with patched(notebook.run, "allranks.cluster.sessions._GLANCE_SECONDS", 20):
+    with patched(notebook.run, "allranks.features.attach.sessions._GLANCE_SECONDS", 20):
         notebook.run("%distributed detach")
         cell = notebook.on_ranks("rank", "-n 1")
     assert (

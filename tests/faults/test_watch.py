@@ -173,7 +173,7 @@ def test_a_notebook_that_runs_a_cell_of_its_own_does_not_answer_and_keeps_them(
 
 
 def test_a_watcher_that_is_slow_or_killed_costs_nothing(notebook, watcher, watching, go):
-    notebook.run("from allranks.cluster import sharing\nsharing._MOST_NBYTES = 100_000")
+    notebook.run("from allranks.features.attach import sharing\nsharing._MOST_NBYTES = 100_000")
     with stopped(watcher.pid):
         for _ in range(8):  # more than the socket takes
             cell = notebook.on_ranks("for line in range(300): print(rank, line, 80 * '.')").ok()

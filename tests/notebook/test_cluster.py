@@ -344,7 +344,7 @@ def test_parts_of_a_cluster_are_names_of_the_variable_ranks():
             return SimpleNamespace(cells="its cells")
 
     ranks = RanksProxy(Session())
-    assert {"cells", "ownership", "roster", "run", "size"} <= set(dir(ranks))
+    assert {"cells", "roster", "run", "size"} <= set(dir(ranks))
     assert not started
     assert ranks.cells == "its cells"
 

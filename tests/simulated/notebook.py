@@ -18,17 +18,19 @@ from tests.simulated.kernel import File, Source
 
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
-from allranks.cluster import doctor, failures, sessions, sharing  # isort: skip
+from allranks.cluster import doctor, failures, features  # isort: skip
 from allranks.ensemble.grid import Options  # isort: skip
 from allranks.ensemble.member import Member  # isort: skip
 from allranks.ensemble.runner import EnsembleRunner  # isort: skip
 from allranks.ensemble.runs import Runs  # isort: skip
 from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
+from allranks.features.attach import ownership, sessions, sharing  # isort: skip
 from allranks.records import wire  # isort: skip
 
 #: In virtual seconds: how long each may take at most, whatever happens.
 START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 20.0, 120.0
 ATTACH_SECONDS, FOLLOW_SECONDS, DOCTOR_SECONDS = 75.0, 260.0, 90.0
+features.register([ownership.Ownership])
 _SAYS_LOST = re.compile("no variables|without variables|lost|was killed|were killed")
 
 
@@ -209,7 +211,7 @@ class SimulatedNotebook:
 
     def stay(self, seconds: float = 600.0) -> None:
         """Lets the ranks stay when this notebook ends."""
-        self.do("stay", lambda: self.cluster.ownership.stay(seconds, {}), STAY_SECONDS)
+        self.do("stay", lambda: ownership.stay(self.cluster.cells, seconds, {}), STAY_SECONDS)
         self.folder = self.cluster.cells.connection.session_dir
 
     def watched(self) -> Watcher:
@@ -310,7 +312,7 @@ class SimulatedNotebook:
 
     def lend(self) -> None:
         """Leaves the ranks to another notebook, as long as this one runs."""
-        self.do("lend", lambda: self.cluster.ownership.lend({}), STAY_SECONDS)
+        self.do("lend", lambda: ownership.lend(self.cluster.cells, {}), STAY_SECONDS)
 
     def dies_in(self, *specs: dict[str, Any]) -> None:
         """Runs cells, the last one again and again, until something has killed the kernel."""
@@ -435,7 +437,7 @@ class SimulatedNotebook:
         self.cluster = self._new_cluster()
         taken = sessions.AttachedHostAgent(found)
         try:
-            return self.cluster.ownership.attach(taken)
+            return ownership.attach(self.cluster.cells, taken)
         except BaseException:
             taken.let_go()
             raise
@@ -452,7 +454,8 @@ class SimulatedNotebook:
 
     def _follow(self, left: Any) -> None:
         def follow(view: ShownCell) -> None:
-            self.cluster.cells.wait(self.cluster.ownership.follow(left, view))
+            cells = self.cluster.cells
+            cells.wait(ownership.follow(cells, left, view))
 
         view, error, began = ShownCell(), None, self.world.now
         try:

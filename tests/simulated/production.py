@@ -110,7 +110,6 @@ from allranks.cluster import (  # noqa: E402
     connection,
     log_folder,
     options,
-    ownership,
     session_folder,
     sockets,
 )
@@ -118,6 +117,7 @@ from allranks.cluster.launchers import job  # noqa: E402
 from allranks.cluster.launchers import launcher as launchers  # noqa: E402
 from allranks.engine import processes  # noqa: E402
 from allranks.engine.host import attachment, caretaker, host_agent, port_test, relay  # noqa: E402
+from allranks.features.attach import ownership  # noqa: E402
 
 
 class _KeptFolders:

@@ -693,6 +693,7 @@ _SIMULATED = (
     "allranks.engine.host",
     "allranks.engine.processes",
     "allranks.ensemble.runner",
+    "allranks.features.attach",
     "allranks.python_path",
     "allranks.records",
 )

@@ -33,7 +33,6 @@ from allranks.cluster import cluster
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.options import ClusterOptions
-from allranks.cluster.sharing import WatcherFeed, unpack
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.command import agents
 from allranks.engine.host.attachment import Attachment
@@ -49,6 +48,7 @@ from allranks.engine.host.events import NotebookSaid, Terminated
 from allranks.engine.host.relay import received
 from allranks.engine.host.relay_state import Begun, RanksRead, RelayState, ToAgent, ToNotebook
 from allranks.errors import UsageError, WireError
+from allranks.features.attach.sharing import WatcherFeed, unpack
 from allranks.features.classroom import board, door, hub_service, states
 from allranks.features.toolbar import notebook as toolbar
 from allranks.records.agent import End, Keep, Running, read_command, to_line

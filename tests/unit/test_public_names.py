@@ -16,7 +16,7 @@ def test_a_cluster_has_no_other_public_names():
     assert found == [
         "call", "cells", "client", "connection_information", "gpus", "heal", "heal_when", "hellos",
         "interrupt", "launch", "launcher", "log_dir", "lost_because", "map", "map_async",
-        "ownership", "preload", "pull", "push", "raises_own", "restart", "roster", "run",
+        "preload", "pull", "push", "raises_own", "restart", "roster", "run",
         "run_async", "show_output", "size", "starmap", "start", "state", "status", "stop", "submit",
     ]  # fmt: skip
 

@@ -9,7 +9,6 @@ from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
-from allranks.cluster.sharing import WatcherFeed
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.cluster.state import ClusterState
 from allranks.errors import StartFailed
@@ -53,31 +52,10 @@ def test_listening_sockets_are_closed_if_no_thread_can_be_started(monkeypatch):
 
 def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
     closed = []
-    wire = SimpleNamespace(close=lambda: closed.append("wire"), send=None, sharing=None)
+    wire = SimpleNamespace(close=lambda: closed.append("wire"), send=None, observers=[])
     config = SimpleNamespace(heals=False, log_dir="/l", session_dir="/s")
     monkeypatch.setattr(connection, "open_sockets", lambda *_: (wire, config))
     hooks = SimpleNamespace(started=fail)
     with pytest.raises(StartFailed):
         Connection(ClusterState(2), (), SimpleNamespace(), (), {}, hooks)
     assert closed == ["wire"]
-
-
-class Visitor:
-    def send(self, part):
-        return len(part)
-
-
-def test_what_a_watcher_has_got_is_counted_while_no_thread_adds_to_it():
-    feed, parts = WatcherFeed(), [b"message", b""]
-
-    def sent(nbytes):
-        assert nbytes == 7
-        assert feed._lock.locked()
-
-    watcher = SimpleNamespace(next=lambda state: parts.pop(0), sent=sent, waits=False)
-    feed._watchers = {Visitor(): watcher}
-    feed._selector = SimpleNamespace(
-        get_key=lambda one: SimpleNamespace(data=None), modify=lambda *_: None
-    )
-    feed._send()
-    assert parts == []

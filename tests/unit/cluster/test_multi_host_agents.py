@@ -295,7 +295,7 @@ def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):
     healing.agents.seat_spares([3])
     healing.say("h2", {"event": "replaces", "rank": 3, "pid": 8})
     found: list[Event] = []
-    healing.wire.attach = lambda hosts: None
+    healing.wire.take_over = lambda hosts: None
     MultiHostAgents(
         healing.agents._launcher,
         healing.agents._config,

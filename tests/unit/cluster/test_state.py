@@ -25,7 +25,6 @@ from allranks.cluster.state import (
     Seating,
     StartsAgain,
     TookPlaces,
-    WatchedState,
 )
 from allranks.records.agent import Replaces
 from allranks.records.wire import Died, Hello, Output, Reply, RunCell
@@ -94,127 +93,10 @@ def test_a_rank_is_replaced_after_it_has_left():
     assert cell.left == {1: "replaced"}
 
 
-def test_a_cell_without_ranks_is_for_all_that_have_come():
-    state = WatchedState()
-    for rank in (1, 0):
-        state.apply(hello(rank))
-    state.apply(run(7))
-    assert state.cell is not None
-    assert state.cell.ranks == (0, 1)
-    state.apply(run(8, 1))
-    assert (state.cell.cell, state.cell.ranks) == (8, (1,))
-
-
-def test_a_cell_that_is_told_again_keeps_its_replies():
-    state = WatchedState()
-    state.apply(run(7, 0, 1))
-    state.apply(reply(1))
-    assert state.apply(run(7, 0, 1)) == ()
-    assert state.cell is not None
-    assert state.cell.pending == (0,)
-
-
-def test_a_process_that_replaces_a_rank_is_not_in_the_cell():
-    state = WatchedState()
-    state.apply(run(7, 0, 1))
-    assert state.apply(died(1)) == (Left(1, "lost"),)
-    state.apply(hello(1, pid=2))
-    assert not state.dead
-    assert state.cell is not None
-    assert state.cell.pending == (0,)
-    state.apply(run(8, 0, 1))
-    assert state.cell.pending == (0, 1)
-
-
-def test_a_rank_that_has_died_before_is_not_in_the_next_cell():
-    state = WatchedState()
-    state.apply(died(1))
-    assert state.apply(run(7, 0, 1)) == (Left(1, "lost"),)
-
-
-@pytest.mark.parametrize("state", [CellState(7, range(2)), WatchedState()])
 @pytest.mark.parametrize("event", [Output(0, 7, (), 0, 0, 0), None, "Reply"])
-def test_what_is_no_event_is_refused(state, event):
+def test_what_is_no_event_is_refused(event):
     with pytest.raises(TypeError, match="expected an event of"):
-        state.apply(event)
-
-
-# Random sequences.
-
-_SIZE, _STATUSES = 5, ("ok", "error", "waiting", "interrupted")
-
-
-class World:
-    """Events of five ranks in any order, also twice and late, and what must be true after each."""
-
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.state = WatchedState()
-        self.cell, self.pid = 0, 0
-        self.counts: Counter[str] = Counter()
-        self.last: Any = None
-        self.out: dict[int, str] = {}
-
-    def event(self) -> Any:
-        chance = self.chance
-        kind = chance.choices(
-            ["Reply", "Died", "Hello", "RunCell", "ProcessExit", "Replaced", "AllEnded", "again"],
-            [8, 3, 3, 2, 2, 2, 0.3, 2],
-        )[0]
-        rank = chance.randrange(_SIZE)
-        if kind == "again" and self.last is not None:
-            return self.last
-        if kind == "Reply":
-            return reply(
-                rank, chance.choice(_STATUSES), max(1, self.cell - chance.randrange(3) % 2)
-            )
-        if kind == "RunCell":
-            self.cell += 1
-            return run(self.cell, *sorted(chance.sample(range(_SIZE), chance.randrange(_SIZE + 1))))
-        if kind == "Hello":
-            self.pid += 1
-            return hello(rank, self.pid)
-        others = {"Died": died(rank), "ProcessExit": ProcessExit(rank), "Replaced": Replaced(rank)}
-        return others.get(kind, AllEnded())
-
-    def step(self) -> None:
-        event, state = self.event(), self.state
-        self.counts[type(event).__name__] += 1
-        known = isinstance(event, Hello | RunCell | Reply | Died)
-        left = state.apply(event) if known else ()
-        if not known and state.cell is not None:
-            left = state.cell.apply(event)
-        cell = state.cell
-        if isinstance(event, RunCell) and event != self.last:
-            self.out = {}
-        for one in left:
-            # Once with the way in which it has left, and once as replaced.
-            before = self.out.get(one.rank)
-            assert before is None or before != one.status == "replaced"
-            self.out[one.rank] = one.status
-        if cell is not None:
-            assert cell.left == self.out
-            assert set(cell.pending) | cell.left.keys() == set(cell.ranks)
-            assert not set(cell.pending) & cell.left.keys()
-            assert cell.replies.keys() <= cell.left.keys()
-            assert all(each.cell == cell.cell for each in cell.replies.values())
-            assert not known or not state.dead.keys() & set(cell.pending)
-            # Twice is as once.
-            assert (state if known else cell).apply(event) == ()  # type: ignore[arg-type]
-            assert cell.left == self.out
-        self.last = event
-
-
-def test_random_events_keep_what_is_true_of_a_cell():
-    counts: Counter[str] = Counter()
-    for seed in range(100):
-        world = World(seed)
-        for _ in range(1000):
-            world.step()
-        counts += world.counts
-    assert sum(counts.values()) == 100_000
-    assert min(counts.values()) >= 500
-    assert len(counts) == 7
+        CellState(7, range(2)).apply(event)
 
 
 # The processes of the ranks.
@@ -375,31 +257,13 @@ def test_a_death_costs_all_ranks_where_others_cannot_go_on(begin):
     assert ranks.ends == [end(2)]
 
 
-def test_what_ends_before_a_notebook_has_attached_counts_afterwards():
-    ranks = up()
-    ranks.set_phase("attaching")
-    loss, exit_of_mpi = HostLost(lost(), (2, 3)), ProcessExit(-1, 1)
-    for event in (end(1), loss, exit_of_mpi):
-        assert ranks.apply(event) == ()
-    assert (ranks.ends, ranks.dead, ranks.early) == ([], {}, [end(1), loss])
-    assert [one.rank for one in ranks.early_ends] == [1, 2, 3]
-    ranks.apply(Replaces(1, 8))
-    ranks.apply(Replaces(3, 9))
-    assert [one.rank for one in ranks.early_ends] == [2]
-    assert ranks.early_ranks == {1, 2}
-    ranks.set_phase("running")
-    for event in ranks.early:
-        ranks.apply(event)
-    assert (list(ranks.dead), ranks.lost_hosts) == ([2], {"h": "is cut off"})
-
-
 def test_other_ranks_begin_without_what_the_ones_before_did():
     ranks = up()
     ranks.healing = "off"
     ranks.begin_cell(7, (1, 2), thread=5)
     ranks.apply(end(2))
-    ranks.connect(can_heal=True, stays=60.0)
-    assert (ranks.phase, ranks.ends, ranks.cell, ranks.stays) == ("starting", [], None, 60.0)
+    ranks.connect(can_heal=True)
+    assert (ranks.phase, ranks.ends, ranks.cell) == ("starting", [], None)
     assert (ranks.cells, ranks.healing) == (7, "off")
 
 

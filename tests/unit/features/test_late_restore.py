@@ -6,9 +6,9 @@ import pytest
 
 from allranks.collectives import loopback, world
 from allranks.engine.rank import Rank
-from allranks.features import heal
-from allranks.features.attach import RankAttach
-from allranks.features.heal import RankHeal
+from allranks.features.attach.rank import RankAttach
+from allranks.features.heal import rank as heal_rank
+from allranks.features.heal.rank import RankHeal
 from allranks.records import requests
 from allranks.records.wire import Query, RunCell
 
@@ -135,8 +135,8 @@ def test_a_rank_that_refuses_to_join_because_its_cell_has_just_begun_does_not_wa
 
 
 def test_saved_variables_stay_on_disk_until_all_ranks_have_loaded_theirs(rank, monkeypatch):
-    monkeypatch.setattr(heal, "saved_names", SimpleNamespace(load=lambda parts, names: None))
-    monkeypatch.setattr(heal.wire, "parts", lambda data: [data])
+    monkeypatch.setattr(heal_rank, "saved_names", SimpleNamespace(load=lambda parts, names: None))
+    monkeypatch.setattr(heal_rank.wire, "parts", lambda data: [data])
     dropped = []
     life = SimpleNamespace(read=lambda version: b"saved", drop=lambda: dropped.append("life"))
     cells = SimpleNamespace(newest=lambda: 1)

@@ -1,17 +1,8 @@
 """What commands say where no ranks run."""
 
-from types import SimpleNamespace
-
-from allranks.cluster import sessions
+from allranks.cluster.features import NotebookHooks
 from allranks.magics.session import Session
 
 
-def test_a_stop_without_ranks_names_those_that_are_detached(monkeypatch):
-    detached = SimpleNamespace(holder=0, size=4, name="7f3a9c21")
-    monkeypatch.setattr(sessions, "running", lambda *_: [detached])
-    assert Session().stop() == (
-        "No ranks are running. Earlier ones are detached: ranks 0–3 of 7f3a9c21. "
-        "To list them: %distributed clusters"
-    )
-    monkeypatch.setattr(sessions, "running", lambda *_: [])
-    assert Session().stop() == "No ranks are running."
+def test_without_features_a_stop_without_ranks_says_so():
+    assert Session(NotebookHooks(())).stop() == "No ranks are running."

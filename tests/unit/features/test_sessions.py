@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from allranks.cluster import sessions
 from allranks.errors import UsageError
+from allranks.features.attach import sessions
 from allranks.records.config import NOTEBOOKS_DOOR
 
 ABOUT = {

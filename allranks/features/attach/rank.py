@@ -15,6 +15,7 @@ from typing import Any
 from allranks import collectives
 from allranks.collectives import world
 from allranks.engine.features import Answered, RankContext, RankFeature
+from allranks.features.attach.requests import ATTACH, RESUME, SEEN, STAY
 from allranks.records import requests
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import (
@@ -40,7 +41,7 @@ class RankAttach(RankFeature):
     """Describes the last cell to another notebook, and sends it the output again."""
 
     records = (RunCell, RunMember, Query, Typed)
-    requests_while_busy = requests.ABOUT_NOTEBOOKS
+    requests_while_busy = frozenset({STAY, SEEN, ATTACH, RESUME})
 
     def __init__(self) -> None:
         self._kept: KeptCell | None = None
@@ -75,12 +76,12 @@ class RankAttach(RankFeature):
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         wire, kept = self._wire, self._kept
-        if name == requests.STAY:
+        if name == STAY:
             self._stay(arguments["home"])
-        elif name == requests.SEEN:
+        elif name == SEEN:
             if kept is not None and arguments["cell"] == wire.cell and not wire.busy:
                 kept.clear()
-        elif name == requests.RESUME:
+        elif name == RESUME:
             wire.resume()
         else:
             wire.send(self._rank.hello)

@@ -19,9 +19,9 @@ from typing import Any
 from allranks import own_files
 from allranks.cluster import log_folder, session_folder
 from allranks.cluster.host_agent import HostAgentProcess, TakenHosts
-from allranks.cluster.sharing import unpack
 from allranks.cluster.sockets import ListeningSockets
 from allranks.errors import UsageError
+from allranks.features.attach.sharing import unpack
 from allranks.records import limits
 from allranks.records.config import (
     NOTEBOOKS_DOOR,
@@ -373,7 +373,7 @@ def watch(folder: str, seen: int) -> socket.socket:
 async def messages(connection: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
     """Yields the messages of the notebook that holds the ranks, until it closes.
 
-    Each is a head and the frames of a record (see ``allranks.cluster.sharing.pack``). Raises
+    Each is a head and the frames of a record (see `allranks.features.attach.sharing.pack`). Raises
     OSError if the connection breaks.
     """
     reader, writer = await asyncio.open_unix_connection(sock=connection)

@@ -10,8 +10,9 @@ from typing import Any
 
 from allranks.cluster import failures
 from allranks.cluster.cell_run import View
-from allranks.cluster.sessions import messages
-from allranks.cluster.state import Left, WatchedState
+from allranks.cluster.state import Left
+from allranks.features.attach.sessions import messages
+from allranks.features.attach.sharing import WatchedState
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
 from allranks.records.wire import (

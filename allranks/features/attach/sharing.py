@@ -27,7 +27,7 @@ from typing import Any
 
 from allranks import doors
 from allranks.cluster.epochs import Epoch
-from allranks.cluster.state import WatchedState
+from allranks.cluster.state import CellState, Left
 from allranks.records.config import WATCHERS_DOOR
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
@@ -107,6 +107,40 @@ class DetachedCell:
             are = "are" if len(self.running) > 1 else "is"
             return f"{label(self.running)} {are} still running {name}; its output so far:"
         return f"{name} finished while no notebook was attached:"
+
+
+class WatchedState:
+    """Ranks and the last cell that all or some of them have got, from the records that notebooks
+    get which watch them.
+    """
+
+    def __init__(self) -> None:
+        self.hellos: dict[int, Hello] = {}
+        self.dead: dict[int, Died] = {}
+        self.cell: CellState | None = None
+
+    def apply(self, event: Hello | RunCell | Reply | Died) -> tuple[Left, ...]:
+        """Returns the ranks that have left the cell now."""
+        match event:
+            case Hello(rank=rank):
+                # A process that replaces a rank runs no cell: the rank has left it.
+                self.hellos[rank] = event
+                self.dead.pop(rank, None)
+                return ()
+            case RunCell():
+                if self.cell is None or self.cell.cell != event.cell:
+                    self.cell = CellState(event.cell, event.ranks or sorted(self.hellos))
+                    return tuple(left for one in self.dead.values() for left in self._left(one))
+                return ()
+            case Died(rank=rank):
+                self.dead[rank] = event
+                return self._left(event)
+            case Reply():
+                return self._left(event)
+        raise TypeError(f"expected an event of the ranks, found {event!r:.80}")
+
+    def _left(self, event: Reply | Died) -> tuple[Left, ...]:
+        return self.cell.apply(event) if self.cell is not None else ()
 
 
 _MOST_NBYTES = 16 << 20

@@ -1,0 +1,1 @@
+"""Ranks that stay when their notebook ends, and that several notebooks use."""
