@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from types import CodeType, ModuleType
 
 #: Host, pid, memory and the line the rank is at. Answered while a cell runs.
@@ -90,23 +91,40 @@ class Script:
     def __init__(self, arguments: list[str]) -> None:
         self.arguments = arguments
         self.__name__ = os.path.basename(arguments[0])
+        # As Python names the main module: the script may change the current folder.
+        self._path = os.path.abspath(arguments[0])
 
     @property
     def __code__(self) -> CodeType:
-        with open(self.arguments[0], "rb") as file:
-            code: CodeType = compile(file.read(), self.arguments[0], "exec")
+        with open(self._path, "rb") as file:
+            # Without the ``from __future__`` line of this file.
+            code: CodeType = compile(file.read(), self._path, "exec", dont_inherit=True)
         return code
 
     def __call__(self) -> None:
         main = ModuleType("__main__")
-        main.__file__ = self.arguments[0]
+        main.__file__ = self._path
         kept = sys.modules["__main__"], sys.argv
-        sys.path.insert(0, os.path.dirname(os.path.abspath(self.arguments[0])))
+        sys.path.insert(0, os.path.dirname(self._path))
         sys.modules["__main__"], sys.argv = main, list(self.arguments)
+        earlier, exit_code = {*threading.enumerate()}, None
         try:
-            exec(self.__code__, vars(main))
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise ScriptExited(str(end.code)) from None
+            try:
+                exec(self.__code__, vars(main))
+            except SystemExit as end:
+                exit_code = end.code
+            _wait_for_threads(earlier)
         finally:
             sys.modules["__main__"], sys.argv = kept
+        if exit_code not in (None, 0):
+            raise ScriptExited(str(exit_code))
+
+
+def _wait_for_threads(earlier: set[threading.Thread]) -> None:
+    """Waits for the threads of a script, as Python does at the end of a program."""
+    # Before it waits, Python has the threads of executors end after the work that they were given.
+    for end_executors in reversed(vars(threading).get("_threading_atexits", ())):
+        end_executors()
+    while new := [one for one in threading.enumerate() if one not in earlier and not one.daemon]:
+        for thread in new:
+            thread.join()
