@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, ModuleType
 
 #: Host, pid, memory and the line the rank is at. Answered while a cell runs.
@@ -103,21 +107,39 @@ class Script:
 
     def __call__(self) -> None:
         main = ModuleType("__main__")
-        main.__file__ = self._path
+        main.__file__, vars(main)["__builtins__"] = self._path, builtins
         kept = sys.modules["__main__"], sys.argv
         sys.path.insert(0, os.path.dirname(self._path))
         sys.modules["__main__"], sys.argv = main, list(self.arguments)
         earlier, exit_code = {*threading.enumerate()}, None
         try:
-            try:
-                exec(self.__code__, vars(main))
-            except SystemExit as end:
-                exit_code = end.code
-            _wait_for_threads(earlier)
+            with _outside_of_loop():
+                try:
+                    exec(self.__code__, vars(main))
+                except SystemExit as end:
+                    exit_code = end.code
+                _wait_for_threads(earlier)
         finally:
             sys.modules["__main__"], sys.argv = kept
         if exit_code not in (None, 0):
             raise ScriptExited(str(exit_code))
+
+
+@contextmanager
+def _outside_of_loop() -> Iterator[None]:
+    """Within, ``asyncio.run`` can be called, although a rank runs the script in its event loop."""
+    loop = asyncio._get_running_loop()
+    task = asyncio.current_task() if loop is not None else None
+    if loop is None or task is None:
+        yield
+        return
+    asyncio._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        asyncio._enter_task(loop, task)
 
 
 def _wait_for_threads(earlier: set[threading.Thread]) -> None:

@@ -92,6 +92,7 @@ def run(tmp_path):
         "ddp.py": TORCH,
         "ends.py": "import os\nos._exit(3)\n",
         "mpi.py": BEGINS_AND_ENDS,
+        "exit.py": "import atexit\natexit.register(print, 'written at the exit')\n",
     }
     for name, source in scripts.items():
         (tmp_path / name).write_text(source)
@@ -154,6 +155,12 @@ def test_nothing_is_left_where_the_command_is_killed(run):
 
 def test_a_script_may_begin_and_end_mpi(run):
     assert run("mpi.py").end() == (0, "ranks 0–1 │ sum 2\n")
+
+
+def test_what_a_script_writes_at_its_exit_is_shown_and_logged(run, tmp_path):
+    said = run("--log-dir", "logs", "exit.py").end()
+    assert said == (0, "ranks 0–1 │ written at the exit\n")
+    assert (tmp_path / "logs" / "rank-1.log").read_text() == "written at the exit\n"
 
 
 def test_torchs_process_group_finds_the_ranks(run):

@@ -1,5 +1,6 @@
 """A script runs on a rank as Python runs it."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import inspect, os
 os.chdir("elsewhere")
 
 def scaled(by: float) -> int: ...
+
+assert __builtins__.print is print
 
 assert scaled.__annotations__ == {"by": float, "return": int}
 assert __file__ == os.path.join(os.path.dirname(os.getcwd()), "scripts", "train.py")
@@ -68,3 +71,28 @@ def test_a_script_ends_with_its_threads() -> None:
     assert subprocess.run([sys.executable, "-c", RUN], timeout=60).returncode == 3
     assert Path("saved").exists()
     assert Path("computed").exists()
+
+
+ASYNC = """
+import asyncio
+
+async def second():
+    await asyncio.sleep(0)
+    return 2
+
+assert asyncio.run(second()) == 2
+raise SystemExit(0)
+"""
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_a_script_may_run_an_event_loop_of_its_own() -> None:
+    Path("scripts", "train.py").write_text(ASYNC)
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        Script(["scripts/train.py"])()
+        await asyncio.sleep(0)
+        assert asyncio.current_task() is task
+
+    asyncio.run(run())
