@@ -127,7 +127,7 @@ class Script:
 
 @contextmanager
 def _outside_of_loop() -> Iterator[None]:
-    """Within, ``asyncio.run`` can be called, although a rank runs the script in its event loop."""
+    """Within, a script can run an event loop, although the rank runs the script in its own."""
     loop = asyncio._get_running_loop()
     task = asyncio.current_task() if loop is not None else None
     if loop is None or task is None:
@@ -135,9 +135,14 @@ def _outside_of_loop() -> Iterator[None]:
         return
     asyncio._leave_task(loop, task)
     asyncio._set_running_loop(None)
+    own = asyncio.new_event_loop()
+    asyncio.set_event_loop(own)
     try:
         yield
     finally:
+        if not own.is_running():  # in a thread of the script
+            own.close()
+        asyncio.set_event_loop(loop)
         asyncio._set_running_loop(loop)
         asyncio._enter_task(loop, task)
 

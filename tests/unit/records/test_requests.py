@@ -80,6 +80,7 @@ async def second():
     await asyncio.sleep(0)
     return 2
 
+assert asyncio.get_event_loop().run_until_complete(second()) == 2
 assert asyncio.run(second()) == 2
 raise SystemExit(0)
 """
