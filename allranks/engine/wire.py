@@ -237,8 +237,8 @@ class RankWire:
                 self._publish = publish
         try:
             yield alone
-        finally:
             self._transcript.streams.flush_replaced()
+        finally:
             with self._lock:
                 if self._publish is publish:
                     self._publish = None
