@@ -111,7 +111,8 @@ class Script:
         kept = sys.modules["__main__"], sys.argv
         sys.path.insert(0, os.path.dirname(self._path))
         sys.modules["__main__"], sys.argv = main, list(self.arguments)
-        earlier, exit_code = {*threading.enumerate()}, None
+        earlier = {*threading.enumerate()}
+        exit_code: object = None
         try:
             with _outside_of_loop():
                 try:
