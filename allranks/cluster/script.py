@@ -17,18 +17,19 @@ from typing import Any, NamedTuple, NoReturn
 
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import NEXT_CELL, plain
+from allranks.cluster.failures import NEXT_CELL, log_end, log_length, plain
 from allranks.cluster.options import RUN_ARGUMENTS, check_timeout
 from allranks.errors import (
     CellFailed,
     CellInterrupted,
     CellTimeout,
     ClusterLost,
+    RankDied,
     UsageError,
 )
 from allranks.records.ranks import label
 from allranks.records.requests import Script, ScriptExited
-from allranks.records.wire import Hello
+from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
 
@@ -145,6 +146,9 @@ class _View(TerminalDashboard):
 
     def __init__(self, hellos: Sequence[Hello], log_dir: str) -> None:
         super().__init__("auto", hellos, log_dir, True)
+        self._hellos = hellos
+        #: Of each rank, how much of its log was shown, or is from before the script.
+        self._shown = {hello.rank: log_length(hello.log) for hello in hellos}
         self._first: list[str] = []
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._count = 0
@@ -162,6 +166,18 @@ class _View(TerminalDashboard):
         note = [f"… {hidden:,} lines are not shown; the ranks' logs have them …"] if hidden else []
         return "\n".join([*self._first, *note, *self._last])
 
+    def output(self, batch: Output) -> None:
+        self._shown[batch.rank] = batch.log_nbytes
+        super().output(batch)
+
+    def show_rest(self) -> None:
+        """Prints what ranks have written since the script has ended, as in functions of atexit."""
+        for hello in self._hellos:
+            rest = log_end(hello.log, self._shown[hello.rank])
+            if rest:
+                self.output(Output(hello.rank, 0, (["out", rest],), 0, 0, 0))
+        self._print()
+
     def finish(self) -> None:
         self._print()
         self.figures.end()
@@ -177,7 +193,7 @@ def run_script(job: ScriptRun) -> int:
     _check_files(job)
     signal.signal(signal.SIGTERM, _terminated)
     began = time.monotonic()
-    code, failure = 0, ""
+    code, failure, ended = 0, "", True
     started = Cluster(job.size)
     started.heal_when("off")  # no cell follows on these ranks
     try:
@@ -186,12 +202,15 @@ def run_script(job: ScriptRun) -> int:
             try:
                 cluster.call(Script(job.arguments), timeout=job.timeout, view=view)
             except ClusterLost as error:
-                code, failure = 1, str(error)
+                code, failure, ended = 1, str(error), False
             except CellFailed as error:
                 code, failure = _exit_code(error)
-            if job.log_dir:
-                for log in sorted(Path(cluster.log_dir).glob("rank-*.log")):
-                    shutil.copy(log, Path(job.log_dir) / log.name)
+                ended = not isinstance(error, RankDied | CellInterrupted | CellTimeout)
+        if ended:  # else the last words of ranks that were ended are shown already
+            view.show_rest()
+        if job.log_dir:
+            for log in sorted(Path(cluster.log_dir).glob("rank-*.log")):
+                shutil.copy(log, Path(job.log_dir) / log.name)
     except KeyboardInterrupt:  # while the ranks started, or ended
         return _INTERRUPTED
     failure = _FOR_NOTEBOOKS.sub("", failure)

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 import warnings
+from asyncio import ensure_future
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import wraps
@@ -54,7 +55,7 @@ from allranks.engine.interrupts import (
     ignore_interrupt,
     repeat_dropped_interrupts,
 )
-from allranks.engine.transcript import Transcript
+from allranks.engine.transcript import Streams, Transcript
 from allranks.errors import AllranksError, RankLeft, Report, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, RunCell
@@ -105,9 +106,15 @@ class CellRunner:
     """
 
     def __init__(
-        self, shell: InteractiveShell, rank: int, device: str, features: RankHooks
+        self,
+        shell: InteractiveShell,
+        rank: int,
+        device: str,
+        features: RankHooks,
+        streams: Streams,
     ) -> None:
         self.shell = shell
+        self._streams = streams
         self.rank = rank
         self.device = device
         self.features = features
@@ -241,6 +248,7 @@ class CellRunner:
                 error, found = late, self._report(late, None)
         value, problem = list[bytes](), ""
         try:
+            self._flush_replaced()
             if cell.want_value and error is None:
                 value, problem = self._pickled(result.result)
             elif cell.want_value and is_a(error, Exception):
@@ -341,7 +349,7 @@ class CellRunner:
                 )
             )
 
-        task = asyncio.ensure_future(awaiting())
+        task = ensure_future(awaiting())
         result = None
         try:
             self.interrupts.hear(task)
@@ -414,6 +422,21 @@ class CellRunner:
                 if is_a(error, KeyboardInterrupt) and self.interrupts.count > before:
                     raise
                 return [], f"{type(value).__name__}: {text_of(error)}"
+        finally:
+            self._hear_no_more()
+
+    def _flush_replaced(self) -> None:
+        """Flushes the streams of a cell; raises KeyboardInterrupt on an interrupt."""
+        if not self._streams.replaced():
+            return
+        before = self.interrupts.count
+        try:
+            self.interrupts.hear()
+            try:
+                self._streams.flush_replaced()
+            except BaseException as error:  # a stream of a cell may do anything
+                if is_a(error, KeyboardInterrupt) and self.interrupts.count > before:
+                    raise
         finally:
             self._hear_no_more()
 
@@ -514,10 +537,12 @@ def watch_forks(
         # A forked process that returns to the event loop ends there.
         call_soon(end_fork)
 
-    # Buffered text would be written twice, by the rank and by the forked process.
-    os.register_at_fork(
-        before=lambda: transcript.streams.flush(c_streams=True), after_in_child=in_child
-    )
+    def before() -> None:
+        # Buffered text would be written twice, by the rank and by the forked process.
+        transcript.streams.flush_replaced()
+        transcript.streams.flush(c_streams=True)
+
+    os.register_at_fork(before=before, after_in_child=in_child)
     for name in ("execv", "execve"):  # all other functions of os call one of them
         setattr(os, name, _in_forks_only(getattr(os, name), whole.rank))
 

@@ -162,11 +162,33 @@ class Exceptions:
             return plain(value, self.cell_file, self.text_of(value))
         try:
             if not is_beyond_ipython(value):
-                lines: list[str] = self._format_as_ipython(etype, value, *args, **options)
-                return lines
+                lines = self._as_ipython(etype, value, *args, **options)
+                if lines is not None:
+                    return lines
         except (Exception, SystemExit, GeneratorExit):
             pass  # for example, its search for the source fails, or the error's ``__str__``
         return plain(value, self.cell_file)
+
+    def _as_ipython(self, *args: Any, **options: Any) -> list[str] | None:
+        """Returns a traceback as IPython formats it; None after an interrupt.
+
+        In the mode Verbose it has the texts of variables, and their ``__repr__`` may block.
+        """
+        verbose = self._shell.InteractiveTB.mode == "Verbose"
+        lines: list[str] | None = None
+        if not (verbose and self._interrupts.heard and get_ident() == MAIN_THREAD):
+            lines = self._format_as_ipython(*args, **options)
+            return lines
+        before = getsignal(signal.SIGINT)
+        try:
+            on_signal(signal.SIGINT, default_int_handler)
+            lines = self._format_as_ipython(*args, **options)
+            on_signal(signal.SIGINT, ignore_interrupt)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            on_signal(signal.SIGINT, before)
+        return lines
 
     def show(
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None

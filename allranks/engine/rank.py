@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 import types
+from asyncio import ensure_future, wait
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -229,7 +230,9 @@ class Rank:
         setattr(shell, "init_user_ns", init_user_ns)  # noqa: B010
         self._loop = asyncio.get_running_loop()
         watch_forks(self.transcript, self._loop.call_soon)
-        self._runner = CellRunner(shell, self.rank, self.device, self._features)
+        self._runner = CellRunner(
+            shell, self.rank, self.device, self._features, self.transcript.streams
+        )
         self._shell = shell
         hello = Hello(
             rank=self.rank,
@@ -333,11 +336,16 @@ class Rank:
         self._loop.call_soon_threadsafe(self._start_cell, cell, run)
 
     def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
-        self._task = asyncio.ensure_future(self._run_cell(cell, run))
+        running = self._run_cell(cell, run)
+        try:
+            self._task = ensure_future(running)
+        except BaseException as error:  # a cell may have replaced what asyncio itself needs
+            running.close()
+            self._reply_failure(cell.cell, error)
 
     async def _cell_ends(self) -> None:
         while self._task is not None and not self._task.done():
-            await asyncio.wait({self._task})
+            await wait({self._task})
 
     async def _run_cell(
         self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]

@@ -122,9 +122,11 @@ class Transcript:
         if self._forked:
             print(_text_of(entry), end="")
             return
+        kind, *rest = entry
+        if kind != "notice":  # which may come from another thread, or after the cell's end
+            self.streams.flush_replaced()
         self.streams.flush()
         with self._lock:
-            kind, *rest = entry
             if kind == "update" and rest[2] not in self._named:
                 # Displayed in another cell: it is new in this one.
                 entry = ["display", *rest]
@@ -155,6 +157,7 @@ class Transcript:
         """Directs later output to a widget for output, or with an empty name to the cell."""
         if self._forked:
             return
+        self.streams.flush_replaced()
         self.streams.flush()
         with self._lock:
             self._into = name
@@ -202,7 +205,7 @@ class Transcript:
         """Returns the new entries, the hidden lines and bytes of this cell, and the offset
         reached.
         """
-        self.streams.flush(c_streams=final, replaced=final)
+        self.streams.flush(c_streams=final)
         with self._lock:
             end, self.err_spans = self.streams.measure(self._sent)
             placed, self._placed = self._placed, []
@@ -417,20 +420,32 @@ class Streams:
         # By a new descriptor: the cell may have closed the spare one.
         os.dup2(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), 2)
 
-    def flush(self, c_streams: bool = False, replaced: bool = True) -> None:
-        """Flushes Python's standard streams; on request, C's, and those with which a cell
-        replaced them.
-        """
-        for name, own in self._streams.items():
+    def flush(self, c_streams: bool = False) -> None:
+        """Flushes Python's standard streams; on request, C's too."""
+        for own in self._streams.values():
             try:
                 # Not ``own.flush()``: a cell may have replaced the method.
                 io.TextIOWrapper.flush(own)
-                if replaced and vars(sys)[name] is not own:
-                    vars(sys)[name].flush()
             except Exception:
                 pass  # the cell closed it, or a flush is under way in another thread
         if c_streams:
             _libc.fflush(None)
+
+    def replaced(self) -> list[Any]:
+        """Returns the streams with which a cell has replaced Python's."""
+        return [
+            stream
+            for name, own in self._streams.items()
+            if (stream := vars(sys).get(name)) is not own and stream is not None
+        ]
+
+    def flush_replaced(self) -> None:
+        """Flushes the streams with which a cell has replaced Python's: their code is a cell's."""
+        for stream in self.replaced():
+            try:
+                stream.flush()
+            except Exception:
+                pass  # the cell closed it
 
     def measure(self, start: int) -> tuple[int, tuple[list[int], ...]]:
         """Returns the log's length, and which bytes from ``start`` on are standard error."""

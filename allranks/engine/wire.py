@@ -237,6 +237,7 @@ class RankWire:
                 self._publish = publish
         try:
             yield alone
+            self._transcript.streams.flush_replaced()
         finally:
             with self._lock:
                 if self._publish is publish:
@@ -251,6 +252,9 @@ class RankWire:
 
     def begin_cell(self, cell: int, limit_nbytes: int) -> None:
         with self._lock:
+            # A file that took the number of a closed descriptor may have been closed since the
+            # last cell, by a thread or a finalizer: that closes the restored one.
+            self._transcript.streams.mend()
             # Output from between the cells is sent first.
             self._send_late(limit_nbytes)
             self._publish = None

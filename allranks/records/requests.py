@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, ModuleType
 
 #: Host, pid, memory and the line the rank is at. Answered while a cell runs.
@@ -74,23 +79,64 @@ class Script:
     def __init__(self, arguments: list[str]) -> None:
         self.arguments = arguments
         self.__name__ = os.path.basename(arguments[0])
+        # As Python names the main module: the script may change the current folder.
+        self._path = os.path.abspath(arguments[0])
 
     @property
     def __code__(self) -> CodeType:
-        with open(self.arguments[0], "rb") as file:
-            code: CodeType = compile(file.read(), self.arguments[0], "exec")
+        with open(self._path, "rb") as file:
+            # Without the ``from __future__`` line of this file.
+            code: CodeType = compile(file.read(), self._path, "exec", dont_inherit=True)
         return code
 
     def __call__(self) -> None:
         main = ModuleType("__main__")
-        main.__file__ = self.arguments[0]
+        main.__file__, vars(main)["__builtins__"] = self._path, builtins
         kept = sys.modules["__main__"], sys.argv
-        sys.path.insert(0, os.path.dirname(os.path.abspath(self.arguments[0])))
+        sys.path.insert(0, os.path.dirname(self._path))
         sys.modules["__main__"], sys.argv = main, list(self.arguments)
+        earlier = {*threading.enumerate()}
+        exit_code: object = None
         try:
-            exec(self.__code__, vars(main))
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise ScriptExited(str(end.code)) from None
+            with _outside_of_loop():
+                try:
+                    exec(self.__code__, vars(main))
+                except SystemExit as end:
+                    exit_code = end.code
+                _wait_for_threads(earlier)
         finally:
             sys.modules["__main__"], sys.argv = kept
+        if exit_code not in (None, 0):
+            raise ScriptExited(str(exit_code))
+
+
+@contextmanager
+def _outside_of_loop() -> Iterator[None]:
+    """Within, a script can run an event loop, although the rank runs the script in its own."""
+    loop = asyncio._get_running_loop()
+    task = asyncio.current_task() if loop is not None else None
+    if loop is None or task is None:
+        yield
+        return
+    asyncio._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    own = asyncio.new_event_loop()
+    asyncio.set_event_loop(own)
+    try:
+        yield
+    finally:
+        if not own.is_running():  # in a thread of the script
+            own.close()
+        asyncio.set_event_loop(loop)
+        asyncio._set_running_loop(loop)
+        asyncio._enter_task(loop, task)
+
+
+def _wait_for_threads(earlier: set[threading.Thread]) -> None:
+    """Waits for the threads of a script, as Python does at the end of a program."""
+    # Before it waits, Python has the threads of executors end after the work that they were given.
+    for end_executors in reversed(vars(threading).get("_threading_atexits", ())):
+        end_executors()
+    while new := [one for one in threading.enumerate() if one not in earlier and not one.daemon]:
+        for thread in new:
+            thread.join()

@@ -104,6 +104,22 @@ def test_an_interrupt_ends_what_an_exception_says(notebook, kind, line, said):
     assert notebook.on_ranks("kept").text == KEPT
 
 
+def test_an_interrupt_ends_the_text_of_a_variable_in_a_long_traceback(notebook):
+    notebook.on_ranks("%xmode Verbose", "-r 1").ok()
+    cell = notebook.start_on_ranks(
+        "import time\nclass Slow:\n"
+        "    def __repr__(self):\n"
+        "        print('asked', flush=True)\n"
+        "        time.sleep(600)\n"
+        "def divide(x): 1 / 0\n"
+        "divide(Slow())",
+        "-r 1",
+    ).wait_for("asked")
+    notebook.interrupt()
+    cell.wait().fails("CellFailed", "ZeroDivisionError")
+    notebook.on_ranks("%xmode Context", "-r 1").ok()
+
+
 def test_an_interrupt_ends_the_pickling_of_a_value(notebook):
     cell = notebook.start_on_ranks(
         "import time\nclass Slow:\n    def __reduce__(self):\n        print('here')\n"

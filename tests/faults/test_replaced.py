@@ -21,6 +21,11 @@ REPLACED = {
     "os.getpid": ("import os; os.getpid = lambda x: 0; os._exit = None", False),
     "signal.signal": ("import signal; signal.signal = signal.pthread_kill = None", False),
     "pickle": ("import pickle; pickle.loads = pickle.dumps = None", False),
+    "asyncio": (
+        "import asyncio; asyncio.ensure_future = asyncio.create_task = asyncio.wait = None",
+        False,
+    ),
+    "asyncio's tasks": ("import asyncio; asyncio.Task = asyncio.tasks.ensure_future = None", False),
     "zmq": ("import zmq; zmq.Socket = zmq.Poller = None", False),
     "print": ("import builtins; builtins.print = lambda x, y: x", False),
     "all that can be called": (
@@ -31,8 +36,8 @@ REPLACED = {
     "builtins deleted": ("import builtins; del builtins.max, builtins.Exception", True),
 }
 REMEMBER = """
-import builtins, json, linecache, os, pickle, signal, sys, time, traceback, zmq
-modules = (json, linecache, os, pickle, signal, time, traceback, zmq)
+import asyncio, builtins, json, linecache, os, pickle, signal, sys, time, traceback, zmq
+modules = (asyncio, json, linecache, os, pickle, signal, time, traceback, zmq)
 replaced = {
     module.__name__: dict(vars(module)) for module in modules
 } | {"builtins": dict(vars(builtins))}
@@ -117,6 +122,21 @@ def test_an_interrupt_is_heard_where_the_clock_is_replaced(notebook):
     assert cell.wait().error_name == "CellInterrupted"
 
 
+def test_an_interrupt_ends_the_flush_of_a_stream_of_a_cell(notebook):
+    cell = notebook.start_on_ranks(
+        "import sys, time\nclass Slow:\n"
+        "    def write(self, text): pass\n"
+        "    def flush(self):\n"
+        "        sys.__stdout__.write('flushes\\n')\n"
+        "        time.sleep(600)\n"
+        "sys.stdout = Slow()",
+        "-r 1",
+    ).wait_for("flushes")
+    notebook.interrupt()
+    assert cell.wait().error_name == "CellInterrupted"
+    notebook.on_ranks("sys.stdout = sys.__stdout__", "-r 1").ok()
+
+
 def test_a_cell_may_end_the_zmq_context_that_programs_share(notebook):
     # It waits for ipyparallel's sockets, which are in it: what matters is that it hears.
     cell = notebook.start_on_ranks("import zmq\nprint('here')\nzmq.Context.instance().term()")
@@ -151,6 +171,12 @@ def test_the_next_cell_has_the_streams_that_one_has_closed(notebook, source):
     assert cell.text == (
         "rank 1 │ out\n       ! err\n       │ child\n       │ too\n       │ descriptor\n"
     )
+
+
+def test_a_file_with_the_number_of_a_closed_stream_may_be_closed_between_two_cells(notebook):
+    notebook.on_ranks("import os\nos.close(1); file = open(os.devnull, 'w')", "-r 1").ok()
+    notebook.run("file = None\n%distributed push file -r 1").ok()
+    assert notebook.on_ranks("print('out')", "-r 1").text == "rank 1 │ out\n"
 
 
 #: How one rank loses what it needs to go on, and what is said of that.

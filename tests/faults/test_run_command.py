@@ -44,6 +44,16 @@ dist.all_reduce(x)
 print("sum", x.tolist())
 dist.destroy_process_group()
 """
+BEGINS_AND_ENDS = """
+import mpi4py
+
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+
+MPI.Init()
+print("sum", MPI.COMM_WORLD.allreduce(1))
+MPI.Finalize()
+"""
 RUN = ["-m", "allranks.command.main", "run", "-np", "2"]
 
 
@@ -77,7 +87,13 @@ class Command(subprocess.Popen):
 
 @pytest.fixture
 def run(tmp_path):
-    scripts = {"train.py": SCRIPT, "ddp.py": TORCH, "ends.py": "import os\nos._exit(3)\n"}
+    scripts = {
+        "train.py": SCRIPT,
+        "ddp.py": TORCH,
+        "ends.py": "import os\nos._exit(3)\n",
+        "mpi.py": BEGINS_AND_ENDS,
+        "exit.py": "import atexit\natexit.register(print, 'written at the exit')\n",
+    }
     for name, source in scripts.items():
         (tmp_path / name).write_text(source)
     started = []
@@ -135,6 +151,16 @@ def test_nothing_is_left_where_the_command_is_killed(run):
     assert marked(command.mark)
     command.kill()
     command.end()
+
+
+def test_a_script_may_begin_and_end_mpi(run):
+    assert run("mpi.py").end() == (0, "ranks 0–1 │ sum 2\n")
+
+
+def test_what_a_script_writes_at_its_exit_is_shown_and_logged(run, tmp_path):
+    said = run("--log-dir", "logs", "exit.py").end()
+    assert said == (0, "ranks 0–1 │ written at the exit\n")
+    assert (tmp_path / "logs" / "rank-1.log").read_text() == "written at the exit\n"
 
 
 def test_torchs_process_group_finds_the_ranks(run):

@@ -296,23 +296,34 @@ def guard_mpi4py(world: World) -> None:
         "Op": Op,
         "Win": Win,
         "File": File,
+        "Init": _initialized(inspect.unwrap(MPI.Init), lambda: None),
+        "Init_thread": _initialized(inspect.unwrap(MPI.Init_thread), MPI.Query_thread),
         "Finalize": _finalize(world, inspect.unwrap(MPI.Finalize)),
     }
     for name, value in names.items():
         setattr(MPI, name, value)
 
 
+def _initialized(plain: Callable[..., Any], result: Callable[[], Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def init(*_: Any, **__: Any) -> Any:
+        # A script with ``mpi4py.rc.initialize = False`` calls it, but MPI accepts no second call.
+        return result()
+
+    return init
+
+
 def _finalize(world: World, plain: Callable[[], None]) -> Callable[[], None]:
     @wraps(plain)  # `finish` unwraps it
     def finalize() -> None:
-        if world.notebook:
+        if not world.notebook:
+            plain()
+        elif not hasattr(sys.modules.get("__main__"), "__file__"):  # else a script has ended
             # The next MPI call would end this rank, and with it all others.
-            raise UsageError(
-                "MPI.Finalize() needs a rank that ends: this one is a notebook's, and its next "
-                "cell needs MPI. Leave the line out; MPI ends with the ranks, and these with "
-                "%distributed stop."
+            world.notice(
+                "MPI.Finalize() has no effect here, because the next cell needs MPI. MPI ends with "
+                "the ranks, and these with: %distributed stop"
             )
-        plain()
 
     return finalize
 

@@ -1,0 +1,99 @@
+"""A script runs on a rank as Python runs it."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.records.requests import Script
+
+SCRIPT = """
+import inspect, os
+os.chdir("elsewhere")
+
+def scaled(by: float) -> int: ...
+
+assert __builtins__.print is print
+
+assert scaled.__annotations__ == {"by": float, "return": int}
+assert __file__ == os.path.join(os.path.dirname(os.getcwd()), "scripts", "train.py")
+assert "def scaled" in inspect.getsource(scaled)
+"""
+
+
+@pytest.fixture
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    for name in ("scripts", "elsewhere"):
+        (tmp_path / name).mkdir()
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_a_script_has_its_own_annotations_and_an_absolute_path() -> None:
+    Path("scripts", "train.py").write_text(SCRIPT)
+    Script(["scripts/train.py"])()
+
+
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+
+done = []
+def save():
+    for _ in range(100_000):
+        done.append(1)
+    Path("saved").touch()
+
+pool = ThreadPoolExecutor(1)
+for _ in range(1000):
+    pool.submit(done.append, 1)
+pool.submit(Path("computed").touch)
+Thread(target=save).start()
+raise SystemExit(3)
+"""
+RUN = """
+import os
+from allranks.records.requests import Script, ScriptExited
+try:
+    Script(["scripts/train.py"])()
+except ScriptExited as end:
+    os._exit(int(str(end)))
+"""
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_a_script_ends_with_its_threads() -> None:
+    Path("scripts", "train.py").write_text(THREADS)
+    assert subprocess.run([sys.executable, "-c", RUN], timeout=60).returncode == 3
+    assert Path("saved").exists()
+    assert Path("computed").exists()
+
+
+ASYNC = """
+import asyncio
+
+async def second():
+    await asyncio.sleep(0)
+    return 2
+
+assert asyncio.get_event_loop().run_until_complete(second()) == 2
+assert asyncio.run(second()) == 2
+raise SystemExit(0)
+"""
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_a_script_may_run_an_event_loop_of_its_own() -> None:
+    Path("scripts", "train.py").write_text(ASYNC)
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        Script(["scripts/train.py"])()
+        await asyncio.sleep(0)
+        assert asyncio.current_task() is task
+
+    asyncio.run(run())
