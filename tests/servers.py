@@ -57,7 +57,11 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_until(self._answers, self.log, 120)
+        try:
+            wait_until(self._answers, self.log, 120)
+        except BaseException:
+            self.stop()  # a server that is not made cannot be stopped by who wanted it
+            raise
 
     def log(self) -> str:
         return self._log.read_text()[-4000:]

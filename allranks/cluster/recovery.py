@@ -412,12 +412,12 @@ class Recovery:
         self._look()
 
     def _end_saving(self) -> None:
-        goes_on = list[int]()
+        goes_on = dict[int, int]()
         for rank in self._asked:
             content, problem = self._answers.get(rank, ({}, "it did not answer"))
             if rank in self._copies and content:
                 self._sets |= content["sets"]
-                goes_on.append(content["goes_on"])
+                goes_on[rank] = content["goes_on"]
                 self.left_out[rank] = self.left_out.get(rank, {}) | content["left"]
             elif rank in self._copies | self._dead.keys():
                 continue
@@ -426,7 +426,7 @@ class Recovery:
             else:  # it has replaced a rank, and not taken back yet what was kept
                 self._note_gone([ProcessExit(rank, host=self.before[rank])])
         if not self.places:
-            self.goes_on = min(goes_on, default=0)
+            self.goes_on = self._commit(goes_on)
         self._note_gone(self._dead.values())
         self._place()
 
@@ -497,17 +497,31 @@ class Recovery:
         """
         self._new |= {rank for rank, content in told.items() if content["new"]}
         if not self.starts_again:
-            old = (told[rank]["goes_on"] for rank in told.keys() - self._new - self.gone.keys())
-            self.goes_on = min(old, default=0)
+            old = told.keys() - self._new - self.gone.keys()
+            self.goes_on = self._commit({rank: told[rank]["goes_on"] for rank in old})
         reads = self._new & told.keys() - self._died_twice
-        # Each host has its own files, of which the last may be of a version that not all have.
-        version = min(content["version"] for content in told.values())
+        version = self._whole({rank: content["version"] for rank, content in told.items()})
         wanted = {"version": version, "saved": sorted((self.own | self._copies) & reads)}
         if reads:
             # Once they have restored it, they no longer say that they are new.
             self.commands.append(Note(self._record))
             self._ask(Step.RESTORING, requests.RESTORE, sorted(reads), _FILES_SECONDS, wanted)
         return bool(reads)
+
+    def _whole(self, newest: Mapping[int, int]) -> int:
+        """Returns the newest version that all hosts have, from those that ranks have found, each
+        after it had written its own files.
+        """
+        of_hosts = dict[str, int]()
+        for rank, version in newest.items():
+            # The last rank to write makes the version whole, and removes the one before it.
+            host = self.host_of[rank]
+            of_hosts[host] = max(version, of_hosts.get(host, 0))
+        return min(of_hosts.values(), default=0)
+
+    def _commit(self, goes_on: Mapping[int, int]) -> int:
+        """Returns the commit from which a training continues; 0 unless all ranks were in one."""
+        return self._whole(goes_on) if all(goes_on.values()) else 0
 
     # For all steps.
 

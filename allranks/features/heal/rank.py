@@ -99,8 +99,10 @@ class RankHeal(RankFeature):
         if self._has_loaded:
             self._has_loaded = False
             kept.of_life.drop()
+        goes_on = kept.settled()
+        # The newest version may be one for which it has waited.
         newest = kept.of_cells.newest()
-        return {"goes_on": kept.settled(), "version": newest, "new": this.lacks_variables}
+        return {"goes_on": goes_on, "version": newest, "new": this.lacks_variables}
 
     def _restore(self, version: int, saved: list[int]) -> dict[str, Any]:
         world.current().lacks_variables = False

@@ -218,6 +218,24 @@ def test_a_rank_that_dies_just_after_it_has_loaded_leaves_its_file_to_the_next_p
     assert played.asked == Ask(requests.RESTORE, (1, 3), {"version": 1, "saved": [1]})
 
 
+def test_new_ranks_take_back_the_newest_version_that_is_whole_on_all_hosts():
+    """A host's last rank to write finds the newest one; each host has files of its own."""
+    newest = {0: 1, 1: 3, 2: 1, 3: 2, 4: 3, 5: 2}
+    played = Played(Step.RESTORING, requests.SETTLE)
+    for rank, version in newest.items():
+        played.recovery.rank_answered(rank, SETTLED | {"version": version, "new": rank == 3})
+    played.obey()
+    assert played.asked == Ask(requests.RESTORE, (3,), {"version": 2, "saved": []})
+
+
+@pytest.mark.parametrize(("goes_on", "commit"), [((3, 4, 4, 3, 4, 4), 4), ((3, 4, 4, 4, 4, 0), 0)])
+def test_a_training_continues_from_the_commit_that_the_last_rank_has_written(goes_on, commit):
+    played = Played(Step.RESTORING, requests.SETTLE)
+    for rank, found in enumerate(goes_on):
+        played.recovery.rank_answered(rank, SETTLED | {"goes_on": found, "new": rank == 3})
+    assert played.go_on().goes_on == commit
+
+
 def test_a_host_that_is_lost_twice_in_a_recovery_costs_its_own_ranks_alone():
     played = Played(Step.LOADING)
     loses_a_host(played.recovery)

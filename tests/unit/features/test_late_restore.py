@@ -1,10 +1,14 @@
 """What a rank says to a notebook that attaches while, or after, ranks are replaced."""
 
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.collectives import loopback, world
+from allranks.collectives.ops import keeping
+from allranks.collectives.ops.keeping import VariableStore, VersionedFiles
 from allranks.engine.rank import Rank
 from allranks.features.attach.rank import RankAttach
 from allranks.features.heal import rank as heal_rank
@@ -166,3 +170,32 @@ def test_a_rank_that_cannot_load_what_it_saved_takes_back_what_was_kept(rank):
         assert about()["new"]
 
     rank(check)
+
+
+def test_a_rank_tells_the_version_for_whose_files_it_has_waited(rank, tmp_path, monkeypatch):
+    waits, replaces, wait = threading.Event(), os.replace, VersionedFiles.wait
+
+    def check(heals, about):
+        kept = VariableStore([str(tmp_path)], 0, 1, {})
+        world.current().variable_store, heals._has_loaded = kept, False
+
+        def written_once_it_waits(*paths, **options):
+            waits.wait()
+            replaces(*paths, **options)
+
+        def waited(files):
+            if files is kept.of_cells:
+                waits.set()
+            wait(files)
+
+        monkeypatch.setattr(keeping, "_WAITED_FOR_NBYTES", -1)
+        monkeypatch.setattr(os, "replace", written_once_it_waits)
+        monkeypatch.setattr(VersionedFiles, "wait", waited)
+        kept.of_cells.write(1, {0: keeping.pieces_of([b"step"])})
+        settled, _ = heals.answer(requests.SETTLE, {}, [])
+        assert settled["version"] == 1
+
+    try:
+        rank(check)
+    finally:
+        waits.set()

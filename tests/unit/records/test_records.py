@@ -219,3 +219,10 @@ def test_what_is_no_time_is_refused(monkeypatch):
         monkeypatch.setenv("ALLRANKS_LATE_SECONDS", value)
         with pytest.raises(UsageError, match=r"to be seconds above 0, found .* Unset it for 5"):
             config.variable_seconds("ALLRANKS_LATE_SECONDS", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("address", "url"), [("10.1.0.12", "tcp://10.1.0.12"), ("fd00::12", "tcp://[fd00::12]")]
+)
+def test_the_colons_of_an_address_are_not_taken_for_its_port(address, url):
+    assert config.tcp_url(address) == url

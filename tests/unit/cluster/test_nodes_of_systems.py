@@ -1,0 +1,54 @@
+"""Which nodes of Dask and Ray are chosen, without either."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.cluster import launchers
+from allranks.cluster.launchers import ray_dask
+from allranks.cluster.launchers.actors import ActorNode
+from allranks.errors import UsageError
+
+NODES = [ActorNode("h1", "10.0.0.1", 4, 2), ActorNode("h2", "10.0.0.2", 2)]
+
+
+@pytest.fixture
+def size(monkeypatch):
+    """Returns how many ranks a launcher has on the nodes, for the words after ``--on``."""
+    monkeypatch.setattr(ray_dask.importlib.util, "find_spec", lambda package: package)
+    connection = SimpleNamespace(nodes=NODES)
+    monkeypatch.setattr(ray_dask, "ActorConnection", lambda *_: connection)
+    return lambda on, n=None: launchers.named(on).size(n)
+
+
+@pytest.mark.parametrize(
+    ("on", "n", "ranks"),
+    [
+        ("dask:tcp://h1:8786", None, 6),
+        ("ray", None, 6),
+        ("ray --nodes 1", None, 4),
+        ("ray --nodes 1 --gpus-per-node 2", None, 4),
+        ("dask:tcp://h1:8786 --nodes 2", 4, 4),
+        # Dask may have more ranks on a node than it counts CPUs there.
+        ("dask:tcp://h1:8786 --nodes 2 --ntasks-per-node 8", None, 16),
+    ],
+)
+def test_there_are_as_many_ranks_as_asked_or_one_for_each_cpu(size, on, n, ranks):
+    assert size(on, n) == ranks
+
+
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        ("dask:tcp://h1:8786 --nodes 3", "expected 3 nodes of Dask, found h1 (4 CPUs, 2 GPUs)"),
+        ("ray --gpus-per-node 1", "expected 2 nodes of Ray with 1 GPUs each, found h1"),
+        ("ray --nodes 2 --ntasks-per-node 4", "expected 2 nodes of Ray with 4 CPUs each"),
+        ("ray --gpus-per-node all", "expected a number of GPUs, found argument --gpus-per-node"),
+        ("dask:tcp://h1:8786 --gpus-per-node 1", "found --gpus-per-node"),
+        ("ray --account me", "expected --nodes and --ntasks-per-node, found --account"),
+    ],
+)
+def test_what_the_nodes_lack_is_said(size, on, said):
+    with pytest.raises(UsageError) as raised:
+        size(on)
+    assert said in str(raised.value)
