@@ -109,7 +109,6 @@ export interface Timings {
   ranks: RankRow[];
   calls: CallRow[];
   straggler: string;
-  cause?: string;
 }
 
 export type Pairs<T> = [T, number][];
