@@ -334,6 +334,9 @@ def tip_of(lab):
     expect(whole).to_be_visible()
     curve(lab).press("Escape")
     expect(whole).to_be_hidden()
+    # Each chart has one switch for each of its axes.
+    switches = panel(lab).locator(".ar-panel-curves :is(button, label)").filter(has_text="log")
+    expect(switches).to_have_text(["log x", "log y"] * panel(lab).locator(".ar-chart").count())
     log = button(lab, "log y of loss")
     before = log.get_attribute("aria-pressed")
     log.click()
@@ -407,7 +410,7 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     found += axe.look(lab, "after, rank 2 chosen")
     assert "\n".join(found) == ""
     widths.check(lab, 1, (panel(lab), 0.95), (strips(lab), 0.5))
-    panel(lab).get_by_label("log scale").check()
+    button(lab, "log y of loss").click()
     compared(lab)
     lab.output(2).get_by_role("button", name="Timeline", exact=True).click()
     expect(lab.output(2).locator(".ar-memory table")).to_be_visible()

@@ -61,7 +61,7 @@ def test_ten_cells_of_a_notebook_stay_below_two_megabytes(ranks, metrics):
 
 
 def test_a_short_curve_is_kept_whole_with_what_was_chosen():
-    made, chosen = figures(2, ["loss"], 300), {"log": True, "selected": 1}
+    made, chosen = figures(2, ["loss"], 300), {"axes": {"loss": {"y": True}}, "selected": 1}
     _, shown = ended(made, chosen)
     state, code, styles = packed(shown["text/html"])
     state = json.loads(state)
@@ -140,7 +140,7 @@ def test_an_axis_is_logarithmic_where_it_was_chosen_and_nowhere_else():
     made = CellModel([hello(0)])
     log(made, 0, "loss", [(i, 10.0**-i) for i in range(5)])
     # What has no page, as a script's report, shows what falls as it falls.
-    chosen = PlotStyle.of({"log": True})
+    chosen = PlotStyle.of({"axes": {"loss": {"y": True}}})
     for arguments, label in (((PlotStyle.of({}),), "0.6"), ((chosen,), "0.001"), ((), "0.001")):
         (loss,) = images(bundle(made, *arguments)["text/html"])
         assert label in [text.text for text in loss.findall("{*}text")]

@@ -7,7 +7,6 @@ export interface Settings {
   selected?: Selected;
   tiles?: boolean;
   range?: [number, number] | null;
-  log?: boolean;
   axes?: Record<string, { x?: boolean; y?: boolean }>;
   steps?: [number, number] | null;
   mean?: boolean;
