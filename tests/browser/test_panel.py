@@ -381,6 +381,9 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     # What every rank tells of its calls comes by itself, and makes the panel higher.
     expect(panel(lab).locator(".ar-bar-row")).to_have_count(4)
     expect(panel(lab).locator(".ar-straggler")).to_contain_text("came last in")
+    for name, said in (("busbw", "bus bandwidth"), ("best", "busbw of the fastest call")):
+        head = panel(lab).get_by_role("columnheader", name=name, exact=True)
+        expect(head).to_have_attribute("title", re.compile(f"^{said}"))
     lab.wait_painted()
     live, part = panel(lab).evaluate(CHOSEN), zoomed(lab)
     lab.page.evaluate(WATCH)

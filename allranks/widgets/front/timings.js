@@ -5,6 +5,11 @@ import { make, part, put, shape } from "./elements.js";
 import { formatBandwidth, formatBytes, formatRanks, formatSeconds } from "./format.js";
 
 const MANY_ROWS = 16;
+/** @type {Record<string, string>} */
+const EXPLAINED = {
+  busbw: "bus bandwidth, as in nccl-tests: the bytes a second on the link of a rank, to compare with the most that the link can do",
+  best: "busbw of the fastest call",
+};
 
 export class TimingsPanel {
   /** @param {import("./data.js").Data} data */
@@ -58,7 +63,7 @@ export class TimingsPanel {
   /** @param {import("./types").CallRow[]} calls */
   drawTable(calls) {
     const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "waiting", "transfer", "busbw", "best"]
-      .map((text) => make("th", { scope: "col" }, text)));
+      .map((text) => make("th", { scope: "col", ...(text in EXPLAINED && { title: EXPLAINED[text] }) }, text)));
     // Each call stays where it has come first: the costliest may be another one in a moment.
     for (const call of calls) if (!this.places.has(keyOf(call))) this.places.set(keyOf(call), this.places.size);
     const placed = [...calls].sort((a, b) => (this.places.get(keyOf(a)) ?? 0) - (this.places.get(keyOf(b)) ?? 0));
