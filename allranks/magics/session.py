@@ -48,6 +48,8 @@ class Session:
         #: The cells of the notebook that have ended.
         self.past = CellHistory()
         self._default = self._asked = _DEFAULT
+        #: How many ranks started last on this machine, without a choice of GPUs.
+        self._last_size: int | None = None
         self._healing = "on"
         self._keeping: AfterCells | None = None
         self._stays = 0.0
@@ -82,10 +84,14 @@ class Session:
             return taken
         lost = self._cluster is not None and self._cluster.state == "lost"
         wanted = options.over(self._asked)
+        as_before = wanted.n is None and self._last_size is not None and self._is_here(wanted)
+        if as_before:
+            wanted = replace(wanted, n=self._last_size)
         cluster = wanted.make(Cluster)
         # The notebook's, not this cluster's: a profile can be asked for before ranks run.
         cluster.cells.hooks = self.hooks
-        # The options last until a stop, also after a failed start or a loss.
+        # The options last until a stop, also after a failed start or a loss; the number of ranks
+        # that have started lasts longer.
         self._asked = replace(wanted, n=cluster.size)
         if not lost and (waiting := sessions.waiting()):
             print(f"Starting new ranks. {waiting}")
@@ -97,13 +103,15 @@ class Session:
         # The last call is cached: a state of the start is printed when it changes.
         cluster.start(lru_cache(maxsize=1)(partial(print, flush=True)))
         self._cluster = cluster
+        if self._is_here(wanted):
+            self._last_size = cluster.size
         self._offer(cluster)
         if self._stays:
             try:
                 cluster.ownership.stay(self._stays, self._memo())
             except UsageError as error:  # they are there, and end with this notebook
                 cluster.cells.news.append(str(error))
-        print(start_text(cluster, time.monotonic() - started, again=lost))
+        print(start_text(cluster, time.monotonic() - started, again=lost, as_before=as_before))
         for line in self.hooks.start_texts(dict(wanted.settings)):
             print(line)
         self._show_news(cluster)
@@ -111,6 +119,12 @@ class Session:
             for line in devices.notices(cluster.gpus, cluster.size):
                 print(line)
         return cluster
+
+    @staticmethod
+    def _is_here(options: ClusterOptions) -> bool:
+        # Other hosts, and chosen GPUs, have room for other numbers of ranks.
+        here = options.effective("launcher") == "local"
+        return here and not options.gpus and not options.exclusive
 
     @staticmethod
     def _show_news(cluster: Cluster) -> None:
@@ -488,7 +502,9 @@ def _call(method: Callable[[], Callable[[socket.socket], None] | None], it: sock
         it.close()
 
 
-def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
+def start_text(
+    cluster: Cluster, seconds: float, again: bool = False, as_before: bool = False
+) -> str:
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = {(hello.host, hello.device) for hello in hellos if hello.device != "cpu"}
@@ -496,7 +512,7 @@ def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
     what = "started again" if again else "started"
     return (
         f"allranks {what} {label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi}) in "
-        f"{seconds:.1f} s.\nEach has: {_NAMES}"
+        f"{seconds:.1f} s{', as many as before' * as_before}.\nEach has: {_NAMES}"
     )
 
 

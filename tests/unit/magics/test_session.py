@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from allranks.cluster import sessions
+from allranks.cluster.options import ClusterOptions
 from allranks.magics.session import Session
 
 
@@ -15,3 +16,53 @@ def test_a_stop_without_ranks_names_those_that_are_detached(monkeypatch):
     )
     monkeypatch.setattr(sessions, "running", lambda *_: [])
     assert Session().stop() == "No ranks are running."
+
+
+class StartedCluster:
+    """A cluster whose ranks are there at once: two, if no number is given."""
+
+    state, launcher, gpus = "running", None, ()
+
+    def __init__(self, n=None, **_):
+        self.size = n or 2
+        self.cells = SimpleNamespace(news=[], is_up=lambda _: True)
+        self.hellos = {0: SimpleNamespace(host="h1", device="cpu", mpi="MPI")}
+
+    def heal_when(self, _): ...
+    def start(self, _): ...
+    def stop(self): ...
+
+
+def test_after_a_stop_as_many_ranks_start_as_before_and_the_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(sessions, "running", lambda *_: [])
+    monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
+    session = Session()
+
+    def started(n=None, **options):
+        session.stop()
+        size = session.cluster(ClusterOptions(n, **options)).size
+        line, _ = capsys.readouterr().out.splitlines()
+        assert line.startswith(f"allranks started ranks 0–{size - 1} on h1")
+        return size, ", as many as before." in line
+
+    assert started() == (2, False)
+    assert started(4) == (4, False)
+    assert started() == (4, True)
+    # A stop without ranks does not forget it.
+    session.stop()
+    assert started() == (4, True)
+    # Elsewhere, and on chosen GPUs, other numbers are usual; they do not count here.
+    assert started(gpus="0") == (2, False)
+    assert started(3, launcher="ssh:h1:3") == (3, False)
+    assert started() == (4, True)
+
+
+def test_a_kernel_that_was_installed_for_a_number_of_ranks_starts_that_number(monkeypatch, capsys):
+    monkeypatch.setattr(sessions, "running", lambda *_: [])
+    monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
+    session = Session()
+    session.start_with(ClusterOptions(2))
+    session.cluster(ClusterOptions(3))
+    session.stop()
+    assert session.cluster().size == 2
+    assert "as many as before" not in capsys.readouterr().out
