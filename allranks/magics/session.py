@@ -34,6 +34,8 @@ class Session:
         #: The cells of the notebook that have ended.
         self.past = CellHistory()
         self._default = self._asked = DEFAULT
+        #: How many ranks started last on this machine, without a choice of GPUs.
+        self._last_size: int | None = None
         self._healing = "on"
         self._keeping: AfterCells | None = None
 
@@ -62,8 +64,12 @@ class Session:
             return found
         lost = self._cluster is not None and self._cluster.state == "lost"
         wanted = options.over(self._asked)
+        as_before = wanted.n is None and self._last_size is not None and self._is_here(wanted)
+        if as_before:
+            wanted = replace(wanted, n=self._last_size)
         cluster = self._make(wanted)
-        # The options last until a stop, also after a failed start or a loss.
+        # The options last until a stop, also after a failed start or a loss; the number of ranks
+        # that have started lasts longer.
         self._asked = replace(wanted, n=cluster.size)
         if not lost and (waiting := self._waiting()):
             print(f"Starting new ranks. {waiting}")
@@ -73,7 +79,9 @@ class Session:
         # The last call is cached: a state of the start is printed when it changes.
         cluster.start(lru_cache(maxsize=1)(partial(print, flush=True)))
         self._have(cluster)
-        print(start_text(cluster, time.monotonic() - started, again=lost))
+        if self._is_here(wanted):
+            self._last_size = cluster.size
+        print(start_text(cluster, time.monotonic() - started, again=lost, as_before=as_before))
         for line in self.hooks.start_texts(dict(wanted.settings)):
             print(line)
         self._show_news(cluster)
@@ -111,6 +119,12 @@ class Session:
     def users(self, cluster: Cluster) -> str:
         """Returns which other notebooks use these ranks, as the end of a line; "" if none does."""
         return ""
+
+    @staticmethod
+    def _is_here(options: ClusterOptions) -> bool:
+        # Other hosts, and chosen GPUs, have room for other numbers of ranks.
+        here = options.effective("launcher") == "local"
+        return here and not options.gpus and not options.exclusive
 
     @staticmethod
     def _show_news(cluster: Cluster) -> None:
@@ -191,7 +205,9 @@ class Session:
         self.stop()
 
 
-def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
+def start_text(
+    cluster: Cluster, seconds: float, again: bool = False, as_before: bool = False
+) -> str:
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = {(hello.host, hello.device) for hello in hellos if hello.device != "cpu"}
@@ -199,7 +215,7 @@ def start_text(cluster: Cluster, seconds: float, again: bool = False) -> str:
     what = "started again" if again else "started"
     return (
         f"allranks {what} {label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi}) in "
-        f"{seconds:.1f} s.\nEach has: {_NAMES}"
+        f"{seconds:.1f} s{', as many as before' * as_before}.\nEach has: {_NAMES}"
     )
 
 

@@ -174,7 +174,8 @@ class Gallery:
     def launcher(self) -> None:
         if self.app == "lab":
             self.lab.command("launcher:create")
-            expect(self.page.locator(".jp-LauncherCard", has_text="4 ranks")).to_be_visible()
+            card = self.page.locator(".jp-LauncherCard", has_text="allranks (4 ranks)")
+            expect(card).to_be_visible()
         self.shoot()
 
 

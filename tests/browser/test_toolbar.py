@@ -35,6 +35,21 @@ NET = """class Net:
         return x
 net = Net()"""
 
+#: How many pixels are between the mark and a number at the prompt of a marked cell.
+ROOM_BESIDE_NUMBER = """number => {
+    const prompt = document.querySelector(".jp-allranks-cell .jp-InputPrompt");
+    const before = prompt.textContent;
+    prompt.textContent = `[${number}]:`;
+    const words = document.createRange();
+    words.selectNodeContents(prompt);
+    const mark = getComputedStyle(prompt, "::before");
+    const edge = prompt.getBoundingClientRect().left + prompt.clientLeft;
+    const room = words.getBoundingClientRect().left
+        - (edge + parseFloat(mark.left) + parseFloat(mark.width));
+    prompt.textContent = before;
+    return room;
+}"""
+
 
 @pytest.fixture
 def opened(lab):
@@ -124,19 +139,25 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     every.click()
     expect(every).not_to_be_checked()
     expect(page.locator(FIELD)).to_have_text("4 ranks · %%distributed")
-    expect(marked).to_have_count(0)
-    lab.write(2, "%%rank 1\n1")
-    expect(marked).to_have_count(1)
+    # All ran on the ranks, also those without output, until one runs in the notebook.
+    expect(marked).to_have_count(len(SOURCES))
     # Other ranks of the kernel do not take the place of the notebook's.
     other = "from allranks import Cluster\nwith Cluster(n=1): pass\n"
     lab.write(3, f"{other}'rank' in globals()")
     lab.run_cell(3)
     lab.wait_for(3, "False")
     expect(ranks).to_have_count(4)
+    expect(marked).to_have_count(len(SOURCES) - 1)
+    lab.write(3, "%%rank 1\n1")
+    expect(marked).to_have_count(len(SOURCES))
+    # The mark is beside the number, and not on it.
+    for number in ("1", "12", "123"):
+        assert lab.page.evaluate(ROOM_BESIDE_NUMBER, number) >= 1
     sidebar.get_by_role("button", name="Stop").click()
     page.locator(".jp-Dialog .jp-mod-accept").click()
     expect(page.locator(FIELD)).to_have_text("no ranks")
     expect(sidebar).to_contain_text("The ranks are stopped.")
+    expect(marked).to_have_count(len(SOURCES))
     assert lab.complaints == []
 
 
@@ -185,7 +206,7 @@ def test_a_kernel_that_does_not_answer_leaves_no_start_unfinished(opened):
 def test_the_notebook_of_the_launchers_card_runs_again_in_a_new_kernel(opened):
     lab, page = opened, opened.page
     lab.command("launcher:create")
-    page.locator(".jp-LauncherCard", has_text="4 ranks").click()
+    page.locator(".jp-LauncherCard", has_text="allranks (4 ranks)").click()
     field = page.locator(f"{FIELD}:visible")
     expect(field).to_have_text("starting 4 ranks …")
     expect(field).to_have_text("4 ranks · every cell")

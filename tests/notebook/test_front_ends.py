@@ -7,6 +7,7 @@ import sys
 import pexpect
 import pytest
 
+from allranks.features.toolbar.notebook import TARGET
 from tests.kernel import ANSI, LINE_HOLD, Kernel, lines_of_two, patched
 
 LAB = {"cellId": "5e1a"}
@@ -68,6 +69,28 @@ def test_the_environment_says_it_either_way(notebook, said, displays):
         assert [cell.text for cell in cells] == ["ranks 0–1 │ here\n"] * 2
     finally:
         notebook.run("%env ALLRANKS_FRONT_END=auto")
+
+
+def test_the_page_hears_which_cells_ranks_have_run(notebook):
+    def heard():
+        begin = len(notebook.comms)
+
+        def states():
+            found = [one["data"] for one in notebook.comms[begin:] if one["comm_id"] == TARGET]
+            return [one["ran"] for one in found if "ran" in one]
+
+        notebook.say(TARGET, {})
+        notebook.pump(states, 60, "the state of the ranks")
+        return states()[-1]
+
+    heard()  # of the cells of other tests
+    notebook.run("%distributed on")
+    for name, source in (("plain", "x = 1"), ("local", "%%local\n1"), ("magic", "%%rank 1\n1")):
+        notebook.start(source, metadata={"cellId": name}).wait().ok()
+    notebook.run("%distributed off")
+    notebook.start("1", metadata={"cellId": "plain, and off"}).wait().ok()
+    assert heard() == ["plain", "magic"]
+    assert heard() == []
 
 
 SLOW = """import asyncio

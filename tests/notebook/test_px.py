@@ -102,6 +102,13 @@ def test_what_is_otherwise_here_is_refused_with_words(px, line, said):
     px.run(f"%%px {line}\nprint('ran')").says("UsageError", said).lacks("ran\n")
 
 
+def test_a_number_of_ranks_is_refused_with_the_command_that_starts_them(px):
+    px.run("%%px -n 4\nprint('ran')").says(
+        "UsageError", "3 ranks are running. Type first: %distributed restart -n 4"
+    ).lacks("ran\n")
+    px.run("%%px -n 3\n1").says("3 ranks are running. Leave out -n")
+
+
 @pytest.mark.parametrize("option", ["--target 0", "--targ=0", "--t 0 --no-str --group-out engine"])
 def test_options_may_be_abbreviated_as_with_ipyparallel(px, option):
     assert px.run(f"%%px {option}\nrank").text == "rank 0 → 0\n"
@@ -299,6 +306,7 @@ def test_a_notebook_that_mixes_px_and_nbdistributed_runs_with_one_changed_line(p
     """The magic of its own, ``%%somewhere``, runs a cell where there are processes."""
     changed = {"%load_ext nbdistributed": "%load_ext allranks.px"}
     px.run("%distributed off\n%distributed stop").ok()
+    px.run("%%px -n 4\n1").says("no ranks run yet. Type first: %distributed start -n 4")
     for source, says in MIXED:
         px.run(changed.get(source, source)).ok().says(says)
     px.run("%distributed stop").ok()

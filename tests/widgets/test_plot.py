@@ -123,6 +123,6 @@ def test_a_page_may_say_anything_about_axes_and_steps():
         assert style.steps is None
         assert style.log_of("loss")[1] is False
     assert PlotStyle.of({"steps": [3, 9.5]}).steps == (3, 9.5)
-    chosen = PlotStyle.of({"log": True, "axes": {"loss": {"y": False}}})
-    assert chosen.log_of("loss") == (False, False)
+    chosen = PlotStyle.of({"axes": {"loss": {"x": True}, "accuracy": {"y": True}}})
+    assert chosen.log_of("loss") == (True, False)
     assert chosen.log_of("accuracy") == (False, True)

@@ -12,12 +12,11 @@ import re
 import pytest
 
 from allranks.ensemble.view import MemberRow, MemberTable
-from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.saved_panel import bundle
-from allranks.widgets.dashboard.view import Dashboard, LivePanel
+from allranks.widgets.dashboard.view import LivePanel
 from tests.widgets.test_still import figures, images
 from tests.widgets.test_stores import hello, log
 
@@ -54,21 +53,6 @@ def test_without_scripts_the_picture_is_left():
     assert shown["text/plain"] == picture["text/plain"]
 
 
-def test_the_cause_that_is_found_after_the_end_stands_first_in_the_timings():
-    view = Dashboard("full", [hello(0), hello(1)], "", True, None, None)
-    shown: list[dict[str, str]] = []
-    view.show_panel = shown.append
-    row = ["allreduce", "In[3]:9", "f4", 8, 2, "shared", 300, 1.0, 1.0, 1.0, 0.1, []]
-    view.telemetry(Timings(0, 1, (row,)), [])
-    view.name_cause("too early: there is nothing that stays yet")
-    assert shown == []
-    view.finish()
-    view.name_cause("rank 1 is the slow one")
-    state = json.loads(packed(shown[-1]["text/html"])[0])
-    assert state["timings"]["cause"] == "rank 1 is the slow one"
-    assert "<p>rank 1 is the slow one</p>" in shown[-1]["text/html"]
-
-
 @pytest.mark.parametrize(("ranks", "metrics"), [(4, 3), (16, 40), (64, 12)])
 def test_ten_cells_of_a_notebook_stay_below_two_megabytes(ranks, metrics):
     _, shown = ended(noisy(ranks, metrics, 2500))
@@ -77,7 +61,7 @@ def test_ten_cells_of_a_notebook_stay_below_two_megabytes(ranks, metrics):
 
 
 def test_a_short_curve_is_kept_whole_with_what_was_chosen():
-    made, chosen = figures(2, ["loss"], 300), {"log": True, "selected": 1}
+    made, chosen = figures(2, ["loss"], 300), {"axes": {"loss": {"y": True}}, "selected": 1}
     _, shown = ended(made, chosen)
     state, code, styles = packed(shown["text/html"])
     state = json.loads(state)
@@ -156,7 +140,7 @@ def test_an_axis_is_logarithmic_where_it_was_chosen_and_nowhere_else():
     made = CellModel([hello(0)])
     log(made, 0, "loss", [(i, 10.0**-i) for i in range(5)])
     # What has no page, as a script's report, shows what falls as it falls.
-    chosen = PlotStyle.of({"log": True})
+    chosen = PlotStyle.of({"axes": {"loss": {"y": True}}})
     for arguments, label in (((PlotStyle.of({}),), "0.6"), ((chosen,), "0.001"), ((), "0.001")):
         (loss,) = images(bundle(made, *arguments)["text/html"])
         assert label in [text.text for text in loss.findall("{*}text")]

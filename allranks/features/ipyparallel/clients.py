@@ -14,6 +14,7 @@ from allranks.cluster.features import ClusterContext
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.connection_files import ConnectionFiles
+from allranks.features.ipyparallel.function_sources import show_sources
 from allranks.records.agent import (
     Again,
     AgentExit,
@@ -106,6 +107,7 @@ class RankClients:
 
         made = ipyparallel.Client(self.information, timeout=_CLIENT_SECONDS)
         client_requests.follow(made)
+        show_sources(made)
         try:
             size = self._ranks.size
             made.wait_for_engines(size, timeout=_CLIENT_TRY_SECONDS, interactive=False)

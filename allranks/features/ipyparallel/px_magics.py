@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import SUPPRESS
 from collections.abc import Coroutine
 from typing import Any
 
@@ -145,7 +146,10 @@ class PxMagics(Magics):
         add("--group-outputs", choices=("type", "engine", "order"), default="type")
         add("-e", dest="group_outputs", action="store_const", const="engine")
         add("-r", dest="group_outputs", action="store_const", const="order")
+        add("-n", dest="size", type=int, help=SUPPRESS)
         said = parser.parse_args(split(line))
+        if said.size is not None:
+            raise UsageError(self._how_to_start(said.size))
         signal = said.signal_on_interrupt
         if signal not in (*_INTERRUPT, *_KILL, *_LEAVE):
             raise UsageError(
@@ -161,6 +165,23 @@ class PxMagics(Magics):
             interrupt_kills=signal in _KILL,
         )
         return options, said.block, signal in _LEAVE
+
+    def _how_to_start(self, n: int) -> str:
+        running = self._distributed.session.running
+        if running is None:
+            what, advice = "no ranks run yet", f"Type first: %distributed start -n {n}"
+        elif running.size == n:
+            what, advice = f"{n} ranks are running", "Leave out -n"
+        else:
+            what = f"{running.size} ranks are running"
+            advice = (
+                f"Type first: %distributed restart -n {n}   (this deletes all variables on the "
+                "ranks)"
+            )
+        return (
+            f"expected an option of ipyparallel's %%px, found -n {n}: %%px runs on the ranks that "
+            f"the notebook has, and {what}. {advice}"
+        )
 
     def _targets(self, text: str) -> str:
         """Returns engines, as ``0``, ``[0, 2]``, ``::2`` or ``all``, the way we list ranks."""

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
+import sys
 import threading
 import warnings
 import zlib
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from allranks.collectives import world
+from allranks.collectives.calls.sites import OURS, kind_of
 from allranks.engine.epochs import other_ranks
 from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import Interrupts
@@ -30,6 +32,9 @@ _CLIENT = -1
 INTERRUPTED_SECONDS = 2.0
 #: In the metadata of requests that ipyparallel gives to any free engine.
 _OF_A_TASK = "retries"
+
+#: The file name of the line by which ipyparallel calls a function.
+_CALL = "<string>"
 
 #: How interrupted requests fail: those that await are cancelled.
 _INTERRUPTED = (KeyboardInterrupt.__name__, asyncio.CancelledError.__name__)
@@ -115,7 +120,8 @@ class ClientRequests(RankFeature):
     def _do_apply(self, *arguments: Any) -> tuple[dict[str, Any], list[Any]]:
         reply, result = self._prepare("apply"), list[Any]()
         if reply is None:
-            reply, result = self._apply(*arguments)
+            with _from_function(self._kernel.shell):
+                reply, result = self._apply(*arguments)
         self._note(reply)
         return reply, result
 
@@ -214,6 +220,30 @@ def _like_a_cell(interrupts: Interrupts, alone: bool) -> Iterator[None]:
     finally:
         interrupts.hear_no_more()
         this.strays_reported = reported
+
+
+@contextmanager
+def _from_function(shell: Any) -> Iterator[None]:
+    """Lets tracebacks begin with the function of a request, not with the lines that call it."""
+    show = shell.showtraceback
+
+    def show_function() -> None:
+        error = sys.exc_info()[1]
+        assert error is not None
+        called = error.__traceback__
+        while called is not None and called.tb_frame.f_code.co_filename != _CALL:
+            called = called.tb_next
+        below = called and called.tb_next
+        if below is not None and kind_of(below.tb_frame.f_code.co_filename) == OURS:
+            below = called  # else the traceback of a function of allranks would have its frames
+        show((type(error), error, below or error.__traceback__))
+
+    shell.showtraceback = show_function
+    try:
+        yield
+    finally:
+        if shell.showtraceback is show_function:  # the function may replace it, as rich does
+            shell.showtraceback = show
 
 
 def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:

@@ -38,10 +38,12 @@ _CODES = re.compile(
 )
 
 
+#: The cells of the notebook that ranks have run since the last message to the page.
+_ran: dict[str, None] = {}
+
+
 class Toolbar(AskingFeature):
     """Answers the page's questions about the ranks, also while a cell runs."""
-
-    in_cells = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,6 +62,14 @@ class Toolbar(AskingFeature):
             # Not asked for: the page may learn only by this message that the kernel has the comm.
             if _of_notebook() is self and not cluster.attached:
                 _send(_without_ranks(self))
+
+    def cell_started(self) -> None:
+        # The front end's name for the cell.
+        cell = self.cell
+        if cell is not None and cell.shown and cell.kernel is not None:
+            name = cell.kernel.get_parent("shell").get("metadata", {}).get("cellId")
+            if isinstance(name, str):
+                _ran[name] = None
 
     def ask_all(
         self,
@@ -241,14 +251,15 @@ def _send(data: dict[str, Any]) -> None:
 
 
 def _where_cells_run() -> dict[str, Any]:
-    # A setting of the magics, which import no feature.
+    # Where the next ones do is a setting of the magics, which import no feature.
     shell = get_ipython()
     magics = getattr(shell, "magics_manager", None)
     distributed = magics.registry.get("DistributedMagics") if magics is not None else None
     toggle = getattr(distributed, "toggle", None)
+    ran = [name for name in [*_ran] if _ran.pop(name, "") is None]
     if toggle is None:
-        return {"every_cell": False, "local": []}
-    return {"every_cell": toggle.is_on, "local": toggle.local_beginnings}
+        return {"every_cell": False, "local": [], "ran": ran}
+    return {"every_cell": toggle.is_on, "local": toggle.local_beginnings, "ran": ran}
 
 
 FEATURE = Toolbar

@@ -52,7 +52,7 @@ class PlotStyle:
             case [int() | float() as first, int() | float() as last] if first < last:
                 part = first, last
         return cls(
-            log=bool(settings.get("log")),
+            log=False,
             mean=None if mean is None else bool(mean),
             smoothing=max(0.0, min(smoothing, _MOST_SMOOTHING)),
             selected=selected if isinstance(selected, int) else None,

@@ -37,8 +37,7 @@ export class CurvesPanel {
     /** @type {{ chart: Chart, step: number } | null} */
     this.hover = null;
     this.waiting = 0;
-    const { log = false, mean = false, smoothing = 0 } = data.settings;
-    this.log = make("input", { type: "checkbox", checked: log });
+    const { mean = false, smoothing = 0 } = data.settings;
     this.mean = make("input", { type: "checkbox", checked: mean });
     this.slider = make("input", { type: "range", min: 0, max: 99, value: 100 * smoothing });
     this.by = new Choice("by", "each member", () => this.draw());
@@ -49,28 +48,22 @@ export class CurvesPanel {
     this.element = make("div", {},
       make("div", { className: "ar-bar" },
         make("label", {}, this.mean, " mean and spread"),
-        make("label", {}, this.log, " log scale"),
         make("label", {}, "smoothing ", this.slider),
         this.whole, this.by.element, this.legend),
       this.grid);
     // Before the drawing that the same click leads to, which sets what nobody has chosen.
     this.mean.addEventListener("input", () => data.set({ mean: this.mean.checked }));
-    for (const control of [this.log, this.mean, this.slider]) {
-      control.addEventListener("input", () => {
-        const axes = Object.fromEntries(Object.entries(data.settings.axes ?? {}).map(([name, { x }]) => [name, { x }]));
-        data.set({ log: this.log.checked, smoothing: this.slider.valueAsNumber / 100, ...(control === this.log ? { axes } : {}) });
-        this.draw();
-      });
-    }
+    this.slider.addEventListener("input", () => data.set({ smoothing: this.slider.valueAsNumber / 100 }));
+    for (const control of [this.mean, this.slider]) control.addEventListener("input", () => this.draw());
   }
 
   get filled() { return this.data.series.size > 0; }
 
-  // Which axes of a chart are logarithmic: its own choice, or that of all charts.
+  // Which axes of a chart are logarithmic: each chart has its own switches.
   /** @param {string} name */
   logOf(name) {
     const own = this.data.settings.axes?.[name];
-    return { x: own?.x ?? false, y: own?.y ?? this.log.checked };
+    return { x: own?.x ?? false, y: own?.y ?? false };
   }
 
   /** @param {string} name @param {"x" | "y"} axis */

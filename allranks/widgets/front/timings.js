@@ -5,6 +5,11 @@ import { make, part, put, shape } from "./elements.js";
 import { formatBandwidth, formatBytes, formatRanks, formatSeconds } from "./format.js";
 
 const MANY_ROWS = 16;
+/** @type {Record<string, string>} */
+const EXPLAINED = {
+  busbw: "bus bandwidth, as in nccl-tests: the bytes a second on the link of a rank, to compare with the most that the link can do",
+  best: "busbw of the fastest call",
+};
 
 export class TimingsPanel {
   /** @param {import("./data.js").Data} data */
@@ -19,12 +24,11 @@ export class TimingsPanel {
     this.places = new Map();
     this.whole = make("span", {});
     this.bars = make("div", { className: "ar-bars" });
-    this.cause = make("p", { className: "ar-cause" });
     this.straggler = make("p", { className: "ar-straggler" });
     this.table = make("table", { className: "ar-table" });
     /** @param {string} kind @param {string} text */
     const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
-    this.element = make("div", { className: "ar-timings" }, this.cause,
+    this.element = make("div", { className: "ar-timings" },
       make("div", { className: "ar-bar" }, key("wait", "waiting for other ranks"), key("transfer", "transfer"), this.whole),
       this.bars, this.straggler, make("div", { className: "ar-scroll" }, this.table));
   }
@@ -52,7 +56,6 @@ export class TimingsPanel {
       row.classList.toggle("ar-faded", selected !== null && !ranks.includes(selected));
       return row;
     }));
-    put(this.cause, timings.cause ?? "");
     put(this.straggler, timings.straggler);
     this.drawTable(timings.calls);
   }
@@ -60,7 +63,7 @@ export class TimingsPanel {
   /** @param {import("./types").CallRow[]} calls */
   drawTable(calls) {
     const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "waiting", "transfer", "busbw", "best"]
-      .map((text) => make("th", { scope: "col" }, text)));
+      .map((text) => make("th", { scope: "col", ...(text in EXPLAINED && { title: EXPLAINED[text] }) }, text)));
     // Each call stays where it has come first: the costliest may be another one in a moment.
     for (const call of calls) if (!this.places.has(keyOf(call))) this.places.set(keyOf(call), this.places.size);
     const placed = [...calls].sort((a, b) => (this.places.get(keyOf(a)) ?? 0) - (this.places.get(keyOf(b)) ?? 0));

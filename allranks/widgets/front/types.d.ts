@@ -7,7 +7,6 @@ export interface Settings {
   selected?: Selected;
   tiles?: boolean;
   range?: [number, number] | null;
-  log?: boolean;
   axes?: Record<string, { x?: boolean; y?: boolean }>;
   steps?: [number, number] | null;
   mean?: boolean;
@@ -109,7 +108,6 @@ export interface Timings {
   ranks: RankRow[];
   calls: CallRow[];
   straggler: string;
-  cause?: string;
 }
 
 export type Pairs<T> = [T, number][];

@@ -2,7 +2,8 @@
 
 // Any of these starts ranks when all cells of the notebook run in a new kernel.
 const STARTS = /^\s*(%distributed\s+(start|attach)\b|%dist_init\b|%%distributed\s(.*\s)?(-n|--on)\b)/m;
-const ON_RANKS = /^%%(distributed|rank|ensemble|px)\b/;
+const ON_RANKS = /^%%(distributed|rank|ensemble)\b/;
+const PX = /^%%px\b/;
 
 /**
  * Whether a cell starts the ranks of its notebook.
@@ -12,14 +13,27 @@ const ON_RANKS = /^%%(distributed|rank|ensemble|px)\b/;
 export const startsRanks = (source) => STARTS.test(source);
 
 /**
- * Whether a cell runs on ranks; `every_cell` and `local`, the beginnings of cells that do not, come from the kernel.
+ * Whether a cell runs on ranks; `every_cell` and `local`, the beginnings of cells that do not, come from the kernel,
+ * which has no state before it has loaded allranks.
  *
- * @param {string} source @param {{ every_cell: boolean, local: string[] }} state
+ * @param {string} source @param {{ every_cell: boolean, local: string[] } | null} state
  */
-export const runsOnRanks = (source, { every_cell: everyCell, local }) => {
+export const runsOnRanks = (source, state) => {
   const first = source.split("\n").find((line) => line.trim())?.trim() ?? "";
   if (ON_RANKS.test(first)) return true;
-  return everyCell && first !== "" && !local.some((beginning) => first.startsWith(beginning));
+  // Without allranks, it is ipyparallel's.
+  if (state && PX.test(first)) return true;
+  return Boolean(state?.every_cell) && first !== "" && !state?.local.some((beginning) => first.startsWith(beginning));
+};
+
+/**
+ * Whether outputs are from ranks, also in a notebook that was saved.
+ *
+ * @param {any} outputs JupyterLab's model of the outputs of a cell
+ */
+export const areFromRanks = (outputs) => {
+  for (let at = 0; at < outputs.length; at++) if (outputs.get(at).metadata?.allranks) return true;
+  return false;
 };
 
 /**

@@ -28,6 +28,7 @@
  * @property {string} logs
  * @property {boolean} every_cell
  * @property {string[]} local
+ * @property {string[]} [ran] the cells, by their ids, that ranks have run since the last state
  */
 /** @typedef {{ name: string, value: string, state: string, each: string }} Variable */
 /** @typedef {{ rank: number, text: string }} Log */
@@ -47,7 +48,7 @@ const plain = (/** @type {string} */ text) => text.replace(/\x1b\[[0-9;]*m/g, ""
 const after = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** @param {Record<string, any>} packages */
-export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCell, startsRanks }) => {
+export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnRanks, startCell, startsRanks }) => {
   /** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
   return class NotebookRanks {
     /** @param {any} context @param {Trans} trans @param {() => boolean} compares whether the page shows the variables of the ranks */
@@ -73,6 +74,8 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
       this.debugger = NO_PAUSES;
       /** @type {any} */
       this.comm = null;
+      /** @type {Set<string>} the cells, by their ids, that ranks have run */
+      this.ran = new Set();
       /** @type {Map<number, Window | null>} tabs of the browser that wait for a log, by rank */
       this.pages = new Map();
       const { sessionContext } = context;
@@ -168,13 +171,21 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
     }
 
     /**
-     * Whether a cell of the notebook runs on the ranks.
+     * Whether a cell of the notebook runs on ranks when it is run.
      *
      * @param {any} cell
      */
-    hasCell({ type, sharedModel }) {
-      const isThere = this.size > 0 || this.starting > 0;
-      return isThere && type === "code" && runsOnRanks(sharedModel.source, this.state);
+    runsCell({ type, sharedModel }) {
+      return this.python && type === "code" && runsOnRanks(sharedModel.source, this.state);
+    }
+
+    /**
+     * Whether ranks ran a cell when it was last run.
+     *
+     * @param {any} cell
+     */
+    ranCell({ type, id, outputs }) {
+      return type === "code" && (this.ran.has(id) || areFromRanks(outputs));
     }
 
     /** Whether no cell starts the ranks, so that a new kernel cannot run the notebook. */
@@ -244,6 +255,7 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, runsOnRanks, startCel
      */
     take({ variables, missing, log, ...state }) {
       this.known = true;
+      for (const id of state.ran ?? []) this.ran.add(id);
       if (log) this.showLog(log);
       else if (variables) Object.assign(this, { variables, missing });
       else this.state = state;

@@ -198,10 +198,10 @@ export const plugins = (packages) => {
   const followCells = (panel, ranks, trans, choose) => {
     const mark = (/** @type {Cell} */ cell) => {
       if (cell.isDisposed) return;
-      const isOnRanks = ranks.hasCell(cell.model);
-      cell.toggleClass("jp-allranks-cell", isOnRanks);
+      const runs = ranks.runsCell(cell.model), ran = ranks.ranCell(cell.model);
+      cell.toggleClass("jp-allranks-cell", runs || ran);
       const prompt = cell.node.querySelector(".jp-InputPrompt");
-      if (prompt) prompt.title = isOnRanks ? trans.__("This cell runs on the ranks") : "";
+      if (prompt) prompt.title = runs ? trans.__("This cell runs on the ranks") : ran ? trans.__("This cell ran on the ranks") : "";
     };
     const watched = new WeakSet();
     const watch = (/** @type {Cell} */ cell) => {
@@ -223,7 +223,11 @@ export const plugins = (packages) => {
       panel.content.widgets.forEach(mark);
     };
     // JupyterLab makes the cells of a notebook one by one: some may have come after the last look.
-    const scheduled = (/** @type {unknown} */ _, /** @type {any} */ { notebook, cell }) => notebook === panel.content && watch(cell);
+    const scheduled = (/** @type {unknown} */ _, /** @type {any} */ { notebook, cell }) => {
+      if (notebook !== panel.content) return;
+      ranks.ran.delete(cell.model.id);
+      watch(cell);
+    };
     cells.changed.connect(follow);
     ranks.changed.connect(markAll);
     NotebookActions.executionScheduled.connect(scheduled);
@@ -239,7 +243,7 @@ export const plugins = (packages) => {
   /** @param {App} app @param {any} launcher @param {Trans} trans */
   const addLauncherCard = (app, launcher, trans) => {
     app.commands.addCommand("allranks:new-notebook", {
-      label: trans.__("4 ranks"),
+      label: trans.__("allranks (4 ranks)"),
       caption: trans.__("A notebook whose first cell starts four ranks"),
       icon,
       execute: async (/** @type {{ cwd: string }} */ { cwd }) => {

@@ -1,0 +1,19 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { areFromRanks, runsOnRanks } from "../../allranks/features/toolbar/labextension/static/cells.js";
+
+const outputs = (...all) => ({ length: all.length, get: (at) => all[at] });
+
+test("before allranks is loaded, its own magics are known, and %%px may be ipyparallel's", () => {
+  for (const magic of ["%%distributed -n 4", "%%rank 1", "%%ensemble lr=1,2"]) assert.ok(runsOnRanks(`${magic}\n1`, null));
+  assert.ok(!runsOnRanks("%%px\n1", null));
+  assert.ok(!runsOnRanks("print(1)", null));
+  assert.ok(runsOnRanks("%%px\n1", { every_cell: false, local: [] }));
+});
+
+test("outputs of ranks are known by their metadata", () => {
+  assert.ok(areFromRanks(outputs({ metadata: {} }, { metadata: { allranks: { lines: [[[[0, 3]], 1]], indent: 13 } } })));
+  assert.ok(!areFromRanks(outputs({ metadata: {} }, { metadata: undefined })));
+  assert.ok(!areFromRanks(outputs()));
+});
