@@ -106,6 +106,9 @@ class View(Protocol):
     def notice(self, text: str) -> None:
         """Shows a line about the cell as a whole."""
 
+    def name_cause(self, text: str) -> None:
+        """Shows in a panel why the cell, which has ended, was slow, or wrong."""
+
     def make_way(self) -> None:
         """Shows everything so far: an input prompt follows below it."""
 
@@ -140,7 +143,7 @@ class HiddenView:
     def _drop(self, *_: object) -> None:
         """Shows nothing: the end of the cell is returned or raised."""
 
-    telemetry = left = make_way = refresh = finish = _drop
+    telemetry = left = name_cause = make_way = refresh = finish = _drop
 
 
 def show_late(late: list[Output], view: View) -> None:
@@ -210,6 +213,7 @@ class CellRun:
                 pending=lambda: self.pending,
                 interrupts=lambda: self._interrupts,
                 notice=view.notice,
+                name_cause=view.name_cause,
                 show_output=view.make_way,
                 ask=lambda name, arguments, chosen, seconds: connection.ask(
                     name, arguments, ranks=chosen, seconds=seconds, strict=False

@@ -94,6 +94,7 @@ class CellContext:
         pending: returns the ranks that have not left it yet.
         interrupts: returns how often it was interrupted.
         notice: shows a line about the cell as a whole.
+        name_cause: shows in the panel why the cell, which has ended, was slow, or wrong.
         show_output: shows all output so far; later output follows below it.
         ask: returns the answers to a request; ranks that do not answer in time are left out.
         ask_soon: makes a request; its answers are delivered as they come.
@@ -114,6 +115,7 @@ class CellContext:
     ask: Callable[[str, dict[str, Any], Iterable[int], float], Answers]
     ask_soon: Callable[[str, dict[str, Any], DeliverAnswer, Iterable[int]], None]
     poll: Callable[[Callable[[], bool]], None]
+    name_cause: Callable[[str], None] = lambda text: None
 
 
 @dataclass(frozen=True)

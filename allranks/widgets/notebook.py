@@ -154,6 +154,9 @@ class NotebookView(TextView):
             self._write(rank, "note", text + "\n")
         self._changed = True
 
+    def name_cause(self, text: str) -> None:
+        """Does nothing: there is no panel, and a line below the cell names it."""
+
     def say(self, text: str) -> None:
         """Shows a line of no rank; at the end these lines stand above the output."""
         self._flush()

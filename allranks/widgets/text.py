@@ -495,6 +495,9 @@ class TerminalView(TextView):
         self._print()
         self.write(f"· {text}")
 
+    def name_cause(self, text: str) -> None:
+        """Does nothing: there is no panel, and a line below the cell names it."""
+
     def say(self, text: str) -> None:
         self.notice(text)
 

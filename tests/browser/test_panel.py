@@ -392,10 +392,11 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     lab.wait_idle()
 
     # The page does not jump, and the same part of the time is looked at.
-    live_heights, (still,) = lab.page.evaluate("views")
+    live_heights, *still_heights = lab.page.evaluate("views")
+    # The cause of the wait is found after the end, and is one more line in one more view.
+    (still,), (with_cause,) = still_heights
     assert [still] == live_heights[-1:]
-    # The cause of the wait is found after the end. It stands below the panel, and not in it.
-    expect(panel(lab)).not_to_contain_text("rank 3 is late")
+    assert still < with_cause < still + 100
     assert panel(lab).evaluate(CHOSEN) == live
     assert zoomed(lab) == part
     for name in ("Interrupt", "Profile"):

@@ -12,11 +12,12 @@ import re
 import pytest
 
 from allranks.ensemble.view import MemberRow, MemberTable
+from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.saved_panel import bundle
-from allranks.widgets.dashboard.view import LivePanel
+from allranks.widgets.dashboard.view import Dashboard, LivePanel
 from tests.widgets.test_still import figures, images
 from tests.widgets.test_stores import hello, log
 
@@ -51,6 +52,21 @@ def test_without_scripts_the_picture_is_left():
     picture = bundle(made, PlotStyle.of({}))
     assert without == f'<div data-allranks="{live.key}">{picture["text/html"]}</div>'
     assert shown["text/plain"] == picture["text/plain"]
+
+
+def test_the_cause_that_is_found_after_the_end_stands_first_in_the_timings():
+    view = Dashboard("full", [hello(0), hello(1)], "", True, None, None)
+    shown: list[dict[str, str]] = []
+    view.show_panel = shown.append
+    row = ["allreduce", "In[3]:9", "f4", 8, 2, "shared", 300, 1.0, 1.0, 1.0, 0.1, []]
+    view.telemetry(Timings(0, 1, (row,)), [])
+    view.name_cause("too early: there is nothing that stays yet")
+    assert shown == []
+    view.finish()
+    view.name_cause("rank 1 is the slow one")
+    state = json.loads(packed(shown[-1]["text/html"])[0])
+    assert state["timings"]["cause"] == "rank 1 is the slow one"
+    assert "<p>rank 1 is the slow one</p>" in shown[-1]["text/html"]
 
 
 @pytest.mark.parametrize(("ranks", "metrics"), [(4, 3), (16, 40), (64, 12)])

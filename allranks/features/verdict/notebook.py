@@ -160,6 +160,7 @@ class NotebookVerdict(NotebookFeature):
             # It was shown when fewer ranks had the same value.
             if not watched.said or _where(line) != _where(watched.said):
                 watched.cell.notice(line)
+            watched.cell.name_cause(line)
             watched.cell.show_output()
 
     def _line_of(self, watched: WatchedCell) -> str:

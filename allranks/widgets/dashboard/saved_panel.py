@@ -20,6 +20,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from allranks.records.ranks import label
 from allranks.widgets.dashboard import svg
@@ -76,6 +77,8 @@ def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, st
 def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
     body = f"<p><b>{escape(summary(figures))}</b></p>"
     body += images(figures, style)
+    if figures.timings.cause:
+        body += f"<p>{escape(figures.timings.cause)}</p>"
     if figures.timings and (last := straggler(figures.timings)):
         body += f"<p>{escape(last)}</p>"
     folded = {"values and times as tables": "".join(map(table_html, tables(figures)))}
@@ -220,8 +223,10 @@ def with_panel(
     key, parts = state["key"], '", "'.join((packed, *_packed_files()))
     loader = (FRONT / "loader.js").read_text("utf-8").strip().removesuffix(";")
     html = f'{picture["text/html"]}<script>{loader}("{key}", ["{parts}"]);</script>'
+    # For a page that has seen the cell, and has not heard of this.
+    cause = f' data-cause="{quote(figures.timings.cause)}"' if figures.timings.cause else ""
     # Pages write later choices of the reader beside the key: see front/chosen.js.
-    return {**picture, "text/html": f'<div data-allranks="{key}">{html}</div>'}
+    return {**picture, "text/html": f'<div data-allranks="{key}"{cause}>{html}</div>'}
 
 
 @cache

@@ -192,6 +192,7 @@ def timings_page(timings: TimingTable) -> dict[str, Any]:
             {**vars(row), "recent": timings.recent(row) if place < _SPARKLINES else []}
             for place, row in enumerate(timings.by_call()[:_PAGE_CALLS])
         ],
+        "cause": timings.cause,
         "straggler": straggler(timings),
     }
 

@@ -64,6 +64,8 @@ class TimingTable:
         self._totals: dict[tuple[Any, ...], dict[int, CallTotals]] = {}
         self._recent: dict[tuple[Any, ...], _Recent] = {}
         self.changed = False
+        self.cause = ""
+        """Why the cell was slow, or wrong; known after its end, if one cause stands out."""
 
     def __bool__(self) -> bool:
         return bool(self._totals)

@@ -310,7 +310,16 @@ class LivePanel:
     def leave(self, view: NotebookView, picture: Callable[[PlotStyle], dict[str, str]]) -> None:
         """Ends the panel, and puts what stays in its place; ``picture`` is without scripts."""
         self.end()
-        view.show_panel(self.saved(picture(PlotStyle.of(self.settings))))
+        view.show_panel(self.saved(picture(self.style)))
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is what stays of a panel."""
+        return self._ended
+
+    @property
+    def style(self) -> PlotStyle:
+        return PlotStyle.of(self.settings)
 
 
 #: A cell with hidden output that runs for longer than this has a panel, to search the output.
@@ -376,6 +385,12 @@ class Dashboard(NotebookView):
             self.show_panel(_NOTHING)
         super().finish()
         self._live.close()
+
+    def name_cause(self, text: str) -> None:
+        """Shows why the cell was slow, or wrong, first in Communication in the panel that stays."""
+        self.figures.timings.cause = text
+        if self._live.ended:
+            self.show_panel(self._live.saved(bundle(self.figures, self._live.style)))
 
     def _show_imports(self) -> None:
         line = self.figures.imports.line()

@@ -12,6 +12,8 @@ export function offer(data, css) {
   const views = (globalThis.allranksViews ??= new Map());
   views.set(data.key, (box) => {
     if (!data.ended || data.missed) return false;
+    const { cause } = box.dataset;
+    if (cause && data.timings) data.timings = { ...data.timings, cause: decodeURIComponent(cause) };
     settle(data, box, css);
     return true;
   });

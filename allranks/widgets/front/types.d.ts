@@ -108,6 +108,7 @@ export interface Timings {
   ranks: RankRow[];
   calls: CallRow[];
   straggler: string;
+  cause?: string;
 }
 
 export type Pairs<T> = [T, number][];
