@@ -192,7 +192,7 @@ def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
             roster.lost_hosts["h2"] = "is cut off"
         return []
 
-    parts = {"hooks": NotebookHooks(()), "_listeners": [], "_agents": [agents]}
+    parts = {"hooks": NotebookHooks(()), "_listeners": [], "agent": agents}
     ranks = SimpleNamespace(**parts, roster=roster, step=step)
     assert Connection.relocate(ranks) == {"h1": [0, 1], "h2": [2, 3]}
     assert roster.lost_hosts == {"h2": "is cut off"}
