@@ -168,7 +168,7 @@ def strips(lab: Lab) -> None:
     shown = _ended(lab, "strips")
     shown.get_by_role("button", name="Timeline", exact=True).click()
     shown.locator(".ar-strips canvas").wait_for()
-    _take(shown.locator(".ar-panel-time"), "strips")
+    _take(shown.locator(".ar-panel-timeline"), "strips")
 
 
 def profile(lab: Lab) -> None:

@@ -394,6 +394,7 @@ def test_the_view_stays_as_it_was_after_the_cell_and_in_a_saved_notebook(running
     # The page does not jump, and the same part of the time is looked at.
     live_heights, *still_heights = lab.page.evaluate("views")
     # The cause of the wait is found after the end, and is one more line in one more view.
+    expect(panel(lab).locator(".ar-time > .ar-cause")).to_contain_text("rank 3 is late")
     (still,), (with_cause,) = still_heights
     assert [still] == live_heights[-1:]
     assert still < with_cause < still + 100

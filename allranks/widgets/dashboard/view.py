@@ -387,7 +387,7 @@ class Dashboard(NotebookView):
         self._live.close()
 
     def name_cause(self, text: str) -> None:
-        """Shows why the cell was slow, or wrong, first in Communication in the panel that stays."""
+        """Shows why the cell was slow, or wrong, first in Timeline in the panel that stays."""
         self.figures.timings.cause = text
         if self._live.ended:
             self.show_panel(self._live.saved(bundle(self.figures, self._live.style)))

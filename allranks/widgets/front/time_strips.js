@@ -311,16 +311,21 @@ export class TimePanel {
       button("zoom in", () => this.chart.closer(2)), button("zoom out", () => this.chart.closer(0.5)),
       button("earlier", () => this.chart.move(-0.5)), button("later", () => this.chart.move(0.5)),
       button("whole cell", () => this.chart.whole()), this.said, this.key);
+    this.cause = make("p", { className: "ar-cause" });
     this.tables = make("div", {});
     this.memory = make("div", { className: "ar-memory" });
-    this.element = make("div", { className: "ar-time" }, this.bar, this.chart.element, this.tables, this.memory);
+    this.element = make("div", { className: "ar-time" }, this.cause, this.bar, this.chart.element, this.tables, this.memory);
   }
 
   // From the beginning, closed: a heading that came at the end would move what stands below.
-  get filled() { return this.data.noun === "rank" && Boolean(this.data.strips.size || this.data.memory || !this.data.ended); }
+  get filled() {
+    const { noun, strips, memory, timings, ended } = this.data;
+    return noun === "rank" && Boolean(strips.size || memory || timings?.cause || !ended);
+  }
 
   draw() {
     const { data } = this, dark = isDark();
+    put(this.cause, data.timings?.cause ?? "");
     putHtml(this.memory, data.memory ?? "");
     const said = JSON.stringify([data.stripsAt, data.settings.range, data.selected, dark, this.element.clientWidth, data.ranks.size]);
     if (said === this.drawn) return;

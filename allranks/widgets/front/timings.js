@@ -24,12 +24,11 @@ export class TimingsPanel {
     this.places = new Map();
     this.whole = make("span", {});
     this.bars = make("div", { className: "ar-bars" });
-    this.cause = make("p", { className: "ar-cause" });
     this.straggler = make("p", { className: "ar-straggler" });
     this.table = make("table", { className: "ar-table" });
     /** @param {string} kind @param {string} text */
     const key = (kind, text) => make("span", {}, make("i", { className: `ar-swatch ar-${kind}` }), text);
-    this.element = make("div", { className: "ar-timings" }, this.cause,
+    this.element = make("div", { className: "ar-timings" },
       make("div", { className: "ar-bar" }, key("wait", "waiting for other ranks"), key("transfer", "transfer"), this.whole),
       this.bars, this.straggler, make("div", { className: "ar-scroll" }, this.table));
   }
@@ -57,7 +56,6 @@ export class TimingsPanel {
       row.classList.toggle("ar-faded", selected !== null && !ranks.includes(selected));
       return row;
     }));
-    put(this.cause, timings.cause ?? "");
     put(this.straggler, timings.straggler);
     this.drawTable(timings.calls);
   }
