@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -40,6 +42,22 @@ AnyConnection = TypeVar("AnyConnection", bound=Connection)
 _SCREEN_NBYTES, _LEAST_SCREEN_NBYTES = 128 * 1024, 4096
 
 
+_FORKED = (
+    "the ranks are those of the process that has forked this one: only that one can use them. For "
+    "ranks of this process, type: .start()"
+)
+#: Those that this process has made: a process that it forks must not end the ranks.
+_made = weakref.WeakSet["Cells"]()
+
+
+def _in_forked_process() -> None:
+    for cells in _made:
+        cells.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_in_forked_process)
+
+
 class Cells:
     """Numbers the cells, sends them, and passes on the records of the one that runs.
 
@@ -75,6 +93,7 @@ class Cells:
         """Lines about events between cells, which the next cell shows."""
         self._options = options
         self._connection: Connection | None = None
+        _made.add(self)
 
     # The ranks.
 
@@ -134,6 +153,16 @@ class Cells:
         if self.roster.phase in ("starting", "running"):
             self.connection.close()
         self.forget_kept()
+
+    def leave_to_parent(self) -> None:
+        """This process is forked: its parent has the ranks, and ends them."""
+        if self._connection is not None:
+            self._connection.leave_to_parent()
+        if self.kept is not None:
+            self.kept.let_go()
+            self.kept = None
+        if self.roster.phase in ("starting", "running"):
+            self.roster.set_phase("stopped", _FORKED)
 
     def _forget_fresh(self) -> None:
         if self._fresh:

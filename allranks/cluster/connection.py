@@ -377,6 +377,10 @@ class Connection:
         """Sets whether the ranks stay when the kernel exits, as far as this process decides."""
         self._finalizer.atexit = not stays
 
+    def leave_to_parent(self) -> None:
+        """This process is forked: not even its exit ends the ranks."""
+        self._finalizer.detach()
+
     def release(self, why: str) -> None:
         """Leaves the ranks to other notebooks; ``why`` is the answer to who needs them here."""
         self.roster.set_phase("stopped", why)

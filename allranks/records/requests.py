@@ -7,9 +7,10 @@ import builtins
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, ModuleType
+from typing import Any
 
 #: Host, pid, memory and the line the rank is at. Answered while a cell runs.
 STATUS = "status"
@@ -134,9 +135,44 @@ def _outside_of_loop() -> Iterator[None]:
 
 def _wait_for_threads(earlier: set[threading.Thread]) -> None:
     """Waits for the threads of a script, as Python does at the end of a program."""
-    # Before it waits, Python has the threads of executors end after the work that they were given.
-    for end_executors in reversed(vars(threading).get("_threading_atexits", ())):
-        end_executors()
+    for module, over, threads, wake in _EXECUTORS:
+        _end_executors(sys.modules.get(module), over, threads, wake, earlier)
     while new := [one for one in threading.enumerate() if one not in earlier and not one.daemon]:
         for thread in new:
             thread.join()
+
+
+#: Of a module with executors: what says that the program ends, the threads with what wakes them,
+#: and how.
+_EXECUTORS = (
+    ("concurrent.futures.thread", "_shutdown", "_threads_queues", lambda queue: queue.put(None)),
+    (
+        "concurrent.futures.process",
+        "_global_shutdown",
+        "_threads_wakeups",
+        lambda it: it.wakeup(),
+    ),
+)
+
+
+def _end_executors(
+    module: ModuleType | None,
+    over: str,
+    threads: str,
+    wake: Callable[[Any], None],
+    earlier: set[threading.Thread],
+) -> None:
+    # Python has their threads end after the work that they were given. Not by its own function:
+    # later no executor could be used, and those that the rank had before would not work any more.
+    found = dict(vars(module)[threads]) if module is not None else {}
+    new = [(one, waker) for one, waker in found.items() if one not in earlier]
+    if module is None or not new:
+        return
+    setattr(module, over, True)
+    try:
+        for _, waker in new:
+            wake(waker)
+        for thread, _ in new:
+            thread.join()
+    finally:
+        setattr(module, over, False)

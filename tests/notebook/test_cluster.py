@@ -484,6 +484,29 @@ def test_a_notebook_that_is_killed_while_it_starts_ranks_leaves_nothing(tmp_path
         )
 
 
+def test_a_forked_process_neither_uses_the_ranks_of_its_parent_nor_ends_them(tmp_path):
+    script = (
+        "import os, sys, allranks\n"
+        "with allranks.Cluster(2) as cluster:\n"
+        "    cluster.show_output = False\n"
+        "    cluster.run('kept = rank')\n"
+        "    if os.fork() == 0:\n"
+        "        try:\n            cluster.run('rank')\n"
+        "        except allranks.errors.ClusterLost as error:\n"
+        "            print(error, flush=True)\n"
+        "        sys.exit(0)\n"
+        "    os.wait()\n"
+        "    print(cluster.run('kept'))"
+    )
+    environment = {**os.environ, "ALLRANKS_LOG_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    said, kept = ended.stdout.splitlines()
+    assert said.startswith("the ranks are those of the process that has forked this one")
+    assert (kept, ended.returncode) == ("[0, 1]", 0)
+
+
 def test_a_start_that_takes_too_long_says_where_its_ranks_are(tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text(
         "import time\nfrom allranks import collectives\nfrom allranks.records import limits\n"

@@ -57,10 +57,14 @@ raise SystemExit(3)
 """
 RUN = """
 import os
+from concurrent.futures import ThreadPoolExecutor
+before = ThreadPoolExecutor(1)
+before.submit(int, 0).result()
 from allranks.records.requests import Script, ScriptExited
 try:
     Script(["scripts/train.py"])()
 except ScriptExited as end:
+    assert before.submit(int, 1).result() == ThreadPoolExecutor(1).submit(int, 1).result() == 1
     os._exit(int(str(end)))
 """
 
