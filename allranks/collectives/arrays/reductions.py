@@ -119,7 +119,7 @@ class Arithmetic:
         postscale: float,
         device: str = "",
     ) -> None:
-        self.op, self.dtype, self.ranks = op, dtype, ranks
+        self.op, self.dtype, self.ranks, self.device = op, dtype, ranks, device
         self.ufunc = _BOOL[op] if dtype.kind == "b" else _UFUNCS[op]
         self.prescale = prescale
         self.divisor = ranks if op is Average else 1
@@ -140,7 +140,7 @@ class Arithmetic:
         step."""
 
     def unscaled(self) -> Arithmetic:
-        return Arithmetic(self.op, self.dtype, self.ranks, 1.0, self.postscale)
+        return Arithmetic(self.op, self.dtype, self.ranks, 1.0, self.postscale, self.device)
 
     def staged(self, values: Array, out: Array) -> None:
         """Writes this rank's values for the other ranks: prescaled, except half precision."""

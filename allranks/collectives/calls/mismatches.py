@@ -34,8 +34,8 @@ _ADVICE = {
     "refused": "Data of the call that a rank refused may still be on its way. Let its error end "
     "the cell; in a script call allranks.collectives.renew() on every rank",
     "in_place": "Pass MPI.IN_PLACE, or the receive buffer as send buffer, on every rank or on none",
-    "order": "MPI moves memory as it lies, and a transposed array is in Fortran's order. Pass "
-    "np.ascontiguousarray(x)",
+    "order": "MPI moves memory as it lies, and a transposed array is in Fortran's order. Send "
+    "np.ascontiguousarray(x), and receive into an array in C order",
     "device": "Move the array first (cupy.asarray(x), x.get()), or pass device='/cpu:0'",
 }
 

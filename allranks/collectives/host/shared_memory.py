@@ -123,7 +123,8 @@ class Channel:
         self.count = self.number = self.own.epoch << EPOCH_SHIFT
         self.turn = 0
         """Which of its two blocks each member filled last; the same on all. A call takes its turn
-        when it is posted: a rank that left a call before that has taken none."""
+        when it is posted: a rank that left a call before that has taken none. Reductions by slices
+        take none."""
 
     def arrive(self, call: Call, offer: Offer) -> bool:
         number = self.number + 1
@@ -339,8 +340,8 @@ def chunk(dtype: np.dtype[Any]) -> int:
 
 def one_block_bytes(members: int, block: int) -> int:
     """The largest array that every member reduces as a whole, through blocks."""
-    # That takes one arrival instead of two, for members − 1 times the arithmetic. Larger results
-    # are in the windows, where every member can write them.
+    # That takes one arrival instead of two, for members − 1 times the arithmetic. Larger ones
+    # are reduced by slices.
     return min(block, WARM_BYTES, CHUNK_BYTES // 2 // max(1, members - 1))
 
 
@@ -410,7 +411,9 @@ class SharedMemoryTransport:
                     return NOTHING, partial(rest, out, source)
             return NOTHING, rest if out is None else partial(rest, out)
         window = None if call.posted else self.window
-        source_at = window.place_of(source) if window is not None else (0, 0)
+        source_at = 0, 0
+        if window is not None and source.flags.c_contiguous:  # else `reshape` copies its values
+            source_at = window.place_of(source)
         is_small = nbytes <= self.channel.block and self.members.size > 1
         if is_small and not source_at[0]:
             return NOTHING, self._by_slices(call, source, reduction, out)

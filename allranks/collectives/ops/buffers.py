@@ -86,7 +86,8 @@ def _orders(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
     if call not in _TYPED and call not in _VARYING and call not in REDUCING:
         return {}
     orders = set(map(_order, _used_here(call, arguments, root))) - {""}
-    if "F" not in orders or (len(orders) == 1 and call in _VARYING):
+    # Where the root alone has the whole, each part may be a column of its matrix.
+    if "F" not in orders or (len(orders) == 1 and call in (*_VARYING, *_WHOLE_OF_ROOT)):
         return {}
     return {"order": "+".join(sorted(orders))}
 

@@ -106,8 +106,8 @@ class Comm(PointToPoint):
         if "+" in call.spec.order:
             raise UsageError(
                 f"{call.spec.title} needs buffers of one order in memory: found C order and "
-                "Fortran's, as a transposed array has it, and MPI moves memory as it lies. Pass "
-                "np.ascontiguousarray(x)."
+                "Fortran's, as a transposed array has it, and MPI moves memory as it lies. Send "
+                "np.ascontiguousarray(x), and receive into an array in C order."
             )
 
     def _check_function(self, op: str) -> None:

@@ -77,10 +77,11 @@ def listed(kind: str, values: Any) -> Sequence[Any]:
     if isinstance(values, list | tuple):
         return values
     try:
-        if not isinstance(values, dict):
-            return list(values)
+        items = None if isinstance(values, dict) else iter(values)
     except TypeError:
-        pass
+        items = None
+    if items is not None:
+        return list(items)
     raise UsageError(
         f"{kind} expected a list of arrays, the same on every rank, found "
         f"{type(values).__name__}. Type: {kind}([x, y])"

@@ -324,7 +324,8 @@ def begin_reduction(
     labels = labels or labels_of(arrays)
     exact = len(arrays) == 1 and type(arrays[0]) is int and factors == (1.0, 1.0)
     exact = exact and op in (Sum, Product) and not inputs.device
-    if exact and (inputs.transport or group.through_host.name) != "shared":
+    way = group.transports.get(inputs.transport, group.through_host)
+    if exact and not isinstance(way, SharedMemoryTransport):
         _check_fits(kind, op, arrays[0], group.size)
     plan = plan_of(
         group, kind, op, specs, factors, root, compressed, labels,
@@ -524,7 +525,8 @@ def allreduce(
             plan = plan_of(
                 group, "allreduce", op, specs, factors, -1, "", (), transport or "", "gpu"
             )
-            keep(group.plans, kind, plan)
+            if type(prescale_factor) is type(postscale_factor) is float:  # a tensor may change
+                keep(group.plans, kind, plan)
         call = Call(group.agreement, plan.packed, name, plan.nbytes)
         way = group.choose(call, transport or "", gpu)
         return process.run(call, way.allreduce, array, plan.reductions[0], out)
@@ -544,6 +546,7 @@ def _plan_of_one(
         key = (key[0], array.dtype, *key[2:])
     specs = ((array.dtype, array.shape),)
     factors = _factor("allreduce", key[-2]), _factor("allreduce", key[-1])
+    key = (*key[:-2], *factors)  # a tensor, which is a key by its identity, may change
     plan: ReductionPlan | None = group.plans.get(key)
     return array, plan or keep(
         group.plans, key, ReductionPlan(group, "allreduce", op, specs, factors)

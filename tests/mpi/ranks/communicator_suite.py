@@ -770,6 +770,14 @@ def test_transposed_arrays_on_both_sides_are_right(comm):
     columns = np.empty((2, 3 * n), order="F")
     comm.Allgather(np.full((2, 3), me, "d", "F"), columns)
     assert (columns == np.repeat(range(n), 3)).all()
+    # The columns of a matrix that the root has.
+    matrix = np.asfortranarray(np.arange(5.0 * n).reshape(5, n)) if me == 0 else None
+    column = np.empty(5)
+    comm.Scatter(matrix, column)
+    assert (column == np.arange(5.0 * n).reshape(5, n)[:, me]).all()
+    whole = np.empty((5, n), order="F") if me == 0 else None
+    comm.Gather(column, whole)
+    assert whole is None or (whole == matrix).all()
     flat = np.empty(6 * n)
     comm.Allgather(np.arange(6.0).reshape(2, 3).T, flat)
     assert (flat.reshape(n, 6) == range(6)).all()

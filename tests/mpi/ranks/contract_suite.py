@@ -146,6 +146,33 @@ def test_allreduce_of_a_transposed_array_is_the_same(columns):
     parts = [values(r, (columns, 100), np.dtype("float32")).T for r in range(SIZE)]
     found = c.allreduce(parts[RANK], c.Sum)
     same(found, reduced(c.Sum, parts))
+    in_window = c.empty((columns, 100), "float32")
+    in_window[:] = parts[RANK].T
+    for view in (np.transpose, lambda x: x[::-1], lambda x: x[:, 1:]):
+        wanted = reduced(c.Sum, [np.ascontiguousarray(view(part.T)) for part in parts])
+        same(c.allreduce(view(in_window), c.Sum), wanted)
+
+
+class Changed:
+    """A number that changes, and is the same key, as a tensor."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __float__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_a_factor_that_has_changed_since_the_last_call_counts():
+    factor, mine = Changed(), np.ones(3)
+    for times in (1.0, 2.0):
+        assert (c.allreduce(mine, c.Max, prescale_factor=factor) == times).all()
+
+
+def test_what_an_iterator_of_arrays_raises_is_raised():
+    with pytest.raises(TypeError, match="can't multiply"):
+        c.grouped_allreduce(one * "text" for one in ["list"])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32", "float16"])
