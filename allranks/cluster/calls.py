@@ -54,6 +54,11 @@ class Turns:
         self._submitting = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 
+    def renew(self) -> None:
+        """In a forked process: the threads that have locks, or run calls, are its parent's."""
+        self._lock, self._submitting = threading.RLock(), threading.Lock()
+        self._executor = None
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Within, it is the turn of this thread."""

@@ -156,6 +156,8 @@ class Cells:
 
     def leave_to_parent(self) -> None:
         """This process is forked: its parent has the ranks, and ends them."""
+        self.turns.renew()
+        self._concludes = 0
         if self._connection is not None:
             self._connection.leave_to_parent()
         if self.kept is not None:

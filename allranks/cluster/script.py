@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -167,13 +168,18 @@ class _View(TerminalDashboard):
         return "\n".join([*self._first, *note, *self._last])
 
     def output(self, batch: Output) -> None:
-        self._shown[batch.rank] = batch.log_nbytes
+        if batch.log_nbytes:  # late output has none
+            self._shown[batch.rank] = batch.log_nbytes
         super().output(batch)
 
     def show_rest(self) -> None:
         """Prints what ranks have written since the script has ended, as in functions of atexit."""
         for hello in self._hellos:
-            rest = log_end(hello.log, self._shown[hello.rank])
+            shown = self._shown[hello.rank]
+            rest = log_end(hello.log, shown)
+            hidden = log_length(hello.log) - shown - len(rest.encode(errors="replace"))
+            if rest and hidden > 0:
+                rest = f"… {hidden:,} bytes are not shown; {hello.log} has them …\n{rest}"
             if rest:
                 self.output(Output(hello.rank, 0, (["out", rest],), 0, 0, 0))
         self._print()
@@ -208,10 +214,10 @@ def run_script(job: ScriptRun) -> int:
                 ended = not isinstance(error, RankDied | CellInterrupted | CellTimeout)
         if ended:  # else the last words of ranks that were ended are shown already
             view.show_rest()
-        if job.log_dir:
-            for log in sorted(Path(cluster.log_dir).glob("rank-*.log")):
-                shutil.copy(log, Path(job.log_dir) / log.name)
+        _copy_logs(job, cluster)
     except KeyboardInterrupt:  # while the ranks started, or ended
+        with suppress(ClusterLost):
+            _copy_logs(job, started)
         return _INTERRUPTED
     failure = _FOR_NOTEBOOKS.sub("", failure)
     if failure:
@@ -223,6 +229,11 @@ def run_script(job: ScriptRun) -> int:
             errors="backslashreplace",
         )
     return code
+
+
+def _copy_logs(job: ScriptRun, cluster: Cluster) -> None:
+    for log in sorted(Path(cluster.log_dir).glob("rank-*.log")) if job.log_dir else ():
+        shutil.copy(log, Path(job.log_dir) / log.name)
 
 
 def _terminated(*_: object) -> NoReturn:

@@ -81,7 +81,9 @@ class Interrupts:
         self._untold: Callable[[], object] | None = None
         if signal.getsignal(_WAKE_SIGNAL) in (signal.SIG_DFL, None):
             # Before Python calls this, it calls the handlers of other signals that have come.
-            signal.signal(_WAKE_SIGNAL, self._tell_code)
+            signal.signal(_WAKE_SIGNAL, self._woken)
+        #: The handler of SIGINT while a cell runs that awaits.
+        self._cancel: Callable[[int, FrameType | None], object] | None = None
 
     @property
     def heard(self) -> bool:
@@ -98,7 +100,7 @@ class Interrupts:
             self._tell_code(number, frame)
 
         _between_cells.clear()
-        self._untold = None
+        self._untold, self._cancel = None, cancel
         # Python's own handler is no Python function: it leaves no frame in the traceback.
         on_signal(signal.SIGINT, cancel if task else signal.default_int_handler)
         with self._lock:
@@ -119,6 +121,11 @@ class Interrupts:
         if self._untold is not None and _is_in_cell(frame):
             self._untold = None
             raise KeyboardInterrupt
+
+    def _woken(self, number: int, frame: FrameType | None) -> None:
+        # Where interrupts are postponed, SIGINT has another handler.
+        if signal.getsignal(signal.SIGINT) is self._cancel:
+            self._tell_code(number, frame)
 
     def hear_no_more(self) -> None:
         on_signal(signal.SIGINT, ignore_interrupt)
@@ -160,11 +167,11 @@ class Interrupts:
 
     def _wake(self) -> None:
         """Has the main thread run the handler of its interrupt although it is blocked in a call."""
-        over, tell = self._over, self._tell_code
+        over, woken = self._over, self._woken
 
         def again() -> None:
             for seconds in _WAKE_SECONDS:
-                if over.wait(seconds) or signal.getsignal(_WAKE_SIGNAL) != tell:
+                if over.wait(seconds) or signal.getsignal(_WAKE_SIGNAL) != woken:
                     return
                 signal.pthread_kill(MAIN_THREAD, _WAKE_SIGNAL)
 

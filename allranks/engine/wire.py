@@ -96,6 +96,7 @@ class RankWire:
         self._lock = threading.RLock()
         self._kept: KeptOutput | None = None
         self._last_counts = (0, 0)
+        self._last_offset = 0
         #: Takes the output while a request of a client runs.
         self._publish: Callable[[list[Entry]], object] | None = None
         self._complaint = ""
@@ -201,8 +202,10 @@ class RankWire:
                 return
             messages = list[tuple[Record, list[bytes]]]()
             entries, lines, nbytes, offset = self._transcript.collect(final)
-            if entries or (lines, nbytes) != self._last_counts:
-                self._last_counts = (lines, nbytes)
+            # What only the log shall have changes nothing but the offset.
+            ends_later = final and offset != self._last_offset
+            if entries or ends_later or (lines, nbytes) != self._last_counts:
+                self._last_counts, self._last_offset = (lines, nbytes), offset
                 spans = self._transcript.err_spans
                 output = Output(self.rank, self.cell, tuple(entries), lines, nbytes, offset, spans)
                 messages.append((output, []))

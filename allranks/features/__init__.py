@@ -38,11 +38,11 @@ BUILT_IN: tuple[str, ...] = (
     "ipyparallel",
     "prompts",
     "rank_widgets",
+    "attach",  # before those that ask the ranks after a cell, which an interrupt may end
     "profile",
     "verdict",
     "gpu",
     "heal",
-    "attach",
     "ensemble",
     "toolbar",
     "completion",

@@ -9,6 +9,7 @@ after the step. Runs in every rank.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,7 +111,7 @@ class CompiledStep:
             if self._waits or not any(one.is_deleted() for one in jax.tree.leaves(state)):
                 handler(number, frame)
             else:
-                self._postponed = lambda: handler(number, None)
+                self._postponed = lambda: handler(number, sys._getframe())
 
         signal.signal(signal.SIGINT, interrupt)
         try:

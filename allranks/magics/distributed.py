@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
 
+from allranks.cluster import cluster as notebook
 from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
@@ -339,6 +340,8 @@ class DistributedMagics(Magics):
         elif name == "export":
             _export(options.names, session.past)
         elif name in LINE_COMMANDS:
+            # There features look for it; a shell within this one may have another.
+            notebook.session = session
             if said := session.hooks.command(name, options.features or options.names):
                 print(said)
         elif name == "on":

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -96,7 +97,7 @@ class Script:
         kept = sys.modules["__main__"], sys.argv
         sys.path.insert(0, os.path.dirname(self._path))
         sys.modules["__main__"], sys.argv = main, list(self.arguments)
-        earlier = {*threading.enumerate()}
+        earlier, begun = {*threading.enumerate()}, len(_ends_of_threads())
         exit_code: object = None
         try:
             with _outside_of_loop():
@@ -104,7 +105,7 @@ class Script:
                     exec(self.__code__, vars(main))
                 except SystemExit as end:
                     exit_code = end.code
-                _wait_for_threads(earlier)
+                _wait_for_threads(earlier, begun)
         finally:
             sys.modules["__main__"], sys.argv = kept
         if exit_code not in (None, 0):
@@ -133,13 +134,32 @@ def _outside_of_loop() -> Iterator[None]:
         asyncio._enter_task(loop, task)
 
 
-def _wait_for_threads(earlier: set[threading.Thread]) -> None:
-    """Waits for the threads of a script, as Python does at the end of a program."""
-    for module, over, threads, wake in _EXECUTORS:
-        _end_executors(sys.modules.get(module), over, threads, wake, earlier)
-    while new := [one for one in threading.enumerate() if one not in earlier and not one.daemon]:
+def _wait_for_threads(earlier: set[threading.Thread], begun: int) -> None:
+    """Waits for the threads and processes of a script, as Python does at the end of a program.
+
+    ``begun`` is how many functions Python was to call then when the script began.
+    """
+    for end in reversed(_ends_of_threads()[begun:]):
+        if not end.func.__module__.startswith("concurrent.futures."):
+            end()
+    while True:
+        for module, over, threads, wake in _EXECUTORS:  # a thread may have made another one
+            _end_executors(sys.modules.get(module), over, threads, wake, earlier)
+        new = [one for one in threading.enumerate() if one not in earlier and not one.daemon]
+        if not new:
+            break
         for thread in new:
             thread.join()
+    made = sys.modules.get("multiprocessing.process")
+    for child in made.active_children() if made is not None else ():
+        if not child.daemon and child._parent_pid == os.getpid():
+            child.join()
+
+
+def _ends_of_threads() -> list[partial[object]]:
+    # As mpi4py.futures ends its threads. Python's list has no public name.
+    found: list[partial[object]] = vars(threading).get("_threading_atexits", [])
+    return found
 
 
 #: Of a module with executors: what says that the program ends, the threads with what wakes them,

@@ -490,10 +490,13 @@ def test_a_forked_process_neither_uses_the_ranks_of_its_parent_nor_ends_them(tmp
         "with allranks.Cluster(2) as cluster:\n"
         "    cluster.show_output = False\n"
         "    cluster.run('kept = rank')\n"
+        "    cluster.submit('import time; time.sleep(2)')\n"
         "    if os.fork() == 0:\n"
         "        try:\n            cluster.run('rank')\n"
         "        except allranks.errors.ClusterLost as error:\n"
         "            print(error, flush=True)\n"
+        "        with cluster.start():\n"
+        "            print(cluster.submit('size').result(), flush=True)\n"
         "        sys.exit(0)\n"
         "    os.wait()\n"
         "    print(cluster.run('kept'))"
@@ -502,9 +505,9 @@ def test_a_forked_process_neither_uses_the_ranks_of_its_parent_nor_ends_them(tmp
     ended = subprocess.run(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
     )
-    said, kept = ended.stdout.splitlines()
+    said, own, kept = ended.stdout.splitlines()
     assert said.startswith("the ranks are those of the process that has forked this one")
-    assert (kept, ended.returncode) == ("[0, 1]", 0)
+    assert (own, kept, ended.returncode) == ("[2, 2]", "[0, 1]", 0)
 
 
 def test_a_start_that_takes_too_long_says_where_its_ranks_are(tmp_path, monkeypatch):

@@ -209,6 +209,8 @@ class SharedSession(Session):
             taken.let_go()
             raise
         self._cluster, self._asked, self._stays = cluster, asked, taken.stays
+        if self._is_here(asked):
+            self._last_size = cluster.size
         self._offer(cluster)
         return cluster, left
 

@@ -227,7 +227,10 @@ def _from_function(shell: Any) -> Iterator[None]:
     """Lets tracebacks begin with the function of a request, not with the lines that call it."""
     show = shell.showtraceback
 
-    def show_function() -> None:
+    def show_function(*raised: Any, **options: Any) -> None:
+        if raised or options:  # IPython shows another error than that of the request
+            show(*raised, **options)
+            return
         error = sys.exc_info()[1]
         assert error is not None
         called = error.__traceback__
@@ -236,7 +239,10 @@ def _from_function(shell: Any) -> Iterator[None]:
         below = called and called.tb_next
         if below is not None and kind_of(below.tb_frame.f_code.co_filename) == OURS:
             below = called  # else the traceback of a function of allranks would have its frames
-        show((type(error), error, below or error.__traceback__))
+        if below is None:
+            show((type(error), error, error.__traceback__))
+        else:  # older versions of IPython leave the first frame out
+            show((type(error), error, below), tb_offset=0)
 
     shell.showtraceback = show_function
     try:

@@ -27,7 +27,7 @@ from allranks.engine.features import RankContext, RankFeature
 from allranks.errors import UsageError
 from allranks.records.wire import Prompt, Record, Typed
 
-#: How often a waiting cell checks for an interrupt, which reaches a cell that awaits only here.
+#: How often a waiting cell checks for an interrupt.
 _POLL_SECONDS = 0.05
 _FORKED = "a forked process cannot ask for input: call input() in the rank, before the fork."
 _NO_CELL = "input() needs a running cell."
