@@ -47,15 +47,27 @@ def test_an_interrupt_that_comes_early_ends_one_request_and_not_all_with_its_num
     assert interrupts.heard
 
 
-def test_a_cell_that_awaits_hears_in_a_call_of_an_interrupt_that_came_before_the_call(
-    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+BLOCKS = "import threading\nthreading.Event().wait(60)\nimport asyncio\nawait asyncio.sleep(0)"
+POSTPONES = """
+import asyncio, signal
+before = signal.signal(signal.SIGINT, lambda *_: None)
+signal.raise_signal(signal.SIGURG)
+signal.signal(signal.SIGINT, before)
+end = "of what postpones"
+signal.raise_signal(signal.SIGURG)
+end = await asyncio.sleep(0)
+"""
+
+
+@pytest.mark.parametrize("cell", [BLOCKS, POSTPONES], ids=["a call", "what postpones interrupts"])
+def test_a_cell_that_awaits_hears_of_an_interrupt_that_came_before_its_code_began(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch, cell: str
 ) -> None:
     monkeypatch.setattr(HistoryManager, "enabled", False)
     shell = InteractiveShell()
     interrupts.number = 1
     # Not yet in the cell's own code, and the event loop has no turn before the call.
     shell.events.register("pre_execute", lambda: interrupts.send(1))
-    cell = "import threading\nthreading.Event().wait(60)\nimport asyncio\nawait asyncio.sleep(0)"
 
     async def run() -> BaseException | None:
         task = asyncio.ensure_future(shell.run_cell_async(cell, transformed_cell=cell))
@@ -63,4 +75,5 @@ def test_a_cell_that_awaits_hears_in_a_call_of_an_interrupt_that_came_before_the
         return (await task).error_in_exec
 
     assert isinstance(asyncio.run(run()), KeyboardInterrupt)
+    assert shell.user_ns.get("end", "of what postpones") == "of what postpones"
     interrupts.hear_no_more()

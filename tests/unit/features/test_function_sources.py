@@ -57,6 +57,16 @@ def test_a_traceback_begins_with_the_function(failed: str) -> None:
     assert frames == [(f"{FILE}:6", "applied"), (f"{FILE}:4", "inner")]
 
 
+def test_an_error_that_ipython_shows_within_a_request_is_shown() -> None:
+    shell: Any = InteractiveShell()
+    shown = list[Any]()
+    shell._showtraceback = lambda *one: shown.append(one[1])
+    with _from_function(shell):
+        shell.run_cell("1 / 0")
+        shell.showtraceback((KeyError, KeyError("x"), None))
+    assert list(map(type, shown)) == [ZeroDivisionError, KeyError]
+
+
 def test_the_notebook_adds_the_lines_that_it_has(failed: str, monkeypatch: Any) -> None:
     assert add_sources(failed) == failed
     lines = SOURCE.splitlines(keepends=True)
