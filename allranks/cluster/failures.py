@@ -214,7 +214,7 @@ _CRASH = "Fatal Python error: "
 IN_CELL = re.compile(rf'(?m)^  File "(?:In\[\d+\]|{FILE_OF_CELL})", line (\d+) in ')
 #: PRRTE's warning about a process that was faster than itself.
 _HARMLESS = "Warning: setpgid("
-_SHOWN_NBYTES = 16 * 1024
+SHOWN_NBYTES = 16 * 1024
 
 
 #: The events of ends that concern a cluster's ranks.
@@ -367,7 +367,7 @@ def loss_text(
 def log_end(path: str, offset: int) -> str:
     # At most 16 KiB.
     try:
-        return own_files.end_of(path, _SHOWN_NBYTES, offset)
+        return own_files.end_of(path, SHOWN_NBYTES, offset)
     except OSError:
         return ""  # the log is on another host
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import NEXT_CELL, log_end, log_length, plain
+from allranks.cluster.failures import NEXT_CELL, SHOWN_NBYTES, log_end, log_length, plain
 from allranks.cluster.options import RUN_ARGUMENTS, check_timeout
 from allranks.errors import (
     CellFailed,
@@ -177,7 +177,7 @@ class _View(TerminalDashboard):
         for hello in self._hellos:
             shown = self._shown[hello.rank]
             rest = log_end(hello.log, shown)
-            hidden = log_length(hello.log) - shown - len(rest.encode(errors="replace"))
+            hidden = log_length(hello.log) - shown - SHOWN_NBYTES
             if rest and hidden > 0:
                 rest = f"… {hidden:,} bytes are not shown; {hello.log} has them …\n{rest}"
             if rest:

@@ -97,15 +97,17 @@ class Script:
         kept = sys.modules["__main__"], sys.argv
         sys.path.insert(0, os.path.dirname(self._path))
         sys.modules["__main__"], sys.argv = main, list(self.arguments)
-        earlier, begun = {*threading.enumerate()}, len(_ends_of_threads())
+        earlier = {*threading.enumerate()}
         exit_code: object = None
         try:
-            with _outside_of_loop():
+            with _outside_of_loop(), _noting_ends() as ends:
                 try:
                     exec(self.__code__, vars(main))
-                except SystemExit as end:
-                    exit_code = end.code
-                _wait_for_threads(earlier, begun)
+                except SystemExit as stop:
+                    exit_code = stop.code
+                for end in reversed(ends):
+                    end()
+                _wait_for_threads(earlier)
         finally:
             sys.modules["__main__"], sys.argv = kept
         if exit_code not in (None, 0):
@@ -134,65 +136,54 @@ def _outside_of_loop() -> Iterator[None]:
         asyncio._enter_task(loop, task)
 
 
-def _wait_for_threads(earlier: set[threading.Thread], begun: int) -> None:
-    """Waits for the threads and processes of a script, as Python does at the end of a program.
-
-    ``begun`` is how many functions Python was to call then when the script began.
+@contextmanager
+def _noting_ends() -> Iterator[list[Callable[[], object]]]:
+    """Notes what a script has Python call when the program ends, before it waits for threads, as
+    mpi4py.futures does.
     """
-    for end in reversed(_ends_of_threads()[begun:]):
-        if not end.func.__module__.startswith("concurrent.futures."):
-            end()
-    while True:
-        for module, over, threads, wake in _EXECUTORS:  # a thread may have made another one
-            _end_executors(sys.modules.get(module), over, threads, wake, earlier)
-        new = [one for one in threading.enumerate() if one not in earlier and not one.daemon]
-        if not new:
-            break
-        for thread in new:
-            thread.join()
-    made = sys.modules.get("multiprocessing.process")
-    for child in made.active_children() if made is not None else ():
-        if not child.daemon and child._parent_pid == os.getpid():
-            child.join()
+    ends = list[Callable[[], object]]()
+    register = vars(threading)["_register_atexit"]
 
+    def noted(function: Callable[..., object], *args: Any, **options: Any) -> None:
+        register(function, *args, **options)
+        if not str(function.__module__).startswith("concurrent.futures."):
+            ends.append(partial(function, *args, **options))
 
-def _ends_of_threads() -> list[partial[object]]:
-    # As mpi4py.futures ends its threads. Python's list has no public name.
-    found: list[partial[object]] = vars(threading).get("_threading_atexits", [])
-    return found
-
-
-#: Of a module with executors: what says that the program ends, the threads with what wakes them,
-#: and how.
-_EXECUTORS = (
-    ("concurrent.futures.thread", "_shutdown", "_threads_queues", lambda queue: queue.put(None)),
-    (
-        "concurrent.futures.process",
-        "_global_shutdown",
-        "_threads_wakeups",
-        lambda it: it.wakeup(),
-    ),
-)
-
-
-def _end_executors(
-    module: ModuleType | None,
-    over: str,
-    threads: str,
-    wake: Callable[[Any], None],
-    earlier: set[threading.Thread],
-) -> None:
-    # Python has their threads end after the work that they were given. Not by its own function:
-    # later no executor could be used, and those that the rank had before would not work any more.
-    found = dict(vars(module)[threads]) if module is not None else {}
-    new = [(one, waker) for one, waker in found.items() if one not in earlier]
-    if module is None or not new:
-        return
-    setattr(module, over, True)
+    vars(threading)["_register_atexit"] = noted
     try:
-        for _, waker in new:
-            wake(waker)
-        for thread, _ in new:
-            thread.join()
+        yield ends
     finally:
-        setattr(module, over, False)
+        vars(threading)["_register_atexit"] = register
+
+
+def _wait_for_threads(earlier: set[threading.Thread]) -> None:
+    """Waits for the threads of a script, as Python does at the end of a program: executors end
+    after the work that they were given. Not by Python's own functions: later no executor could be
+    used, and those that the rank had before would not work any more.
+    """
+    found = [(vars(sys.modules[one[0]]), *one[1:]) for one in _EXECUTORS if one[0] in sys.modules]
+    try:
+        for module, over, _, _ in found:
+            module[over] = True  # they take no more work
+        for module, _, threads, wake in found:
+            for thread, waker in list(module[threads].items()):
+                if thread not in earlier:
+                    getattr(waker, wake)(*[None] * (wake == "put"))
+        while new := [one for one in threading.enumerate() if _is_awaited(one, earlier)]:
+            for thread in new:
+                thread.join()
+    finally:
+        for module, over, _, _ in found:
+            module[over] = False
+
+
+def _is_awaited(thread: threading.Thread, earlier: set[threading.Thread]) -> bool:
+    return thread not in earlier and not thread.daemon
+
+
+#: Of a module with executors: what says that the program ends, and the threads with what wakes
+#: them.
+_EXECUTORS = (
+    ("concurrent.futures.thread", "_shutdown", "_threads_queues", "put"),
+    ("concurrent.futures.process", "_global_shutdown", "_threads_wakeups", "wakeup"),
+)

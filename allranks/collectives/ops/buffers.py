@@ -86,9 +86,11 @@ def _orders(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
     if call not in _TYPED and call not in _VARYING and call not in REDUCING:
         return {}
     orders = set(map(_order, _used_here(call, arguments, root))) - {""}
-    # Where the root alone has the whole, each part may be a column of its matrix.
-    if "F" not in orders or (len(orders) == 1 and call in (*_VARYING, *_WHOLE_OF_ROOT)):
+    if "F" not in orders or (len(orders) == 1 and call in _VARYING):
         return {}
+    whole = _WHOLE_OF_ROOT.get(call)
+    if whole is not None and len(orders) == 1 and _order(arguments[1 - whole]) != "F":
+        return {}  # the root alone has the whole: each part may be a column of its matrix
     return {"order": "+".join(sorted(orders))}
 
 

@@ -784,6 +784,17 @@ def test_transposed_arrays_on_both_sides_are_right(comm):
 
 
 @two
+def test_a_transposed_part_is_refused_although_the_root_has_its_own_in_place(comm):
+    if comm.Get_size() == 1:
+        pytest.skip("no other rank has a part")
+    whole, block = np.empty((comm.Get_size(), 3, 2)), np.ones((2, 3)).T
+    mine = (MPI.IN_PLACE, whole) if comm.Get_rank() == 0 else (block, None)
+    with pytest.raises(CollectiveMismatch, match="order in memory"):
+        comm.Gather(*mine)
+    comm.Barrier()
+
+
+@two
 def test_a_message_of_a_transposed_array_says_so(monkeypatch):
     said = list[str]()
     monkeypatch.setattr(c.world.current(), "notice", said.append)
