@@ -168,7 +168,7 @@ def _wait_for_threads(earlier: set[threading.Thread]) -> None:
         for module, _, threads, wake in found:
             for thread, waker in list(module[threads].items()):
                 if thread not in earlier:
-                    getattr(waker, wake)(*[None] * (wake == "put"))
+                    wake(waker)
         while new := [one for one in threading.enumerate() if _is_awaited(one, earlier)]:
             for thread in new:
                 thread.join()
@@ -181,9 +181,9 @@ def _is_awaited(thread: threading.Thread, earlier: set[threading.Thread]) -> boo
     return thread not in earlier and not thread.daemon
 
 
-#: Of a module with executors: what says that the program ends, and the threads with what wakes
-#: them.
-_EXECUTORS = (
-    ("concurrent.futures.thread", "_shutdown", "_threads_queues", "put"),
-    ("concurrent.futures.process", "_global_shutdown", "_threads_wakeups", "wakeup"),
+#: Of a module with executors: what says that the program ends, the threads with what wakes them,
+#: and how.
+_EXECUTORS: tuple[tuple[str, str, str, Callable[[Any], object]], ...] = (
+    ("concurrent.futures.thread", "_shutdown", "_threads_queues", lambda it: it.put(None)),
+    ("concurrent.futures.process", "_global_shutdown", "_threads_wakeups", lambda it: it.wakeup()),
 )
