@@ -181,6 +181,7 @@ class Connection:
                     self._wire.observers,
                     self.session_dir,
                     self._of_features,
+                    roster,
                 )
             )
         heals = self.config.heals
@@ -507,7 +508,7 @@ class Connection:
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
         if ranks is not None and silent & set(roster.dead):
-            problems.append(f"{self.words.deaths_text()}. Type: %distributed heal")
+            problems.append(f"{self.words.deaths_text()}. Type: {self.hooks.replaces_ranks}")
         silent -= set(roster.dead)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")

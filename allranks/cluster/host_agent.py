@@ -24,6 +24,7 @@ import psutil
 from allranks import python_path
 from allranks.cluster import log_folder, session_folder
 from allranks.cluster.failures import Ended, ending
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ports
 from allranks.cluster.launchers.job import Host
 from allranks.cluster.launchers.launcher import MultiHostLauncher
@@ -35,7 +36,6 @@ from allranks.cluster.launchers.mpiexec import (
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sockets import (
     EventQueue,
-    Interceptors,
     ListeningSockets,
     RankSockets,
     closing_if_failed,
@@ -105,26 +105,25 @@ def open_sockets(
     preload: tuple[str, ...],
     kept_dirs: tuple[str, ...],
     inbox: EventQueue,
-    hooks: Interceptors,
+    hooks: NotebookHooks,
     settings: Mapping[str, str],
 ) -> tuple[RankSockets, HostAgentConfig]:
     """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
     place = ""
+    heals = size > 1 and bool(hooks.replaces_ranks) and not launcher.why_not_replaced()
     environment = {**launcher.environment(), **settings}
     if python_path.NAME in os.environ:  # ranks have all of it, and their host agent has not
         environment.setdefault(python_path.NAME, os.environ[python_path.NAME])
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
         place = "/tmp"
-        heals = size > 1 and not launcher.why_not_replaced()
         if heals:
             environment |= LASTING_SETTINGS
         else:
             kept_dirs = ()  # they end with the ranks
     else:
         command = launcher.command(size)
-        heals = size > 1 and not launcher.why_not_replaced()
         if heals:
             command[1:1] = LASTING
             environment |= LASTING_SETTINGS_ALONE

@@ -10,7 +10,7 @@ from allranks.cluster import cell_run
 from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, show_late
 from allranks.cluster.failures import ProcessExit, plain
-from allranks.cluster.features import NotebookHooks
+from allranks.cluster.features import NotebookFeature, NotebookHooks
 from allranks.cluster.last_words import LastWords
 from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
@@ -100,6 +100,10 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
     assert closed == ["lost"]
 
 
+class ReplacesRanks(NotebookFeature):
+    replaces_ranks = "%distributed heal"
+
+
 class InterruptedCell:
     """A cell on three ranks of four; the connection notes what it is asked for."""
 
@@ -111,7 +115,8 @@ class InterruptedCell:
             self.roster.apply(Hello(rank, 4, 0, 1, "here", 1 + rank, "cpu", "e", "m", "/none/log"))
         self.roster.set_phase("running")
         self.roster.healing = healing
-        self.hooks, self.words, self.size = NotebookHooks(()), LastWords(self.roster), 4
+        self.hooks, self.words = NotebookHooks([ReplacesRanks]), LastWords(self.roster)
+        self.size = 4
         self.ask_soon = self.send = self.wait_until = lambda *anything: None
         view = HiddenView(lambda batch: None, self.lines.append)
         self.run = CellRun(1, (0, 1, 2), self, view, timeout)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from allranks.cluster import healing
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.healing import RecoveryDriver
 from allranks.cluster.host_agent import MultiHostAgents
-from allranks.cluster.recovered import text_of
-from allranks.cluster.recovery import Recovery
 from allranks.cluster.sockets import InterruptRequested
 from allranks.cluster.state import ClusterState, HostLost, StartsAgain
 from allranks.errors import ClusterLost
+from allranks.features.heal import recovery_driver
+from allranks.features.heal.recovered import text_of
+from allranks.features.heal.recovery import Recovery
+from allranks.features.heal.recovery_driver import RecoveryDriver
 from allranks.records import requests
 from allranks.records.wire import Answer, Hello
 
@@ -145,7 +145,7 @@ def _clocks(monkeypatch):
             self._left -= 1
             return self._left
 
-    monkeypatch.setattr(healing, "Countdown", Looks)
+    monkeypatch.setattr(recovery_driver, "Countdown", Looks)
 
 
 def recover(ranks: Ranks) -> Recovery:
