@@ -345,7 +345,7 @@ class CellRun:
     def _why_all(self, stuck: Sequence[int]) -> str:
         """Returns why all ranks end if these do, in words; "" if no other is left."""
         roster = self._connection.roster
-        if not roster.can_heal and set(roster.alive) - set(stuck):
+        if not roster.can_replace and set(roster.alive) - set(stuck):
             why = self._connection.why_not_replaced()
             return ": ".join(filter(None, ["dead ranks are not replaced here", why]))
         if roster.survivors(stuck):
@@ -361,7 +361,7 @@ class CellRun:
             return f"all ranks will be killed {then}{f', because {why}' if why else ''}"
         killed = [rank for rank in roster.alive if rank not in kept]
         its = "its" if len(killed) == 1 else "their"
-        by_itself = roster.healing == "on"
+        by_itself = roster.replacing == "on"
         new = "replaced" if by_itself else f"can be replaced ({self._hooks.replaces_ranks})"
         return (
             f"{label(killed)} will be killed {then} and {new}: of {its} variables, only those "

@@ -258,7 +258,7 @@ class Cells:
         for it; returns whether the ranks are up.
         """
         self._look()
-        if self._is_free and self.roster.heals_now and not self.occupied:
+        if self._is_free and self.roster.replaces_now and not self.occupied:
             tell = tell or self.news.append
             tell(self.connection.words.deaths_text())
             with suppress(ClusterLost):  # then the state is lost, with the reason
@@ -354,7 +354,7 @@ class Cells:
 
         while True:
             gone = set(chosen) & set(roster.dead)
-            if gone and not self.roster.heals_now:
+            if gone and not self.roster.replaces_now:
                 told = self.connection.words.deaths_text()
                 raise UsageError(
                     f"expected all ranks to be alive, found that {told}. "

@@ -371,7 +371,7 @@ class Cluster:
             raise UsageError(
                 f"expected on, ask, off, found {healing!r}. Type: %distributed heal on"
             )
-        self.roster.healing = healing
+        self.roster.replacing = healing
 
     def heal(self, tell: Callable[[str], None] | None = None) -> str:
         """Replaces ranks that have died by new processes; returns a line about it.

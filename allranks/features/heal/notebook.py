@@ -65,7 +65,7 @@ class NotebookHeal(NotebookFeature):
         self._after: AfterCells | None = None
 
     def started(self, cluster: ClusterContext) -> None:
-        cluster.roster.healing = self._when or cluster.roster.healing
+        cluster.roster.replacing = self._when or cluster.roster.replacing
 
     def cell_left(self, run: CellRun, cells: Cells) -> None:
         recovery_driver.replace_after(cells.connection, run)
@@ -90,7 +90,7 @@ class NotebookHeal(NotebookFeature):
         running = session.running
         if running is not None:
             running.heal_when(when)
-        fixed = when != "off" and running is not None and not running.roster.can_heal
+        fixed = when != "off" and running is not None and not running.roster.can_replace
         return _FIXED if fixed else _HEALING[when]
 
     def _keep(self, words: Sequence[str], every: float) -> str:

@@ -43,7 +43,7 @@ def replace(ranks: Connection, tell: Callable[[str], None]) -> tuple[str, bool]:
 
 def replace_after(ranks: Connection, run: CellRun) -> None:
     """Replaces ranks that have died in a cell, if that is wanted."""
-    if not ranks.roster.heals_now:
+    if not ranks.roster.replaces_now:
         return
 
     def tell(text: str) -> None:

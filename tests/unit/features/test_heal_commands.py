@@ -24,7 +24,7 @@ def kept(hooks, monkeypatch):
 
     def after_a_cell():
         kept.clear()
-        roster = SimpleNamespace(heals_now=False)
+        roster = SimpleNamespace(replaces_now=False)
         hooks.cell_left(None, SimpleNamespace(connection=SimpleNamespace(roster=roster)))
         return [(after.names, after.every) for after in kept]
 
@@ -67,9 +67,9 @@ def test_a_setting_of_heal_is_also_that_of_ranks_that_start_later(hooks, monkeyp
 
     def of_new_ranks(before):
         roster = ClusterState(2)
-        roster.healing = before
+        roster.replacing = before
         hooks.started(ClusterContext(2, lambda *_: None, attached=False, roster=roster))
-        return roster.healing
+        return roster.replacing
 
     assert [of_new_ranks("on"), of_new_ranks("off")] == ["on", "off"]  # as their program has set
     hooks.command("heal", ["ask"])

@@ -46,7 +46,7 @@ class Ranks:
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
         self.roster, self.events = ClusterState(6), events
-        self.roster.connect(can_heal=True, can_relocate=True)
+        self.roster.connect(can_replace=True, can_relocate=True)
         self.roster.set_phase("running")
         self.places = {host: list(ranks) for host, ranks in HOSTS.items()}
         self.loaded: list[list[int]] = []
