@@ -73,6 +73,7 @@ class RankContext:
         begin_epoch: calls a function that moves the rank to another epoch, then ``epoch_ended`` of
             all features; returns the function's result.
         rank_replaced: calls that hook of all features; for the one that replaces ranks.
+        handover_fields: returns those of all features.
         cell: returns the number of the cell that runs, or 0.
         interrupts: those of the code that runs, and how many that cell was sent.
         epochs: begins and ends epochs outside of cells.
@@ -99,6 +100,7 @@ class RankContext:
     ]
     begin_epoch: Callable[[Callable[[], Any]], Any]
     rank_replaced: Callable[[list[int]], str]
+    handover_fields: Callable[[], dict[str, Any]]
     cell: Callable[[], int]
     interrupts: Interrupts
     epochs: RankEpochs
@@ -145,6 +147,13 @@ class RankFeature:
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         """One of ``records`` has come; called in the thread that receives them, before the core."""
 
+    def request_received(self, name: str, arguments: dict[str, Any]) -> bool:
+        """A request has come between two cells; called in the thread that receives records.
+
+        Returns whether ``answer`` is called there. Else the main thread calls it once it is free.
+        """
+        return False
+
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         """Returns the answer to one of the ``requests``.
 
@@ -179,6 +188,12 @@ class RankFeature:
 
     def pulse_fields(self) -> dict[str, Any]:
         """Returns fields of the `Pulse` that is sent about once a second while a cell runs."""
+        return {}
+
+    def handover_fields(self) -> dict[str, Any]:
+        """Returns fields for a notebook that continues in place of another one; called in the
+        thread that receives records.
+        """
         return {}
 
     def cell_finished(self, error: BaseException | None) -> None:
@@ -287,6 +302,9 @@ class RankHooks(Hooks[RankFeature]):
         except Exception as error:
             raise failure(hook, error) from error
 
+    def request_received(self, name: str, arguments: dict[str, Any]) -> bool:
+        return any(self.call(RankFeature.request_received, name, arguments))
+
     def error_raised(self, error: BaseException) -> BaseException:
         for hook in self.of(RankFeature.error_raised):
             error = next(iter(self.call_each([hook], error)), error)
@@ -300,6 +318,9 @@ class RankHooks(Hooks[RankFeature]):
 
     def pulse_fields(self) -> dict[str, Any]:
         return dict(ChainMap(*reversed(self.call(RankFeature.pulse_fields))))
+
+    def handover_fields(self) -> dict[str, Any]:
+        return dict(ChainMap(*reversed(self.call(RankFeature.handover_fields))))
 
     def rank_replaced(self, dead: list[int]) -> str:
         return " ".join(filter(None, self.call(RankFeature.rank_replaced, dead)))

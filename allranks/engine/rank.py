@@ -265,6 +265,7 @@ class Rank:
                 execute=self._runner.run,
                 begin_epoch=self._begin_epoch,
                 rank_replaced=self._features.rank_replaced,
+                handover_fields=self._features.handover_fields,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
                 interrupts=self._runner.interrupts,
                 epochs=self._epochs,
@@ -321,13 +322,9 @@ class Rank:
                 self._answer(record, payloads)
             elif self.wire.busy:
                 self._refuse(record, f"rank {self.rank} is running a cell")
-            elif record.name == requests.SAVE and world.current().is_healing:
-                # The main thread may wait in MPI for a host that is lost, and no longer return.
+            elif self._features.request_received(record.name, record.arguments):
                 self._answer(record, payloads)
             else:
-                if record.name == requests.HEAL:
-                    world.current().heals += 1  # until it is answered
-                    world.current().last_heal = record.arguments
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
     def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:

@@ -35,6 +35,8 @@ class RankHeal(RankFeature):
     def __init__(self) -> None:
         #: The last request to join with new ranks that has succeeded.
         self._joined: dict[str, Any] = {}
+        #: How often it has still to join, as two notebooks may ask for it, and the last request.
+        self._joins, self._asked = 0, dict[str, Any]()
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
@@ -55,13 +57,22 @@ class RankHeal(RankFeature):
     def message_received(self, record: wire.Record, payloads: list[bytes]) -> None:
         world.current().lacks_variables = False  # what is kept may now be older
 
+    def request_received(self, name: str, arguments: dict[str, Any]) -> bool:
+        if name == requests.HEAL:
+            self._joins += 1  # until it is answered
+            self._asked = arguments
+        # The main thread may wait in MPI for a host that is lost, and no longer return.
+        return name == requests.SAVE and self._joins > 0
+
+    def handover_fields(self) -> dict[str, Any]:
+        return {"healing": self._joins > 0, "heal": self._asked}
+
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         if name == requests.HEAL:
             try:
                 return {"warning": self._heal(arguments)}, []
             finally:
-                this = world.current()
-                this.heals = max(0, this.heals - 1)
+                self._joins = max(0, self._joins - 1)
         if name == requests.RESTORE:
             return self._restore(**arguments), []
         if name == requests.SAVE:
