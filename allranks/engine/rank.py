@@ -31,7 +31,7 @@ import tornado.platform.asyncio  # noqa: F401
 from allranks import collectives, launched, own_files, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
-from allranks.collectives.start import healing, runtime, under_mpi
+from allranks.collectives.start import replacement, runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
@@ -93,7 +93,7 @@ class Rank:
         running: memoryview[int],
         stays: bool,
         last: int,
-        spare: healing.Spare | None = None,
+        spare: replacement.Spare | None = None,
     ) -> None:
         self._config = config
         self._running = running
@@ -141,9 +141,9 @@ class Rank:
             if self._spare is not None:
                 self._spare.join(self.rank)
             elif self._config.spares:
-                healing.begin_beside_spares(self.rank, len(self._config.seats))
+                replacement.begin_beside_spares(self.rank, len(self._config.seats))
             elif self._dead:
-                healing.join(self._dead)
+                replacement.join(self._dead)
             else:
                 collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:

@@ -84,7 +84,7 @@ MODELS |= {
         share_cores=_nothing,
         visible_gpus=lambda: (),
     ),
-    "allranks.collectives.start.healing": SimpleNamespace(Spare=models.Spare),
+    "allranks.collectives.start.replacement": SimpleNamespace(Spare=models.Spare),
     # All files of a simulated host are this user's.
     "allranks.own_files": SimpleNamespace(
         make_folder=lambda path: system.os.makedirs(path),

@@ -458,7 +458,7 @@ class HostAgent:
         self._feed(StubCame(number, told["replaced"], who))
 
     def _fork(self, fork: Fork) -> None:
-        from allranks.collectives.start.healing import Spare
+        from allranks.collectives.start.replacement import Spare
         from allranks.engine.rank import Rank, log_path
 
         assert self._stub is not None

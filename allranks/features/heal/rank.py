@@ -13,7 +13,7 @@ from typing import Any
 from allranks import own_files, port_filter
 from allranks.collectives import world
 from allranks.collectives.ops.keeping import VariableStore, pieces_of
-from allranks.collectives.start import healing
+from allranks.collectives.start import replacement
 from allranks.collectives.world import process_sets
 from allranks.engine import namespace, saved_names
 from allranks.engine.exceptions import text_of
@@ -98,7 +98,7 @@ class RankHeal(RankFeature):
         rank = self._rank
         if not rank.config.several_hosts:
             port_filter.restrict_own_ports(allow_this_host=True)
-        healing.heal(dead, self._stub, epoch)
+        replacement.replace_ranks(dead, self._stub, epoch)
         # The features restore their state before the next cell.
         return rank.rank_replaced(dead)
 

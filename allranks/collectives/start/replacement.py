@@ -59,7 +59,7 @@ class ReplacementInfo:
     sets: dict[int, tuple[int, ...]]
 
 
-def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
+def replace_ranks(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
     """Replaces dead ranks by new processes, and begins an epoch with them. On one host ``command``
     starts one of them, followed by the list of those still to be started. Raises `UsageError` if
     another rank has died meanwhile. Collective over all surviving ranks.
