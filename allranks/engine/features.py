@@ -2,8 +2,9 @@
 
 The hooks of a rank are called in this order:
 
-1. ``starting``, before MPI starts; ``kernel``, when all ranks are there; ``started``, when the rank
-   has its shell, before its first cell.
+1. ``spare``, while the process has no rank; ``starting``, before MPI starts; ``join``, to start it;
+   ``kernel``, when all ranks are there; ``started``, when the rank has its shell, before its first
+   cell.
 2. ``cell_started``, after the history, interrupts and the capture of exceptions have been prepared
    and before the collectives' scope is entered.
 3. While the cell runs: ``message_received``, ``interrupted`` and ``cell_running`` in the thread
@@ -29,7 +30,7 @@ feature. The rank stays.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +110,13 @@ class RankContext:
     mpi_ports: tuple[int, ...] = ()
 
 
+class SpareProcess(Protocol):
+    """A process without a rank, which takes the place of one that dies."""
+
+    def wait(self) -> tuple[int, list[int], dict[str, str]]:
+        """Returns the rank, all dead ranks, and the rank's variables once there is one for it."""
+
+
 @declares_hooks
 class RankFeature:
     """One feature in one rank: override the hooks that it needs."""
@@ -124,12 +132,29 @@ class RankFeature:
     requests_while_busy: frozenset[str] = frozenset()
     """Those that it answers at any time, in the thread that receives records."""
 
+    @classmethod
+    def spare(cls, config: HostAgentConfig, wake: int) -> SpareProcess | None:
+        """Returns what waits for a rank in this process, which has none; at most one feature does.
+
+        ``wake`` is the read end of a pipe with a line of JSON for each replacement: the ``rank``
+        that this process becomes, -1 for none, the ``dead`` ranks, and the rank's ``variables``.
+        """
+        return None
+
     def starting(self) -> None:
         """The process has become a rank's; MPI has not started.
 
         Raises:
             UsageError: a setting is wrong; the rank does not start.
         """
+
+    def join(
+        self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: SpareProcess | None
+    ) -> bool:
+        """Starts MPI in this process, if it was a ``spare`` one or some are there, or if it spawns
+        the other replacements of ``dead`` ranks; else returns false.
+        """
+        return False
 
     def kernel(self, start: KernelStart) -> RankKernel | None:
         """Returns a kernel, which clients of the feature reach, whose shell shall run the cells.
@@ -286,6 +311,11 @@ class RankHooks(Hooks[RankFeature]):
                 raise
             except Exception as error:
                 self._keep(failure(hook, error))
+
+    def join(
+        self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: SpareProcess | None
+    ) -> bool:
+        return any(hook(config, rank, dead, spare) for hook in self.of(RankFeature.join))
 
     def kernel(self, start: KernelStart) -> RankKernel | None:
         return next(filter(None, self.call(RankFeature.kernel, start)), None)

@@ -31,14 +31,21 @@ import tornado.platform.asyncio  # noqa: F401
 from allranks import collectives, launched, own_files, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
-from allranks.collectives.start import replacement, runtime, under_mpi
+from allranks.collectives.start import runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.epochs import RankEpochs
 from allranks.engine.exceptions import text_of
-from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
+from allranks.engine.features import (
+    Answered,
+    RankContext,
+    RankFeature,
+    RankHooks,
+    Replies,
+    SpareProcess,
+)
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart, PlainKernel, RankKernel
 from allranks.engine.shared_files import take_turns
@@ -93,7 +100,7 @@ class Rank:
         running: memoryview[int],
         stays: bool,
         last: int,
-        spare: replacement.Spare | None = None,
+        spare: SpareProcess | None = None,
     ) -> None:
         self._config = config
         self._running = running
@@ -138,13 +145,7 @@ class Rank:
                 self._mpi_ports = port_filter.restrict_own_ports(allow_this_host=bool(self._dead))
                 # MPI of processes that a cell starts or spawns opens no ports.
                 os.environ[_TRANSPORTS] = "self,sm"
-            if self._spare is not None:
-                self._spare.join(self.rank)
-            elif self._config.spares:
-                replacement.begin_beside_spares(self.rank, len(self._config.seats))
-            elif self._dead:
-                replacement.join(self._dead)
-            else:
+            if not self._features.join(self._config, self.rank, self._dead, self._spare):
                 collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:
             raise SystemExit(

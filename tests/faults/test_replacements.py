@@ -217,7 +217,7 @@ def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, m
 NO_MEMORY = """
 import contextlib, subprocess
 from allranks.collectives.host import memory
-from allranks.collectives.start import replacement
+from allranks.features.heal import replacement
 
 if rank == 0:
     memory.segment = lambda *_, **__: None

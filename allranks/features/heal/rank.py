@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from inspect import ismodule
 from typing import Any
 
 from allranks import own_files, port_filter
 from allranks.collectives import world
 from allranks.collectives.ops.keeping import VariableStore, pieces_of
-from allranks.collectives.start import replacement
 from allranks.collectives.world import process_sets
 from allranks.engine import namespace, saved_names
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.host import stubs
 from allranks.errors import UsageError
+from allranks.features.heal import replacement
 from allranks.records import requests, wire
+from allranks.records.config import HostAgentConfig
 
 
 class RankHeal(RankFeature):
@@ -37,6 +39,19 @@ class RankHeal(RankFeature):
         self._joined: dict[str, Any] = {}
         #: How often it has still to join, as two notebooks may ask for it, and the last request.
         self._joins, self._asked = 0, dict[str, Any]()
+
+    @classmethod
+    def spare(cls, config: HostAgentConfig, wake: int) -> replacement.Spare:
+        return replacement.Spare(wake, config.size, len(config.seats))
+
+    def join(self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: Any) -> bool:
+        if spare is not None:
+            spare.join(rank)
+        elif config.spares:
+            replacement.begin_beside_spares(rank, len(config.seats))
+        elif dead:
+            replacement.join(dead)
+        return spare is not None or bool(config.spares or dead)
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
