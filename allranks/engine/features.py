@@ -110,13 +110,6 @@ class RankContext:
     mpi_ports: tuple[int, ...] = ()
 
 
-class SpareProcess(Protocol):
-    """A process without a rank, which takes the place of one that dies."""
-
-    def wait(self) -> tuple[int, list[int], dict[str, str]]:
-        """Returns the rank, all dead ranks, and the rank's variables once there is one for it."""
-
-
 @declares_hooks
 class RankFeature:
     """One feature in one rank: override the hooks that it needs."""
@@ -133,11 +126,12 @@ class RankFeature:
     """Those that it answers at any time, in the thread that receives records."""
 
     @classmethod
-    def spare(cls, config: HostAgentConfig, wake: int) -> SpareProcess | None:
-        """Returns what waits for a rank in this process, which has none; at most one feature does.
+    def spare(cls, config: HostAgentConfig, wake: int) -> Any:
+        """Returns what waits for a rank in this process, which has none: its ``wait`` returns the
+        rank, all dead ranks and the rank's variables. At most one feature has this hook.
 
         ``wake`` is the read end of a pipe with a line of JSON for each replacement: the ``rank``
-        that this process becomes, -1 for none, the ``dead`` ranks, and the rank's ``variables``.
+        that this process becomes, -1 for none, the ``dead`` ranks, and the ``variables``.
         """
         return None
 
@@ -148,11 +142,9 @@ class RankFeature:
             UsageError: a setting is wrong; the rank does not start.
         """
 
-    def join(
-        self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: SpareProcess | None
-    ) -> bool:
-        """Starts MPI in this process, if it was a ``spare`` one or some are there, or if it spawns
-        the other replacements of ``dead`` ranks; else returns false.
+    def join(self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: Any) -> bool:
+        """Starts MPI in this process if it replaces one of the ``dead`` ranks, was a ``spare`` one,
+        or has some beside it; else returns false.
         """
         return False
 
@@ -312,10 +304,8 @@ class RankHooks(Hooks[RankFeature]):
             except Exception as error:
                 self._keep(failure(hook, error))
 
-    def join(
-        self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: SpareProcess | None
-    ) -> bool:
-        return any(hook(config, rank, dead, spare) for hook in self.of(RankFeature.join))
+    def join(self, *place: Any) -> bool:
+        return any(hook(*place) for hook in self.of(RankFeature.join))
 
     def kernel(self, start: KernelStart) -> RankKernel | None:
         return next(filter(None, self.call(RankFeature.kernel, start)), None)

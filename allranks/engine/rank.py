@@ -38,14 +38,7 @@ from allranks.engine.cell import CellRunner, watch_forks
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
 from allranks.engine.epochs import RankEpochs
 from allranks.engine.exceptions import text_of
-from allranks.engine.features import (
-    Answered,
-    RankContext,
-    RankFeature,
-    RankHooks,
-    Replies,
-    SpareProcess,
-)
+from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart, PlainKernel, RankKernel
 from allranks.engine.shared_files import take_turns
@@ -100,7 +93,7 @@ class Rank:
         running: memoryview[int],
         stays: bool,
         last: int,
-        spare: SpareProcess | None = None,
+        spare: Any = None,
     ) -> None:
         self._config = config
         self._running = running
