@@ -68,7 +68,8 @@ class NotebookHeal(NotebookFeature):
         cluster.roster.replacing = self._when or cluster.roster.replacing
 
     def cell_left(self, run: CellRun, cells: Cells) -> None:
-        recovery_driver.replace_after(cells.connection, run)
+        if cells.roster.replaces_now:
+            recovery_driver.replace_after(cells.connection, run)
         if self._after is not None:
             self._after.keep_after(run, cells)
 

@@ -43,9 +43,7 @@ def replace(ranks: Connection, tell: Callable[[str], None]) -> tuple[str, bool]:
 
 
 def replace_after(ranks: Connection, run: CellRun) -> None:
-    """Replaces ranks that have died in a cell, if that is wanted."""
-    if not ranks.roster.replaces_now:
-        return
+    """Replaces ranks that have died in a cell."""
 
     def tell(text: str) -> None:
         run.view.notice(text)
