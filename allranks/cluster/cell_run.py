@@ -345,7 +345,7 @@ class CellRun:
     def _why_all(self, stuck: Sequence[int]) -> str:
         """Returns why all ranks end if these do, in words; "" if no other is left."""
         roster = self._connection.roster
-        if not roster.can_heal and set(roster.alive) - set(stuck):
+        if not roster.can_replace and set(roster.alive) - set(stuck):
             why = self._connection.why_not_replaced()
             return ": ".join(filter(None, ["dead ranks are not replaced here", why]))
         if roster.survivors(stuck):
@@ -361,7 +361,8 @@ class CellRun:
             return f"all ranks will be killed {then}{f', because {why}' if why else ''}"
         killed = [rank for rank in roster.alive if rank not in kept]
         its = "its" if len(killed) == 1 else "their"
-        new = "replaced" if roster.healing == "on" else "can be replaced (%distributed heal)"
+        by_itself = roster.replacing == "on"
+        new = "replaced" if by_itself else f"can be replaced ({self._hooks.replaces_ranks})"
         return (
             f"{label(killed)} will be killed {then} and {new}: of {its} variables, only those "
             f"given to keep come back; {label(kept)} will keep all variables"
@@ -459,7 +460,8 @@ class CellRun:
         roster, then = self._connection.roster, self._replaced
         if not then and roster.phase == "running":
             keep = "keeps its" if len(roster.alive) == 1 else "keep their"
-            then = f"{label(roster.alive)} {keep} variables. Type: %distributed heal"
+            type_this = f"Type: {self._hooks.replaces_ranks}"
+            then = f"{label(roster.alive)} {keep} variables. {type_this}"
         were = "was" if len(self._killed) == 1 else "were"
         killed_too = f"{self._stayed}, so {label(self._killed)} {were} killed"
         why = "; ".join(filter(None, [killed_too, then]))

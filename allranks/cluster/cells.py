@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from allranks import own_files
-from allranks.cluster import healing
 from allranks.cluster.calls import CapturedOutput, Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, View, show_late
 from allranks.cluster.connection import Connection
@@ -20,11 +19,9 @@ from allranks.cluster.failures import (
     read_statuses,
 )
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.healing import AfterCells
 from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.log_folder import refused_log_folder
 from allranks.cluster.options import check_source, check_timeout
-from allranks.cluster.recovered import text_of_kept
 from allranks.cluster.renewal import renew
 from allranks.cluster.sockets import Answers
 from allranks.cluster.state import (
@@ -79,10 +76,8 @@ class Cells:
         )
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
-        self.keeping: AfterCells | None = None
-        """What the ranks keep when a cell has ended."""
         self.kept: KeptFolders | None = None
-        """Where they keep it."""
+        """Where the ranks keep variables."""
         self.show_output = True
         """Whether cells without a view show what the ranks print."""
         self.expects_clients = True
@@ -145,8 +140,8 @@ class Cells:
         self.news += filter(None, [refused_log_folder(), *connection.notices])
         # Folders of a lost cluster: the new ranks begin with what its ranks had kept.
         if not self._fresh:
-            done = healing.restore(connection, range(self.size), tell)
-            self.news += filter(None, [text_of_kept(done)])
+            said = self.hooks.command("restore_ranks", connection, tell)
+            self.news += filter(None, [said])
 
     def stop(self) -> None:
         """Ends the ranks, and deletes what they have kept."""
@@ -259,15 +254,15 @@ class Cells:
         return cell is not None and not self.connection.is_left(cell)
 
     def is_up(self, tell: Callable[[str], None] | None = None) -> bool:
-        """Handles events since the last cell; returns whether the ranks are up. With automatic
-        healing it replaces dead ranks.
+        """Handles events since the last cell, and replaces dead ranks unless the user has to ask
+        for it; returns whether the ranks are up.
         """
         self._look()
-        if self._is_free and self.roster.heals_now and not self.occupied:
+        if self._is_free and self.roster.replaces_now and not self.occupied:
             tell = tell or self.news.append
             tell(self.connection.words.deaths_text())
             with suppress(ClusterLost):  # then the state is lost, with the reason
-                tell(self.heal(tell))
+                tell(self.replace_dead(tell))
         return self.roster.phase == "running"
 
     def _look(self) -> None:
@@ -359,11 +354,11 @@ class Cells:
 
         while True:
             gone = set(chosen) & set(roster.dead)
-            if gone and not self.roster.heals_now:
+            if gone and not self.roster.replaces_now:
                 told = self.connection.words.deaths_text()
                 raise UsageError(
                     f"expected all ranks to be alive, found that {told}. "
-                    f"Type: %distributed heal   or leave {label(gone)} out: -r"
+                    f"Type: {self.hooks.replaces_ranks}   or leave {label(gone)} out: -r"
                 )
             self.show_late(view)
             self.connection.await_clients(chosen, tell)
@@ -438,9 +433,7 @@ class Cells:
                 self.failed_first = run.failed_first
             # Before the failure is raised, because the next cell needs all ranks.
             try:
-                healing.replace_after(self.connection, run)
-                if self.keeping is not None:
-                    self.keeping.keep_after(run, self)
+                self.hooks.cell_left(run, self)
             finally:
                 run.view.finish()
                 if self.roster.phase == "running":
@@ -458,13 +451,17 @@ class Cells:
 
     # Ranks that have died.
 
-    def heal(self, tell: Callable[[str], None] | None = None) -> str:
-        """Replaces ranks that have died: see `Cluster.heal`."""
+    def replace_dead(self, tell: Callable[[str], None] | None = None) -> str:
+        """Replaces ranks that have died; returns a line about it. Raises a KeyboardInterrupt
+        that comes meanwhile when they are replaced.
+        """
         self._check_up()
         self.check_idle()
         if not self.roster.dead:
             raise UsageError("expected ranks that have died, found all ranks alive")
-        said, pressed = healing.replace(self.connection, tell or self.news.append)
+        said: str
+        tell = tell or self.news.append
+        said, pressed = self.hooks.command("replace_ranks", self.connection, tell)
         if pressed:
             # The ranks are complete again, and the user still expects an interrupt.
             self.news.append(said)

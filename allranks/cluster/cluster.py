@@ -15,7 +15,6 @@ from allranks.cluster.cell_run import View
 from allranks.cluster.cells import Cells
 from allranks.cluster.failures import RankStatus
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.healing import HEALING
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import (
     check_allowed,
@@ -368,11 +367,11 @@ class Cluster:
         Raises:
             UsageError: ``healing`` is none of these.
         """
-        if healing not in HEALING:
+        if healing not in ("on", "ask", "off"):
             raise UsageError(
-                f"expected {', '.join(HEALING)}, found {healing!r}. Type: %distributed heal on"
+                f"expected on, ask, off, found {healing!r}. Type: %distributed heal on"
             )
-        self.roster.healing = healing
+        self.roster.replacing = healing
 
     def heal(self, tell: Callable[[str], None] | None = None) -> str:
         """Replaces ranks that have died by new processes; returns a line about it.
@@ -385,7 +384,7 @@ class Cluster:
             UsageError: the ranks run a cell, or none has died.
             KeyboardInterrupt: an interrupt during the replacement, which takes effect after it.
         """
-        return self.cells.heal(tell)
+        return self.cells.replace_dead(tell)
 
     def push(self, values: dict[str, Any], ranks: Iterable[int] | None = None) -> None:
         """Sets variables on ranks.

@@ -181,11 +181,12 @@ class Connection:
                     self._wire.observers,
                     self.session_dir,
                     self._of_features,
+                    roster,
                 )
             )
-        heals = self.config.heals
-        relocates = heals and getattr(launcher, "outlives_hosts", False)
-        roster.connect(heals, relocates)
+        can_replace = self.config.can_replace
+        relocates = can_replace and getattr(launcher, "outlives_hosts", False)
+        roster.connect(can_replace, relocates)
         # Runs when the connection is garbage, and when the kernel exits.
         held = self._of_features, self._agents, self._wire, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
@@ -507,7 +508,7 @@ class Connection:
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
         silent = set(chosen) - set(got)
         if ranks is not None and silent & set(roster.dead):
-            problems.append(f"{self.words.deaths_text()}. Type: %distributed heal")
+            problems.append(f"{self.words.deaths_text()}. Type: {self.hooks.replaces_ranks}")
         silent -= set(roster.dead)
         if silent:
             problems.append(f"{label(silent)} did not answer within {seconds:g} s")
@@ -720,7 +721,7 @@ class Connection:
 
     def why_not_replaced(self) -> str:
         """Returns why dead ranks are not replaced; "" if they are, or if none would be left."""
-        if self.roster.can_heal or self.size == 1:
+        if self.roster.can_replace or self.size == 1:
             return ""
         return self._launcher.why_not_replaced()
 

@@ -12,7 +12,8 @@ hooks are called in this order:
 3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
    ``arriving``; ``message_received``, in the main thread, with those of ``records``. A feature that
    has to act by itself has `CellContext.poll` call it.
-4. ``cell_finished``, when the cell's output is shown. Then ``cell`` is None.
+4. ``cell_left``, when all ranks have left the cell, and ``cell_finished``, when its output is
+   shown. Then ``cell`` is None.
 5. ``rank_died``, at any time, with a rank that can be replaced.
 6. ``stopped``, before the ranks are ended, or left to another notebook.
 7. ``ended``, when the notebook stops its ranks, also if it has none.
@@ -44,6 +45,7 @@ from allranks.cluster.options import (
     StartOption,
 )
 from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank, RecordObserver
+from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure
 from allranks.records.agent import Event
@@ -67,6 +69,7 @@ class ClusterContext:
         observers: objects that get each record to and from the ranks, in any thread.
         session_dir: the folder by which other notebooks find the ranks.
         at_end: closed when the ranks are ended, or left to another notebook; from any thread.
+        roster: which ranks run, and which have died.
     """
 
     size: int
@@ -79,6 +82,7 @@ class ClusterContext:
     observers: list[RecordObserver] = field(default_factory=list)
     session_dir: str = ""
     at_end: ExitStack = field(default_factory=ExitStack)
+    roster: ClusterState = field(default_factory=lambda: ClusterState(0))
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,17 @@ class NotebookFeature:
     """What ranks may have to answer before a cell is sent to them, for the user; empty if nothing.
     The feature may change it at any time.
     """
+    replaces_ranks: str = ""
+    """What the user types to have it replace dead ranks; empty if it replaces none. If no feature
+    does, all ranks end with the first that dies.
+
+    It has three commands, whose first arguments are the `Connection` and a function that shows a
+    line. ``replace_ranks`` replaces dead ranks; it raises ClusterLost after it has killed all.
+    ``continue_recovery`` goes on with that, in place of another notebook that has ended, from the
+    ``record`` that follows. Both return a line, and whether an interrupt came meanwhile.
+    ``restore_ranks`` returns a line about what new ranks have again of what was kept: all ranks, or
+    those that follow and have replaced others.
+    """
     records: tuple[type[Record], ...] = ()
     """Records from ranks that ``message_received`` takes."""
     arriving: tuple[type[Record], ...] = (Record,)
@@ -214,6 +229,12 @@ class NotebookFeature:
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         """One of ``records`` has come; called in the main thread."""
+
+    def cell_left(self, run: Any, cells: Any) -> None:
+        """All ranks have left a `CellRun` of these `Cells`, and its view still shows lines.
+
+        The feature may run other cells. Its error takes the place of the cell's.
+        """
 
     def cell_finished(self) -> None:
         """The cell has ended and its output is shown."""
@@ -405,6 +426,7 @@ class NotebookHooks(Hooks[NotebookFeature]):
             for feature in self.features
             for name in (*feature.commands, *(one.name for one in feature.line_commands))
         }
+        self.replaces_ranks = next(filter(None, (one.replaces_ranks for one in self.features)), "")
         self.polls: list[Callable[[], bool]] = []
         """The functions that ``polled`` calls, as long as the cell runs."""
 
@@ -437,6 +459,10 @@ class NotebookHooks(Hooks[NotebookFeature]):
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)
         self.call_each(one.cell_started for one in self.features if one.in_cells)
+
+    def cell_left(self, run: Any, cells: Any) -> None:
+        for hook in self.of(NotebookFeature.cell_left):
+            _raising(hook, run, cells)
 
     def cell_finished(self) -> None:
         try:
@@ -490,9 +516,13 @@ class NotebookHooks(Hooks[NotebookFeature]):
         hook = self.commands.get(name)
         if hook is None:
             raise UsageError(f"expected a feature that does {name!r}, found none loaded")
-        try:
-            return hook(name, *arguments)
-        except AllranksError:
-            raise
-        except Exception as error:
-            raise failure(hook, error) from error
+        return _raising(hook, name, *arguments)
+
+
+def _raising(hook: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return hook(*arguments)
+    except AllranksError:
+        raise
+    except Exception as error:
+        raise failure(hook, error) from error

@@ -24,6 +24,7 @@ import psutil
 from allranks import python_path
 from allranks.cluster import log_folder, session_folder
 from allranks.cluster.failures import Ended, ending
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ports
 from allranks.cluster.launchers.job import Host
 from allranks.cluster.launchers.launcher import MultiHostLauncher
@@ -35,7 +36,6 @@ from allranks.cluster.launchers.mpiexec import (
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sockets import (
     EventQueue,
-    Interceptors,
     ListeningSockets,
     RankSockets,
     closing_if_failed,
@@ -105,27 +105,26 @@ def open_sockets(
     preload: tuple[str, ...],
     kept_dirs: tuple[str, ...],
     inbox: EventQueue,
-    hooks: Interceptors,
+    hooks: NotebookHooks,
     settings: Mapping[str, str],
 ) -> tuple[RankSockets, HostAgentConfig]:
     """Returns the notebook's sockets for ranks, and the host agent's configuration."""
     command: list[str] = []
     place = ""
+    can_replace = size > 1 and bool(hooks.replaces_ranks) and not launcher.why_not_replaced()
     environment = {**launcher.environment(), **settings}
     if python_path.NAME in os.environ:  # ranks have all of it, and their host agent has not
         environment.setdefault(python_path.NAME, os.environ[python_path.NAME])
     if isinstance(launcher, MultiHostLauncher):
         # The folder has the same path on every host, whatever their TMPDIR is.
         place = "/tmp"
-        heals = size > 1 and not launcher.why_not_replaced()
-        if heals:
+        if can_replace:
             environment |= LASTING_SETTINGS
         else:
             kept_dirs = ()  # they end with the ranks
     else:
         command = launcher.command(size)
-        heals = size > 1 and not launcher.why_not_replaced()
-        if heals:
+        if can_replace:
             command[1:1] = LASTING
             environment |= LASTING_SETTINGS_ALONE
     try:
@@ -157,7 +156,7 @@ def open_sockets(
         commands_url=wire.commands_url,
         events_url=wire.events_url,
         preload=preload,
-        heals=heals,
+        can_replace=can_replace,
         kept_dirs=kept_dirs,
         rank_variables=launcher.rank_variables,
     )
@@ -393,10 +392,10 @@ class HeldEnds:
     It is called with the lock of its `MultiHostAgents`.
     """
 
-    def __init__(self, deliver: DeliverEvent, heals: bool) -> None:
+    def __init__(self, deliver: DeliverEvent, can_replace: bool) -> None:
         self._deliver = deliver
         #: Then MPI ends no rank because another one has died.
-        self._heals = heals
+        self._can_replace = can_replace
         self._ends: list[tuple[Ended, str]] = []
         #: How many beats of each host are still to come.
         self._beats: dict[str, int] = {}
@@ -405,7 +404,7 @@ class HeldEnds:
     def take(self, end: Exit | LauncherExit, host: str, others: Iterable[str]) -> None:
         """Takes an end, which comes from none of the ``others``."""
         by_itself = isinstance(end, Exit) and not end.by_launcher
-        if self._known or (self._heals and by_itself):
+        if self._known or (self._can_replace and by_itself):
             self._deliver(end, host)
         elif by_itself and end.code < 0:
             self.release((end, host))
@@ -427,7 +426,7 @@ class HeldEnds:
 
     def release(self, *causes: tuple[Ended, str]) -> None:
         """Delivers the causes first, then the ends."""
-        ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._heals
+        ends, self._ends, self._beats, self._known = self._ends, [], {}, not self._can_replace
         for end, host in (*causes, *ends):
             self._deliver(end, host)
 
@@ -556,7 +555,7 @@ class MultiHostAgents:
         self._lock = threading.RLock()
         self._all_ended: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
-        self._held = HeldEnds(deliver, config.heals)
+        self._held = HeldEnds(deliver, config.can_replace)
         self._spares = 0
         self._seats: list[int] = []
         #: The spare processes of each host, by their numbers among the launcher's processes.
@@ -621,7 +620,7 @@ class MultiHostAgents:
             if places.get(host.name)
         ]
         # After the loss of a host as many as before: more would make the new start slower.
-        if self._config.heals and not self._spares:
+        if self._config.can_replace and not self._spares:
             self._spares = spares_on_each([host.ranks for host in self._hosts])
         self._host_of = {rank: host for host, there in places.items() for rank in there}
         self._wire.host_of = self._host_of
@@ -675,7 +674,7 @@ class MultiHostAgents:
         self._moving, self.starts_again = set(places), True
         self._dead, self._replaced, self._told = {}, {}, {}
         self._save()
-        self._held = HeldEnds(self._deliver, self._config.heals)
+        self._held = HeldEnds(self._deliver, self._config.can_replace)
         self._test, self._began = None, time.monotonic()
         for each in self._hosts:
             self._wire.command(each.name, "again", self._config_of(each).to_json())
@@ -832,7 +831,7 @@ class MultiHostAgents:
         program, *options = self._launcher.command(self._hosts, self._spares)
         return dataclasses.replace(
             self._config,
-            launch=(program, *(LASTING if self._config.heals else ()), *options),
+            launch=(program, *(LASTING if self._config.can_replace else ()), *options),
             spares=self._spares,
             seats=tuple(self._seats),
             relocation=self._relocation,

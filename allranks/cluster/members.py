@@ -118,13 +118,13 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
         try:
             told = ranks.ask(requests.MEMBERS, {"ranks_each": ranks_each}, ranks=every)
         except UsageError:
-            if not roster.heals_now:
+            if not roster.replaces_now:
                 raise
         if not roster.dead:
             break
-        # A rank has died since, perhaps after its answer. Without healing the next question fails.
+        # A rank has died since, perhaps after its answer: if it stays dead, the next one fails.
         cells.catch_up()
-    # Members begin again on fresh ranks, from what the store has: no death is healed meanwhile.
+    # Members begin again on fresh ranks, from what the store has: no rank is replaced meanwhile.
     roster.begin_ensemble(threading.get_ident())
     found = ranks.members = MemberSlots(ranks, roster.cells, ranks_each)
     for slot in found.slots:

@@ -164,7 +164,7 @@ class Renewal:
         self._limit = Countdown(_FREED_SECONDS if self._limit is None else 0)
 
     def _end(self, stuck: list[int]) -> None:
-        if not self._ranks.roster.can_heal and not self.pressed:
+        if not self._ranks.roster.can_replace and not self.pressed:
             raise UsageError(
                 f"{self._text(stuck)} after {_PATIENCE_SECONDS:g} s, and cannot be interrupted. "
                 "Type: %distributed restart"

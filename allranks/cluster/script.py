@@ -78,7 +78,7 @@ def run(
     if shared is not None and fits and shared.cells.is_up() and not shared.roster.busy:
         return shared.call(*call, timeout=timeout)
     started = Cluster(size)
-    started.heal_when("off")  # no cell follows on these ranks
+    started.roster.replacing = "off"  # no cell follows on these ranks
     with started as fresh:
         return fresh.call(*call, timeout=timeout)
 
@@ -201,7 +201,7 @@ def run_script(job: ScriptRun) -> int:
     began = time.monotonic()
     code, failure, ended = 0, "", True
     started = Cluster(job.size)
-    started.heal_when("off")  # no cell follows on these ranks
+    started.roster.replacing = "off"  # no cell follows on these ranks
     try:
         with started as cluster:
             view = _View(list(cluster.hellos.values()), cluster.log_dir)

@@ -193,19 +193,19 @@ class ClusterState:
     def __init__(self, size: int) -> None:
         self.size = size
         #: When ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
-        self.healing = "on"
+        self.replacing = "on"
         self.saved, self.cells, self.goes_on = set[int](), 0, 0
         self.connect()
         self.phase = "new"
 
-    def connect(self, can_heal: bool = False, can_relocate: bool = False) -> None:
+    def connect(self, can_replace: bool = False, can_relocate: bool = False) -> None:
         """Begins with other ranks: new ones, or those that another notebook has left.
 
-        ``can_heal``: another process can take the place of a rank that dies. ``can_relocate``: all
-        can be started again on the other hosts if a host is lost.
+        ``can_replace``: another process can take the place of a rank that dies. ``can_relocate``:
+        all can be started again on the other hosts if a host is lost.
         """
         self.set_phase("starting")
-        self.can_heal, self.can_relocate = can_heal, can_relocate
+        self.can_replace, self.can_relocate = can_replace, can_relocate
         self.cell: CellState | None = None
         self.abandoned = self.ensemble = False
         self.thread = 0
@@ -268,9 +268,9 @@ class ClusterState:
         return self.ensemble or self.running is not None
 
     @property
-    def heals_now(self) -> bool:
+    def replaces_now(self) -> bool:
         """Whether ranks that have died are to be replaced without a command."""
-        waiting = self.phase == "running" and self.healing == "on"
+        waiting = self.phase == "running" and self.replacing == "on"
         return waiting and not self.ends and bool(self.dead)
 
     @property
@@ -282,7 +282,7 @@ class ClusterState:
     @property
     def ending(self) -> dict[int, str]:
         """The ranks that can run no further cell, with the reasons."""
-        if not self.can_heal or self.running is None:
+        if not self.can_replace or self.running is None:
             return {}
         return {rank: reply.ends for rank, reply in self.running.replies.items() if reply.ends}
 
@@ -293,7 +293,7 @@ class ClusterState:
 
     def survivors(self, killed: Collection[int]) -> tuple[int, ...]:
         """The ranks that keep their variables if these are killed; none if all end with them."""
-        if self.ends or self.missing or not self._spares(self.can_heal):
+        if self.ends or self.missing or not self._spares(self.can_replace):
             return ()
         others = [rank for rank in self.alive if rank not in killed]
         return tuple(rank for rank in others if self._needs.get(rank, -1) not in killed)
@@ -303,9 +303,9 @@ class ClusterState:
         knows the reason.
         """
         others = [rank for rank in self.alive if rank not in killed]
-        if not others or not self.can_heal:
+        if not others or not self.can_replace:
             return ""
-        if self.healing == "off":
+        if self.replacing == "off":
             return "dead ranks are not replaced"
         needed = {self._needs.get(rank, -1) for rank in others} & set(killed)
         return f"{label(others)} cannot run without {label(needed)}" if needed else ""
@@ -314,7 +314,7 @@ class ClusterState:
         """Whether other ranks survive a death. Members of an ensemble begin again on fresh ranks,
         from what the store has.
         """
-        wanted = self.healing != "off" and not self.ensemble
+        wanted = self.replacing != "off" and not self.ensemble
         return possible and wanted and self.phase == "running"
 
     def is_outdated(self, end: ProcessExit) -> bool:
@@ -345,7 +345,7 @@ class ClusterState:
                 self._pids[rank] = event.pid
                 self.died_again.pop(rank, None)
             case ProcessExit():
-                return self._end(event, self._spares(self.can_heal))
+                return self._end(event, self._spares(self.can_replace))
             case HostLost(end, ranks):
                 return self._lose_host(end, ranks)
             case NotJoined(ranks):

@@ -132,7 +132,7 @@ class Rank:
         code_names.name_folder(self._connection["key"])
         self._features.starting()
         with processes.sleeping_longer(self._config.ranks_here):
-            if self._config.heals and not self._config.several_hosts:
+            if self._config.can_replace and not self._config.several_hosts:
                 # Only replacement ranks connect to these ports.
                 under_mpi.load_mpi()
                 self._mpi_ports = port_filter.restrict_own_ports(allow_this_host=bool(self._dead))

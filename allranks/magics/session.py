@@ -12,7 +12,6 @@ from typing import Any
 from allranks.cluster import devices
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.healing import HEALING, AfterCells
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.errors import UsageError
@@ -36,8 +35,6 @@ class Session:
         self._default = self._asked = DEFAULT
         #: How many ranks started last on this machine, without a choice of GPUs.
         self._last_size: int | None = None
-        self._healing = "on"
-        self._keeping: AfterCells | None = None
 
     @property
     def running(self) -> Cluster | None:
@@ -94,8 +91,6 @@ class Session:
         cluster = wanted.make(Cluster)
         # The notebook's, not this cluster's: a profile can be asked for before ranks run.
         cluster.cells.hooks = self.hooks
-        cluster.heal_when(self._healing)
-        cluster.cells.keeping = self._keeping
         return cluster
 
     # Ranks that other notebooks use as well: a feature's session has them.
@@ -163,20 +158,6 @@ class Session:
                 )
         if options.exclusive:
             devices.check_exclusive(running.gpus, running.size)
-
-    def heal_when(self, healing: str) -> None:
-        # In this cluster and in later ones.
-        if healing not in HEALING:
-            raise UsageError(f"expected {', '.join(HEALING)}, found {healing!r}")
-        self._healing = healing
-        if self._cluster is not None:
-            self._cluster.heal_when(healing)
-
-    def keep_after_cells(self, keeping: AfterCells | None) -> None:
-        # In this cluster and in later ones.
-        self._keeping = keeping
-        if self._cluster is not None:
-            self._cluster.cells.keeping = keeping
 
     def panel_profiler(self) -> Profiler | None:
         name = "profile_in_panel"

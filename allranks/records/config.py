@@ -113,7 +113,7 @@ class HostAgentConfig:
     first host is the ``head``: it runs the launcher, and the controller of clients, which listens
     on ``interface``.
 
-    Where the cluster ``heals``, the launcher lets the other ranks live when one dies. On several
+    If it ``can_replace`` ranks, the launcher lets the other ones live when one dies. On several
     hosts it starts ``spares`` more processes on each host, which take the places of dead ranks;
     ``seats`` has the rank of each of the launcher's processes, -1 for a spare. ``relocation`` is a
     name for the start after a host was lost.
@@ -135,7 +135,7 @@ class HostAgentConfig:
     local_size: int = 0
     head: bool = True
     interface: str = ""
-    heals: bool = False
+    can_replace: bool = False
     spares: int = 0
     seats: tuple[int, ...] = ()
     relocation: str = ""

@@ -185,7 +185,7 @@ LOST = {
 def test_before_that_a_death_or_two_interrupts_cost_all_ranks_but_no_more_time(
     cluster, holds, monkeypatch, act, seconds, said
 ):
-    monkeypatch.setattr("allranks.cluster.recovery._REPLACE_SECONDS", seconds)
+    monkeypatch.setattr("allranks.features.heal.recovery._REPLACE_SECONDS", seconds)
     pids = {rank: hello.pid for rank, hello in cluster.hellos.items()}
     with holds.hold("join", lambda: act(pids, holds)), pytest.raises(ClusterLost, match=said):
         cluster.run(DIE, timeout=60)
@@ -200,8 +200,8 @@ def test_an_interrupt_before_a_cell_waits_for_the_end_and_the_cell_does_not_run(
 
 @pytest.mark.leases
 def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, monkeypatch, capsys):
-    monkeypatch.setattr("allranks.cluster.recovery._REPLACE_SECONDS", 0.0)
-    monkeypatch.setattr("allranks.cluster.recovery._SLOW_SECONDS", 0.2)
+    monkeypatch.setattr("allranks.features.heal.recovery._REPLACE_SECONDS", 0.0)
+    monkeypatch.setattr("allranks.features.heal.recovery._SLOW_SECONDS", 0.2)
     pipe = holds.folder / "join"
     os.mkfifo(pipe)  # a new rank waits there until the other end is opened: never
     try:
@@ -241,7 +241,7 @@ healing._all_or_none = agrees_late
 
 
 def test_without_memory_to_share_nobody_is_replaced_and_all_are_fresh(cluster, monkeypatch):
-    monkeypatch.setattr("allranks.cluster.recovery._TRIES", 2)
+    monkeypatch.setattr("allranks.features.heal.recovery._TRIES", 2)
     cluster.run(NO_MEMORY)
     with pytest.raises(ClusterLost, match="expected memory for all ranks to share"):
         cluster.run(DIE, timeout=60)

@@ -380,8 +380,9 @@ class RealStage(Stage):
     def __init__(self, holds: Path) -> None:
         import psutil
 
-        from allranks.cluster import cluster, recovery, sockets
+        from allranks.cluster import cluster, sockets
         from allranks.cluster.launchers.command import CommandLauncher
+        from allranks.features.heal import recovery
         from allranks.records import limits
 
         super().__init__()

@@ -496,7 +496,9 @@ def test_the_notebooks_sockets_for_other_hosts():
 
 
 def test_the_caretaker():
-    ranks = json.loads(HostAgentConfig(2, (), {}, "", "", "", (), "", "", "", heals=True).to_json())
+    ranks = json.loads(
+        HostAgentConfig(2, (), {}, "", "", "", (), "", "", "", can_replace=True).to_json()
+    )
     state = CaretakerState(CaretakerConfig("", ranks, "", "", 30.0, (0, 0)))
     known = {"hosts": [["h2", 2]], "starts_again": False, "ended": ["h1"], "dead": []}
 

@@ -456,7 +456,7 @@ class AgentState:
             self._commands.append(LeaveStub(pid))
         # MPI's launcher has ended this process. On several hosts it does so where it has lost
         # another host: then the rank is asked for its variables first.
-        if not (self._config.several_hosts and self._config.heals and pid in self.ranks):
+        if not (self._config.several_hosts and self._config.can_replace and pid in self.ranks):
             self._commands.append(Kill(pid))
 
     def _note_end(self, pid: int, code: int, memory: str) -> None:
@@ -473,7 +473,7 @@ class AgentState:
             self._commands += [TellController(rank, pid), NoteDeath(rank, code)]
         if is_placed:
             # A rank that ends by itself has failed, also with exit code 0.
-            alone = rank is None or self._config.heals
+            alone = rank is None or self._config.can_replace
             self._commands.append(self._free_stub(pid) if alone else EndStub(pid, code or 1))
         if number is not None and rank is None:
             self._tell(agent.SpareExit(number, code))

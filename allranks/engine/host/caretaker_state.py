@@ -129,7 +129,8 @@ class CaretakerState:
         self.has_ended = False
         self._size: int = config.ranks["size"]
         self._lease_seconds = config.lease_seconds + limits.BEAT_SECONDS
-        self._patience = self._lease_seconds + limits.BEAT_SECONDS if config.ranks["heals"] else 0.0
+        patience = self._lease_seconds + limits.BEAT_SECONDS
+        self._patience = patience if config.ranks["can_replace"] else 0.0
         #: What the notebook knew, and the events since then, as lines with their hosts.
         self._state: dict[str, Any] = {}
         self._news: list[tuple[str, str]] = []

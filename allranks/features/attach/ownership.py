@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from allranks.cluster import healing
 from allranks.cluster.cell_run import CellRun, View
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.kept_folders import KeptFolders
-from allranks.cluster.recovered import text_of_new
 from allranks.cluster.renewal import not_idle
 from allranks.errors import UsageError
 from allranks.features.attach.connection import DETACHED, AttachedConnection
@@ -147,7 +145,7 @@ def attach(
         roster = cells.roster
         roster.cells, roster.epoch, roster.saved = record.get("cells", left.cell), left.epoch, own
         if not told:
-            said, pressed = healing.go_on(connection, record, tell)
+            said, pressed = cells.hooks.command("continue_recovery", connection, tell, record)
             tell(said)
             if pressed:
                 raise KeyboardInterrupt
@@ -163,7 +161,7 @@ def attach(
         back = own - new
         gone = {end["rank"] for end in record.get("gone", ())} - back
         if new := new | told.keys() & gone:
-            cells.news.append(text_of_new(healing.restore(connection, new, tell), new))
+            cells.news.append(cells.hooks.command("restore_ranks", connection, tell, new))
         # After the replacements, which end what had needed the dead ranks.
         roster.needs = {rank: about.get("needs", -1) for rank, about in told.items()}
         cells.news += connection.notices

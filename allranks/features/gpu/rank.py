@@ -80,7 +80,7 @@ class RankGpu(RankFeature):
             return self._told
         self._told = f"CUDA refuses every further call of rank {self._rank.rank} ({self._broken})"
         kept: VariableStore | None = world.current().variable_store
-        if not self._rank.config.heals or kept is None:
+        if not self._rank.config.can_replace or kept is None:
             self._told += (
                 ". Copy what you need with %distributed pull, and type: %distributed restart"
             )

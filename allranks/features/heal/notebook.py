@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
+
 from allranks.cluster import cluster
-from allranks.cluster.features import NotebookFeature
-from allranks.cluster.healing import AfterCells
+from allranks.cluster.cell_run import CellRun, HiddenView
+from allranks.cluster.cells import Cells
+from allranks.cluster.failures import refused_by_all
+from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.cluster.options import LineCommand
-from allranks.cluster.recovered import listed
-from allranks.errors import UsageError
+from allranks.cluster.variables import OnRank
+from allranks.errors import AllranksError, CellFailed, UsageError
+from allranks.features.heal import recovery_driver
+from allranks.features.heal.recovered import listed
 
 _ALIVE = "All ranks are alive."
 _FIXED = (
@@ -22,13 +29,21 @@ _HEALING = {
     "ask": "A rank that dies is replaced when you type: %distributed heal",
     "off": "When a rank dies, all others are killed, and the next cell starts new ones.",
 }
+_DRIVES: Mapping[str, Callable[..., Any]] = {
+    "replace_ranks": recovery_driver.replace,
+    "restore_ranks": recovery_driver.restore,
+    "continue_recovery": recovery_driver.go_on,
+}
+_KEEP = OnRank("allranks.collectives.ops.keeping", "keep")
 _VARIABLES = {"nargs": "*", "metavar": "NAMES", "help": "the variables' names"}
 _EVERY = {"type": float, "default": 0.0, "metavar": "SECONDS", "help": "at most once in this time"}
 
 
 class NotebookHeal(NotebookFeature):
-    """Does the commands of a notebook; its `Cluster` replaces the ranks."""
+    """Replaces dead ranks, and has the ranks keep variables after cells."""
 
+    replaces_ranks = "%distributed heal"
+    commands = frozenset(_DRIVES)
     line_commands = (
         LineCommand(
             "keep",
@@ -43,21 +58,60 @@ class NotebookHeal(NotebookFeature):
         ),
     )
 
+    def __init__(self) -> None:
+        #: What the user has chosen for these and later ranks: when dead ones are replaced, and what
+        #: is kept after a cell.
+        self._when = ""
+        self._after: AfterCells | None = None
+
+    def started(self, cluster: ClusterContext) -> None:
+        cluster.roster.replacing = self._when or cluster.roster.replacing
+
+    def cell_left(self, run: CellRun, cells: Cells) -> None:
+        recovery_driver.replace_after(cells.connection, run)
+        if self._after is not None:
+            self._after.keep_after(run, cells)
+
     def command(self, name: str, *arguments: Any) -> Any:
+        if name in _DRIVES:
+            return _DRIVES[name](*arguments)
         (asked,) = arguments
         if name == "keep":
-            return _keep(asked["variables"], asked["every"])
+            return self._keep(asked["variables"], asked["every"])
         if len(asked) > 1:
             raise UsageError(f"expected on, ask or off, found {' '.join(asked)}")
-        return _heal_when(asked[0]) if asked else _heal()
+        return self._heal_when(asked[0]) if asked else _heal()
 
+    def _heal_when(self, when: str) -> str:
+        if when not in _HEALING:
+            raise UsageError(f"expected {', '.join(_HEALING)}, found {when!r}")
+        self._when = when
+        session: Any = cluster.session
+        running = session.running
+        if running is not None:
+            running.heal_when(when)
+        fixed = when != "off" and running is not None and not running.roster.can_replace
+        return _FIXED if fixed else _HEALING[when]
 
-def _heal_when(when: str) -> str:
-    session: Any = cluster.session
-    session.heal_when(when)
-    running = session.running
-    fixed = when != "off" and running is not None and not running.roster.can_heal
-    return _FIXED if fixed else _HEALING[when]
+    def _keep(self, words: Sequence[str], every: float) -> str:
+        names = [name for word in words for name in word.split(",") if name]
+        if not names:
+            raise UsageError(
+                "expected the names of variables, found none. "
+                "Type for example: %distributed keep x, y"
+            )
+        if names == ["off"]:
+            self._after = None
+            return "No variables are kept after cells from now on; those kept before remain."
+        unfit = [name for name in names if not name.isidentifier()]
+        if unfit:
+            raise UsageError(
+                f"expected the names of variables, found {unfit[0]:.60}. "
+                "Type for example: %distributed keep model, step"
+            )
+        self._after = AfterCells(names, every)
+        often = f", at most once in {every:g} s," if every else ""
+        return f"{listed(names)} kept after each cell{often} until: %distributed keep off"
 
 
 def _heal() -> str:
@@ -80,25 +134,45 @@ def _heal() -> str:
     return "" if said else _ALIVE
 
 
-def _keep(words: Sequence[str], every: float) -> str:
-    names = [name for word in words for name in word.split(",") if name]
-    session: Any = cluster.session
-    if not names:
-        raise UsageError(
-            "expected the names of variables, found none. Type for example: %distributed keep x, y"
-        )
-    if names == ["off"]:
-        session.keep_after_cells(None)
-        return "No variables are kept after cells from now on; those kept before remain."
-    unfit = [name for name in names if not name.isidentifier()]
-    if unfit:
-        raise UsageError(
-            f"expected the names of variables, found {unfit[0]:.60}. "
-            "Type for example: %distributed keep model, step"
-        )
-    session.keep_after_cells(AfterCells(names, every))
-    often = f", at most once in {every:g} s," if every else ""
-    return f"{listed(names)} kept after each cell{often} until: %distributed keep off"
+class AfterCells:
+    """Which variables are kept after a cell; ``every`` is the least interval in seconds."""
+
+    def __init__(self, names: Sequence[str], every: float = 0.0) -> None:
+        if not every >= 0:
+            raise UsageError(
+                f"--every expected 0 seconds or more, found {every:g}. Type for example: --every 60"
+            )
+        self.names, self.every = tuple(names), every
+        self._last = float("-inf")
+
+    def keep_after(self, run: CellRun, cells: Cells) -> None:
+        """Has the ranks keep them if the cell has ended well, and it is time."""
+        ranks, view = cells.connection, run.view
+        if isinstance(view, HiddenView) or ranks.roster.phase != "running":
+            return
+        if not run.ended_well or not self._is_due():
+            return
+        call = cloudpickle.dumps((_KEEP, self.names, {}))
+        try:
+            hidden = HiddenView(ranks.late.append, view.notice)
+            cells.wait(cells.begin("", call=call, name="keep", view=hidden))
+        except AllranksError as error:
+            # Its line is ours, not one of the user's.
+            reports = error.reports if isinstance(error, CellFailed) else ()
+            said = next((report.message for report in reports if not report.waiting), error)
+            if refused_by_all(reports, ranks.size):
+                # They have compared the reasons, so no message is on its way. A new epoch would end
+                # the communicators of the user's cells.
+                ranks.roster.epoch.dirty = False
+            view.notice(f"{listed(self.names)} not kept: {said}")
+
+    def _is_due(self) -> bool:
+        """Whether it is time; if so, the interval starts again."""
+        now = time.monotonic()
+        if now - self._last < self.every:
+            return False
+        self._last = now
+        return True
 
 
 FEATURE = NotebookHeal

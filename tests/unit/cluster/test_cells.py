@@ -10,7 +10,7 @@ from allranks.cluster import cell_run
 from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, show_late
 from allranks.cluster.failures import ProcessExit, plain
-from allranks.cluster.features import NotebookHooks
+from allranks.cluster.features import NotebookFeature, NotebookHooks
 from allranks.cluster.last_words import LastWords
 from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
@@ -100,18 +100,23 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
     assert closed == ["lost"]
 
 
+class ReplacesRanks(NotebookFeature):
+    replaces_ranks = "%distributed heal"
+
+
 class InterruptedCell:
     """A cell on three ranks of four; the connection notes what it is asked for."""
 
-    def __init__(self, heals=True, timeout=None, healing="on", spares=4):
+    def __init__(self, heals=True, timeout=None, replacing="on", spares=4):
         self.spares, self.in_doubt = spares, False
         self.roster, self.ended, self.lines, self.why = ClusterState(4), [], [], None
         self.roster.connect(heals)
         for rank in range(4):
             self.roster.apply(Hello(rank, 4, 0, 1, "here", 1 + rank, "cpu", "e", "m", "/none/log"))
         self.roster.set_phase("running")
-        self.roster.healing = healing
-        self.hooks, self.words, self.size = NotebookHooks(()), LastWords(self.roster), 4
+        self.roster.replacing = replacing
+        self.hooks, self.words = NotebookHooks([ReplacesRanks]), LastWords(self.roster)
+        self.size = 4
         self.ask_soon = self.send = self.wait_until = lambda *anything: None
         view = HiddenView(lambda batch: None, self.lines.append)
         self.run = CellRun(1, (0, 1, 2), self, view, timeout)
@@ -131,7 +136,7 @@ class InterruptedCell:
         self.roster.set_phase(phase, why)
 
     def why_not_replaced(self):
-        return "" if self.roster.can_heal else "MPI ends the others"
+        return "" if self.roster.can_replace else "MPI ends the others"
 
     def can_replace(self, count):
         return count <= self.spares
@@ -180,7 +185,7 @@ def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell()
 
 def test_a_time_limit_kills_only_the_ranks_that_have_not_left_the_cell(monkeypatch):
     monkeypatch.setattr(cell_run, "GRACE_SECONDS", 0.0)
-    cell = InterruptedCell(timeout=0.0, healing="ask")
+    cell = InterruptedCell(timeout=0.0, replacing="ask")
     for rank in (0, 1):
         cell.run.take(reply(rank, "ok", ""), [])
     cell.run.step(0)
@@ -259,7 +264,7 @@ def test_a_call_at_the_end_of_a_cell_does_not_wait_for_one_that_waits_for_this_e
     ("options", "needs", "because"),
     [
         ({"heals": False}, -1, ", because dead ranks are not replaced here: MPI ends the others"),
-        ({"healing": "off"}, -1, ", because dead ranks are not replaced"),
+        ({"replacing": "off"}, -1, ", because dead ranks are not replaced"),
         ({}, 1, ", because ranks 0, 3 cannot run without rank 1"),
         ({"spares": 1}, -1, ", because the hosts have too few spare processes in which"),
     ],
@@ -279,7 +284,7 @@ def test_all_ranks_are_killed_where_no_other_would_survive(options, needs, becau
     [
         ({}, (0, 1), "rank 2 will be killed by the next interrupt and replaced: of its variables, "
          "only those given to keep come back; ranks 0–1, 3 will keep all variables"),
-        ({"healing": "ask"}, (0,), "ranks 1–2 will be killed by the next interrupt and can be "
+        ({"replacing": "ask"}, (0,), "ranks 1–2 will be killed by the next interrupt and can be "
          "replaced (%distributed heal): of their variables, only those given to keep come back; "
          "ranks 0, 3 will keep all variables"),
         ({"heals": False}, (0,), "all ranks will be killed by the next interrupt, because dead "

@@ -7,8 +7,11 @@ import pytest
 
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
-from allranks.cluster.features import NotebookHooks
+from allranks.cluster.features import NotebookFeature, NotebookHooks
+from allranks.cluster.host_agent import open_sockets
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
+from allranks.cluster.launchers.command import SshLauncher
+from allranks.cluster.launchers.launcher import LocalLauncher
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.cluster.state import ClusterState
 from allranks.errors import StartFailed
@@ -20,6 +23,10 @@ def is_open(descriptor):
     except OSError:
         return False
     return True
+
+
+class ReplacesRanks(NotebookFeature):
+    replaces_ranks = "%distributed heal"
 
 
 def fail(*_, **__):
@@ -50,10 +57,27 @@ def test_listening_sockets_are_closed_if_no_thread_can_be_started(monkeypatch):
     assert not any(map(is_open, descriptors))
 
 
+@pytest.mark.parametrize("launcher", [LocalLauncher(), SshLauncher("localhost:2")])
+def test_ranks_survive_a_death_only_if_a_feature_replaces_dead_ones(
+    launcher, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
+    for kind in (LocalLauncher, SshLauncher):
+        monkeypatch.setattr(kind, "why_not_replaced", lambda _: "")
+
+    def can_replace(*features):
+        hooks = NotebookHooks(features)
+        wire, config = open_sockets(launcher, 2, (), (), (), EventQueue(), hooks, {})
+        wire.close()
+        return config.can_replace
+
+    assert [can_replace(), can_replace(ReplacesRanks)] == [False, True]
+
+
 def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
     closed = []
     wire = SimpleNamespace(close=lambda: closed.append("wire"), send=None, observers=[])
-    config = SimpleNamespace(heals=False, log_dir="/l", session_dir="/s")
+    config = SimpleNamespace(can_replace=False, log_dir="/l", session_dir="/s")
     monkeypatch.setattr(connection, "open_sockets", lambda *_: (wire, config))
     hooks = SimpleNamespace(started=fail)
     with pytest.raises(StartFailed):

@@ -73,7 +73,7 @@ class Notebook:
         self.wire.command = self._command
         launcher = SshLauncher("h1:2,h2:2,h3:2")
         launcher.run = lambda *_: Job()  # type: ignore[assignment, method-assign, return-value]
-        config = HostAgentConfig(6, (), {}, "/s", "/l", "/w", (), "", "", heals=heals)
+        config = HostAgentConfig(6, (), {}, "/s", "/l", "/w", (), "", "", can_replace=heals)
         self.agents = MultiHostAgents(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
 
     def _command(self, host: str, word: str, line: str) -> None:

@@ -25,8 +25,8 @@ class Ranks:
 
     size, closed = 3, False
 
-    def __init__(self, events: dict[int, Callable[[Ranks], object]], heals: bool) -> None:
-        self.roster = SimpleNamespace(dead={}, ends=[], needs={}, can_heal=heals)
+    def __init__(self, events: dict[int, Callable[[Ranks], object]], can_replace: bool) -> None:
+        self.roster = SimpleNamespace(dead={}, ends=[], needs={}, can_replace=can_replace)
         self.inbox = SimpleNamespace(hearing_interrupts=nullcontext)
         self.now, self._events = 0.0, events
         self.sent: list[tuple[list[int], Any]] = []
@@ -67,9 +67,9 @@ class Ranks:
 @pytest.fixture
 def renew(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Ranks, Renewal, list[str]]]:
     def run(
-        events: dict[int, Any], heals: bool = True, **changed: Any
+        events: dict[int, Any], can_replace: bool = True, **changed: Any
     ) -> tuple[Ranks, Renewal, list[str]]:
-        ranks, told = Ranks(events, heals), list[str]()
+        ranks, told = Ranks(events, can_replace), list[str]()
         vars(ranks).update(changed)
 
         class Clock:
@@ -133,7 +133,7 @@ def test_without_a_user_it_is_interrupted_after_a_while(renew):
 
 def test_ranks_that_cannot_be_replaced_are_not_ended_without_a_user(renew):
     with pytest.raises(UsageError, match="rank 1 is still ending torch's groups after 30 s"):
-        renew({}, heals=False)
+        renew({}, can_replace=False)
 
 
 def test_no_rank_needs_another_one_once_a_renewal_has_ended_what_it_needed_it_for(renew):

@@ -102,17 +102,17 @@ def test_what_is_no_event_is_refused(event):
 # The processes of the ranks.
 
 
-def connected(size: int = 4, heals: bool = True, relocates: bool = True) -> ClusterState:
+def connected(size: int = 4, can_replace: bool = True, relocates: bool = True) -> ClusterState:
     """Ranks of which none has come yet."""
     ranks = ClusterState(size)
-    ranks.connect(heals, relocates)
+    ranks.connect(can_replace, relocates)
     ranks.set_phase("running")
     return ranks
 
 
-def up(size: int = 4, heals: bool = True, relocates: bool = True) -> ClusterState:
+def up(size: int = 4, can_replace: bool = True, relocates: bool = True) -> ClusterState:
     """Ranks that have all come, as processes 1, 2 …"""
-    ranks = connected(size, heals, relocates)
+    ranks = connected(size, can_replace, relocates)
     for rank in range(size):
         assert ranks.apply(hello(rank, 1 + rank)) == (Came(hello(rank, 1 + rank)),)
     return ranks
@@ -151,7 +151,7 @@ def test_the_end_of_a_process_that_comes_again_is_no_other_death():
 @pytest.mark.parametrize(
     ("ranks", "event"),
     [
-        (up(heals=False), end(2)),
+        (up(can_replace=False), end(2)),
         (up(), end(2, by_launcher=True)),
         (up(), ProcessExit(-1, 1)),
         (connected(), end(2)),
@@ -235,15 +235,15 @@ def test_a_rank_does_not_survive_the_one_that_it_needs_until_that_is_replaced():
     assert ranks.survivors((0, 2, 3)) == (1,)
 
 
-@pytest.mark.parametrize("how", ["not replaced", "an ensemble", "healing is off", "another end"])
+@pytest.mark.parametrize("how", ["not replaced", "an ensemble", "replacing is off", "another end"])
 def test_no_rank_survives_where_dead_ones_are_not_replaced(how):
-    ranks = up(heals=how != "not replaced")
+    ranks = up(can_replace=how != "not replaced")
     if how == "an ensemble":
         ranks.begin_ensemble(5)
     elif how == "another end":
         ranks.apply(ProcessExit(-1, 1))
-    elif how == "healing is off":
-        ranks.healing = "off"
+    elif how == "replacing is off":
+        ranks.replacing = "off"
     assert ranks.survivors((1,)) == ()
 
 
@@ -259,12 +259,12 @@ def test_a_death_costs_all_ranks_where_others_cannot_go_on(begin):
 
 def test_other_ranks_begin_without_what_the_ones_before_did():
     ranks = up()
-    ranks.healing = "off"
+    ranks.replacing = "off"
     ranks.begin_cell(7, (1, 2), thread=5)
     ranks.apply(end(2))
-    ranks.connect(can_heal=True)
+    ranks.connect(can_replace=True)
     assert (ranks.phase, ranks.ends, ranks.cell) == ("starting", [], None)
-    assert (ranks.cells, ranks.healing) == (7, "off")
+    assert (ranks.cells, ranks.replacing) == (7, "off")
 
 
 def test_a_host_that_is_lost_while_ranks_start_is_noted():

@@ -64,7 +64,7 @@ from allranks.records.agent import (
 )
 from allranks.records.config import HostAgentConfig
 
-HERE = HostAgentConfig(2, (), {}, "", "", "", (), "", "", heals=True)
+HERE = HostAgentConfig(2, (), {}, "", "", "", (), "", "", can_replace=True)
 #: The second of two hosts, whose two ranks have a spare process each.
 THERE = dataclasses.replace(
     HERE, size=3, local_size=2, head=False, interface="tcp", spares=2, seats=(0, -1, 1, 2, -1, -1)
@@ -184,7 +184,7 @@ def test_the_last_process_of_the_launcher_is_kept_for_later_replacements(here):
 
 @pytest.mark.parametrize(("code", "shown"), [(0, 1), (3, 3), (KILLED, KILLED)])
 def test_where_ranks_are_not_replaced_the_launcher_learns_of_each_end(code, shown):
-    agent = Agent(dataclasses.replace(HERE, heals=False))
+    agent = Agent(dataclasses.replace(HERE, can_replace=False))
     agent.fork(0)
     assert agent.apply(ProcessEnded(100, code))[-1] == EndStub(100, shown)
 

@@ -51,7 +51,7 @@ class Care:
     """A caretaker's state, with a clock that stands until a test moves it."""
 
     def __init__(self, heals: bool = True, **known: Any) -> None:
-        ranks = HostAgentConfig(2, (), {}, "", "", "", (), "", "", heals=heals)
+        ranks = HostAgentConfig(2, (), {}, "", "", "", (), "", "", can_replace=heals)
         fields = json.loads(ranks.to_json())
         self.state = CaretakerState(CaretakerConfig("", fields, "", "", LEASE, (0, 0)))
         self.now = 1000.0

@@ -17,7 +17,7 @@ from allranks.records.wire import Answer, Hello
 
 def test_what_ends_before_a_notebook_has_attached_counts_afterwards():
     ranks = ClusterState(4)
-    ranks.connect(can_heal=True, can_relocate=True)
+    ranks.connect(can_replace=True, can_relocate=True)
     early, died = EarlyEnds(ranks), ProcessExit(1, -9, pid=2)
     loss = HostLost(ProcessExit(-2, host="h", why="is cut off"), (2, 3))
     for event in (died, loss, ProcessExit(-1, 1)):
@@ -48,7 +48,7 @@ class Attaching:
     def __init__(self, monkeypatch, events, silent_since=1000):
         self.now, self.events, self.got = 0, events, {}
         self.roster, self.answers = ClusterState(4), dict.fromkeys(range(3), about())
-        self.roster.connect(can_heal=True, can_relocate=True)
+        self.roster.connect(can_replace=True, can_relocate=True)
         self.early, self._agents = EarlyEnds(self.roster), ()
         self._wire = SimpleNamespace(is_in_doubt=lambda ranks: silent_since + 4 < self.now)
 

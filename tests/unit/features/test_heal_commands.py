@@ -5,43 +5,72 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cluster import cluster
-from allranks.cluster.features import NotebookHooks
+from allranks.cluster.features import ClusterContext, NotebookHooks
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
-from allranks.features.heal.notebook import NotebookHeal
+from allranks.features.heal.notebook import AfterCells, NotebookHeal
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    """What the session of the notebook keeps after cells, one after the other."""
+def hooks():
+    return NotebookHooks([NotebookHeal])
+
+
+@pytest.fixture
+def kept(hooks, monkeypatch):
+    """The names that are kept after a cell."""
     kept = []
-    monkeypatch.setattr(cluster, "session", SimpleNamespace(keep_after_cells=kept.append))
-    return kept
+    monkeypatch.setattr(AfterCells, "keep_after", lambda after, run, cells: kept.append(after))
+
+    def after_a_cell():
+        kept.clear()
+        roster = SimpleNamespace(replaces_now=False)
+        hooks.cell_left(None, SimpleNamespace(connection=SimpleNamespace(roster=roster)))
+        return [(after.names, after.every) for after in kept]
+
+    return after_a_cell
 
 
-def keep(*words: str, every: float = 0.0) -> str:
-    said: str = NotebookHooks([NotebookHeal]).command("keep", {"variables": words, "every": every})
+def keep(hooks, *words: str, every: float = 0.0) -> str:
+    said: str = hooks.command("keep", {"variables": words, "every": every})
     return said
 
 
-def test_names_of_variables_may_have_commas(kept):
-    assert keep("model,", "step", every=60).endswith(
+def test_names_of_variables_may_have_commas(hooks, kept):
+    assert kept() == []
+    assert keep(hooks, "model,", "step", every=60).endswith(
         "kept after each cell, at most once in 60 s, until: %distributed keep off"
     )
-    assert (kept[0].names, kept[0].every) == (("model", "step"), 60)
+    assert kept() == [(("model", "step"), 60)]
 
 
-def test_nothing_is_kept_after_keep_off(kept):
-    assert "No variables are kept" in keep("off")
-    assert kept == [None]
+def test_nothing_is_kept_after_keep_off(hooks, kept):
+    keep(hooks, "model")
+    assert "No variables are kept" in keep(hooks, "off")
+    assert kept() == []
 
 
 @pytest.mark.parametrize(("words", "found"), [((), "found none"), (("x", "a.b"), "found a.b")])
-def test_what_names_no_variable_is_refused(words, found, kept):
+def test_what_names_no_variable_is_refused(words, found, hooks, kept):
     with pytest.raises(UsageError, match=f"expected the names of variables, {found}"):
-        keep(*words)
-    assert kept == []
+        keep(hooks, *words)
+    assert kept() == []
 
 
-def test_more_than_one_setting_of_heal_is_refused():
+def test_more_than_one_setting_of_heal_is_refused(hooks):
     with pytest.raises(UsageError, match="expected on, ask or off, found on off"):
-        NotebookHooks([NotebookHeal]).command("heal", ["on", "off"])
+        hooks.command("heal", ["on", "off"])
+
+
+def test_a_setting_of_heal_is_also_that_of_ranks_that_start_later(hooks, monkeypatch):
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=None))
+
+    def of_new_ranks(before):
+        roster = ClusterState(2)
+        roster.replacing = before
+        hooks.started(ClusterContext(2, lambda *_: None, attached=False, roster=roster))
+        return roster.replacing
+
+    assert [of_new_ranks("on"), of_new_ranks("off")] == ["on", "off"]  # as their program has set
+    hooks.command("heal", ["ask"])
+    assert of_new_ranks("on") == "ask"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.cluster import recovery
 from allranks.records.limits import (
     ACTOR_SECONDS,
     ACTORS_SECONDS,
@@ -28,7 +27,6 @@ from allranks.records.limits import (
     RELAY_STOP_SECONDS,
     RELEASES_SECONDS,
     REPEAT_SECONDS,
-    REPLACED_SECONDS,
     REQUEST_SECONDS,
     SHORTEST_LEASE_SECONDS,
     SLOW_START_SECONDS,
@@ -96,9 +94,3 @@ ORDER = {
 def test_who_waits_has_more_time_than_what_it_waits_for(why):
     limits = ORDER[why]
     assert sorted(set(limits)) == list(limits)
-
-
-def test_an_attach_on_one_machine_waits_longer_than_a_replacement_of_some_ranks():
-    some = 4
-    replacement = (recovery._REPLACE_SECONDS + some) * recovery._PATIENCE
-    assert ATTACH_SECONDS < replacement < REPLACED_SECONDS

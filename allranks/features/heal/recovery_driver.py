@@ -1,28 +1,32 @@
-"""Replacing ranks that have died, and which variables their places keep."""
+"""Passes on to a recovery what happens to the ranks, and does what it commands."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
-import cloudpickle
-
-from allranks.cluster.cell_run import CellRun, HiddenView, View
+from allranks.cluster.cell_run import CellRun
 from allranks.cluster.connection import AnswersSoFar, Connection
-from allranks.cluster.failures import NEXT_CELL, death_lines, plain, refused_by_all
-from allranks.cluster.recovered import listed, text_of
-from allranks.cluster.recovery import Ask, Limit, Note, Recovery, Say, Seat, StartAgain, Step, Up
+from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.renewal import await_abandoned
 from allranks.cluster.state import NotRecovered, Seating, TookPlaces
-from allranks.cluster.variables import OnRank
 from allranks.countdown import Countdown
-from allranks.errors import AllranksError, CellFailed, ClusterLost, UsageError
-
-HEALING = ("on", "ask", "off")
-_KEEP = OnRank("allranks.collectives.ops.keeping", "keep")
+from allranks.errors import CellFailed, ClusterLost
+from allranks.features.heal.recovered import text_of, text_of_kept, text_of_new
+from allranks.features.heal.recovery import (
+    Ask,
+    Limit,
+    Note,
+    Recovery,
+    Say,
+    Seat,
+    StartAgain,
+    Step,
+    Up,
+)
 
 _STEP_SECONDS = 0.1
 
@@ -39,7 +43,7 @@ def replace(ranks: Connection, tell: Callable[[str], None]) -> tuple[str, bool]:
 
 def replace_after(ranks: Connection, run: CellRun) -> None:
     """Replaces ranks that have died in a cell, if that is wanted."""
-    if not ranks.roster.heals_now:
+    if not ranks.roster.replaces_now:
         return
 
     def tell(text: str) -> None:
@@ -60,7 +64,7 @@ def replace_after(ranks: Connection, run: CellRun) -> None:
 
 
 def go_on(
-    ranks: Connection, record: Mapping[str, Any], tell: Callable[[str], None]
+    ranks: Connection, tell: Callable[[str], None], record: Mapping[str, Any]
 ) -> tuple[str, bool]:
     """Starts all ranks again, because another notebook has ended while it did that. Returns as
     `replace` does.
@@ -72,11 +76,14 @@ def go_on(
     return _run(ranks, done, tell, began, done.restarted)
 
 
-def restore(ranks: Connection, new: Collection[int], tell: Callable[[str], None]) -> Recovery:
-    """New ranks take back what was kept in their places."""
+def restore(ranks: Connection, tell: Callable[[str], None], replaced: Collection[int] = ()) -> str:
+    """New ranks, by default all, take back what was kept in their places. Returns a line about it;
+    "" if nothing was kept for all of them.
+    """
     done = _new_recovery(ranks, replaces=False)
+    new = replaced or range(ranks.size)
     RecoveryDriver(ranks, done, tell).run(lambda: done.ranks_are_new(new))
-    return done
+    return text_of_new(done, replaced) if replaced else text_of_kept(done)
 
 
 def _run(
@@ -207,53 +214,3 @@ class RecoveryDriver:
             why += f"\nIt could not be replaced: {done.problem}" if done.problem else ""
         ranks.close("lost", why)
         raise ClusterLost(why)
-
-
-class RunsCells(Protocol):
-    """Runs a cell after the user's: `allranks.cluster.cells.Cells`."""
-
-    @property
-    def connection(self) -> Connection: ...
-    def begin(self, text: str, *, call: bytes, name: str, view: View) -> CellRun: ...
-    def wait(self, run: CellRun) -> CellRun: ...
-
-
-class AfterCells:
-    """Which variables are kept after a cell; ``every`` is the least interval in seconds."""
-
-    def __init__(self, names: Sequence[str], every: float = 0.0) -> None:
-        if not every >= 0:
-            raise UsageError(
-                f"--every expected 0 seconds or more, found {every:g}. Type for example: --every 60"
-            )
-        self.names, self.every = tuple(names), every
-        self._last = float("-inf")
-
-    def keep_after(self, run: CellRun, cells: RunsCells) -> None:
-        """Has the ranks keep them if the cell has ended well, and it is time."""
-        ranks, view = cells.connection, run.view
-        if isinstance(view, HiddenView) or ranks.roster.phase != "running":
-            return
-        if not run.ended_well or not self._is_due():
-            return
-        call = cloudpickle.dumps((_KEEP, self.names, {}))
-        try:
-            hidden = HiddenView(ranks.late.append, view.notice)
-            cells.wait(cells.begin("", call=call, name="keep", view=hidden))
-        except AllranksError as error:
-            # Its line is ours, not one of the user's.
-            reports = error.reports if isinstance(error, CellFailed) else ()
-            said = next((report.message for report in reports if not report.waiting), error)
-            if refused_by_all(reports, ranks.size):
-                # They have compared the reasons, so no message is on its way. A new epoch would end
-                # the communicators of the user's cells.
-                ranks.roster.epoch.dirty = False
-            view.notice(f"{listed(self.names)} not kept: {said}")
-
-    def _is_due(self) -> bool:
-        """Whether it is time; if so, the interval starts again."""
-        now = time.monotonic()
-        if now - self._last < self.every:
-            return False
-        self._last = now
-        return True

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from allranks.cluster.failures import ProcessExit
-from allranks.cluster.recovered import text_of, text_of_new
-from allranks.cluster.recovery import Ask, Recovery, Say, Seat, StartAgain, Step, Up
+from allranks.features.heal import recovery
+from allranks.features.heal.recovered import text_of, text_of_new
+from allranks.features.heal.recovery import Ask, Recovery, Say, Seat, StartAgain, Step, Up
 from allranks.records import requests
+from allranks.records.limits import ATTACH_SECONDS, REPLACED_SECONDS
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2", 4: "h3", 5: "h3"}
 SAVED = {"sets": {}, "goes_on": 0, "left": {}, "new": False}
@@ -538,3 +540,9 @@ def test_a_rank_that_could_not_load_its_variables_is_not_asked_for_them_again():
     played.go_on(Step.RESTORING, requests.RESTORE)
     assert 1 not in played.asked.arguments["saved"]
     assert played.recovery.not_saved[1] == "ModuleNotFoundError: mine"
+
+
+def test_an_attach_on_one_machine_waits_longer_than_a_replacement_of_some_ranks():
+    some = 4
+    replacement = (recovery._REPLACE_SECONDS + some) * recovery._PATIENCE
+    assert ATTACH_SECONDS < replacement < REPLACED_SECONDS

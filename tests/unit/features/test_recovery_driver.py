@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from allranks.cluster import healing
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.healing import RecoveryDriver
 from allranks.cluster.host_agent import MultiHostAgents
-from allranks.cluster.recovered import text_of
-from allranks.cluster.recovery import Recovery
 from allranks.cluster.sockets import InterruptRequested
 from allranks.cluster.state import ClusterState, HostLost, StartsAgain
 from allranks.errors import ClusterLost
+from allranks.features.heal import recovery_driver
+from allranks.features.heal.recovered import text_of
+from allranks.features.heal.recovery import Recovery
+from allranks.features.heal.recovery_driver import RecoveryDriver
 from allranks.records import requests
 from allranks.records.wire import Answer, Hello
 
@@ -46,7 +46,7 @@ class Ranks:
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
         self.roster, self.events = ClusterState(6), events
-        self.roster.connect(can_heal=True, can_relocate=True)
+        self.roster.connect(can_replace=True, can_relocate=True)
         self.roster.set_phase("running")
         self.places = {host: list(ranks) for host, ranks in HOSTS.items()}
         self.loaded: list[list[int]] = []
@@ -145,7 +145,7 @@ def _clocks(monkeypatch):
             self._left -= 1
             return self._left
 
-    monkeypatch.setattr(healing, "Countdown", Looks)
+    monkeypatch.setattr(recovery_driver, "Countdown", Looks)
 
 
 def recover(ranks: Ranks) -> Recovery:

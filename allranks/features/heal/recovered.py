@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from allranks.cluster.recovery import Recovery
+from allranks.features.heal.recovery import Recovery
 from allranks.records.ranks import label
 
 _SHOWN_NAMES = 5
