@@ -13,9 +13,8 @@ distributions add features by the entry point ``allranks.features``, whose value
 module made in the same way.
 
 Only `allranks.agent`, `allranks.notebook` and `allranks.px` import this package; the core does not.
-The notebook's side of ``heal``, except its commands, is still in `allranks.cluster`, the host's
-side of ``attach`` is in `allranks.engine.host`, and the runs of an ensemble are in
-`allranks.ensemble`.
+The notebook's side of ``heal``, except its commands, is still in `allranks.cluster`, and the host's
+side of ``attach`` is in `allranks.engine.host`.
 Standard library only.
 """
 
