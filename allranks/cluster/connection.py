@@ -41,14 +41,12 @@ from allranks.cluster.state import (
     ClusterState,
     Deaths,
     HostLost,
-    StartsAgain,
 )
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import limits, requests
 from allranks.records.agent import (
     Admitted,
-    Again,
     AgentExit,
     Clients,
     End,
@@ -154,7 +152,7 @@ class Connection:
         self._started: set[int] = set()
         self._cause = ""
         #: Functions of features that hear the host agents, and what they close at the end.
-        self._listeners: list[Callable[[AgentEvent, int | None], object]] = []
+        self.listeners: list[Callable[[AgentEvent, int | None], object]] = []
         self._of_features = ExitStack()
         self._numbers = itertools.count(1)
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
@@ -177,7 +175,7 @@ class Connection:
                     dict(settings),
                     self.log_dir,
                     partial(_start_controller, self._agents),
-                    self._listeners,
+                    self.listeners,
                     self._wire.observers,
                     self.session_dir,
                     self._of_features,
@@ -268,7 +266,7 @@ class Connection:
         return agent
 
     def _agent_listener(self) -> Callable[[AgentEvent, str], None]:
-        inbox, hooks, listeners, agents = self.inbox, self.hooks, self._listeners, self._agents
+        inbox, hooks, listeners, agents = self.inbox, self.hooks, self.listeners, self._agents
 
         def deliver(event: AgentEvent, host: str) -> None:
             # Events are handled in the main thread, and features may hear them here.
@@ -322,41 +320,6 @@ class Connection:
             f"expected {self.size} ranks, found {found}: {label(missing)} did not start{on}. "
             f"{failures.describe_exits(ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
-
-    def seat_spares(self, dead: list[int]) -> str:
-        """On several hosts, has spare processes take the places of dead ranks, while these are
-        asked to join with them. Returns why they cannot, or "".
-        """
-        return self.agent.seat_spares(dead)
-
-    def note(self, record: dict[str, Any]) -> None:
-        """Saves what the next notebook needs to go on with a recovery, on several hosts."""
-        for agent in self._agents:
-            agent.note(record)
-
-    def places(self) -> dict[str, list[int]]:
-        """Returns the ranks of each of several hosts."""
-        assert isinstance(self.agent, MultiHostAgents)
-        return self.agent.hosts()
-
-    def relocate(self) -> dict[str, list[int]]:
-        """Starts all ranks again on the hosts that are left; returns the ranks of each, which is
-        empty if no host is left. They are up once the roster misses none.
-        """
-        self.hooks.call_each(self._listeners, Again(), None)
-        agents = self.agent
-        assert isinstance(agents, MultiHostAgents)
-        if not agents.relocate():
-            return {}
-        try:
-            for press in self.step(0):  # the last news of the ranks that end
-                self.inbox.put(press)
-        except Exception as error:  # of the display: the ranks have been told to start again
-            self.notices.append(str(error))
-        self.epoch, self.ended_epoch = 0, -1
-        hosts = agents.hosts()
-        self.roster.apply(StartsAgain(hosts))
-        return hosts
 
     def close(self, phase: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""

@@ -233,7 +233,7 @@ class NotebookFeature:
     def cell_left(self, run: Any, cells: Any) -> None:
         """All ranks have left a `CellRun` of these `Cells`, and its view still shows lines.
 
-        The feature may run other cells. Its error takes the place of the cell's.
+        The feature may run other cells. What it raises is raised in place of the cell's error.
         """
 
     def cell_finished(self) -> None:
@@ -462,7 +462,7 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def cell_left(self, run: Any, cells: Any) -> None:
         for hook in self.of(NotebookFeature.cell_left):
-            _raising(hook, run, cells)
+            hook(run, cells)
 
     def cell_finished(self) -> None:
         try:
@@ -516,13 +516,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
         hook = self.commands.get(name)
         if hook is None:
             raise UsageError(f"expected a feature that does {name!r}, found none loaded")
-        return _raising(hook, name, *arguments)
-
-
-def _raising(hook: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return hook(*arguments)
-    except AllranksError:
-        raise
-    except Exception as error:
-        raise failure(hook, error) from error
+        try:
+            return hook(name, *arguments)
+        except AllranksError:
+            raise
+        except Exception as error:
+            raise failure(hook, error) from error

@@ -2,8 +2,9 @@
 
 The hooks of a rank are called in this order:
 
-1. ``starting``, before MPI starts; ``kernel``, when all ranks are there; ``started``, when the rank
-   has its shell, before its first cell.
+1. ``spare``, while the process has no rank; ``starting``, before MPI starts; ``join``, to start it;
+   ``kernel``, when all ranks are there; ``started``, when the rank has its shell, before its first
+   cell.
 2. ``cell_started``, after the history, interrupts and the capture of exceptions have been prepared
    and before the collectives' scope is entered.
 3. While the cell runs: ``message_received``, ``interrupted`` and ``cell_running`` in the thread
@@ -29,7 +30,7 @@ feature. The rank stays.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,6 +74,7 @@ class RankContext:
         begin_epoch: calls a function that moves the rank to another epoch, then ``epoch_ended`` of
             all features; returns the function's result.
         rank_replaced: calls that hook of all features; for the one that replaces ranks.
+        handover_fields: returns those of all features.
         cell: returns the number of the cell that runs, or 0.
         interrupts: those of the code that runs, and how many that cell was sent.
         epochs: begins and ends epochs outside of cells.
@@ -99,6 +101,7 @@ class RankContext:
     ]
     begin_epoch: Callable[[Callable[[], Any]], Any]
     rank_replaced: Callable[[list[int]], str]
+    handover_fields: Callable[[], dict[str, Any]]
     cell: Callable[[], int]
     interrupts: Interrupts
     epochs: RankEpochs
@@ -122,12 +125,28 @@ class RankFeature:
     requests_while_busy: frozenset[str] = frozenset()
     """Those that it answers at any time, in the thread that receives records."""
 
+    @classmethod
+    def spare(cls, config: HostAgentConfig, wake: int) -> Any:
+        """Returns what waits for a rank in this process, which has none: its ``wait`` returns the
+        rank, all dead ranks and the rank's variables. At most one feature has this hook.
+
+        ``wake`` is the read end of a pipe with a line of JSON for each replacement: the ``rank``
+        that this process becomes, -1 for none, the ``dead`` ranks, and the ``variables``.
+        """
+        return None
+
     def starting(self) -> None:
         """The process has become a rank's; MPI has not started.
 
         Raises:
             UsageError: a setting is wrong; the rank does not start.
         """
+
+    def join(self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: Any) -> bool:
+        """Starts MPI in this process if it replaces one of the ``dead`` ranks, was a ``spare`` one,
+        or has some beside it; else returns false.
+        """
+        return False
 
     def kernel(self, start: KernelStart) -> RankKernel | None:
         """Returns a kernel, which clients of the feature reach, whose shell shall run the cells.
@@ -144,6 +163,13 @@ class RankFeature:
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         """One of ``records`` has come; called in the thread that receives them, before the core."""
+
+    def request_received(self, name: str, arguments: dict[str, Any]) -> bool:
+        """A request has come between two cells; called in the thread that receives records.
+
+        Returns whether ``answer`` is called there. Else the main thread calls it once it is free.
+        """
+        return False
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         """Returns the answer to one of the ``requests``.
@@ -179,6 +205,12 @@ class RankFeature:
 
     def pulse_fields(self) -> dict[str, Any]:
         """Returns fields of the `Pulse` that is sent about once a second while a cell runs."""
+        return {}
+
+    def handover_fields(self) -> dict[str, Any]:
+        """Returns fields for a notebook that continues in place of another one; called in the
+        thread that receives records.
+        """
         return {}
 
     def cell_finished(self, error: BaseException | None) -> None:
@@ -272,6 +304,9 @@ class RankHooks(Hooks[RankFeature]):
             except Exception as error:
                 self._keep(failure(hook, error))
 
+    def join(self, *place: Any) -> bool:
+        return any(hook(*place) for hook in self.of(RankFeature.join))
+
     def kernel(self, start: KernelStart) -> RankKernel | None:
         return next(filter(None, self.call(RankFeature.kernel, start)), None)
 
@@ -287,6 +322,9 @@ class RankHooks(Hooks[RankFeature]):
         except Exception as error:
             raise failure(hook, error) from error
 
+    def request_received(self, name: str, arguments: dict[str, Any]) -> bool:
+        return any(self.call(RankFeature.request_received, name, arguments))
+
     def error_raised(self, error: BaseException) -> BaseException:
         for hook in self.of(RankFeature.error_raised):
             error = next(iter(self.call_each([hook], error)), error)
@@ -300,6 +338,9 @@ class RankHooks(Hooks[RankFeature]):
 
     def pulse_fields(self) -> dict[str, Any]:
         return dict(ChainMap(*reversed(self.call(RankFeature.pulse_fields))))
+
+    def handover_fields(self) -> dict[str, Any]:
+        return dict(ChainMap(*reversed(self.call(RankFeature.handover_fields))))
 
     def rank_replaced(self, dead: list[int]) -> str:
         return " ".join(filter(None, self.call(RankFeature.rank_replaced, dead)))

@@ -31,7 +31,7 @@ import tornado.platform.asyncio  # noqa: F401
 from allranks import collectives, launched, own_files, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
-from allranks.collectives.start import healing, runtime, under_mpi
+from allranks.collectives.start import runtime, under_mpi
 from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
@@ -93,7 +93,7 @@ class Rank:
         running: memoryview[int],
         stays: bool,
         last: int,
-        spare: healing.Spare | None = None,
+        spare: Any = None,
     ) -> None:
         self._config = config
         self._running = running
@@ -138,13 +138,7 @@ class Rank:
                 self._mpi_ports = port_filter.restrict_own_ports(allow_this_host=bool(self._dead))
                 # MPI of processes that a cell starts or spawns opens no ports.
                 os.environ[_TRANSPORTS] = "self,sm"
-            if self._spare is not None:
-                self._spare.join(self.rank)
-            elif self._config.spares:
-                healing.begin_beside_spares(self.rank, len(self._config.seats))
-            elif self._dead:
-                healing.join(self._dead)
-            else:
+            if not self._features.join(self._config, self.rank, self._dead, self._spare):
                 collectives.init()
         if collectives.size() != self._config.size or collectives.rank() != self.rank:
             raise SystemExit(
@@ -265,6 +259,7 @@ class Rank:
                 execute=self._runner.run,
                 begin_epoch=self._begin_epoch,
                 rank_replaced=self._features.rank_replaced,
+                handover_fields=self._features.handover_fields,
                 cell=lambda: self.wire.cell if self.wire.busy else 0,
                 interrupts=self._runner.interrupts,
                 epochs=self._epochs,
@@ -321,13 +316,9 @@ class Rank:
                 self._answer(record, payloads)
             elif self.wire.busy:
                 self._refuse(record, f"rank {self.rank} is running a cell")
-            elif record.name == requests.SAVE and world.current().is_healing:
-                # The main thread may wait in MPI for a host that is lost, and no longer return.
+            elif self._features.request_received(record.name, record.arguments):
                 self._answer(record, payloads)
             else:
-                if record.name == requests.HEAL:
-                    world.current().heals += 1  # until it is answered
-                    world.current().last_heal = record.arguments
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
     def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:

@@ -217,11 +217,11 @@ def test_who_cannot_be_replaced_in_time_is_said_while_it_lasts(cluster, holds, m
 NO_MEMORY = """
 import contextlib, subprocess
 from allranks.collectives.host import memory
-from allranks.collectives.start import healing
+from allranks.features.heal import replacement
 
 if rank == 0:
     memory.segment = lambda *_, **__: None
-all_or_none = healing._all_or_none
+all_or_none = replacement._all_or_none
 
 @contextlib.contextmanager
 def agrees_late(*comms):
@@ -236,7 +236,7 @@ def agrees_late(*comms):
                 time.sleep(0.6)
             raise
 
-healing._all_or_none = agrees_late
+replacement._all_or_none = agrees_late
 """
 
 

@@ -1,11 +1,13 @@
-"""The core names a library of a feature only where it has to work without the feature."""
+"""The core names a feature, or its library, only where it has to work without the feature."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 CORE = Path(__file__).parents[2] / "allranks"
 FOLDERS = ("cluster", "collectives", "engine", "magics", "records", "widgets")
-LIBRARIES = re.compile(r"ipyparallel|torch|jax|tensorflow|horovod", re.IGNORECASE)
+LIBRARIES = "ipyparallel|torch|jax|tensorflow|horovod"
 REASONS = {
     "cluster/cells.py": "a cell waits for requests of ipyparallel's clients",
     "cluster/cluster.py": "Cluster.client() returns a client of ipyparallel",
@@ -25,13 +27,27 @@ REASONS = {
     "collectives/start/rendezvous.py": "scripts under mpiexec load no features",
     "engine/libraries.py": "the same settings for ranks of notebooks and of scripts",
 }
+FEATURES = {
+    "heal": {
+        "cluster/cluster.py": "Cluster.heal and heal_when are methods for users",
+        "records/requests.py": "the name of a request, which the feature attach repeats",
+    },
+}
 
 
-def test_the_core_names_a_library_only_for_a_reason():
-    found = {
+def files_that_name(words: str) -> set[str]:
+    return {
         str(path.relative_to(CORE))
         for folder in FOLDERS
         for path in (CORE / folder).rglob("*.py")
-        if LIBRARIES.search(path.read_text())
+        if re.search(words, path.read_text(), re.IGNORECASE)
     }
-    assert found - set(REASONS) == set()
+
+
+def test_the_core_names_a_library_only_for_a_reason():
+    assert files_that_name(LIBRARIES) - set(REASONS) == set()
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_core_names_a_feature_only_for_a_reason(feature):
+    assert files_that_name(feature) == set(FEATURES[feature])

@@ -344,7 +344,7 @@ def ssh(remote: Process, here: End, there: End) -> None:
 
 
 class Spare:
-    """A process without a rank; stands for ``allranks.collectives.start.healing.Spare``."""
+    """A process without a rank; stands for ``allranks.features.heal.replacement.Spare``."""
 
     def __init__(self, wake: int, size: int, processes: int) -> None:
         self._wake, self._heard = wake, b""

@@ -43,6 +43,12 @@ class _Controller:
     def free_ports(self) -> None: ...
 
 
+class _RankFeature:
+    @staticmethod
+    def spare(config: Any, wake: int) -> models.Spare:
+        return models.Spare(wake, config.size, len(config.seats))
+
+
 class _Clients(_HostFeature):
     def controller(self, config: object) -> _Controller:
         return _Controller()
@@ -84,7 +90,6 @@ MODELS |= {
         share_cores=_nothing,
         visible_gpus=lambda: (),
     ),
-    "allranks.collectives.start.healing": SimpleNamespace(Spare=models.Spare),
     # All files of a simulated host are this user's.
     "allranks.own_files": SimpleNamespace(
         make_folder=lambda path: system.os.makedirs(path),
@@ -369,7 +374,7 @@ _replace(options, max_ranks=lambda: None)
 
 def _agent(words: list[str]) -> system.Main:
     def agent() -> None:
-        host_agent.main(lambda side: [_Clients] if side == "host" else [])
+        host_agent.main(lambda side: [_Clients] if side == "host" else [_RankFeature])
 
     return agent
 

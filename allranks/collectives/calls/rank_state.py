@@ -318,10 +318,6 @@ class RankState:
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
-        self.heals = 0
-        """How often this rank has still to join with replacements: two notebooks may ask for it."""
-        self.last_heal: dict[str, Any] = {}
-        """How it was asked to the last time."""
         self.lacks_variables = False
         """Whether this process has not been asked yet to restore what was kept in its place."""
         self.divided = False
@@ -464,11 +460,6 @@ class RankState:
         """Whether the first rank of this host, which received the states of that one, has died."""
         first = self.shares[self.rank]
         return first in self.died and self.shares[rank] != first
-
-    @property
-    def is_healing(self) -> bool:
-        """Whether this rank joins with replacements, or has been asked to."""
-        return self.heals > 0
 
     def has_left(self, rank: int, epoch: int) -> bool:
         """Whether a rank takes no further part in an epoch. If it is over, no rank does."""

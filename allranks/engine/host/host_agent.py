@@ -458,7 +458,6 @@ class HostAgent:
         self._feed(StubCame(number, told["replaced"], who))
 
     def _fork(self, fork: Fork) -> None:
-        from allranks.collectives.start.healing import Spare
         from allranks.engine.rank import Rank, log_path
 
         assert self._stub is not None
@@ -484,7 +483,8 @@ class HostAgent:
                 os.set_inheritable(number, True)
             rank, replaced, spare = fork.rank, list(fork.replaced), None
             if is_spare:
-                spare = Spare(wake, self.config.size, len(self.config.seats))
+                found = (kind.spare(self.config, wake) for kind in self._rank_features)
+                spare = next(one for one in found if one is not None)
                 rank, replaced, variables = spare.wait()
                 os.environ.update(variables)
                 processes.write_to(log_path(self.config, rank))

@@ -108,10 +108,9 @@ class RankAttach(RankFeature):
             "traffic": bool(this.traffic),
             "failed": not busy and this.last_failed,
             "died": sorted(this.died),
-            "healing": this.is_healing,
-            "heal": this.last_heal,
+            "healing": False,  # where no feature replaces ranks
             "new": this.lacks_variables,
-        }
+        } | self._rank.handover_fields()
 
 
 class KeptCell:

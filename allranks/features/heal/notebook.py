@@ -29,7 +29,7 @@ _HEALING = {
     "ask": "A rank that dies is replaced when you type: %distributed heal",
     "off": "When a rank dies, all others are killed, and the next cell starts new ones.",
 }
-_DRIVES: Mapping[str, Callable[..., Any]] = {
+_COMMANDS: Mapping[str, Callable[..., Any]] = {
     "replace_ranks": recovery_driver.replace,
     "restore_ranks": recovery_driver.restore,
     "continue_recovery": recovery_driver.go_on,
@@ -43,7 +43,7 @@ class NotebookHeal(NotebookFeature):
     """Replaces dead ranks, and has the ranks keep variables after cells."""
 
     replaces_ranks = "%distributed heal"
-    commands = frozenset(_DRIVES)
+    commands = frozenset(_COMMANDS)
     line_commands = (
         LineCommand(
             "keep",
@@ -68,13 +68,14 @@ class NotebookHeal(NotebookFeature):
         cluster.roster.replacing = self._when or cluster.roster.replacing
 
     def cell_left(self, run: CellRun, cells: Cells) -> None:
-        recovery_driver.replace_after(cells.connection, run)
+        if cells.roster.replaces_now:
+            recovery_driver.replace_after(cells.connection, run)
         if self._after is not None:
             self._after.keep_after(run, cells)
 
     def command(self, name: str, *arguments: Any) -> Any:
-        if name in _DRIVES:
-            return _DRIVES[name](*arguments)
+        if name in _COMMANDS:
+            return _COMMANDS[name](*arguments)
         (asked,) = arguments
         if name == "keep":
             return self._keep(asked["variables"], asked["every"])

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from inspect import ismodule
 from typing import Any
 
 from allranks import own_files, port_filter
 from allranks.collectives import world
 from allranks.collectives.ops.keeping import VariableStore, pieces_of
-from allranks.collectives.start import healing
 from allranks.collectives.world import process_sets
 from allranks.engine import namespace, saved_names
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.host import stubs
 from allranks.errors import UsageError
+from allranks.features.heal import replacement
 from allranks.records import requests, wire
+from allranks.records.config import HostAgentConfig
 
 
 class RankHeal(RankFeature):
@@ -35,6 +37,21 @@ class RankHeal(RankFeature):
     def __init__(self) -> None:
         #: The last request to join with new ranks that has succeeded.
         self._joined: dict[str, Any] = {}
+        #: How often it has still to join, as two notebooks may ask for it, and the last request.
+        self._joins, self._asked = 0, dict[str, Any]()
+
+    @classmethod
+    def spare(cls, config: HostAgentConfig, wake: int) -> replacement.Spare:
+        return replacement.Spare(wake, config.size, len(config.seats))
+
+    def join(self, config: HostAgentConfig, rank: int, dead: Sequence[int], spare: Any) -> bool:
+        if spare is not None:
+            spare.join(rank)
+        elif config.spares:
+            replacement.begin_beside_spares(rank, len(config.seats))
+        elif dead:
+            replacement.join(dead)
+        return spare is not None or bool(config.spares or dead)
 
     def started(self, rank: RankContext) -> None:
         self._rank = rank
@@ -55,13 +72,22 @@ class RankHeal(RankFeature):
     def message_received(self, record: wire.Record, payloads: list[bytes]) -> None:
         world.current().lacks_variables = False  # what is kept may now be older
 
+    def request_received(self, name: str, arguments: dict[str, Any]) -> bool:
+        if name == requests.HEAL:
+            self._joins += 1  # until it is answered
+            self._asked = arguments
+        # The main thread may wait in MPI for a host that is lost, and no longer return.
+        return name == requests.SAVE and self._joins > 0
+
+    def handover_fields(self) -> dict[str, Any]:
+        return {"healing": self._joins > 0, "heal": self._asked}
+
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         if name == requests.HEAL:
             try:
                 return {"warning": self._heal(arguments)}, []
             finally:
-                this = world.current()
-                this.heals = max(0, this.heals - 1)
+                self._joins = max(0, self._joins - 1)
         if name == requests.RESTORE:
             return self._restore(**arguments), []
         if name == requests.SAVE:
@@ -87,7 +113,7 @@ class RankHeal(RankFeature):
         rank = self._rank
         if not rank.config.several_hosts:
             port_filter.restrict_own_ports(allow_this_host=True)
-        healing.heal(dead, self._stub, epoch)
+        replacement.replace_ranks(dead, self._stub, epoch)
         # The features restore their state before the next cell.
         return rank.rank_replaced(dead)
 

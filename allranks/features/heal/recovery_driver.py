@@ -12,7 +12,7 @@ from allranks.cluster.cell_run import CellRun
 from allranks.cluster.connection import AnswersSoFar, Connection
 from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.renewal import await_abandoned
-from allranks.cluster.state import NotRecovered, Seating, TookPlaces
+from allranks.cluster.state import NotRecovered, Seating, StartsAgain, TookPlaces
 from allranks.countdown import Countdown
 from allranks.errors import CellFailed, ClusterLost
 from allranks.features.heal.recovered import text_of, text_of_kept, text_of_new
@@ -27,6 +27,7 @@ from allranks.features.heal.recovery import (
     Step,
     Up,
 )
+from allranks.records.agent import Again
 
 _STEP_SECONDS = 0.1
 
@@ -42,9 +43,7 @@ def replace(ranks: Connection, tell: Callable[[str], None]) -> tuple[str, bool]:
 
 
 def replace_after(ranks: Connection, run: CellRun) -> None:
-    """Replaces ranks that have died in a cell, if that is wanted."""
-    if not ranks.roster.replaces_now:
-        return
+    """Replaces ranks that have died in a cell."""
 
     def tell(text: str) -> None:
         run.view.notice(text)
@@ -72,7 +71,8 @@ def go_on(
     began = time.monotonic()
     for press in ranks.step(0):  # hosts may have been lost since: it begins with these
         ranks.inbox.put(press)
-    done = Recovery.continued(record, ranks.places())
+    agents: Any = ranks.agent
+    done = Recovery.continued(record, agents.hosts())
     return _run(ranks, done, tell, began, done.restarted)
 
 
@@ -102,6 +102,25 @@ def _new_recovery(ranks: Connection, replaces: bool = True) -> Recovery:
     roster = ranks.roster
     hosts = {rank: hello.host for rank, hello in sorted(roster.hellos.items())}
     return Recovery(hosts, roster.epoch.number, roster.saved, roster.can_relocate, replaces)
+
+
+def start_again(ranks: Connection) -> dict[str, list[int]]:
+    """Starts all ranks again on the hosts that are left; returns the ranks of each, which is empty
+    if no host is left. They are up once the roster misses none.
+    """
+    ranks.hooks.call_each(ranks.listeners, Again(), None)
+    agents: Any = ranks.agent  # those of several hosts
+    if not agents.relocate():
+        return {}
+    try:
+        for press in ranks.step(0):  # the last news of the ranks that end
+            ranks.inbox.put(press)
+    except Exception as error:  # of the display: the ranks have been told to start again
+        ranks.notices.append(str(error))
+    ranks.epoch, ranks.ended_epoch = 0, -1
+    hosts: dict[str, list[int]] = agents.hosts()
+    ranks.roster.apply(StartsAgain(hosts))
+    return hosts
 
 
 class RecoveryDriver:
@@ -181,7 +200,7 @@ class RecoveryDriver:
                 case Seat(dead):
                     roster.apply(Seating())
                     self._known["came"].clear()
-                    recovery.seated(ranks.seat_spares(list(dead)))
+                    recovery.seated(ranks.agent.seat_spares(dead))
                 case Ask(name, asked, arguments):
                     self._request.close()
                     self._known["answered"].clear()
@@ -192,11 +211,11 @@ class RecoveryDriver:
                     if not roster.dead:
                         ranks.all_up()
                 case Note(record):
-                    ranks.note({"cells": roster.cells, **record})
+                    ranks.agent.note({"cells": roster.cells, **record})
                 case StartAgain():
                     self._request.close()
                     self._known.clear()
-                    recovery.placed(ranks.relocate())
+                    recovery.placed(start_again(ranks))
                 case Limit(seconds):
                     self._limit = Countdown(seconds)
                 case Say(text):

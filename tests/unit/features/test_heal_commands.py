@@ -24,8 +24,7 @@ def kept(hooks, monkeypatch):
 
     def after_a_cell():
         kept.clear()
-        roster = SimpleNamespace(replaces_now=False)
-        hooks.cell_left(None, SimpleNamespace(connection=SimpleNamespace(roster=roster)))
+        hooks.cell_left(None, SimpleNamespace(roster=SimpleNamespace(replaces_now=False)))
         return [(after.names, after.every) for after in kept]
 
     return after_a_cell

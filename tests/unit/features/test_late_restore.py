@@ -34,7 +34,8 @@ def rank():
                 shell=SimpleNamespace(user_ns={}),
             )
             heals, attaches = RankHeal(), RankAttach()
-            heals._rank, attaches._wire = rank, wire
+            rank.handover_fields = heals.handover_fields
+            heals._rank, attaches._rank, attaches._wire = rank, rank, wire
             return function(heals, attaches._about)
 
         return loopback.run(1, body)
@@ -42,11 +43,12 @@ def rank():
     return run
 
 
-def receiver(busy=False):
+def receiver(heals, busy=False):
     """A rank that receives records in the thread of its connection."""
     rank = SimpleNamespace(answered=[], queued=[], refused=[], wire=SimpleNamespace(busy=busy))
     rank.rank = 0
     rank._features = SimpleNamespace(message_received=lambda *_: None, requests_while_busy=set())
+    rank._features.request_received = heals.request_received
     queue = lambda call, ask, payloads: rank.queued.append(ask)  # noqa: E731
     rank._loop = SimpleNamespace(call_soon_threadsafe=queue)
     rank._answer = lambda ask, payloads: rank.answered.append(ask)
@@ -56,7 +58,7 @@ def receiver(busy=False):
 
 def test_a_rank_that_was_asked_to_join_with_new_ones_says_so_until_it_has_tried(rank):
     def check(heals, about):
-        Rank._receive(receiver(), HEAL, [])
+        Rank._receive(receiver(heals), HEAL, [])
         seen = [about()["healing"]]
         heals._join = lambda dead, epoch: seen.append(about()["healing"])
         heals.answer(requests.HEAL, HEAL.arguments, [])
@@ -69,8 +71,8 @@ def test_a_rank_that_was_asked_to_join_with_new_ones_says_so_until_it_has_tried(
 def test_a_rank_that_was_asked_to_join_twice_says_so_until_it_has_tried_twice(rank):
     def check(heals, about):
         seen = []
-        Rank._receive(receiver(), HEAL, [])
-        Rank._receive(receiver(), HEAL, [])
+        Rank._receive(receiver(heals), HEAL, [])
+        Rank._receive(receiver(heals), HEAL, [])
         heals._join = lambda dead, epoch: seen.append(about()["healing"])
         heals.answer(requests.HEAL, HEAL.arguments, [])
         heals.answer(requests.HEAL, HEAL.arguments | {"epoch": 9}, [])
@@ -112,19 +114,17 @@ def test_a_rank_says_which_others_were_not_replaced(rank):
 
 @pytest.mark.parametrize("healing", [True, False])
 def test_a_rank_that_waits_in_mpi_for_a_lost_host_saves_in_another_thread(healing):
-    rank, save = receiver(), Query(2, requests.SAVE, {})
-
-    def receive():
-        world.current().heals = int(healing)
-        Rank._receive(rank, save, [])
-
-    loopback.run(1, receive)
+    heals, save = RankHeal(), Query(2, requests.SAVE, {})
+    rank = receiver(heals)
+    if healing:
+        heals.request_received(requests.HEAL, HEAL.arguments)
+    Rank._receive(rank, save, [])
     assert (rank.answered, rank.queued) == (([save], []) if healing else ([], [save]))
 
 
 def test_a_rank_that_refuses_to_join_because_its_cell_has_just_begun_does_not_wait_in_mpi(rank):
     def check(heals, about):
-        busy = receiver(busy=True)  # the cell has begun just before the request is looked at
+        busy = receiver(heals, busy=True)  # the cell has begun just before the request is looked at
 
         def received(record, payloads):
             if isinstance(record, heals.records):

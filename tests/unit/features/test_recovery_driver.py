@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from allranks.cluster.connection import Connection
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.sockets import InterruptRequested
-from allranks.cluster.state import ClusterState, HostLost, StartsAgain
+from allranks.cluster.state import ClusterState, HostLost
 from allranks.errors import ClusterLost
 from allranks.features.heal import recovery_driver
 from allranks.features.heal.recovered import text_of
 from allranks.features.heal.recovery import Recovery
-from allranks.features.heal.recovery_driver import RecoveryDriver
+from allranks.features.heal.recovery_driver import RecoveryDriver, start_again
 from allranks.records import requests
 from allranks.records.wire import Answer, Hello
 
@@ -42,13 +40,13 @@ class Ranks:
     """
 
     size, epoch, log_dir, can_relocate, inbox = 6, 0, "/logs", True, SimpleNamespace()
-    inbox.hearing_interrupts = nullcontext
+    inbox.hearing_interrupts, hooks, listeners = nullcontext, NotebookHooks(()), ()
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
         self.roster, self.events = ClusterState(6), events
         self.roster.connect(can_replace=True, can_relocate=True)
         self.roster.set_phase("running")
-        self.places = {host: list(ranks) for host, ranks in HOSTS.items()}
+        self.places, self.agent = {host: list(ranks) for host, ranks in HOSTS.items()}, self
         self.loaded: list[list[int]] = []
         self.asked: list[tuple[str, set[int]]] = []
         self.record: dict[str, Any] = {}
@@ -69,7 +67,7 @@ class Ranks:
         self._now = usual if event is None else (lambda: event(self))
 
     def step(self, seconds: float) -> list[InterruptRequested]:
-        return [InterruptRequested()] if self._now() == "press" else []
+        return [InterruptRequested()] if seconds and self._now() == "press" else []
 
     @contextmanager
     def asking(self, ranks: Any, name: str, arguments: Any) -> Iterator[dict[int, Any]]:
@@ -88,13 +86,15 @@ class Ranks:
     def answer(self, ranks: Any, content: Any, problem: str = "") -> None:
         self.got |= {rank: (Answer(1, rank, content, problem), []) for rank in ranks}
 
-    def relocate(self) -> dict[str, list[int]]:
+    def relocate(self) -> bool:
         for host in self.roster.lost_hosts:
             moved = self.places.pop(host)
             if self.places:
                 next(iter(self.places.values())).extend(moved)
-        self.roster.apply(StartsAgain())
         self._begin("start", self._come)
+        return bool(self.places)
+
+    def hosts(self) -> dict[str, list[int]]:
         return self.places
 
     def seat_spares(self, dead: list[int]) -> str:
@@ -155,7 +155,7 @@ def recover(ranks: Ranks) -> Recovery:
     return done
 
 
-def start_again(first: str = "h3", **events: list[Event | None]) -> tuple[Ranks, Recovery]:
+def lose_a_host(first: str = "h3", **events: list[Event | None]) -> tuple[Ranks, Recovery]:
     ranks = Ranks(events)
     loses(first)(ranks)
     return ranks, recover(ranks)
@@ -163,7 +163,7 @@ def start_again(first: str = "h3", **events: list[Event | None]) -> tuple[Ranks,
 
 @pytest.mark.parametrize("step", ["start", "load"])
 def test_a_second_host_that_is_lost_costs_its_own_ranks_alone(step):
-    ranks, moved = start_again(**{step: [loses("h2")]})
+    ranks, moved = lose_a_host(**{step: [loses("h2")]})
     assert ranks.is_up
     assert moved.gone.keys() == {2, 3, 4, 5}
     assert ranks.loaded[-1] == [0, 1]
@@ -172,7 +172,7 @@ def test_a_second_host_that_is_lost_costs_its_own_ranks_alone(step):
 
 @pytest.mark.parametrize("step", ["start", "load"])
 def test_a_rank_that_dies_while_all_start_again_loads_what_it_had_saved(step):
-    ranks, moved = start_again(**{step: [dies(1)]})
+    ranks, moved = lose_a_host(**{step: [dies(1)]})
     assert ranks.is_up
     assert moved.gone.keys() == {4, 5}
     assert ranks.loaded[-1] == [0, 1, 2, 3]
@@ -180,8 +180,8 @@ def test_a_rank_that_dies_while_all_start_again_loads_what_it_had_saved(step):
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
-    agents = MultiHostAgents.__new__(MultiHostAgents)
-    agents.relocate, agents.hosts = lambda: True, lambda: {"h1": [0, 1], "h2": [2, 3]}
+    hosts = {"h1": [0, 1], "h2": [2, 3]}
+    agents = SimpleNamespace(relocate=lambda: True, hosts=lambda: hosts)
     roster = ClusterState(4)
     roster.lost_hosts["h3"] = "is cut off"
 
@@ -192,37 +192,37 @@ def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
             roster.lost_hosts["h2"] = "is cut off"
         return []
 
-    parts = {"hooks": NotebookHooks(()), "_listeners": [], "agent": agents}
+    parts = {"hooks": NotebookHooks(()), "listeners": [], "agent": agents}
     ranks = SimpleNamespace(**parts, roster=roster, step=step)
-    assert Connection.relocate(ranks) == {"h1": [0, 1], "h2": [2, 3]}
+    assert start_again(ranks) == hosts
     assert roster.lost_hosts == {"h2": "is cut off"}
     assert not roster.ends
 
 
 def test_a_rank_that_its_variables_end_starts_without_them():
-    ranks, moved = start_again(load=[dies(1), dies(1)])
+    ranks, moved = lose_a_host(load=[dies(1), dies(1)])
     assert ranks.loaded == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]]
     assert moved.gone.keys() == {1, 4, 5}
 
 
 def test_ranks_that_do_not_start_are_started_once_more():
-    ranks, _ = start_again(start=[lambda ranks: None])
+    ranks, _ = lose_a_host(start=[lambda ranks: None])
     assert ranks.is_up
 
 
 def test_ranks_that_cannot_start_are_lost_after_some_tries():
     with pytest.raises(ClusterLost, match="could not be started again: ranks 0–5 did not start"):
-        start_again(start=[lambda ranks: None] * 9)
+        lose_a_host(start=[lambda ranks: None] * 9)
 
 
 def test_two_interrupts_end_all_ranks_also_while_they_load():
     with pytest.raises(ClusterLost, match="you have interrupted it twice"):
-        start_again(load=[press])
+        lose_a_host(load=[press])
 
 
 def test_two_interrupts_end_all_ranks_also_while_they_save():
     with pytest.raises(ClusterLost, match="could not be started again: you have interrupted it"):
-        start_again(save=[press])
+        lose_a_host(save=[press])
 
 
 def test_what_was_saved_outlives_the_end_of_mpiexec():
@@ -230,7 +230,7 @@ def test_what_was_saved_outlives_the_end_of_mpiexec():
         ranks.answer(range(4), SAVED)
         ranks.roster.ends.append(ProcessExit(-1, code=1))
 
-    ranks, moved = start_again(save=[save])
+    ranks, moved = lose_a_host(save=[save])
     assert ranks.is_up
     assert moved.gone.keys() == {4, 5}
     assert ranks.loaded == [[0, 1, 2, 3]]
@@ -241,7 +241,7 @@ def test_a_rank_without_its_variables_does_not_count_as_one_that_has_them():
         ranks.answer(range(4), SAVED)
         ranks.answer([1], SAVED | {"new": True})
 
-    ranks, moved = start_again(save=[save])
+    ranks, moved = lose_a_host(save=[save])
     assert moved.gone.keys() == {1, 4, 5}
     assert ranks.loaded == [[0, 2, 3]]
 

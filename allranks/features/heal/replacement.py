@@ -59,7 +59,7 @@ class ReplacementInfo:
     sets: dict[int, tuple[int, ...]]
 
 
-def heal(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
+def replace_ranks(dead: Sequence[int], command: Sequence[str], epoch: int) -> None:
     """Replaces dead ranks by new processes, and begins an epoch with them. On one host ``command``
     starts one of them, followed by the list of those still to be started. Raises `UsageError` if
     another rank has died meanwhile. Collective over all surviving ranks.
@@ -193,10 +193,8 @@ def _everyone(processes: int) -> MPI.Intracomm:
 
 
 class Spare:
-    """A process that has no rank, and waits to take the place of one that dies.
-
-    ``wake`` is the read end of a pipe with a line of JSON for each replacement: the ``rank`` that
-    this process becomes, -1 for none, the ``dead`` ranks, and the ``variables`` of the new rank.
+    """A process that has no rank, and waits to take the place of one that dies: see
+    `RankFeature.spare`.
     """
 
     def __init__(self, wake: int, size: int, processes: int) -> None:
