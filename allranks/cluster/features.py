@@ -7,8 +7,8 @@ hooks are called in this order:
 0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
 1. ``started``, when the connection is open and before the first rank has come; again after each
    restart, and when the notebook gets ranks that another one has started.
-2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
-   are. ``cell`` is set from here on.
+2. ``cell_started``, before the cell is sent to its ranks. ``cell`` is set from here on. Or
+   ``ranks_reserved``, before a feature reserves all ranks for its own cells.
 3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
    ``arriving``; ``message_received``, in the main thread, with those of ``records``. A feature that
    has to act by itself has `CellContext.poll` call it.
@@ -186,8 +186,8 @@ class NotebookFeature:
     def started(self, cluster: ClusterContext) -> None:
         """The connection is open; ranks come up next."""
 
-    def ensemble_started(self) -> None:
-        """An ensemble's members are about to run, each on some of the ranks."""
+    def ranks_reserved(self) -> None:
+        """A feature is about to run cells of its own side by side, each on some of the ranks."""
 
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         """Returns which of these kernels of ranks (`Hello.engine`) a cell has to wait for.
@@ -419,8 +419,8 @@ class NotebookHooks(Hooks[NotebookFeature]):
     def started(self, cluster: ClusterContext) -> None:
         self.call(NotebookFeature.started, cluster)
 
-    def ensemble_started(self) -> None:
-        self.call(NotebookFeature.ensemble_started)
+    def ranks_reserved(self) -> None:
+        self.call(NotebookFeature.ranks_reserved)
 
     def rank_died(self, rank: int) -> None:
         self.call(NotebookFeature.rank_died, rank)

@@ -77,7 +77,7 @@ class LivePanel:
         self.with_logs = mode == "full"
         #: None if the ranks are another notebook's, or nothing is asked of them.
         self.ask: Ask | None = None
-        #: Adds and stops members of an ensemble.
+        #: Adds and stops members.
         self.act: ClickHandler | None = None
         #: Whether the ranks are another notebook's.
         self.watched = False
