@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -48,6 +49,7 @@ from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure
 from allranks.records.agent import Event
 from allranks.records.wire import Answer, Query, Record
+from allranks.widgets.dashboard.view import Buttons, PanelButton
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class NotebookFeature:
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
     run_arguments: tuple[RunArgument, ...] = ()
     """Arguments of `allranks.run`."""
+    panel_buttons: tuple[PanelButton, ...] = ()
+    """Buttons of the panel of a cell, whose commands get a function that shows their results."""
 
     @classmethod
     def loaded(cls, shell: Any) -> None:
@@ -403,7 +407,11 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self.commands: dict[str, Callable[..., Any]] = {
             name: feature.command
             for feature in self.features
-            for name in (*feature.commands, *(one.name for one in feature.line_commands))
+            for name in (
+                *feature.commands,
+                *(one.name for one in feature.line_commands),
+                *(one.command for one in feature.panel_buttons),
+            )
         }
         self.polls: list[Callable[[], bool]] = []
         """The functions that ``polled`` calls, as long as the cell runs."""
@@ -430,6 +438,13 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def ended(self) -> list[str]:
         return [text for text in self.call(NotebookFeature.ended) if text]
+
+    def panel_buttons(self) -> Buttons:
+        return {
+            button: partial(self.command, button.command)
+            for feature in self.features
+            for button in feature.panel_buttons
+        }
 
     def holding(self) -> list[NotebookFeature]:
         return [one for one in self.features if one.holds_cells]
