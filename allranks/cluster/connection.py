@@ -345,7 +345,7 @@ class Connection:
         try:
             for press in self.step(0):  # the last news of the ranks that end
                 self.inbox.put(press)
-        except Exception as error:  # of the display: the ranks have been told to start again
+        except Exception as error:  # of the display: the ranks start again all the same
             self.notices.append(str(error))
         self.epoch, self.ended_epoch = 0, -1
         hosts = agents.hosts()
@@ -706,7 +706,7 @@ class Connection:
         return failures.loss_text(ends, hellos, text, self.size, shown, self._cause, why)
 
     def can_replace(self, count: int) -> bool:
-        """Whether so many ranks can be replaced: some hosts start no new processes."""
+        """Whether this number of ranks can be replaced: some hosts start no new processes."""
         return self.roster.can_relocate or all(count <= one.spares for one in self._agents)
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:

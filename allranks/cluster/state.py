@@ -180,12 +180,12 @@ class ClusterState:
 
     ``phase`` is ``new``, ``starting``, ``running``, ``stopped`` or ``lost``, and ``lost_because``
     the reason. ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since.
-    ``died_again`` is the end of ranks that died just after taking a place. ``lost_hosts`` says why
-    hosts are lost whose ranks are not started elsewhere yet.
+    ``died_again`` is the end of ranks that died just after taking a place. ``lost_hosts`` has the
+    reason for each lost host whose ranks are not started elsewhere yet.
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
     been sent so far, by any notebook. ``thread`` waits for the cell, or for the feature that has
-    ``reserved`` the ranks: this says what it runs on them, and how the user ends it.
+    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it.
     ``epoch`` is that of the ranks, and ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
     death has ended can continue from commit ``goes_on``, if it is not 0.

@@ -21,8 +21,8 @@ from allranks.collectives.gpu.cupy_api import Cupy
 from allranks.records.deferred import deferred
 
 _MOST_BYTES, _PART = 256 << 20, 64
-"""A window takes a 64th of the GPU's memory; with more than so many bytes, the rounds of a call
-would cost nothing beside its copies."""
+"""A window takes a 64th of the GPU's memory, and not more than these bytes: with more, the rounds
+of a call would cost nothing beside its copies."""
 _ALIGNED = 2 << 20
 """Of a smaller piece CUDA may share the memory around it too."""
 
@@ -50,7 +50,7 @@ class GpuWindows:
         """Their addresses."""
         weakref.finalize(self, _leave, number, self._own).atexit = False
         self.reported = False
-        """Whether the user has been told that no memory can be shared."""
+        """Whether the user knows that no memory can be shared."""
 
     def size(self) -> int:
         """The bytes of a window."""
