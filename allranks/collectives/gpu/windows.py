@@ -35,7 +35,8 @@ class _Closing(NamedTuple):
     """Whether the GPU has done all that could use them, or write to this rank's own."""
 
 
-# Not in a world: those of an ensemble end with its cell, and the process keeps their windows.
+# Not in a world: those of some of the ranks may end with a cell, and the process keeps their
+# windows.
 _spare: defaultdict[int, list[int]] = defaultdict(list)
 """For each GPU the windows of this process that no group uses."""
 _closing: list[_Closing] = []
