@@ -198,7 +198,7 @@ class AttachedConnection(Connection):
     def _ask_to_heal(self, got: AnswersSoFar, asked: set[int]) -> set[int]:
         """The last notebook may have ended before it had asked all ranks to join with new ones, and
         all hosts to start these; the others wait for them in MPI. Asks them, once, and returns the
-        ranks that have not said since that they were asked.
+        ranks that have not confirmed it since.
         """
         told = {rank: answer.content for rank, (answer, _) in got.items()}
         heals = [content["heal"] for content in told.values() if content["healing"]]

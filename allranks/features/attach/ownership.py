@@ -155,7 +155,7 @@ def attach(
         if not left.unseen:
             _resume(connection)
             connection.ask(requests.SEND, {}, strict=False)
-        # Another notebook has replaced them, and has ended before it said what they have.
+        # Another notebook has replaced them, and has ended before it has shown what they have.
         new = {rank for rank, about in told.items() if about["new"]}
         # What a rank has saved itself, and has back, is newer than what was kept.
         back = own - new

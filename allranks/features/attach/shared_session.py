@@ -188,8 +188,8 @@ class SharedSession(Session):
         if left.unseen:
             print(left.text)
         hellos = [cluster.hellos[rank] for rank in left.ranks or range(cluster.size)]
-        ask, profiler = cluster.cells.ask_soon, self.panel_profiler()
-        view = cell_view("auto", hellos, ask, ago=left.seconds, profiler=profiler)
+        ask, buttons = cluster.cells.ask_soon, self.hooks.panel_buttons()
+        view = cell_view("auto", hellos, ask, ago=left.seconds, buttons=buttons)
         if left.unseen:
             cluster.cells.wait(ownership.follow(cluster.cells, left, view))
         else:

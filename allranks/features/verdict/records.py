@@ -70,7 +70,7 @@ class Doing(IntEnum):
 
     ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
     calls the user's code there. ``COMPILE``: a library traces or compiles. ``AWAIT``: a collective
-    needs its input, which a library still computes, as those of jax may; no line tells where.
+    needs its input, which a library still computes, as those of jax may; its line is unknown.
     """
 
     COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(6)
@@ -80,8 +80,8 @@ class Look(NamedTuple):
     """Where the main thread was at a time: the number of its lines, -1 in a collective.
 
     ``main_used`` are the seconds in which it has run or could have run, NaN if they are not known,
-    ``used`` those in which all threads have run. ``late``: for so long before, the look was due and
-    had to wait for the interpreter or for a core. The main thread may have been elsewhere then.
+    ``used`` those in which all threads have run. ``late``: how long the look was due and had to
+    wait for the interpreter or for a core. The main thread may have been elsewhere then.
     """
 
     at: float

@@ -34,7 +34,7 @@ EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
 #: A core that other programs share with it takes a little longer for the same work.
 MORE_WORK = 0.3
-#: A line is a rank's own, if it spends so many times more there than a rank that is as slow at all.
+#: A line is a rank's own, if it spends this many times more there than a rank that is as slow.
 ALONE = 4.0
 #: A look that comes later than this part of what it explains may have missed it: short work has
 #: ended before the interpreter lets the thread in that looks. By how many deviations of such looks
