@@ -16,7 +16,7 @@ from allranks.cluster.renewal import not_idle
 from allranks.errors import UsageError
 from allranks.features.attach.connection import DETACHED, AttachedConnection
 from allranks.features.attach.requests import RESUME, SEEN, STAY
-from allranks.features.attach.sessions import AttachedHostAgent, visit
+from allranks.features.attach.sessions import AttachedHostAgent, say_listens, visit
 from allranks.features.attach.sharing import DetachedCell, WatcherFeed
 from allranks.records import requests
 from allranks.records.agent import Event, Watched
@@ -57,6 +57,7 @@ class Ownership(NotebookFeature):
 def _open(feed: WatcherFeed, folder: str, event: Event, pid: int | None) -> None:
     if isinstance(event, Watched):
         feed.open(folder)
+        say_listens(folder)  # also if that has failed: then the connection does, at once
 
 
 def _drop(answer: Answer) -> None:

@@ -314,9 +314,9 @@ class SharedSession(Session):
     def _watch(self, found: sessions.SessionInfo) -> None:
         # Shows another notebook's cells from now on, and prints a line about it.
         sessions.check_version(found)
+        sessions.visit(found.folder, "watch")
         if self.joined is None:
             self.joined = Joined(found.name, found.folder, found.size, guest=True)
-        sessions.visit(found.folder, "watch")
         try:
             door = sessions.watch(found.folder, self.joined.count)
         except OSError:  # it ends just now, or does not answer: look again
