@@ -229,17 +229,35 @@ def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:
 
 
 def has_succeeded(error: BaseException) -> bool:
-    # As a program: ``sys.exit()`` without a value, or with 0, reports success.
-    # Its class may redefine ``code``.
-    return is_a(error, SystemExit) and vars(SystemExit)["code"].__get__(error) in (None, 0)
+    # As a program: ``sys.exit()`` without a value, or with the integer 0, reports success.
+    if not is_a(error, SystemExit):
+        return False
+    # Its class may redefine ``code``, and what is in it ``==``.
+    code = vars(SystemExit)["code"].__get__(error)
+    return code is None or (is_a(code, int) and int.__eq__(code, 0))
 
 
 def is_outside_of_cell(error: BaseException, cell_file: str) -> bool:
     """Whether no line of a cell's source has led to an error; false for a function's call."""
-    frames = walk_tb(traceback_of(error))
-    return is_cell(cell_file) and not any(
-        frame.f_code.co_filename == cell_file for frame, _ in frames
-    )
+    return is_cell(cell_file) and not _lines_in(error, cell_file)
+
+
+def _lines_in(error: BaseException, cell_file: str) -> list[int]:
+    """Returns the numbers of the lines of a cell that have led to an error, in the order of calls.
+
+    The group of the exceptions that ``except*`` raises has no lines: then those of its first member
+    that has some.
+    """
+    pending, seen = [error], 0
+    while pending and seen < _MOST_CHAINED:
+        one, seen = pending.pop(0), seen + 1
+        frames = walk_tb(traceback_of(one))
+        lines = [line for frame, line in frames if frame.f_code.co_filename == cell_file]
+        if lines:
+            return lines
+        if is_a(one, BaseExceptionGroup):
+            pending += vars(BaseExceptionGroup)["exceptions"].__get__(one)
+    return []
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
@@ -365,9 +383,9 @@ def report(
     exception's text, which is ``text`` if given.
     """
     line, source = None, ""
-    for frame, number in walk_tb(traceback_of(error)):
-        if frame.f_code.co_filename == cell_file:
-            line, source = number, source_line(cell_file, number)
+    lines = _lines_in(error, cell_file)
+    if lines:
+        line, source = lines[-1], source_line(cell_file, lines[-1])
     if is_a(error, CheckFailed):
         # The line has the source of the check, and the answer perhaps.
         line, source = None, ""
