@@ -75,7 +75,7 @@ AREAS = {
     "JupyterHub": Area(("tests/hub/",), ("allranks.features.classroom",)),
     "ensemble": Area(
         ("tests/notebook/test_ensemble.py", "tests/faults/test_ensemble.py"),
-        ("allranks.ensemble", "allranks.features.ensemble"),
+        ("allranks.features.ensemble",),
     ),
     "pytest": Area(("tests/features/test_pytest_plugin.py",), ("allranks.features.pytest",)),
     "pages of the docs": Area(("tests/notebook/test_pages.py",), ("docs/",)),

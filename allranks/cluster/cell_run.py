@@ -316,7 +316,7 @@ class CellRun:
 
     def _kill_stuck(self, stayed: str) -> None:
         """Kills the ranks that are still in the cell; all ranks if no other would survive that, or
-        if ranks have been killed before. ``stayed`` says which stayed, and when.
+        if ranks have been killed before. ``stayed`` is a text with those that stayed, and when.
         """
         ranks, stuck = self._connection, self.pending
         kept = self._survivors(stuck)
@@ -499,7 +499,7 @@ class CellRun:
         for rank in ranks:
             self.apply(Replaced(rank))
         self._replaced = told
-        if not self._killed or isinstance(self.view, HiddenView):  # else the error says it
+        if not self._killed or isinstance(self.view, HiddenView):  # else it is in the error
             self.view.notice(told)
 
     def _show_unsent(self, rank: int) -> None:

@@ -236,11 +236,8 @@ class Cells:
                 )
             # An interrupt came before the wait for the cell began, so nothing has ended it.
             self.connection.end_cell()
-        if roster.ensemble:
-            raise UsageError(
-                "expected idle ranks, found them running an ensemble. Wait for its end, or type: "
-                "runs.stop()"
-            )
+        if roster.reserved:
+            raise UsageError(f"expected idle ranks, found them {roster.reserved}")
 
     @property
     def _is_free(self) -> bool:

@@ -348,14 +348,14 @@ class Cluster:
         return self.size
 
     def interrupt(self) -> bool:
-        """Interrupts the cell, or the ensemble, that is running; returns whether one was.
+        """Interrupts what runs on the ranks; returns whether anything did.
 
         Before a cell, it interrupts the requests of clients that the cell waits for.
         """
         roster, connection = self.roster, self.cells.connection if self.state != "new" else None
         if connection is None:
             return False
-        if roster.ensemble or connection.awaits_clients:
+        if roster.reserved or connection.awaits_clients:
             connection.inbox.put(InterruptRequested())
         elif roster.running is not None and connection.run is not None:
             connection.run.press()

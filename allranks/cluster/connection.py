@@ -106,13 +106,6 @@ class Shown(Protocol):
         """Handles an interrupt of the user."""
 
 
-class TakesMembers(Protocol):
-    """The members of an ensemble, side by side."""
-
-    def take(self, record: CellRecord, payloads: list[bytes]) -> bool:
-        """Handles a record of a member; returns false for any other record."""
-
-
 class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned, and their ``roster``."""
 
@@ -132,9 +125,11 @@ class Connection:
         self.roster, self.size = roster, roster.size
         self.words = LastWords(roster)
         self.launcher_text = ""
-        #: What shows the cell of the roster, and the members of its ensemble.
+        #: What shows the cell of the roster.
         self.run: Shown | None = None
-        self.members: TakesMembers | None = None
+        #: Gets each record of a cell first while a feature has reserved the ranks; returns whether
+        #: it was for the feature.
+        self.intercept: Callable[[CellRecord, list[bytes]], bool] | None = None
         #: What ranks have written after the ends of their cells.
         self.late: list[Output] = []
         #: The latest epochs that requests of clients have begun, and ended.
@@ -394,7 +389,7 @@ class Connection:
         raise first
 
     def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
-        if self.members is not None and self.members.take(record, payloads):
+        if self.intercept is not None and self.intercept(record, payloads):
             return
         run = self.run if self.roster.running is not None else None
         if run is not None and record.cell == run.state.cell:
@@ -675,7 +670,7 @@ class Connection:
         return failures.loss_text(ends, hellos, text, self.size, shown, self._cause, why)
 
     def can_replace(self, count: int) -> bool:
-        """Whether so many ranks can be replaced: some hosts start no new processes."""
+        """Whether this number of ranks can be replaced: some hosts start no new processes."""
         return self.roster.can_relocate or all(count <= one.spares for one in self._agents)
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:

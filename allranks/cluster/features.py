@@ -7,8 +7,8 @@ hooks are called in this order:
 0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
 1. ``started``, when the connection is open and before the first rank has come; again after each
    restart, and when the notebook gets ranks that another one has started.
-2. ``cell_started``, before the cell is sent to its ranks, or ``ensemble_started``, before members
-   are. ``cell`` is set from here on.
+2. ``cell_started``, before the cell is sent to its ranks. ``cell`` is set from here on. Or
+   ``ranks_reserved``, before a feature reserves all ranks for its own cells.
 3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
    ``arriving``; ``message_received``, in the main thread, with those of ``records``. A feature that
    has to act by itself has `CellContext.poll` call it.
@@ -29,6 +29,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -50,6 +51,7 @@ from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure
 from allranks.records.agent import Event
 from allranks.records.wire import Answer, Query, Record
+from allranks.widgets.dashboard.view import Buttons, PanelButton
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ class NotebookFeature:
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
     run_arguments: tuple[RunArgument, ...] = ()
     """Arguments of `allranks.run`."""
+    panel_buttons: tuple[PanelButton, ...] = ()
+    """Buttons of the panel of a cell, whose commands get a function that shows their results."""
 
     @classmethod
     def loaded(cls, shell: Any) -> None:
@@ -201,8 +205,8 @@ class NotebookFeature:
     def started(self, cluster: ClusterContext) -> None:
         """The connection is open; ranks come up next."""
 
-    def ensemble_started(self) -> None:
-        """An ensemble's members are about to run, each on some of the ranks."""
+    def ranks_reserved(self) -> None:
+        """A feature is about to run cells of its own side by side, each on some of the ranks."""
 
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         """Returns which of these kernels of ranks (`Hello.engine`) a cell has to wait for.
@@ -424,7 +428,11 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self.commands: dict[str, Callable[..., Any]] = {
             name: feature.command
             for feature in self.features
-            for name in (*feature.commands, *(one.name for one in feature.line_commands))
+            for name in (
+                *feature.commands,
+                *(one.name for one in feature.line_commands),
+                *(one.command for one in feature.panel_buttons),
+            )
         }
         self.replaces_ranks = next(filter(None, (one.replaces_ranks for one in self.features)), "")
         self.polls: list[Callable[[], bool]] = []
@@ -441,8 +449,8 @@ class NotebookHooks(Hooks[NotebookFeature]):
     def started(self, cluster: ClusterContext) -> None:
         self.call(NotebookFeature.started, cluster)
 
-    def ensemble_started(self) -> None:
-        self.call(NotebookFeature.ensemble_started)
+    def ranks_reserved(self) -> None:
+        self.call(NotebookFeature.ranks_reserved)
 
     def rank_died(self, rank: int) -> None:
         self.call(NotebookFeature.rank_died, rank)
@@ -452,6 +460,13 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def ended(self) -> list[str]:
         return [text for text in self.call(NotebookFeature.ended) if text]
+
+    def panel_buttons(self) -> Buttons:
+        return {
+            button: partial(self.command, button.command)
+            for feature in self.features
+            for button in feature.panel_buttons
+        }
 
     def holding(self) -> list[NotebookFeature]:
         return [one for one in self.features if one.holds_cells]

@@ -180,11 +180,12 @@ class ClusterState:
 
     ``phase`` is ``new``, ``starting``, ``running``, ``stopped`` or ``lost``, and ``lost_because``
     the reason. ``ends`` cannot be replaced, ``dead`` can; ``new`` have come up since.
-    ``died_again`` is the end of ranks that died just after taking a place. ``lost_hosts`` says why
-    hosts are lost whose ranks are not started elsewhere yet.
+    ``died_again`` is the end of ranks that died just after taking a place. ``lost_hosts`` has the
+    reason for each lost host whose ranks are not started elsewhere yet.
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
-    been sent so far, by any notebook. ``thread`` waits for the cell, or for the ``ensemble``.
+    been sent so far, by any notebook. ``thread`` waits for the cell, or for the feature that has
+    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it.
     ``epoch`` is that of the ranks, and ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
     death has ended can continue from commit ``goes_on``, if it is not 0.
@@ -207,8 +208,8 @@ class ClusterState:
         self.set_phase("starting")
         self.can_replace, self.can_relocate = can_replace, can_relocate
         self.cell: CellState | None = None
-        self.abandoned = self.ensemble = False
-        self.thread = 0
+        self.abandoned = False
+        self.reserved, self.thread = "", 0
         self.epoch = Epoch()
         self.needs: dict[int, int] = {}
         self.hellos: dict[int, Hello] = {}
@@ -239,11 +240,12 @@ class ClusterState:
             self.epoch.dirty = self.epoch.dirty or bool(self.cell.pending)
         self.cell = None
 
-    def begin_ensemble(self, thread: int) -> None:
-        self.ensemble, self.thread = True, thread
+    def reserve(self, text: str, thread: int) -> None:
+        """Lets no cell begin until `release`; ``text`` continues "found the ranks"."""
+        self.reserved, self.thread = text, thread
 
-    def end_ensemble(self, cells: int) -> None:
-        self.ensemble, self.cells = False, cells
+    def release(self, cells: int) -> None:
+        self.reserved, self.cells = "", cells
 
     @property
     def missing(self) -> list[int]:
@@ -264,8 +266,8 @@ class ClusterState:
 
     @property
     def busy(self) -> bool:
-        """Whether a cell, a function or an ensemble runs."""
-        return self.ensemble or self.running is not None
+        """Whether a cell or a function runs, or a feature has reserved the ranks."""
+        return bool(self.reserved) or self.running is not None
 
     @property
     def replaces_now(self) -> bool:
@@ -311,10 +313,10 @@ class ClusterState:
         return f"{label(others)} cannot run without {label(needed)}" if needed else ""
 
     def _spares(self, possible: bool) -> bool:
-        """Whether other ranks survive a death. Members of an ensemble begin again on fresh ranks,
-        from what the store has.
+        """Whether other ranks survive a death. A feature that has reserved the ranks begins its
+        work again on fresh ones.
         """
-        wanted = self.replacing != "off" and not self.ensemble
+        wanted = self.replacing != "off" and not self.reserved
         return possible and wanted and self.phase == "running"
 
     def is_outdated(self, end: ProcessExit) -> bool:

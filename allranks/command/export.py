@@ -249,26 +249,28 @@ def _comment(one: NotebookCell) -> tuple[str, str]:
     if one.kind == HEADING:
         return f"# {'─' * 4} {one.source}", ""
     if one.kind == PUSH:
-        said = (
+        reason = (
             f"left out: the notebook gave the ranks its {one.source}. A script has no notebook: "
             "make them in a cell of the ranks"
         )
-        return f"# {one.magic}\n# {said}.", said
+        return f"# {one.magic}\n# {reason}.", reason
     if one.kind == ENSEMBLE:
-        said = "left out: a notebook runs an ensemble, and its ranks keep no variable of it"
+        reason = "left out: a notebook runs an ensemble, and its ranks keep no variable of it"
     elif one.kind == FEATURE:
         option = next(iter(one.options.for_running()))
-        said = f"left out: with --{option} the ranks do not run it. Remove --{option} to export it"
+        reason = (
+            f"left out: with --{option} the ranks do not run it. Remove --{option} to export it"
+        )
     elif one.kind == RANKS:
-        said = "left out: its tag says that it may fail, which ends a script"
+        reason = "left out: its tag says that it may fail, which ends a script"
     elif not one.source:
         if one.magic.split()[1:2] == ["restart"]:
-            said = "left out: the ranks keep the variables that a restart would have removed"
-            return f"# {one.magic}\n# {said}.", said
+            reason = "left out: the ranks keep the variables that a restart would have removed"
+            return f"# {one.magic}\n# {reason}.", reason
         return "", ""
     else:
-        said = "left out: it ran in the notebook, not on the ranks"
+        reason = "left out: it ran in the notebook, not on the ranks"
     lines = [one.magic] if one.magic else []
     lines += one.source.splitlines()
     quoted = "\n".join(f"#     {line}".rstrip() for line in lines)
-    return f"# {one.where} is {said}:\n{quoted}", "" if one.kind == NOTEBOOK else said
+    return f"# {one.where} is {reason}:\n{quoted}", "" if one.kind == NOTEBOOK else reason

@@ -24,7 +24,7 @@ from signal import SIGINT, default_int_handler, getsignal
 from signal import signal as on_signal
 from time import monotonic
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -59,6 +59,8 @@ from allranks.engine.transcript import Streams, Transcript
 from allranks.errors import AllranksError, RankLeft, Report, UsageError
 from allranks.records.requests import DEBUG
 from allranks.records.wire import Reply, RunCell
+
+T = TypeVar("T")
 
 _CHANGED = (
     "If an earlier cell has changed Python itself on this rank, as sys.modules.clear() does, type: "
@@ -248,7 +250,8 @@ class CellRunner:
                 error, found = late, self._report(late, None)
         value, problem = list[bytes](), ""
         try:
-            self._flush_replaced()
+            if self._streams.replaced():
+                self._interruptible(self._streams.flush_replaced, lambda _: None)
             if cell.want_value and error is None:
                 value, problem = self._pickled(result.result)
             elif cell.want_value and is_a(error, Exception):
@@ -413,30 +416,25 @@ class CellRunner:
 
     def _pickled(self, value: object) -> tuple[list[bytes], str]:
         """Returns a value's pickle, or why there is none; raises KeyboardInterrupt on one."""
-        before = self.interrupts.count
-        try:
-            self.interrupts.hear()  # a large value, or an object's own code, takes its time
-            try:
-                return [cloudpickle.dumps(value, protocol=5)], ""
-            except BaseException as error:  # an object's own way to be pickled may do anything
-                if is_a(error, KeyboardInterrupt) and self.interrupts.count > before:
-                    raise
-                return [], f"{type(value).__name__}: {text_of(error)}"
-        finally:
-            self._hear_no_more()
 
-    def _flush_replaced(self) -> None:
-        """Flushes the streams of a cell; raises KeyboardInterrupt on an interrupt."""
-        if not self._streams.replaced():
-            return
+        def problem(error: BaseException) -> tuple[list[bytes], str]:
+            return [], f"{type(value).__name__}: {text_of(error)}"
+
+        return self._interruptible(lambda: ([cloudpickle.dumps(value, protocol=5)], ""), problem)
+
+    def _interruptible(self, call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
+        """Calls what runs the code of an object of the cell, which may take its time and raise
+        anything; raises KeyboardInterrupt only on an interrupt.
+        """
         before = self.interrupts.count
         try:
             self.interrupts.hear()
             try:
-                self._streams.flush_replaced()
-            except BaseException as error:  # a stream of a cell may do anything
+                return call()
+            except BaseException as error:
                 if is_a(error, KeyboardInterrupt) and self.interrupts.count > before:
                     raise
+                return failed(error)
         finally:
             self._hear_no_more()
 

@@ -69,7 +69,7 @@ class RankEpochs:
 
     def _look(self) -> None:
         """Joins ranks that begin an epoch, if this one is idle. In a thread of the rank."""
-        # Each part of an ensemble has a board of its own.
+        # The current world may be that of some ranks, with a board of its own.
         with suppress(Exception):
             if self._is_called():
                 self._call_soon(self._join)

@@ -17,7 +17,7 @@ from signal import signal as on_signal
 from threading import get_ident
 from traceback import walk_tb  # here, because a cell may replace it
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -38,6 +38,8 @@ from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
 from allranks.engine.shell_magics import replace_magic
 from allranks.errors import CheckFailed, CollectiveError, RankLeft, Report, UsageError
 from allranks.records.code_names import is_cell, with_numbers
+
+T = TypeVar("T")
 
 #: Raised inside allranks on the user's behalf: their tracebacks end at the user's last frame.
 _NOT_OUR_FRAMES = (CollectiveError, UsageError, KeyboardInterrupt, asyncio.CancelledError)
@@ -114,18 +116,10 @@ class Exceptions:
             return INTERRUPTED_TEXT
         if not self._interrupts.heard or get_ident() != MAIN_THREAD:
             return text_of(error)
-        text = INTERRUPTED_TEXT
-        before = getsignal(signal.SIGINT)
-        try:
-            # Not the handler that cancels an awaiting cell: nothing is awaited here.
-            on_signal(signal.SIGINT, default_int_handler)
-            text = text_of(error)
-            on_signal(signal.SIGINT, ignore_interrupt)
-        except KeyboardInterrupt:
-            pass  # it came between the two calls of on_signal
-        on_signal(signal.SIGINT, before)
-        if text == INTERRUPTED_TEXT:
+        text = _unless_interrupted(lambda: text_of(error))
+        if text in (None, INTERRUPTED_TEXT):
             self.muted.append(error)
+            return INTERRUPTED_TEXT
         return text
 
     def _keep(self, _etype: Any, _value: Any, lines: list[str]) -> None:
@@ -175,20 +169,14 @@ class Exceptions:
         In the mode Verbose it has the texts of variables, and their ``__repr__`` may block.
         """
         verbose = self._shell.InteractiveTB.mode == "Verbose"
-        lines: list[str] | None = None
-        if not (verbose and self._interrupts.heard and get_ident() == MAIN_THREAD):
-            lines = self._format_as_ipython(*args, **options)
+
+        def formatted() -> list[str]:
+            lines: list[str] = self._format_as_ipython(*args, **options)
             return lines
-        before = getsignal(signal.SIGINT)
-        try:
-            on_signal(signal.SIGINT, default_int_handler)
-            lines = self._format_as_ipython(*args, **options)
-            on_signal(signal.SIGINT, ignore_interrupt)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            on_signal(signal.SIGINT, before)
-        return lines
+
+        if verbose and self._interrupts.heard and get_ident() == MAIN_THREAD:
+            return _unless_interrupted(formatted)
+        return formatted()
 
     def show(
         self, shell: Any, etype: Any, value: BaseException, tb: Any, tb_offset: int | None = None
@@ -241,17 +229,35 @@ def is_a(error: object, kinds: type | tuple[type, ...]) -> bool:
 
 
 def has_succeeded(error: BaseException) -> bool:
-    # As a program: ``sys.exit()`` without a value, or with 0, reports success.
-    # Its class may redefine ``code``.
-    return is_a(error, SystemExit) and vars(SystemExit)["code"].__get__(error) in (None, 0)
+    # As a program: ``sys.exit()`` without a value, or with the integer 0, reports success.
+    if not is_a(error, SystemExit):
+        return False
+    # Its class may redefine ``code``, and what is in it ``==``.
+    code = vars(SystemExit)["code"].__get__(error)
+    return code is None or (is_a(code, int) and int.__eq__(code, 0))
 
 
 def is_outside_of_cell(error: BaseException, cell_file: str) -> bool:
     """Whether no line of a cell's source has led to an error; false for a function's call."""
-    frames = walk_tb(traceback_of(error))
-    return is_cell(cell_file) and not any(
-        frame.f_code.co_filename == cell_file for frame, _ in frames
-    )
+    return is_cell(cell_file) and not _lines_in(error, cell_file)
+
+
+def _lines_in(error: BaseException, cell_file: str) -> list[int]:
+    """Returns the numbers of the lines of a cell that have led to an error, in the order of calls.
+
+    The group of the exceptions that ``except*`` raises has no lines: then those of its first member
+    that has some.
+    """
+    pending, seen = [error], 0
+    while pending and seen < _MOST_CHAINED:
+        one, seen = pending.pop(0), seen + 1
+        frames = walk_tb(traceback_of(one))
+        lines = [line for frame, line in frames if frame.f_code.co_filename == cell_file]
+        if lines:
+            return lines
+        if is_a(one, BaseExceptionGroup):
+            pending += vars(BaseExceptionGroup)["exceptions"].__get__(one)
+    return []
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
@@ -377,9 +383,9 @@ def report(
     exception's text, which is ``text`` if given.
     """
     line, source = None, ""
-    for frame, number in walk_tb(traceback_of(error)):
-        if frame.f_code.co_filename == cell_file:
-            line, source = number, source_line(cell_file, number)
+    lines = _lines_in(error, cell_file)
+    if lines:
+        line, source = lines[-1], source_line(cell_file, lines[-1])
     if is_a(error, CheckFailed):
         # The line has the source of the check, and the answer perhaps.
         line, source = None, ""
@@ -402,6 +408,22 @@ def report(
         # A rank that could not go on because another one left is reported as waiting.
         waiting=is_a(error, RankLeft),
     )
+
+
+def _unless_interrupted(call: Callable[[], T]) -> T | None:
+    """Returns what a call returns; None after an interrupt of it. In the main thread."""
+    result = None
+    before = getsignal(signal.SIGINT)
+    try:
+        # Not the handler that cancels an awaiting cell: nothing is awaited here.
+        on_signal(signal.SIGINT, default_int_handler)
+        result = call()
+        on_signal(signal.SIGINT, ignore_interrupt)
+    except KeyboardInterrupt:
+        pass  # it came between the two calls of on_signal
+    finally:
+        on_signal(signal.SIGINT, before)
+    return result
 
 
 def text_of(error: BaseException) -> str:

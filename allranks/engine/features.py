@@ -124,6 +124,8 @@ class RankFeature:
     """Names of requests from the notebook that ``answer`` answers, between two cells."""
     requests_while_busy: frozenset[str] = frozenset()
     """Those that it answers at any time, in the thread that receives records."""
+    notebook_magics: tuple[str, ...] = ()
+    """Names of its cell magics in the notebook, which a cell of ranks refuses."""
 
     @classmethod
     def spare(cls, config: HostAgentConfig, wake: int) -> Any:

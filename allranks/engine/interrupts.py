@@ -31,7 +31,7 @@ MAIN_THREAD = threading.main_thread().ident or 0
 # Python runs the handler of a signal between two of its own steps. If a signal comes after the last
 # step before a call blocks, its handler runs when that call returns: a minute later for
 # ``time.sleep(60)``. A second signal makes the call check at once. A cell that awaits may begin a
-# call before its event loop has told it: then the handler of the second signal does.
+# call before its event loop cancels it: then the handler of the second signal does.
 #: No library uses it, and without a handler it has no effect.
 _WAKE_SIGNAL = signal.SIGURG
 #: When the second signal is sent, after an interrupt.
@@ -77,7 +77,7 @@ class Interrupts:
         self._early = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
-        #: Cancels the cell that awaits, which has not been told yet of an interrupt.
+        #: Cancels the cell that awaits, after an interrupt that has not reached it yet.
         self._untold: Callable[[], object] | None = None
         if signal.getsignal(_WAKE_SIGNAL) in (signal.SIG_DFL, None):
             # Before Python calls this, it calls the handlers of other signals that have come.

@@ -70,7 +70,7 @@ _LEAST_LOG_NBYTES = 10**6
 #: How often an idle rank with windows calls MPI: while another rank runs a cell, and otherwise.
 _SERVING_SECONDS, _IDLE_SECONDS = 0.001, 0.05
 _MOMENT_SECONDS = 0.5
-_OF_THE_NOTEBOOK = ("distributed", "ensemble", "rank", "local")
+_OF_THE_NOTEBOOK = ("distributed", "rank", "local")
 _LIVES_ON = "the rank keeps running, with its variables."
 
 
@@ -206,7 +206,8 @@ class Rank:
         shell.set_hook("show_in_pager", _print_page, 1)
         refuse = partial(_for_the_notebook, "distributed")
         shell.register_magic_function(refuse, "line", "distributed")
-        for name in _OF_THE_NOTEBOOK:
+        of_features = (name for one in self._features.features for name in one.notebook_magics)
+        for name in (*_OF_THE_NOTEBOOK, *of_features):
             refuse = partial(_for_the_notebook, name)
             # No lines: a cell that consists of ``rank`` would be one, by IPython's automagic.
             shell.register_magic_function(refuse, "cell", name)
@@ -345,7 +346,7 @@ class Rank:
         self._runner.has_begun = False  # what comes first may fail
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
-            if isinstance(cell, RunCell):  # a member of an ensemble has epochs of its own
+            if isinstance(cell, RunCell):  # a member's ranks have epochs of their own
                 self._epochs.enter()
             self._end_cell(*await run())
         except BaseException as error:

@@ -13,8 +13,7 @@ distributions add features by the entry point ``allranks.features``, whose value
 module made in the same way.
 
 Only `allranks.agent`, `allranks.notebook` and `allranks.px` import this package; the core does not.
-The host's side of ``attach`` is still in `allranks.engine.host`, and the runs of an ensemble are in
-`allranks.ensemble`.
+The host's side of ``attach`` is still in `allranks.engine.host`.
 Standard library only.
 """
 

@@ -249,9 +249,9 @@ class DistributedMagics(Magics):
 
     def _submit(self, options: CellOptions, text: str) -> tuple[Cluster, CellRun]:
         # IPython has added the running cell to its history already.
-        number, profiler = len(self.shell.user_ns["In"]) - 1, self.session.panel_profiler()
+        number = len(self.shell.user_ns["In"]) - 1
         try:
-            # Before ranks are started, and a profile is asked for: neither is needed then.
+            # Before ranks are started, and features prepare the cell: neither is needed then.
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
@@ -270,7 +270,7 @@ class DistributedMagics(Magics):
             [*map(hellos.__getitem__, chosen)],
             cluster.cells.ask_soon,
             fold=options.fold,
-            profiler=profiler,
+            buttons=self.session.hooks.panel_buttons(),
         )
         if isinstance(view, NotebookView):
             view.returns_value = options.returns_value

@@ -17,7 +17,6 @@ from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.errors import UsageError
 from allranks.records.ranks import label
 from allranks.widgets.cell_history import CellHistory
-from allranks.widgets.dashboard.view import Profiler
 
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 NOTHING = ClusterOptions()
@@ -89,7 +88,7 @@ class Session:
 
     def _make(self, wanted: ClusterOptions) -> Cluster:
         cluster = wanted.make(Cluster)
-        # The notebook's, not this cluster's: a profile can be asked for before ranks run.
+        # The notebook's, not this cluster's: features prepare a cell before ranks run.
         cluster.cells.hooks = self.hooks
         return cluster
 
@@ -158,10 +157,6 @@ class Session:
                 )
         if options.exclusive:
             devices.check_exclusive(running.gpus, running.size)
-
-    def panel_profiler(self) -> Profiler | None:
-        name = "profile_in_panel"
-        return partial(self.hooks.command, name) if name in self.hooks.commands else None
 
     def restart(self, options: ClusterOptions = NOTHING) -> None:
         """Ends the ranks and starts others, by default with the same options."""

@@ -63,8 +63,7 @@ SHORTEST_LEASE_SECONDS, LONGEST_LEASE_SECONDS = 5.0, 250.0
 REPEAT_SECONDS = 0.5
 #: The request of a visitor arrives at the host agent.
 REQUEST_SECONDS = 1.0
-#: The notebook that holds the ranks begins to listen, answers, and releases the ranks.
-OPENS_SECONDS = 2.0
+#: The notebook that holds the ranks answers, and releases the ranks.
 ANSWERS_SECONDS = 5.0
 RELEASES_SECONDS = 10.0
 #: All ranks answer the notebook that attaches.

@@ -27,7 +27,7 @@ _CELLS = 30
 #: The files of one cluster, beside its logs; the oldest go first.
 _FILES, _FILES_NBYTES = 100, 64 << 20
 _FILE_NAME = "cell-{}.json.gz"
-# The cells for which `CellModel.worth_showing` is true, and ensembles.
+# The cells for which `CellModel.worth_showing` is true, and those with members.
 _KEPT = "that logged values, ran members, or spent 1 s in 20 or more collectives"
 
 
@@ -194,7 +194,7 @@ def compared(cells: Sequence[SavedCell], ranks: Sequence[int] | None = None) -> 
 def _means(
     cell: SavedCell, ranks: Sequence[int] | None
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    # Members of an ensemble have one mean for each name, ranks one for each name and member.
+    # Members in place of ranks have one mean for each name, ranks one for each name and member.
     sums: dict[tuple[str, str], dict[float, list[float]]] = {}
     for key, points in cell.points():
         if ranks is None or key.rank in ranks:

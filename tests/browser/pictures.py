@@ -178,7 +178,10 @@ def profile(lab: Lab) -> None:
 
 def figures(lab: Lab) -> None:
     """What four ranks have drawn."""
-    _take(_ended(lab, "figures"), "figures")
+    _ended(lab, "figures")
+    grid = _whole(lab, "figures").locator(".jp-allranks-grid")
+    expect(grid.locator("img")).to_have_count(4)
+    _take(grid, "figures")
 
 
 def many(lab: Lab) -> None:

@@ -252,7 +252,7 @@ def test_large_results_leave_no_file_and_their_memory_goes_with_the_table(notebo
 
 @pytest.mark.leases
 def test_a_member_that_no_interrupt_reaches_ends_its_ranks_and_the_others_finish(notebook):
-    notebook.run("from allranks.ensemble import runner; runner.GRACE_SECONDS = 4.0")
+    notebook.run("from allranks.features.ensemble import runner; runner.GRACE_SECONDS = 4.0")
     stuck = "MPI.Intracomm(MPI.COMM_WORLD).recv(source=0)"
     with patched(notebook.run, "allranks.cluster.cell_run._ASK_BEFORE_SECONDS", 1.9):
         cell = notebook.run(

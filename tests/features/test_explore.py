@@ -234,6 +234,19 @@ def test_messages_are_drawn_over_time_or_as_a_map(on_ranks):
     assert "never received" in lost["text/html"]
 
 
+def test_the_picture_of_a_finding_marks_the_receive_that_races_and_says_what_was_sent(on_ranks):
+    source = "print(comm.recv(), comm.recv()) if not rank else comm.send({'from': rank}, 0)"
+    picture = on_ranks(source, 3, "--explore").displays[-1]["text/html"]
+    # In each of the two schedules the first receive, and once more in the legend.
+    assert picture.count("<circle") == 4
+    assert picture.count("could get another message</text>") == 2
+    assert "{&#x27;from&#x27;: 1} (could also get another message)" in picture
+    only = "print(comm.recv()) if not rank else comm.send(print, 0)"
+    picture = on_ranks(only, 2, "--simulate --picture").displays[-1]["text/html"]
+    # The code of a class or a function that was sent is not run for a picture.
+    assert ("<circle" in picture, re.findall(r" B[:<]", picture)[-1]) == (False, " B<")
+
+
 def test_other_options_are_refused(on_ranks):
     for line, found in {
         "--explore --replay e0--00000000": "found both",

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import psutil
 
 import allranks
-from allranks.cluster.members import member_slots
+from allranks.features.ensemble.slots import member_slots
 from tests.faults.notebook import GONE_SECONDS, Notebook
 from tests.fuzz.grammar import Draw, act, check
 from tests.fuzz.sessions import Ended, InNotebook, InProcess, Session

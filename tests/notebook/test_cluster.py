@@ -23,9 +23,9 @@ import allranks
 from allranks.cluster import connection
 from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.host_agent import HostAgentProcess
-from allranks.cluster.members import member_slots
 from allranks.cluster.sockets import RankSockets
 from allranks.errors import CellFailed, CellInterrupted, ClusterLost, StartFailed, UsageError
+from allranks.features.ensemble.slots import member_slots
 from allranks.magics.session import RanksProxy
 from allranks.records import limits
 from allranks.records.wire import Query

@@ -19,10 +19,10 @@ from tests.simulated.kernel import File, Source
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
 from allranks.cluster import doctor, failures, features  # isort: skip
-from allranks.ensemble.grid import Options  # isort: skip
-from allranks.ensemble.member import Member  # isort: skip
-from allranks.ensemble.runner import EnsembleRunner  # isort: skip
-from allranks.ensemble.runs import Runs  # isort: skip
+from allranks.features.ensemble.grid import Options  # isort: skip
+from allranks.features.ensemble.member import Member  # isort: skip
+from allranks.features.ensemble.runner import EnsembleRunner  # isort: skip
+from allranks.features.ensemble.runs import Runs  # isort: skip
 from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
 from allranks.features.attach import ownership, sessions, sharing  # isort: skip
 from allranks.features.heal.notebook import NotebookHeal  # isort: skip

@@ -692,8 +692,9 @@ _SIMULATED = (
     "allranks.countdown",
     "allranks.engine.host",
     "allranks.engine.processes",
-    "allranks.ensemble.runner",
     "allranks.features.attach",
+    "allranks.features.ensemble.runner",
+    "allranks.features.ensemble.slots",
     "allranks.python_path",
     "allranks.records",
 )

@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLIENT_ROOMS = [
     f"allranks.{room}"
-    for room in ("cluster", "command", "ensemble", "magics", "widgets")
+    for room in ("cluster", "command", "magics", "widgets")
     if (REPOSITORY / "allranks" / room / "__init__.py").exists()
 ]
 # Importing mpi4py.MPI calls MPI_Init; the others take seconds and hundreds of megabytes.

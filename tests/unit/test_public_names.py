@@ -8,7 +8,7 @@ import pytest
 
 import allranks
 from allranks.engine.namespace import OPERATIONS, PLACE
-from allranks.ensemble.grid import RESERVED
+from allranks.features.ensemble.grid import RESERVED
 
 
 def test_a_cluster_has_no_other_public_names():

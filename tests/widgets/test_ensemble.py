@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from allranks.ensemble.view import (
+from allranks.features.ensemble.view import (
     MemberRow,
     MemberTable,
     best_of,

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from allranks.ensemble.view import MemberRow, MemberTable
+from allranks.features.ensemble.view import MemberRow, MemberTable
 from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs

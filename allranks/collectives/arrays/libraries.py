@@ -112,8 +112,8 @@ _AXES = "index", "columns"
 
 def _labels(pandas: Any, value: Any, name: str) -> str:
     axis = getattr(value, name, None)
-    # The numbers from 0 on are the places themselves.
-    if not isinstance(axis, pandas.Index) or isinstance(axis, pandas.RangeIndex):
+    # The numbers from 0 on are the places themselves; those of a part or of a reversed table not.
+    if not isinstance(axis, pandas.Index) or axis.equals(pandas.RangeIndex(len(axis))):
         return ""
     texts = [*map(str, axis)]
     rest = f" … ({zlib.crc32(repr(texts).encode()):x})" if len(texts) > _SHOWN else ""

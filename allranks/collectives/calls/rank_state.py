@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -334,6 +335,8 @@ class RankState:
         """The first rank's host's clock minus this host's."""
         self.held_requests: dict[int, list[Any]] = {}
         """Requests of MPI with their buffers: under way, or left by an interrupt."""
+        self.dropped_requests: deque[Any] = deque()
+        """Requests that a program has dropped before they had ended."""
         self.notice: Callable[[str], None] = _to_stderr
         self._hinted: set[str] = set()
         self.wake_exchange: Callable[[], None] | None = None

@@ -21,8 +21,8 @@ from allranks.collectives.gpu.cupy_api import Cupy
 from allranks.records.deferred import deferred
 
 _MOST_BYTES, _PART = 256 << 20, 64
-"""A window takes a 64th of the GPU's memory; with more than so many bytes, the rounds of a call
-would cost nothing beside its copies."""
+"""A window takes a 64th of the GPU's memory, and not more than these bytes: with more, the rounds
+of a call would cost nothing beside its copies."""
 _ALIGNED = 2 << 20
 """Of a smaller piece CUDA may share the memory around it too."""
 
@@ -35,7 +35,8 @@ class _Closing(NamedTuple):
     """Whether the GPU has done all that could use them, or write to this rank's own."""
 
 
-# Not in a world: those of an ensemble end with its cell, and the process keeps their windows.
+# Not in a world: those of some of the ranks may end with a cell, and the process keeps their
+# windows.
 _spare: defaultdict[int, list[int]] = defaultdict(list)
 """For each GPU the windows of this process that no group uses."""
 _closing: list[_Closing] = []
@@ -50,7 +51,7 @@ class GpuWindows:
         """Their addresses."""
         weakref.finalize(self, _leave, number, self._own).atexit = False
         self.reported = False
-        """Whether the user has been told that no memory can be shared."""
+        """Whether the user knows that no memory can be shared."""
 
     def size(self) -> int:
         """The bytes of a window."""

@@ -7,6 +7,7 @@ mpi4py would end the process, and MPI the other ranks.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from inspect import Signature, signature
@@ -580,8 +581,28 @@ def _pickled(value: object, dest: int) -> bytes:
     return MPI.pickle.dumps(value) if dest != MPI.PROC_NULL else b""
 
 
+_NO_REQUEST = MPI.REQUEST_NULL
+_LOOKS = 2
+"""So many dropped requests are looked at for each new one: their number shrinks."""
+
+
+def _release_ended(dropped: deque[Any]) -> None:
+    """Releases requests that a program has dropped, and that have ended meanwhile."""
+    for _ in range(min(_LOOKS, len(dropped))):
+        request = dropped.popleft()
+        try:
+            ended = Request.plain.Test(request)
+        except MPI.Exception:
+            ended = request == _NO_REQUEST
+        if not ended:
+            dropped.append(request)
+
+
 class Waiting:
-    """The methods of a request that wait: they poll, and can be interrupted."""
+    """The methods of a request that wait: they poll, and can be interrupted.
+
+    A program may drop it before it has ended: mpi4py would then free memory that MPI uses.
+    """
 
     comm: PointToPoint | None = None
     epoch = 0
@@ -594,6 +615,12 @@ class Waiting:
     """The bytes of a receiver's buffer that continues in reserved memory."""
     seen: MPI.Status | MPI.Exception | None = None
     """The end of a persistent request, as a look at it has found it."""
+
+    def __del__(self) -> None:
+        # MPI may still use the buffers. A garbage collection may run in any thread, and in the
+        # middle of a call: so `_release_ended` asks MPI, later.
+        if self.comm is not None and self != _NO_REQUEST:
+            self.comm._world.dropped_requests.append(self)
 
 
 def _ended(name: str, plain: Callable[..., Any], requests: Any, *rest: Any, **named: Any) -> Any:
@@ -840,6 +867,8 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
         room = None
+        if dropped := self._world.dropped_requests:
+            _release_ended(dropped)
         if peer is None:
             made = self._made_by_all(name, make, *arguments, **options)
         else:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from allranks.collectives.arrays.libraries import to_numpy
+from allranks.collectives.arrays.libraries import labels_of, to_numpy
 from allranks.collectives.arrays.reductions import Max, Min
 from allranks.collectives.ops.operations import allgather_object
 from allranks.collectives.ops.reducing import allreduce
@@ -35,8 +35,9 @@ def same_on_all_ranks(value: Any, *, process_set: ProcessSet | None = None) -> b
     """Returns whether all ranks have the same values, bit by bit; prints what differs, and where.
 
     Args:
-        value: an array of any library, a model or an optimizer of torch, a model of Keras, a
-            number, a text, or a list or dictionary of these. Equal bits count as equal, also NaN.
+        value: an array of any library, a table of pandas with its labels, a model or an optimizer
+            of torch, a model of Keras, a number, a text, or a list or dictionary of these. Equal
+            bits count as equal, also NaN.
         process_set: the ranks that take part; by default all.
 
     Returns:
@@ -126,7 +127,9 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yields the arrays and plain values in a value, with their places."""
     state: Callable[[], Any] | None = getattr(value, "state_dict", None)
     weights = getattr(value, "weights", None)
-    if isinstance(value, dict):
+    if isinstance(value, dict | list | tuple) and not value:
+        yield place, value
+    elif isinstance(value, dict):
         for key in sorted(value, key=repr):
             name = str(key) if isinstance(key, str | int) else repr(key)
             yield from _leaves(value[key], f"{place}.{name}" if place else name)
@@ -135,7 +138,7 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{place}[{at}]")
     elif callable(state):
         yield from _leaves(dict(state()), place)
-    elif isinstance(weights, list):
+    elif isinstance(weights, list) and weights and all(map(_is_variable, weights)):
         for at, one in enumerate(weights):
             name = getattr(one, "path", f"weights[{at}]")
             yield from _leaves(one, f"{place}.{name}" if place else name)
@@ -143,7 +146,14 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, value
 
 
+def _is_variable(value: Any) -> bool:
+    # Of Keras 3 or 2. A class of a cell may have a list of arrays as weights, and biases, too.
+    return hasattr(value, "path") or hasattr(value, "assign")
+
+
 def _described(place: str, leaf: Any, arrays: dict[str, Any]) -> Leaf:
+    if isinstance(leaf, dict | list | tuple):
+        return Leaf(place, f"an empty {'dictionary' if isinstance(leaf, dict) else 'list'}", b"")
     if isinstance(leaf, _PLAIN) and not isinstance(leaf, np.generic):
         text = repr(leaf)
         return Leaf(place, type(leaf).__name__, hashlib.blake2b(text.encode()).digest()[:16])
@@ -160,4 +170,5 @@ def _described(place: str, leaf: Any, arrays: dict[str, Any]) -> Leaf:
     array = np.ascontiguousarray(array)
     arrays[place] = array
     checksum = hashlib.blake2b(array.reshape(-1).view(np.uint8).data, digest_size=16).digest()
-    return Leaf(place, f"{array.dtype} {array.shape}", checksum)
+    kind = " ".join([f"{array.dtype} {array.shape}", *labels_of([leaf])])
+    return Leaf(place, kind, checksum)

@@ -11,6 +11,10 @@ cell. The ranks stay as long as a notebook is alive that has had them.
 A visitor sends one line of JSON, ``{"want": WORD}``. The words are ``about``; ``attach``;
 ``watch``, and ``share`` from a notebook that lends the ranks to another one; ``leave``. The answer
 is one line about the cluster. After ``attach``, the agent's events follow.
+
+Two answers wait for an event. That to ``watch`` comes when the notebook that has the ranks has said
+``listens``, so it can be connected to. That to ``released`` comes when the process that the request
+names as ``holder`` has the ranks no longer. Both come when no notebook has them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks import doors, own_files
 from allranks.records import limits
@@ -33,6 +37,23 @@ from allranks.records.wire import read_object
 
 #: The path of a notebook is the longest part of a request.
 _REQUEST_NBYTES, _PATH_LENGTH = 1 << 16, 4096
+#: Those whose notebooks have given up are not noticed.
+_MOST_WAITING = 32
+
+
+class Request(NamedTuple):
+    """What a visitor wants, the path of its notebook, and the process that it means."""
+
+    wants: str
+    notebook: str
+    holder: int
+
+
+class Visitor(NamedTuple):
+    """A notebook that has asked, and whether it is to be answered."""
+
+    connection: socket.socket
+    is_due: Callable[[], bool]
 
 
 class Attachment:
@@ -59,6 +80,9 @@ class Attachment:
         self._had: set[int] = set()
         self._notebooks: list[str] = []
         self._kept: list[int] = []
+        #: Whether other notebooks can connect to the one that has the ranks.
+        self._listens = False
+        self._waiting: list[Visitor] = []
         self.door: socket.socket | None = None
 
     def listen(self) -> None:
@@ -114,12 +138,14 @@ class Attachment:
     def begin(self) -> None:
         self._until = time.monotonic() + self._seconds
         self._starter, self._holder, self._sign = 0, 0, ""
+        self._listens = False
         # The numbers 0 and 1 stay taken: no later file must get them.
         nobody = os.open(os.devnull, os.O_RDWR)
         os.dup2(nobody, 0)
         os.dup2(nobody, 1)
         os.close(nobody)
         self._hold_kept(True)
+        self._answer()
 
     def _hold_kept(self, hold: bool) -> None:
         """Locks the folders of kept variables, or releases them.
@@ -142,36 +168,69 @@ class Attachment:
             visitor = doors.accept(self.door)
         except OSError:
             return None  # it has gone, or this process has no descriptor left
-        with visitor:
-            visitor.settimeout(limits.REQUEST_SECONDS)
-            try:
-                # One packet: a visitor that sends without end must not keep the ranks unwatched.
-                wants, notebook = read_request(visitor.recv(_REQUEST_NBYTES))
-                who = process_of(visitor)
-                if wants == "leave":
-                    self._forget(who)
-                elif wants in ("watch", "share"):
-                    self._signs[who] = sign_of(who)
-                if wants == "share":
-                    self._had.add(who)
-                elif wants == "watch":
+        visitor.settimeout(limits.REQUEST_SECONDS)
+        try:
+            # One packet: a visitor that sends without end must not keep the ranks unwatched.
+            request = read_request(visitor.recv(_REQUEST_NBYTES))
+            who = process_of(visitor)
+        except (OSError, ValueError):
+            visitor.close()
+            return None  # a liveness probe, or a notebook that ended
+        if request.wants == "attach":
+            if self.open:
+                return self._attach(visitor, who, request.notebook)
+            self._send(visitor, event="refused")
+            return None
+        self._waiting.append(Visitor(visitor, self._serve(request, who, watched)))
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.pop(0).connection.close()
+        self._answer()
+        return None
+
+    def _serve(
+        self, request: Request, who: int, watched: Callable[[], object]
+    ) -> Callable[[], bool]:
+        """Notes what a visitor wants; returns a function that says when it is to be answered."""
+        match request.wants:
+            case "listens" if who in (0, self._holder):  # 0 if the system does not name it
+                self._listens = True
+            case "leave":
+                self._forget(who)
+            case "share":
+                self._signs[who] = sign_of(who)
+                self._had.add(who)
+            case "watch":
+                self._signs[who] = sign_of(who)
+                if not self._listens:
                     watched()
-                about = self._about()
-                if wants != "attach" or not self.open:
-                    refused = {"event": "refused"} if wants == "attach" else {}
-                    visitor.sendall(json.dumps(about | refused).encode() + b"\n")
-                    return None
-            except (OSError, ValueError):
-                return None  # a liveness probe, or a notebook that ended
+                return lambda: self.open or self._listens
+            case "released":
+                return lambda: self._holder != request.holder
+        return lambda: True
+
+    def _attach(self, visitor: socket.socket, who: int, notebook: str) -> dict[str, Any]:
+        about = self._about()
+        with visitor:
             visitor.settimeout(None)
             os.dup2(visitor.fileno(), 0)
             os.dup2(visitor.fileno(), 1)
-            self._until = None
-            self._holder = who
-            self._notebooks = [*(one for one in self._notebooks if one != notebook), notebook]
-            self._sign = sign_of(self._holder)
+        self._until = None
+        self._holder, self._sign = who, sign_of(who)
+        self._notebooks = [*(one for one in self._notebooks if one != notebook), notebook]
         self._hold_kept(self.stays)
+        self._answer()
         return about | {"memo": self._memo}
+
+    def _answer(self) -> None:
+        """Answers the visitors that wait for nothing more."""
+        due = [visitor for visitor in self._waiting if visitor.is_due()]
+        self._waiting = [visitor for visitor in self._waiting if visitor not in due]
+        for visitor in due:
+            self._send(visitor.connection)
+
+    def _send(self, visitor: socket.socket, **more: str) -> None:
+        with visitor, suppress(OSError):
+            visitor.sendall(json.dumps(self._about() | more).encode() + b"\n")
 
     def _about(self) -> dict[str, Any]:
         left = None if self._until is None else max(0.0, self._until - time.monotonic())
@@ -191,13 +250,13 @@ class Attachment:
         }
 
 
-def read_request(line: bytes) -> tuple[str, str]:
-    """Returns what a visitor wants, and the path of its notebook; raises ValueError."""
+def read_request(line: bytes) -> Request:
+    """Raises ValueError."""
     said = read_object(line)
-    wants, notebook = said.get("want"), said.get("notebook", "")
-    if not isinstance(wants, str) or not isinstance(notebook, str):
+    wants, notebook, holder = said.get("want"), said.get("notebook", ""), said.get("holder", 0)
+    if not (isinstance(wants, str) and isinstance(notebook, str) and isinstance(holder, int)):
         raise ValueError("expected a request")
-    return wants, notebook[:_PATH_LENGTH]
+    return Request(wants, notebook[:_PATH_LENGTH], holder)
 
 
 _UCRED = struct.Struct("3i")

@@ -102,8 +102,8 @@ class AttachedConnection(Connection):
     def attach(self) -> dict[int, dict[str, Any]]:
         """Takes over the ranks; returns each living rank's answer about its last cell.
 
-        Raises UsageError if a rank does not answer, or all have just ended; they stay detached. If
-        they are being started again, none answers.
+        Raises UsageError if a rank does not answer, or all have just ended; they stay detached,
+        except new processes that no rank can join. If they are being started again, none answers.
         """
         taken, deliver = self._taken, self._agent_listener()
         early = self._early = EarlyEnds(self.roster)
@@ -126,7 +126,8 @@ class AttachedConnection(Connection):
             if not told and not agent.starts_again:
                 raise UsageError(_JUST_ENDED)
         except BaseException:
-            self.release(DETACHED)
+            if not self.closed:
+                self.release(DETACHED)
             raise
         self.roster.set_phase("running")
         self._early = None
@@ -185,6 +186,9 @@ class AttachedConnection(Connection):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.
             if is_over and (silent := silent_ranks()) and not self._wire.is_in_doubt(silent):
+                if not living() and got.keys() <= {end.rank for end in early.ends}:
+                    self.close()  # new processes are left, which no rank can join any more
+                    raise UsageError(_JUST_ENDED)
                 raise UsageError(
                     f"expected an answer of every rank, found that {label(silent)} did not answer "
                     f"within {limits.ATTACH_SECONDS:g} s: a call in C may be blocking Python "
@@ -194,7 +198,7 @@ class AttachedConnection(Connection):
     def _ask_to_heal(self, got: AnswersSoFar, asked: set[int]) -> set[int]:
         """The last notebook may have ended before it had asked all ranks to join with new ones, and
         all hosts to start these; the others wait for them in MPI. Asks them, once, and returns the
-        ranks that have not said since that they were asked.
+        ranks that have not confirmed it since.
         """
         told = {rank: answer.content for rank, (answer, _) in got.items()}
         heals = [content["heal"] for content in told.values() if content["healing"]]

@@ -16,7 +16,7 @@ from allranks.cluster.renewal import not_idle
 from allranks.errors import UsageError
 from allranks.features.attach.connection import DETACHED, AttachedConnection
 from allranks.features.attach.requests import RESUME, SEEN, STAY
-from allranks.features.attach.sessions import AttachedHostAgent, visit
+from allranks.features.attach.sessions import AttachedHostAgent, say_listens, visit
 from allranks.features.attach.sharing import DetachedCell, WatcherFeed
 from allranks.records import requests
 from allranks.records.agent import Event, Watched
@@ -57,6 +57,7 @@ class Ownership(NotebookFeature):
 def _open(feed: WatcherFeed, folder: str, event: Event, pid: int | None) -> None:
     if isinstance(event, Watched):
         feed.open(folder)
+        say_listens(folder)  # also if that has failed: then the connection does, at once
 
 
 def _drop(answer: Answer) -> None:
@@ -155,7 +156,7 @@ def attach(
         if not left.unseen:
             _resume(connection)
             connection.ask(requests.SEND, {}, strict=False)
-        # Another notebook has replaced them, and has ended before it said what they have.
+        # Another notebook has replaced them, and has ended before it has shown what they have.
         new = {rank for rank, about in told.items() if about["new"]}
         # What a rank has saved itself, and has back, is newer than what was kept.
         back = own - new

@@ -117,15 +117,16 @@ def running(seconds: float = limits.VISIT_SECONDS) -> list[SessionInfo]:
 
 
 def visit(
-    folder: str, want: str = "about", seconds: float = limits.VISIT_SECONDS
+    folder: str, want: str = "about", seconds: float = limits.VISIT_SECONDS, holder: int = 0
 ) -> SessionInfo | None:
     """Returns the cluster of a session's folder; None if it has ended, or starts or ends just now.
 
-    ``want`` is a request beside: ``watch``, ``share`` or ``leave``. Raises UsageError if it runs
+    ``want`` is a request beside: ``watch``, ``share`` or ``leave``; or ``released``, with which the
+    answer waits until the process ``holder`` has the ranks no longer. Raises UsageError if it runs
     and does not answer within ``seconds``.
     """
     try:
-        with _visit(folder, want, seconds) as connection:
+        with _visit(folder, want, seconds, holder) as connection:
             told = json.loads(connection.makefile("rb").readline())
         # Another version may send more fields.
         known = {it.name: told[it.name] for it in fields(SessionInfo) if it.name in told}
@@ -254,14 +255,24 @@ def name_of(folder: str | Path) -> str:
     return Path(folder).name.rpartition("-")[2]
 
 
-def _visit(folder: str, want: str, seconds: float = limits.VISIT_SECONDS) -> socket.socket:
+def say_listens(folder: str) -> None:
+    """Says that other notebooks can connect to this one, which has the ranks."""
+    with suppress(OSError):  # they have just ended
+        request = {"want": "listens"}
+        _asked(os.path.join(folder, NOTEBOOKS_DOOR), request, limits.VISIT_SECONDS).close()
+
+
+def _visit(
+    folder: str, want: str, seconds: float = limits.VISIT_SECONDS, holder: int = 0
+) -> socket.socket:
     """Returns a connection to a cluster's host agent that has begun to answer.
 
     Raises OSError if it has ended, and UsageError if it does not answer.
     """
     path = os.path.join(folder, NOTEBOOKS_DOOR)
+    request = {"want": want, "notebook": own_notebook(), "holder": holder}
     for _ in range(2):
-        connection = _asked(path, {"want": want, "notebook": own_notebook()}, seconds)
+        connection = _asked(path, request, seconds)
         try:
             answers = connection.recv(1, socket.MSG_PEEK)
         except BaseException as error:
@@ -358,14 +369,11 @@ class AttachedHostAgent(HostAgentProcess):
         return 0 if stopped else -signal.SIGKILL
 
 
-_POLL_SECONDS = 0.02
-
-
 def watch(folder: str, seen: int) -> socket.socket:
     """Returns a connection to the notebook that holds ranks, which sends their messages.
 
-    ``seen`` is the last cell that the watcher has seen; 0 for none. Raises OSError if the holder
-    does not listen.
+    It listens once a `visit` for ``watch`` was answered. ``seen`` is the last cell that the watcher
+    has seen; 0 for none. Raises OSError if the holder has released the ranks, or ended.
     """
     return _ask_holder(folder, {"want": "watch", "seen": seen})
 
@@ -392,10 +400,9 @@ def borrow(folder: str) -> SessionInfo:
     found = visit(folder, "watch")
     if found is not None and found.holder not in (0, os.getpid()):
         _ask(found)
-        deadline = time.monotonic() + limits.RELEASES_SECONDS
-        holder = found.holder
-        while found is not None and found.holder == holder and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        try:
+            found = visit(folder, "released", limits.RELEASES_SECONDS, found.holder)
+        except UsageError:  # it has closed the connection, and still has the ranks
             found = visit(folder)
     if found is None:
         raise UsageError(
@@ -423,12 +430,5 @@ def _ask(found: SessionInfo) -> None:
 
 
 def _ask_holder(folder: str, request: dict[str, Any]) -> socket.socket:
-    """Returns a connection to the holder of the ranks; it may start to listen only in a moment."""
-    deadline = time.monotonic() + limits.OPENS_SECONDS
-    while True:
-        try:
-            return _asked(os.path.join(folder, WATCHERS_DOOR), request, limits.ANSWERS_SECONDS)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_SECONDS)
+    """Returns a connection to the holder of the ranks."""
+    return _asked(os.path.join(folder, WATCHERS_DOOR), request, limits.ANSWERS_SECONDS)

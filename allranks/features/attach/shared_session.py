@@ -188,8 +188,8 @@ class SharedSession(Session):
         if left.unseen:
             print(left.text)
         hellos = [cluster.hellos[rank] for rank in left.ranks or range(cluster.size)]
-        ask, profiler = cluster.cells.ask_soon, self.panel_profiler()
-        view = cell_view("auto", hellos, ask, ago=left.seconds, profiler=profiler)
+        ask, buttons = cluster.cells.ask_soon, self.hooks.panel_buttons()
+        view = cell_view("auto", hellos, ask, ago=left.seconds, buttons=buttons)
         if left.unseen:
             cluster.cells.wait(ownership.follow(cluster.cells, left, view))
         else:
@@ -314,9 +314,9 @@ class SharedSession(Session):
     def _watch(self, found: sessions.SessionInfo) -> None:
         # Shows another notebook's cells from now on, and prints a line about it.
         sessions.check_version(found)
+        sessions.visit(found.folder, "watch")
         if self.joined is None:
             self.joined = Joined(found.name, found.folder, found.size, guest=True)
-        sessions.visit(found.folder, "watch")
         try:
             door = sessions.watch(found.folder, self.joined.count)
         except OSError:  # it ends just now, or does not answer: look again

@@ -10,14 +10,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from allranks.cluster.options import below_magic, check_source, explain_syntax
-from allranks.ensemble.early import Early
-from allranks.ensemble.grid import Options, add_to, check_size, parse_line
-from allranks.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
-from allranks.ensemble.runner import EnsembleRunner
-from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store, key_of, normal
-from allranks.ensemble.view import ensemble_view
 from allranks.errors import InvalidCell, UsageError
+from allranks.features.ensemble.early import Early
+from allranks.features.ensemble.grid import Options, add_to, check_size, parse_line
+from allranks.features.ensemble.member import FINISHED, STOPPED_EARLY, WAITING, Member
+from allranks.features.ensemble.runner import EnsembleRunner
+from allranks.features.ensemble.runs import Runs
+from allranks.features.ensemble.store import Store, key_of, normal
+from allranks.features.ensemble.view import ensemble_view
 from allranks.magics import extension
 from allranks.magics.options import HelpShown, Parser
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts

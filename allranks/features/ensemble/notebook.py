@@ -30,7 +30,7 @@ class Ensembles(NotebookFeature):
 
     def command(self, name: str, *arguments: Any) -> Any:
         # Imported at the first use: a script may not need it.
-        from allranks.ensemble.mapping import map_items
+        from allranks.features.ensemble.mapping import map_items
 
         return map_items(*arguments)
 

@@ -39,6 +39,7 @@ class RankEnsemble(RankFeature):
 
     records = (RunMember,)
     requests = frozenset({requests.MEMBERS})
+    notebook_magics = ("ensemble",)
 
     def __init__(self) -> None:
         self._worlds: dict[int, World] = {}

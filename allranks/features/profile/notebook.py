@@ -13,10 +13,16 @@ from allranks.errors import UsageError
 from allranks.features.profile import PROFILE, PROFILED
 from allranks.features.profile.flame_graph import Profile, bundle, check_file, show
 from allranks.records.wire import Answer
+from allranks.widgets.dashboard.view import PanelButton
 
 #: Ranks answer at once, unless C code holds the interpreter.
 _ASK_SECONDS = 10.0
 _MARGIN_SECONDS = 0.05
+#: How long a button of the panel profiles the cell, and the lines that the panel shows then.
+PANEL_SECONDS = 5.0
+_BEGUN = f"profiling the next {PANEL_SECONDS:g} s"
+_BELOW = "the flame graph is below"
+_EMPTY = "this cell has no samples of a rank, so there is no flame graph"
 _SAVE = "write the profile here: stacks as text, or a .svg picture"
 
 
@@ -81,7 +87,7 @@ def _showing(save: str | None) -> Callable[[list[Profile]], object]:
 class NotebookProfile(NotebookFeature):
     """Profiles the cell that runs, or the next one."""
 
-    commands = frozenset({"profile_cell", "profile_in_panel"})
+    commands = frozenset({"profile_cell"})
     cell_options = (
         CellOption(
             "profile",
@@ -107,6 +113,13 @@ class NotebookProfile(NotebookFeature):
             },
         ),
     )
+    panel_buttons = (
+        PanelButton(
+            "Profile",
+            f"draw a flame graph of the next {PANEL_SECONDS:g} seconds",
+            "profile_in_panel",
+        ),
+    )
     in_cells = False  # until a profile is requested
 
     def __init__(self) -> None:
@@ -121,8 +134,8 @@ class NotebookProfile(NotebookFeature):
 
         ``profile_cell`` takes the options of the cell that comes next.
 
-        ``profile_in_panel`` takes a function and the seconds. The function gets the picture, or
-        None where no rank has samples. It returns why there can be no profile, or "".
+        ``profile_in_panel`` takes a function, which gets the picture, or None where no rank has
+        samples, and a line for the panel. It returns such a line.
         """
         if name == "profile_cell":
             return self._profile_next(*arguments)
@@ -130,11 +143,15 @@ class NotebookProfile(NotebookFeature):
             return self._profile(*arguments)
         if self.cell is not None and self._running is not None and not self._running.over:
             return "this cell is being profiled: its flame graph comes when that has ended"
-        take, seconds = arguments
+        (show_below,) = arguments
         self._add(
-            Profiling(lambda found: take(bundle(found) if found else None), seconds, empty=True)
+            Profiling(
+                lambda found: show_below(*((bundle(found), _BELOW) if found else (None, _EMPTY))),
+                PANEL_SECONDS,
+                empty=True,
+            )
         )
-        return ""
+        return _BEGUN
 
     def _profile_next(self, options: dict[str, Any]) -> None:
         save = options.get("save")

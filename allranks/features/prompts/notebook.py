@@ -280,7 +280,7 @@ class NotebookPrompts(NotebookFeature):
     def started(self, cluster: ClusterContext) -> None:
         self._send = cluster.send
 
-    def ensemble_started(self) -> None:
+    def ranks_reserved(self) -> None:
         # Members run side by side, and each would ask.
         self._in_ensemble = self.in_cells = True
 

@@ -307,7 +307,7 @@ class NotebookWidgets(NotebookFeature):
         self._proxies = WidgetProxies()
         self._proxies.send = cluster.send
 
-    def ensemble_started(self) -> None:
+    def ranks_reserved(self) -> None:
         self._proxies.drawn = front_end() == NOTEBOOK
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:

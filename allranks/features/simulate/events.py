@@ -49,6 +49,8 @@ class PostedReceive:
     site: Site
     title: str
     message: SimulatedMessage | None = None
+    races: bool = False
+    """Whether it could also have got another message."""
 
     def takes(self, message: SimulatedMessage) -> bool:
         return (
@@ -65,7 +67,8 @@ class RankEvent(NamedTuple):
     ``ready`` is when waiting ended and transfer began. ``peer`` is the other rank, of a collective
     the one that arrived last.
     ``number`` is the same in both events of a message, and in all events of a collective with the
-    same ``group``.
+    same ``group``. ``races`` is whether a receive could also have got another message, ``payload``
+    the pickled object of a receive, if it is short.
     """
 
     rank: int
@@ -80,3 +83,5 @@ class RankEvent(NamedTuple):
     number: int = 0
     group: int = 0
     site: Site | None = None
+    races: bool = False
+    payload: bytes = b""

@@ -11,6 +11,9 @@ from allranks.collectives.world.world import Group
 from allranks.features.simulate.events import ANY, PostedReceive, RankEvent, SimulatedMessage
 from allranks.features.simulate.scheduler import Scheduler
 
+#: Objects up to this size can be named in pictures.
+_SHORT_NBYTES = 200
+
 
 class Mail:
     """The messages and receives of all ranks that are not matched yet.
@@ -119,6 +122,7 @@ class Mail:
             self._scheduler.end_poll(chosen)
             return True
         receive, message = chosen
+        receive.races = len(self.candidates(receive)) > 1
         self._messages[receive.rank].remove(message)
         self._receives[receive.rank].remove(receive)
         self._match(receive, message)
@@ -213,8 +217,9 @@ class Mail:
         begin = task.clock
         task.clock = max(task.clock, message.arrives)
         sent = message.began if message.buffered else max(message.began, receive.began)
+        payload = message.data if message.pickled and message.nbytes <= _SHORT_NBYTES else b""
         self._scheduler.record(
             RankEvent(task.rank, "receive", receive.title, begin, min(max(begin, sent), task.clock),
                   task.clock, message.source, message.nbytes, message.tag, message.number,
-                  message.group.number, receive.site)
+                  message.group.number, receive.site, receive.races, payload)
         )  # fmt: skip

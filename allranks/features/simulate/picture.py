@@ -80,6 +80,7 @@ class _Event(NamedTuple):
     peer: int
     number: int
     about: str
+    races: bool
 
 
 class _Diagram:
@@ -112,11 +113,11 @@ class _Diagram:
                 # Side by side, so that their order is seen.
                 gap = min(_HEAD, _HEADS / received[one.rank])
                 x = heads[one.rank] = max(self._x(one.end), heads[one.rank] + gap)
-                arrows += self._arrow(begin, one.peer, x, one.rank, INK, one.about)
+                arrows += self._arrow(begin, one.peer, x, one.rank, INK, one.about, one.races)
         for source, dest, began, about in lost:
             x = self._x(began + 0.12 * self._end)
             arrows += self._arrow(began, source, x, dest, WRONG, f"{about}: never received")
-        body = self._legend(bool(lost))
+        body = self._legend(bool(lost), any(one.races for one in events))
         for rank, end in enumerate(map(max, ends, heads)):
             y = self._y(rank)
             body += f'<path d="M{_LEFT} {y:.1f}H{end:.1f}" stroke="{INK}"/>'
@@ -124,11 +125,14 @@ class _Diagram:
         body += "".join(map(self._event, events)) + self._endless_waits() + arrows
         return svg_page(_WIDTH, self._height, "", body + self._axis(), titled=False)
 
-    def _legend(self, lost: bool) -> str:
+    def _legend(self, lost: bool, races: bool) -> str:
         body = draw_swatch(_LEFT, 6, _WAITING, "waiting")
         body += draw_swatch(_LEFT + 80, 6, _TRANSFER, "collective")
         if lost or self._stalled:
             body += draw_swatch(_LEFT + 172, 6, WRONG, "never received, or waiting forever")
+        if races:
+            x = _LEFT + 410
+            body += _ring(x + 4.5, 10.5) + draw_words(x + 12, 14.5, "could get another message")
         return body
 
     def _event(self, event: _Event) -> str:
@@ -153,8 +157,9 @@ class _Diagram:
         return body
 
     def _arrow(
-        self, begin: float, source: int, x1: float, dest: int, colour: str, about: str
-    ) -> str:
+        self, begin: float, source: int, x1: float, dest: int, colour: str, about: str,
+        races: bool = False,
+    ) -> str:  # fmt: skip
         x, y, y1 = self._x(begin), self._y(source), self._y(dest)
         if source == dest:
             y1 -= 10  # else it would lie on the rank's line
@@ -170,6 +175,7 @@ class _Diagram:
             f"rank {source} to rank {dest}: {about}",
             f'<path d="{line}" stroke="{colour}"{dash}/>'
             f'<polygon points="{x1:.1f},{y1:.1f} {left} {right}" fill="{colour}"/>'
+            f"{_ring(x1, y1) if races else ''}"
             f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" '
             'stroke="transparent" stroke-width="9"/>',
         )
@@ -181,6 +187,10 @@ class _Diagram:
             x = self._x(value * scale)
             body += draw_words(x, self._height - 6, f"{words} {unit}", "middle" if value else "")
         return body
+
+
+def _ring(x: float, y: float) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{INK}"/>'
 
 
 def _part(about: str, body: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
+import reprlib
 from collections import Counter
 from typing import Any
 
@@ -11,6 +14,8 @@ from allranks.features.simulate.scheduler import Scheduler
 
 _MOST_RANKS, _MOST_EVENTS = 64, 4000
 _CELLS = 64
+_words = reprlib.Repr()
+_words.maxstring = _words.maxother = 40
 
 
 def sketch(scheduler: Scheduler) -> bytes:
@@ -22,7 +27,7 @@ def sketch(scheduler: Scheduler) -> bytes:
         found["clocks"] = [task.clock for task in scheduler.tasks]
         found["stalled"] = [[rank, *since] for rank, since in scheduler.stalled.items()]
         found["events"] = [
-            [one.rank, one.kind, one.begin, one.ready, one.end, one.peer, one.number, _about(one)]
+            [one.rank, one.kind, one.begin, one.ready, one.end, one.peer, one.number, *_about(one)]
             for one in events
         ]
         found["lost"] = [
@@ -42,6 +47,28 @@ def sketch(scheduler: Scheduler) -> bytes:
     return json.dumps(found).encode()
 
 
-def _about(event: RankEvent) -> str:
+def _about(event: RankEvent) -> tuple[str, bool]:
     what = f"{event.title} at {event.site}" if event.site else event.title
-    return what if event.kind == "collective" else f"{what}, tag {event.tag}, {event.nbytes:,} B"
+    if event.kind == "collective":
+        return what, False
+    parts = [f"{what}, tag {event.tag}, {event.nbytes:,} B"]
+    if said := _value(event.payload):
+        parts.append(f": {said}")
+    if event.races:
+        parts.append(" (could also get another message)")
+    return "".join(parts), event.races
+
+
+def _value(payload: bytes) -> str:
+    """A short value in words; empty for instances of classes, whose code is not run."""
+    try:
+        return _words.repr(_Plain(io.BytesIO(payload)).load()) if payload else ""
+    except Exception:  # a pickle may fail in any way
+        return ""
+
+
+class _Plain(pickle.Unpickler):
+    """Reads numbers, text and containers of them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"expected no class, found {module}.{name}")

@@ -102,7 +102,7 @@ class Sinks(NotebookFeature):
                 lines.append(f"{kind.title} also gets the {kind.items}: {kind.about(name)}")
         return "\n".join(lines)
 
-    def ensemble_started(self) -> None:
+    def ranks_reserved(self) -> None:
         self._trace_cells()
 
     def cell_started(self) -> None:

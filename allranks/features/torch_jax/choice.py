@@ -1,4 +1,4 @@
-"""Which of torch's process groups shall be those of allranks, as the environment says."""
+"""Which of torch's process groups shall be those of allranks: a variable of the environment."""
 
 from __future__ import annotations
 

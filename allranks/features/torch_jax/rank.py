@@ -65,7 +65,7 @@ class RankWaits(RankFeature):
         self._rank.activate(self)
 
     def _show_mpi_ports(self) -> None:
-        # Each part of an ensemble has a board of its own.
+        # The current world may be that of some ranks, with a board of its own.
         with suppress(Exception):
             other_ranks.show_mpi_ports(self._rank.mpi_ports)
 

@@ -24,8 +24,9 @@ from allranks.features.verdict.records import (
 
 #: Shares of the time at the user's lines, the outermost line first.
 Spent = dict[tuple[CodeLine, ...], float]
-#: Up to a tenth of the steps belong to the start, if they are this much slower than the median.
-_SLOW_START, _START_SHARE, _LEAST_START = 10, 10, 3
+#: The first steps belong to the start if they are this much slower than the median: a library is
+#: imported, or compiles what later steps use. So do much slower ones in the first tenth.
+_SLOW_FIRST, _LEAST_START, _SLOW_START, _START_SHARE = 4, 3, 10, 10
 #: The calls that end the steps span this much of all calls, or of their time.
 _SPAN = 0.8
 #: The samples have to cover this much of the loop.
@@ -34,6 +35,8 @@ _COVERED = 0.5
 _LEAST_LOOKS = 40
 #: What goes on in every step has this part of its mean in each quarter of the loop.
 _STEADY = 0.5
+#: Other programs use little of a host whose ranks and idle cores are this part of all cores.
+OWN_CORES = 0.75
 #: By how much looks may differ from the exact share of the time outside of collectives.
 _LOOKS_ERROR = 0.15
 
@@ -79,11 +82,11 @@ class RankLoop:
                 found[call.last] += call.wait
         return found
 
-    def waits_in_steps(self, rank: int | None = None) -> list[float]:
-        """Returns the wait in each step, for one rank or all, as a share of the median step."""
+    def waits_in_steps(self, *ranks: int) -> list[float]:
+        """Returns the wait in each step, for some ranks or all, as a share of the median step."""
         sums = [0.0] * (len(self.edges) - 1)
         for call in self.whole:
-            if rank in (call.last, None):
+            if not ranks or call.last in ranks:
                 sums[bisect_left(self.edges, call.ended) - 1] += call.wait
         return [wait / self.usual_step for wait in sums]
 
@@ -108,6 +111,7 @@ class RankLoop:
             scale * (b.ready - a.ready),
             scale * (b.main_ready - a.main_ready),
             b.rss_nbytes - a.rss_nbytes,
+            scale * (b.idle - a.idle),
         )
 
     @cached_property
@@ -197,8 +201,9 @@ class Loop:
         if count < LEAST_STEPS:
             return None
         ends = [times[-count:] for times in ends]
+        # Of the fewest steps, some may belong to the start.
         first = max(map(_first_step, ends))
-        if count - first < LEAST_STEPS:
+        if count - first < LEAST_STEPS - _LEAST_START:
             return None
         kind = next(kind for kind in cell.ranks[0].kinds if _matches(kind, key))
         return cls(
@@ -254,6 +259,20 @@ class Loop:
         used = self.ranks[rank].used
         return used.main_ready / used.at if used is not None else None
 
+    @cached_property
+    def has_hosts_alone(self) -> bool:
+        """Whether other programs use little of the hosts: what a rank lacks, the others have."""
+        for ranks in self.by_host().values():
+            used = [self.ranks[rank].used for rank in ranks]
+            known = [one for one in used if one is not None]
+            if len(known) < len(used):
+                return False
+            cores = max(self.ranks[rank].part.cores for rank in ranks)
+            own = sum(one.run / one.at for one in known)
+            if own + fmean(one.idle / one.at for one in known) < OWN_CORES * cores:
+                return False
+        return True
+
     def computes(self, rank: int) -> float:
         """Returns the seconds of a step in which a rank is in no collective."""
         return self.ranks[rank].computing / self.steps
@@ -307,6 +326,6 @@ def _first_step(ends: Sequence[float]) -> int:
     slow = [
         at
         for at, gap in enumerate(gaps[: max(_LEAST_START, len(ends) // _START_SHARE)])
-        if gap > _SLOW_START * usual
+        if gap > (_SLOW_FIRST if at < _LEAST_START else _SLOW_START) * usual
     ]
     return slow[-1] + 1 if slow else 0

@@ -56,6 +56,7 @@ _CALLS, _LEAST_CALLS = 20_000, 1000
 #: Between a cell and the request for it, allranks may run others, as to keep variables.
 _KEPT_CELLS = 4
 _SOURCE_CHARACTERS = 60
+_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 #: More names of a cell's variables are not looked at.
 _MOST_NAMES = 1000
 
@@ -76,7 +77,7 @@ class RankVerdict(RankFeature):
         self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
         self._times = ThreadTimes()
-        self._looks: deque[tuple[float, Path, Doing, float, float, float]]
+        self._looks: deque[tuple[float, Path, Doing, float, float, float, float]]
         self._looks = deque(maxlen=_KEPT_LOOKS)
         #: One of its own: the cell's random numbers stay the same.
         self._random = Random()
@@ -84,6 +85,7 @@ class RankVerdict(RankFeature):
     def started(self, rank: RankContext) -> None:
         self._rank = rank
         self._main_counters: int | None = None
+        self._memory: int | None = None
         self._has_counters = os.environ.get(VARIABLE) != "off"
         # One rank has no other to compare with.
         self._looks_at_lines = self._compares = self._has_counters and rank.size > 1
@@ -91,6 +93,7 @@ class RankVerdict(RankFeature):
             with suppress(OSError):  # not Linux
                 path = f"/proc/self/task/{os.getpid()}/schedstat"
                 self._main_counters = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
         PostImportHook(
             weights.MODULES, lambda module: weights.install(module, lambda: self._weights)
@@ -129,7 +132,8 @@ class RankVerdict(RankFeature):
                 late = self._wait_for_look()
                 path, doing = look()
                 now = world.current().journal.now()
-                self._looks.append((now, path, doing, self._main_used(), process_time(), late))
+                used = self._main_used(), process_time()
+                self._looks.append((now, path, doing, *used, late, self._rss_nbytes()))
 
     def _wait_for_look(self) -> float:
         """Returns by how many seconds it has ended too late: the main thread may hold the lock of
@@ -145,6 +149,9 @@ class RankVerdict(RankFeature):
             return nan
         ran, waited, _ = map(int, os.pread(self._main_counters, 99, 0).split())
         return (ran + waited) / 1e9 if ran else nan
+
+    def _rss_nbytes(self) -> float:
+        return _resident_nbytes(os.pread(self._memory, 99, 0)) if self._memory is not None else 0.0
 
     def pulse_fields(self) -> dict[str, Any]:
         """Takes a sample as well."""
@@ -204,10 +211,7 @@ class RankVerdict(RankFeature):
             calls=calls,
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
-            looks=[
-                Look(at, paths.get(path, -1), doing, main_used, used, late)
-                for at, path, doing, main_used, used, late in looks
-            ],
+            looks=[Look(at, paths.get(path, -1), doing, *rest) for at, path, doing, *rest in looks],
             paths=[tuple(_line(*line) for line in path) for path in paths],
             left_out=count - len(records),
             gpu=self._rank.device != "cpu",
@@ -278,8 +282,20 @@ def read_counters(at: float, times: ThreadTimes | None = None) -> Sample:
     if not run:
         raise OSError("this kernel does not count the time of threads")
     with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[1])
-    return Sample(at, run / 1e9, ready / 1e9, main_ready / 1e9, pages * os.sysconf("SC_PAGE_SIZE"))
+        nbytes = _resident_nbytes(file.read())
+    return Sample(at, run / 1e9, ready / 1e9, main_ready / 1e9, nbytes, _idle_seconds())
+
+
+def _resident_nbytes(counters: bytes) -> int:
+    return int(counters.split()[1]) * _PAGE_NBYTES
+
+
+def _idle_seconds() -> float:
+    """Returns for how long the cores were idle, a sum; 0 if the process may not use all of them."""
+    if _cores() < (os.cpu_count() or 1):
+        return 0.0
+    with open("/proc/uptime", "rb") as file:
+        return float(file.read().split()[1])
 
 
 def _cores() -> int:

@@ -55,7 +55,8 @@ class Sample(NamedTuple):
     """The counters of a rank's process at a time, all in seconds but the memory.
 
     ``run``: the time in which its threads ran. ``ready``: that in which they could run and had no
-    core. ``main_ready`` is that of the main thread, which runs the cells.
+    core. ``main_ready`` is that of the main thread, which runs the cells. ``idle``: that in which
+    no program ran on the cores that the process may use, a sum over these; 0 if it is not known.
     """
 
     at: float
@@ -63,6 +64,7 @@ class Sample(NamedTuple):
     ready: float
     main_ready: float
     rss_nbytes: float
+    idle: float = 0.0
 
 
 class Doing(IntEnum):
@@ -70,7 +72,7 @@ class Doing(IntEnum):
 
     ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
     calls the user's code there. ``COMPILE``: a library traces or compiles. ``AWAIT``: a collective
-    needs its input, which a library still computes, as those of jax may; no line tells where.
+    needs its input, which a library still computes, as those of jax may; its line is unknown.
     """
 
     COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(6)
@@ -80,8 +82,9 @@ class Look(NamedTuple):
     """Where the main thread was at a time: the number of its lines, -1 in a collective.
 
     ``main_used`` are the seconds in which it has run or could have run, NaN if they are not known,
-    ``used`` those in which all threads have run. ``late``: for so long before, the look was due and
-    had to wait for the interpreter or for a core. The main thread may have been elsewhere then.
+    ``used`` those in which all threads have run. ``late``: how long the look was due and had to
+    wait for the interpreter or for a core. The main thread may have been elsewhere then.
+    ``rss_nbytes`` is the memory of the process.
     """
 
     at: float
@@ -90,6 +93,7 @@ class Look(NamedTuple):
     main_used: float = 0.0
     used: float = 0.0
     late: float = 0.0
+    rss_nbytes: float = 0.0
 
 
 class BroughtNumbers(NamedTuple):
@@ -225,8 +229,7 @@ class RankPart:
             gpu=content["gpu"],
             gradients=content["gradients"],
             looks=[
-                Look(at, int(path), Doing(int(doing)), main_used, used, late)
-                for at, path, doing, main_used, used, late in looks
+                Look(at, int(path), Doing(int(doing)), *rest) for at, path, doing, *rest in looks
             ],
             paths=[tuple(CodeLine(*line) for line in path) for path in content["paths"]],
             brought=[

@@ -241,7 +241,7 @@ def different_weights(cell: CellParts, loop: Loop | None) -> list[Verdict]:
 
 
 def gradients_alone(cell: CellParts, loop: Loop | None) -> list[Verdict]:
-    """A note on gradients that stay on their rank, where no optimizer tells what they update."""
+    """A note on gradients that stay on their rank, where no optimizer shows what they update."""
     if loop is None or not all(part.gradients and not part.models for part in cell.ranks):
         return []
     for part in cell.ranks:

@@ -7,15 +7,15 @@ names no rank whose delay may come from threads that had no core: other programs
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from math import sqrt
-from statistics import fmean, median, quantiles
+from math import inf, sqrt
+from statistics import fmean, linear_regression, median, quantiles
 
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
-from allranks.features.verdict.loop import Looked, Loop, RankLoop, Spent
-from allranks.features.verdict.records import CellParts, CodeLine, Doing, RankPart
+from allranks.features.verdict.loop import OWN_CORES, Looked, Loop, RankLoop, Spent
+from allranks.features.verdict.records import CellParts, CodeLine, Doing, EndedCall, RankPart
 from allranks.features.verdict.results import wrong
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
@@ -27,14 +27,15 @@ DOMINATES = 2.0
 #: A slow rank is late in most steps: the median of its delay, in steps. A few interruptions of a
 #: process change the mean, and not this median.
 USUAL_WAIT = 0.10
-#: What a rank that is late in few steps has to cost, and the part that these few steps explain.
-RARE_SHARE, RARE_PART, FEW_STEPS = 0.25, 0.6, 20
+#: What a rank that is late in some steps has to cost, and the part of it that delays explain which
+#: are longer than a step. In half of the steps or more it is a slow one.
+RARE_SHARE, RARE_PART = 0.25, 0.6
 #: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
 #: A core that other programs share with it takes a little longer for the same work.
 MORE_WORK = 0.3
-#: A line is a rank's own, if it spends so many times more there than a rank that is as slow at all.
+#: A line is a rank's own, if it spends this many times more there than a rank that is as slow.
 ALONE = 4.0
 #: A look that comes later than this part of what it explains may have missed it: short work has
 #: ended before the interpreter lets the thread in that looks. By how many deviations of such looks
@@ -47,13 +48,18 @@ COMPILE_SHARE, INPUT_SHARE, IDLE_SHARE = 0.20, 0.30, 0.35
 #: A thread that uses less of a core waits.
 IDLE_CORES = 0.4
 #: While another thread reads data, the main thread uses less of a core, if it waits for them. What
-#: the process uses besides the time of reading is for the rest of the step: where it is more,
-#: little may be gained by reading ahead.
+#: the process uses besides the time of reading is for the rest of the step: where it is more, and
+#: more than for reading, little may be gained by reading ahead.
 FEEDING_MAIN_CORES, REST_CORES = 0.6, 0.5
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
-TRANSFER_SHARE = 0.30
-SMALL_NBYTES, SMALL_PART, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 0.6, 4, 1e-3
+#: What moves data, or calls small collectives, for this part of the time.
+TRANSFER_SHARE, LATENCY_SHARE = 0.25, 0.30
+SMALL_NBYTES, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 4, 1e-3
+#: Calls follow each other at once after a shorter pause: a library needs up to a tenth of a
+#: millisecond to end and begin a call, and a layer of a model mostly longer. So many of them in a
+#: step are one cause, however often a rank loses its core to another one, for a slice of time.
+PAUSE_SECONDS, MANY_CALLS, REGULAR, SLICE_SECONDS = 2e-4, 12, 0.5, 0.01
 #: No update of a model in Python is as short: calls that follow each other so soon are those of a
 #: loop within the step.
 SHORTEST_STEP_SECONDS = 25e-6
@@ -63,11 +69,12 @@ STEADY, STEADY_SECONDS = 3.0, 1e-3
 CORE_SHARE = 0.25
 #: A busy host: the part of its cores that the ranks got, and the part of their threads' time in
 #: which those had no core.
-OWN_CORES, HOST_SHARE, HOST_SECONDS = 0.75, 0.45, 3.0
+HOST_SHARE, HOST_SECONDS = 0.45, 3.0
 #: The part of the time that this has to be: a rank that sleeps needs no core.
 HOST_TIME = 0.25
-#: Memory that grows: by how much, in how much of the time, and for how long it is watched.
-GROWN_NBYTES, GROWN_PART, RISING, MEMORY_SECONDS, MEMORY_SAMPLES = 64e6, 0.05, 0.8, 5.0, 5
+#: Memory that grows: by how much, in how many of the parts of the time, and how much of the rise at
+#: the beginning there is at the end. A library that starts takes a second or two.
+GROWN_NBYTES, GROWN_PART, RISING, EVEN, MEMORY_SECONDS, MEMORY_PARTS = 32e6, 0.05, 0.8, 0.5, 2.0, 6
 
 
 def verdicts(cell: CellParts) -> list[Verdict]:
@@ -76,21 +83,23 @@ def verdicts(cell: CellParts) -> list[Verdict]:
     found = wrong(cell, loop)
     if loop is None:
         return found
-    slow = sorted(
-        [*waiting(loop), *moving(cell, loop), *not_computing(loop)], key=lambda one: -one.share
-    )
-    notes = [one for one in found if one.kind == "alone"]
-    found = [one for one in found if one.kind != "alone"]
+    moved = moving(cell, loop)
+    waits = waiting(loop)
+    if any(one.kind == "latency" for one in moved):
+        # In many calls one after the other the ranks also wait for each other.
+        waits = [one for one in waits if one.kind != "uneven"]
+    slow = sorted([*waits, *moved, *not_computing(loop)], key=lambda one: -one.share)
+    notes = [one for one in found if not one.share]
+    found = [one for one in found if one.share]
     # Values of different lines also give the ranks different numbers of steps.
     steps = [] if any(one.kind == "mixed" for one in found) else unequal_steps(cell, loop)
     return [*steps, *found, *slow, *growing(loop), *crowded(loop), *notes]
 
 
 def unequal_steps(cell: CellParts, loop: Loop) -> list[Verdict]:
-    # The name of a call without one is its line.
-    if not cell.left or not loop.kind.name.endswith(f":{cell.waits_at}"):
+    if not cell.left or any(one.part.left_out for one in loop.ranks.values()):
         return []
-    if any(one.part.left_out for one in loop.ranks.values()):
+    if not _is_in_loop(loop, f":{cell.waits_at}"):
         return []
     # A rank that was interrupted in its last call has not counted it.
     done = max(_count(loop, one.part) for one in loop.ranks.values())
@@ -108,6 +117,18 @@ def unequal_steps(cell: CellParts, loop: Loop) -> list[Verdict]:
     ]
 
 
+def _is_in_loop(loop: Loop, line: str) -> bool:
+    """Whether a call of each step is made at a line of the cell."""
+    part = loop.first.part
+    counts = Counter(call.kind for call in loop.first.calls)
+    # The name of a call without one is its line. The others wait in the first call of a step.
+    each = [part.kinds[at] for at, count in counts.items() if count >= loop.steps - 1]
+    if any(kind.name.endswith(line) for kind in each):
+        return True
+    named = not any(kind.source for kind in each)
+    return named and any(path[0].place.endswith(line) for path in part.paths if path)
+
+
 def _count(loop: Loop, part: RankPart) -> int:
     same = loop.kind.op, loop.kind.name
     kinds = {at for at, kind in enumerate(part.kinds) if (kind.op, kind.name) == same}
@@ -118,8 +139,6 @@ def _count(loop: Loop, part: RankPart) -> int:
 
 
 def waiting(loop: Loop) -> list[Verdict]:
-    if min(len(one.whole) for one in loop.ranks.values()) < LEAST_STEPS:
-        return []
     first, second = sorted(loop.ranks, key=lambda rank: -loop.late[rank])[:2]
     late, ready = loop.late[first], loop.ready(first)
     if ready is None or not _beyond_clocks(loop, late):
@@ -139,7 +158,7 @@ def waiting(loop: Loop) -> list[Verdict]:
                 return [_straggler(loop, first)]
             return _rarely_late(loop, first)
         return []
-    return _by_turns(loop, loop.late[second])
+    return _several_slow(loop) or _by_turns(loop, loop.late[second])
 
 
 def _beyond_clocks(loop: Loop, share: float) -> bool:
@@ -152,14 +171,15 @@ def _computes_longer(loop: Loop, rank: int) -> bool:
     return extra >= EXPLAINS * loop.late[rank] * loop.step
 
 
-def _works_more(loop: Loop, rank: int) -> bool:
+def _works_more(loop: Loop, rank: int, than: Sequence[int] = ()) -> bool:
     """Whether the threads of a rank run for so much longer than those of others, as these wait.
 
     Threads that wait for one without a core may run as well, as those of OpenMP. Then they lack a
     core for more of the time in which they run than the threads of other ranks.
     """
-    used = {other: one.used for other, one in loop.ranks.items()}
-    own = used.pop(rank)
+    used = {other: one.used for other, one in loop.ranks.items() if not than or other in than}
+    used.pop(rank, None)
+    own = loop.ranks[rank].used
     others = [one for one in used.values() if one is not None and one.run]
     if own is None or not own.run or len(others) < len(used):
         return False
@@ -260,6 +280,43 @@ def _place(path: tuple[CodeLine, ...]) -> str:
     return str(path[0]) + (f", in {path[-1].function} {path[-1]}" if len(path) > 1 else "")
 
 
+def _several_slow(loop: Loop) -> list[Verdict]:
+    """Some ranks that are each late in most steps, and the others in few."""
+    ranks = sorted(loop.ranks, key=loop.computes)
+    least = {at: loop.computes(ranks[at]) for at in range(1, len(ranks) - 1)}
+    at = max(least, key=lambda at: least[at] - loop.computes(ranks[at - 1]), default=0)
+    fast, slow = ranks[:at], sorted(ranks[at:])
+    if not fast:
+        return []
+    waits = {
+        rank: sum(one.waits.get(other, 0.0) for other in slow) / one.seconds
+        for rank, one in loop.ranks.items()
+        if rank in fast
+    }
+    late, extra = fmean(waits.values()), least[at] - loop.computes(fast[-1])
+    usual = min(median(loop.ranks[rank].waits_in_steps(*slow)) for rank in fast)
+    ready = [loop.ready(rank) for rank in slow]
+    if late < WAIT_SHARE or usual < USUAL_WAIT or extra < EXPLAINS * late * loop.step:
+        return []
+    if not all(
+        share is not None and (share <= EXPLAINS * late or _works_more(loop, rank, fast))
+        for rank, share in zip(slow, ready, strict=True)
+    ):
+        return []
+    computes, others = (fmean(map(loop.computes, row)) for row in (slow, fast))
+    return [
+        Verdict(
+            "straggler",
+            late,
+            f"{label(slow)} are the slow ones: the others wait {late:.0%} of the time for them, "
+            f"{seconds(late * loop.step)} of a step of {seconds(loop.step)}. They compute "
+            f"{seconds(computes)} per step, the others {seconds(others)}",
+            f"%%distributed --profile shows at which lines, or give {label(slow)} less work",
+            tuple(slow),
+        )
+    ]
+
+
 def _rarely_late(loop: Loop, rank: int) -> list[Verdict]:
     late = loop.late[rank]
     rows = [
@@ -269,8 +326,7 @@ def _rarely_late(loop: Loop, rank: int) -> list[Verdict]:
     ]
     # Of the rank that waited longest.
     waits = max(rows, key=sum)
-    long = [wait for wait in waits if wait > loop.ranks[rank].usual_step]
-    few = long[: max(1, loop.steps // FEW_STEPS)]
+    few = [wait for wait in waits if wait > loop.ranks[rank].usual_step]
     if late < RARE_SHARE or not few or sum(few) < RARE_PART * sum(waits):
         return []
     times = "once" if len(few) == 1 else f"{len(few)} times"
@@ -313,8 +369,15 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
     total = fmean(sum(one.waits.values()) / one.seconds for one in loop.ranks.values())
     if total < WAIT_SHARE or second < WAIT_SHARE / 2:
         return []
-    # Each of these delays may have made all others wait, and not the rank itself.
-    delays = sum(filter(None, ready)) * (1 - 1 / len(ready))
+    means = [loop.computes(rank) for rank in loop.ranks]
+    if max(means) - min(means) > EXPLAINS * total * loop.step:
+        return []  # no turns
+    # Each of these delays may have made all others wait, and not the rank itself. Where no other
+    # program has the cores, those of them that wait have been ahead on a core.
+    ahead = len(ready) - 1
+    if loop.has_hosts_alone and len(loop.by_host()) == 1:
+        ahead = min(ahead, loop.first.part.cores)
+    delays = sum(filter(None, ready)) * ahead / len(ready)
     if None in ready or delays > EXPLAINS * total:
         return []
     # A few interruptions of processes are no uneven work: a quarter of the steps has such waits.
@@ -372,7 +435,7 @@ def _without_data(loop: Loop) -> list[Verdict]:
         share, where = _on_all(loop, _waits_for_data)
         rest = max(one.cores for one in loop.ranks.values()) - share
         # A thread that reads lacks a core as the main thread does; others may wait for these two.
-        if rest > REST_CORES or not _have_cores(loop, share):
+        if rest > max(REST_CORES, share) or not _have_cores(loop, share):
             return []
     if share < INPUT_SHARE:
         return []
@@ -428,27 +491,40 @@ def _on_all(loop: Loop, chosen: Callable[[Looked], bool]) -> tuple[float, str]:
 
 
 def moving(cell: CellParts, loop: Loop) -> list[Verdict]:
-    kinds = loop.first.part.kinds
-    spent: dict[int, list[float]] = defaultdict(list)
+    small = {at for at, kind in enumerate(loop.first.part.kinds) if kind.nbytes <= SMALL_NBYTES}
+    return [*_latency(cell, loop, small), *_bandwidth(loop, small)]
+
+
+def _transfers(loop: Loop, kinds: Collection[int]) -> dict[int, list[float]]:
+    """The times of the first rank's transfers by kind, of those kinds that it has called."""
+    found: dict[int, list[float]] = defaultdict(list)
     for call in loop.first.calls:
-        spent[call.kind].append(call.transfer)
-    if len(loop.first.calls) < LEAST_STEPS or not loop.first.transfer:
+        if call.kind in kinds:
+            found[call.kind].append(call.transfer)
+    return found
+
+
+def _bandwidth(loop: Loop, small: set[int]) -> list[Verdict]:
+    kinds = loop.first.part.kinds
+    spent = _transfers(loop, {*range(len(kinds))} - small)
+    share = loop.transfer - sum(map(sum, _transfers(loop, small).values())) / loop.first.seconds
+    if not spent or share < TRANSFER_SHARE:
         return []
     costliest = max(spent, key=lambda kind: sum(spent[kind]))
-    small = sum(sum(row) for kind, row in spent.items() if kinds[kind].nbytes <= SMALL_NBYTES)
-    if small > SMALL_PART * loop.first.transfer:
-        return _latency(cell, loop, costliest)
     usual = median(spent[costliest])
     best = sorted(spent[costliest])[len(spent[costliest]) // 10]
     steady = usual <= STEADY * best or usual - best <= STEADY_SECONDS
-    if loop.transfer < TRANSFER_SHARE or not steady or not _have_cores(loop, loop.transfer):
+    # A rank without a core makes the transfer of the others longer, but not that of each call.
+    undisturbed = best * len(spent[costliest]) / loop.first.seconds
+    known = all(one.used is not None for one in loop.ranks.values())
+    if not steady or not (_have_cores(loop, share) or (known and undisturbed >= TRANSFER_SHARE)):
         return []
     kind = kinds[costliest]
     return [
         Verdict(
             "bandwidth",
-            loop.transfer,
-            f"{loop.transfer:.0%} of the time goes into moving data: {kind.place} moves "
+            share,
+            f"{share:.0%} of the time goes into moving data: {kind.place} moves "
             f"{kind.nbytes / 1e6:.3g} MB in {seconds(usual)}",
             "Make fewer updates with larger batches, send 16-bit numbers, or let the transfer run "
             "beside the backward pass (DistributedDataParallel)",
@@ -456,21 +532,26 @@ def moving(cell: CellParts, loop: Loop) -> list[Verdict]:
     ]
 
 
-def _latency(cell: CellParts, loop: Loop, costliest: int) -> list[Verdict]:
-    count = len(loop.first.calls)
-    # A step of which each call is one of the loop's edges is known from its logged values only.
-    part = count / (len(loop.first.part.calls) + loop.first.part.left_out)
+def _latency(cell: CellParts, loop: Loop, small: set[int]) -> list[Verdict]:
+    spent = _transfers(loop, small)
+    count = sum(map(len, spent.values()))
+    if count < LEAST_STEPS:
+        return []
+    costliest = max(spent, key=lambda kind: sum(spent[kind]))
+    # A step of which each call is one of the loop's edges is known from its logged values, or from
+    # the pauses between its calls.
+    part = len(loop.first.calls) / (len(loop.first.part.calls) + loop.first.part.left_out)
     steps = part * cell.logged if cell.logged >= LEAST_STEPS else loop.steps
-    share = min(
-        sum(one.transfer + (one.wait if one.wait <= SHORT_WAIT_SECONDS else 0.0) for one in calls)
-        / rank.seconds
-        for rank in loop.ranks.values()
-        for calls in (rank.calls,)
-    )
+    if count < SMALL_CALLS * steps:
+        steps = _rounds(loop.first, small) or steps
     within = count >= SMALL_CALLS * steps
     if not within and loop.first.seconds / count > SHORTEST_STEP_SECONDS:
         return []
-    if share < TRANSFER_SHARE or not _have_cores(loop, share):
+    # The ranks of a host with fewer cores wait for each other in each of many calls.
+    crowded = loop.has_hosts_alone and count >= MANY_CALLS * steps
+    longest = SLICE_SECONDS if crowded else SHORT_WAIT_SECONDS
+    share = min(_in_small_calls(one, small, longest) for one in loop.ranks.values())
+    if share < LATENCY_SHARE or not (crowded or _have_cores(loop, share)):
         return []
     kind = loop.first.part.kinds[costliest]
     each = share * loop.first.seconds / count
@@ -493,6 +574,46 @@ def _latency(cell: CellParts, loop: Loop, costliest: int) -> list[Verdict]:
     ]
 
 
+def _pauses(one: RankLoop, small: set[int]) -> list[tuple[EndedCall, float]]:
+    """The small calls, each with the time since the end of the call before it."""
+    began = [call.ended - call.wait - call.transfer for call in one.calls]
+    ended = [-inf, *(call.ended for call in one.calls)]
+    rows = zip(one.calls, began, ended, strict=False)
+    return [(call, max(0.0, at - before)) for call, at, before in rows if call.kind in small]
+
+
+def _rounds(one: RankLoop, small: set[int]) -> int:
+    """Returns how often a number of small calls follows a pause, mostly the same number; else 0."""
+    pauses = [pause for _, pause in _pauses(one, small)]
+    begins = [at for at, pause in enumerate(pauses) if pause > PAUSE_SECONDS]
+    lengths = [after - before for before, after in pairwise(begins)]
+    if len(lengths) < LEAST_STEPS - 1:
+        return 0
+    usual = median(lengths)
+    regular = sum(length == usual for length in lengths) >= REGULAR * len(lengths)
+    return len(lengths) if regular and usual >= MANY_CALLS else 0
+
+
+def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
+    """Returns the share of the time in small calls, and between those that follow at once.
+
+    Between them a rank may be in functions of a library that end and begin the calls, or compute:
+    what counts is the time in which looks have found it at the lines of the calls.
+    """
+    kinds, spent, between = one.part.kinds, 0.0, 0.0
+    for call, pause in _pauses(one, small):
+        at_once = pause <= PAUSE_SECONDS
+        spent += call.transfer
+        if call.wait <= (longest if at_once else SHORT_WAIT_SECONDS):
+            spent += call.wait
+        between += pause if at_once else 0.0
+    places = {kinds[at].name for at in small}
+    at_calls = sum(
+        look.share for look in one.looked or () if look.path and look.path[-1].place in places
+    )
+    return spent / one.seconds + min(between / one.seconds, at_calls)
+
+
 def _have_cores(loop: Loop, share: float) -> bool:
     ready = [loop.main_ready(rank) for rank in loop.ranks]
     return all(one is not None and one <= EXPLAINS * share for one in ready)
@@ -502,20 +623,7 @@ def _have_cores(loop: Loop, share: float) -> bool:
 
 
 def growing(loop: Loop) -> list[Verdict]:
-    grows: dict[int, float] = {}
-    for rank, one in loop.ranks.items():
-        rows = [(row.at, row.rss_nbytes) for row in one.part.samples]
-        rows = [row for row in rows if one.edges[0] <= row[0] <= one.edges[-1]]
-        rows = rows[len(rows) // 4 :]  # allocators fill up at first
-        if len(rows) < MEMORY_SAMPLES or rows[-1][0] - rows[0][0] < MEMORY_SECONDS:
-            continue
-        slope = median(
-            (b - a) / (later - at) for i, (at, a) in enumerate(rows) for later, b in rows[i + 1 :]
-        )
-        gained = slope * (rows[-1][0] - rows[0][0])
-        rising = fmean(b > a for (_, a), (_, b) in pairwise(rows))
-        if gained >= max(GROWN_NBYTES, GROWN_PART * rows[0][1]) and rising >= RISING:
-            grows[rank] = slope
+    grows = {rank: slope for rank, one in loop.ranks.items() if (slope := _growth(one))}
     if not grows:
         return []
     most = max(grows, key=lambda rank: grows[rank])
@@ -533,6 +641,29 @@ def growing(loop: Loop) -> list[Verdict]:
             ranks,
         )
     ]
+
+
+def _growth(one: RankLoop) -> float:
+    """Returns by how many bytes the memory grows in a second, as much at the end; else 0."""
+    began, ended = one.edges[0], one.edges[-1]
+    began += (ended - began) / 4  # allocators fill up at first
+    sampled = [(row.at, row.rss_nbytes) for row in one.part.samples]
+    looked = [(row.at, row.rss_nbytes) for row in one.part.looks if row.rss_nbytes]
+    rows = [row for row in sampled + looked if began <= row[0] <= ended]
+    parts: list[list[float]] = [[] for _ in range(MEMORY_PARTS)]
+    for at, nbytes in rows:
+        part = int(MEMORY_PARTS * (at - began) / (ended - began))
+        parts[min(part, MEMORY_PARTS - 1)].append(nbytes)
+    if ended - began < MEMORY_SECONDS or not all(parts):
+        return 0.0
+    levels = [median(part) for part in parts]
+    first, *more = [after - before for before, after in pairwise(levels)]
+    rising = fmean(rise > 0 for rise in (first, *more))
+    slope = float(linear_regression(*zip(*rows, strict=True)).slope)
+    grown = slope * (ended - began) >= max(GROWN_NBYTES, GROWN_PART * levels[0])
+    # What fills up grows less and less.
+    even = sum(more[-2:]) >= EVEN * (first + more[0])
+    return slope if grown and even and rising >= RISING else 0.0
 
 
 def crowded(loop: Loop) -> list[Verdict]:

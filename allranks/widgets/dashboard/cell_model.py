@@ -377,7 +377,7 @@ _BUSY_CALLS, _BUSY_SECONDS = 20, 1.0
 
 
 class MemberRows(Protocol):
-    """The members of an ensemble, as a page shows them."""
+    """Runs of a cell that a page shows in place of ranks: a row of a table for each."""
 
     def news(self) -> dict[str, Any] | None:
         # The changes since the last time; None without any.
@@ -391,7 +391,7 @@ class MemberRows(Protocol):
 class CellModel:
     """The data that the ranks of a cell report beside their output.
 
-    With the ``members`` of an ensemble, curves belong to members, by their numbers.
+    With ``members``, curves belong to these instead of ranks, by their numbers.
     """
 
     def __init__(self, hellos: Sequence[Hello], members: MemberRows | None = None) -> None:

@@ -27,8 +27,8 @@ class PlotStyle:
 
     ``log`` None: on a log scale where they fall steeply; ``mean`` None: as one band where there
     are many. ``axes`` has the choices for single metrics, ``steps`` the part that is drawn.
-    ``smoothing`` is the weight of what was before. One may be ``selected``. Members of an
-    ensemble are ``ordered`` by a column, a parameter's name behind ``=``, perhaps ``down``.
+    ``smoothing`` is the weight of what was before. One may be ``selected``. Members are
+    ``ordered`` by a column, a parameter's name behind ``=``, perhaps ``down``.
     """
 
     log: bool | None = None

@@ -194,7 +194,7 @@ _STATE_NBYTES = 44_000
 _SAVED_POINTS = 12_000
 #: Of all logs together; the files have the rest.
 _LOGS_NBYTES = 40_000
-#: Members of an ensemble: at most this many of the best, fewer if they need too much room.
+#: Of members, at most this many of the best, fewer if they need too much room.
 _MEMBERS = 2000
 _DIGITS = 7
 

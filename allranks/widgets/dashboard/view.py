@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from allranks.records import requests
@@ -54,14 +56,25 @@ _AGAIN_SECONDS = 3.0
 Ask = Callable[[str, Data, Callable[[Answer], None], Iterable[int]], None]
 #: Handles a click on ``add`` or ``stop``, and its value; returns the message for the page.
 ClickHandler = Callable[[str, Any], str]
-PROFILE_SECONDS = 5.0
-#: Profiles the running cell for some seconds, and passes on the profiles of its ranks. Returns
-#: why that is not possible, or "".
-Profiler = Callable[[Callable[[Data | None], object], float], str]
+#: Shows a display below the panel, if there is one, and a line in the panel.
+ShowBelow = Callable[[Data | None, str], object]
 
-_PROFILE_BEGUN = f"profiling the next {PROFILE_SECONDS:g} s"
-_PROFILE_BELOW = "the flame graph is below"
-_NO_PROFILE = "this cell has no samples of a rank, so there is no flame graph"
+
+@dataclass(frozen=True)
+class PanelButton:
+    """A button that a feature adds to the panel of a cell, as long as the cell runs.
+
+    ``title`` describes what it does. The feature's ``command(show)`` returns a line for the panel;
+    it may call ``show``, a `ShowBelow`, later.
+    """
+
+    text: str
+    title: str
+    command: str
+
+
+#: Buttons, and the functions that act when one is pressed.
+Buttons = Mapping[PanelButton, Callable[[ShowBelow], str]]
 
 
 class LivePanel:
@@ -77,7 +90,7 @@ class LivePanel:
         self.with_logs = mode == "full"
         #: None if the ranks are another notebook's, or nothing is asked of them.
         self.ask: Ask | None = None
-        #: Adds and stops members of an ensemble.
+        #: Adds and stops members.
         self.act: ClickHandler | None = None
         #: Whether the ranks are another notebook's.
         self.watched = False
@@ -86,8 +99,8 @@ class LivePanel:
         self.settings: Data = {}
         #: By which the output that stays finds the view on the page.
         self.key = secrets.token_hex(8)
-        #: Profiles the cell; None if it cannot be profiled from the page.
-        self.profile: Callable[[], None] | None = None
+        #: Those of features, by their texts.
+        self._buttons: dict[str, tuple[PanelButton, Callable[[], str]]] = {}
         self._mode = mode
         self._lock = threading.RLock()
         self._number = 0
@@ -158,7 +171,7 @@ class LivePanel:
                 "strips": self.figures.strips.everything() if self._has_strips else None,
                 "memory": memory_page(self.figures) if self._ended else self._memory,
                 "sections": self._section_pages() if self._ended else self._sections,
-                "profiles": self.profile is not None,
+                "buttons": [] if self._ended else self._button_pages(),
             }
 
     def _greet(self) -> None:
@@ -252,6 +265,10 @@ class LivePanel:
     def _section_pages(self) -> dict[str, str]:
         return {section.title: section_html(section) for section in self.figures.sections}
 
+    def _button_pages(self) -> list[Data]:
+        buttons = (button for button, _ in self._buttons.values())
+        return [{"text": button.text, "title": button.title} for button in buttons]
+
     def _send(self, message: Data, buffers: list[bytes]) -> None:
         self._number += 1
         self._widget.send({**message, "seq": self._number}, buffers)
@@ -263,8 +280,9 @@ class LivePanel:
         elif kind == "where" and self.ask is not None:
             for name in (requests.STATUS, requests.STACK):
                 self.ask(name, {}, partial(self._say_where, name), self.figures.ranks)
-        elif kind == "profile" and self.profile is not None:
-            self.profile()
+        elif kind == "press" and click.get("what") in self._buttons:
+            _, press = self._buttons[click["what"]]
+            self.say(noted=press())
         elif kind in ("add", "stop") and self.act is not None:
             self.say(answer=self.act(kind, click.get("what")))
         elif kind == "settings" and isinstance(click.get("settings"), dict):
@@ -297,15 +315,16 @@ class LivePanel:
             bins = strips.bins if looks else 0
             self.ask(requests.STRIPS, {"bins": bins}, lambda _: None, ranks)
 
-    def profile_with(self, profiler: Profiler, show: Callable[[Data], object]) -> None:
-        """Lets the page profile the cell; ``show`` shows the picture."""
+    def add_buttons(self, buttons: Buttons, show: Callable[[Data], object]) -> None:
+        """Adds buttons of features; ``show`` shows a display below the panel."""
 
-        def take(picture: Data | None) -> None:
-            if picture is not None:
-                show(picture)
-            self.say(profiled=_NO_PROFILE if picture is None else _PROFILE_BELOW)
+        def show_below(display: Data | None, line: str) -> None:
+            if display is not None:
+                show(display)
+            self.say(noted=line)
 
-        self.profile = lambda: self.say(profiled=profiler(take, PROFILE_SECONDS) or _PROFILE_BEGUN)
+        for button, press in buttons.items():
+            self._buttons[button.text] = button, partial(press, show_below)
 
     def leave(self, view: NotebookView, picture: Callable[[PlotStyle], dict[str, str]]) -> None:
         """Ends the panel, and puts what stays in its place; ``picture`` is without scripts."""
@@ -341,14 +360,13 @@ class Dashboard(NotebookView):
         log_dir: str,
         fold: bool,
         ask: Ask | None,
-        profiler: Profiler | None,
+        buttons: Buttons,
     ) -> None:
         super().__init__([hello.rank for hello in hellos], log_dir, fold)
         self.figures = CellModel(hellos)
         self._logs = Logs(hellos)
         self._live = LivePanel(self.figures, self._logs, mode)
-        if profiler is not None:
-            self._live.profile_with(profiler, self.show_below_panel)
+        self._live.add_buttons(buttons, self.show_below_panel)
         # No page of another notebook has a button that asks its ranks.
         self._live.ask, self._live.watched = ask, ask is None
         self._full = self.figures.memory.asked = mode == "full"
@@ -451,7 +469,7 @@ def cell_view(
     *,
     fold: bool = True,
     ago: float = 0.0,
-    profiler: Profiler | None = None,
+    buttons: Buttons = MappingProxyType({}),
 ) -> Dashboard | NotebookView | TerminalDashboard | TerminalView:
     """Returns the view of a cell that fits this front end.
 
@@ -462,7 +480,7 @@ def cell_view(
         ask: makes a request of ranks; None if they are another notebook's.
         fold: whether identical output of several ranks is shown once.
         ago: how many seconds ago the cell began.
-        profiler: profiles the running cell; None for a panel without a button for it.
+        buttons: those that features add to the panel.
     """
     ranks = [hello.rank for hello in hellos]
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
@@ -470,7 +488,7 @@ def cell_view(
         return text_view(ranks, log_dir, fold)
     view: Dashboard | TerminalDashboard
     if front_end() == NOTEBOOK:
-        view = Dashboard(mode, hellos, log_dir, fold, ask, profiler)
+        view = Dashboard(mode, hellos, log_dir, fold, ask, buttons)
     else:
         view = TerminalDashboard(mode, hellos, log_dir, fold)
     view.figures.started -= ago

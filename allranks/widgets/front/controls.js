@@ -21,8 +21,8 @@ export class Controls {
       this.asked = true;
       data.send({ kind: "where" });
     });
-    this.profile = this.button("Profile", "draw a flame graph of the next 5 seconds", () => data.send({ kind: "profile" }));
-    this.profiled = make("p", { className: "ar-note ar-profiled", role: "status" });
+    this.added = data.buttons.map(({ text, title }) => this.button(text, title, () => data.send({ kind: "press", what: text })));
+    this.noted = make("p", { className: "ar-note ar-noted", role: "status" });
     this.save = this.button("Save values (CSV)", "download the curves as a file", () => download("curves.csv", curvesAsCsv(data)));
     this.stacks = make("div", { className: "ar-where", hidden: true, role: "group", "aria-label": "where each rank is now" });
     this.stop = this.button("Stop all", "stop running and waiting members; finished ones stay", () => {
@@ -32,8 +32,8 @@ export class Controls {
     this.bar = make("div", { className: "ar-track ar-progress", role: "progressbar", "aria-label": "members that have ended",
       "aria-valuemin": 0 });
     this.element = make("div", {},
-      make("div", { className: "ar-head" }, this.fold, this.status, this.stop, this.interrupt, this.where, this.profile, this.save),
-      this.bar, this.profiled, this.stacks);
+      make("div", { className: "ar-head" }, this.fold, this.status, this.stop, this.interrupt, this.where, ...this.added, this.save),
+      this.bar, this.noted, this.stacks);
   }
 
   /** @param {string} text @param {string} title @param {() => void} act */
@@ -56,9 +56,9 @@ export class Controls {
     this.bar.hidden = !this.data.members.size;
     this.stop.hidden = this.bar.hidden || ended;
     this.interrupt.hidden = this.where.hidden = ended || Boolean(this.data.watched);
-    this.profile.hidden = ended || !this.data.profiles;
-    put(this.profiled, this.data.profiled ?? "");
-    this.profiled.hidden = !this.data.profiled;
+    for (const button of this.added) button.hidden = ended;
+    put(this.noted, this.data.noted);
+    this.noted.hidden = !this.data.noted;
     this.save.hidden = !this.data.series.size;
     if (!this.bar.hidden) this.drawBar([...this.data.members.values()].map(({ state }) => state));
     const elapsed = Math.max(0, Math.floor((Date.now() - this.data.began) / 1000));

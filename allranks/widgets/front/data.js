@@ -42,8 +42,9 @@ export class Data {
   ended = false;
   watched = false;
   withLogs = false;
-  profiles = false;
-  profiled = "";
+  /** @type {{ text: string, title: string }[]} */
+  buttons = [];
+  noted = "";
   answer = "";
 
   // `model` is the widget's, or null where there is no kernel to listen to.
@@ -135,8 +136,8 @@ export class Data {
     }
     if (message.memory !== undefined) this.memory = message.memory;
     for (const [title, html] of Object.entries(message.sections ?? {})) this.sections.set(title, html);
-    if (message.profiles !== undefined) this.profiles = message.profiles;
-    if (message.profiled !== undefined) this.profiled = message.profiled;
+    this.buttons = message.buttons ?? this.buttons;
+    if (message.noted !== undefined) this.noted = message.noted;
     if (message.answer !== undefined) this.answer = message.answer;
     if (message.members) {
       const { rows, ...ensemble } = message.members;

@@ -135,8 +135,8 @@ export interface Message {
   strips?: StripsMessage | null;
   memory?: string;
   sections?: Record<string, string>;
-  profiles?: boolean;
-  profiled?: string;
+  buttons?: { text: string; title: string }[];
+  noted?: string;
   answer?: string;
   members?: (Ensemble & { rows: Member[] }) | null;
   where?: Where & { rank: number; what?: string };

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import re
 import threading
+import weakref
 from inspect import signature
 
 import numpy as np
@@ -587,6 +589,34 @@ def test_a_request_receives_an_object_of_any_size(comm, nbytes):
         (1, bytes(nbytes)),
     ]
     type(sent[0]).waitall(sent)
+
+
+@pytest.mark.parametrize("post", ["Irecv", "Recv_init"])
+def test_a_request_without_a_variable_keeps_its_buffer_until_it_has_ended(comm, post):
+    me, into = comm.Get_rank(), np.zeros(2)
+    seen = weakref.ref(into)
+    request = getattr(comm, post)(into, me, 5)
+    if post == "Recv_init":
+        request.Start()
+    del request, into
+    gc.collect()
+    comm.Isend(X, me, 5).Wait()
+    assert list(seen()) == [1, 0]
+    for _ in range(2):  # what has ended is released when others are posted
+        comm.Isend(X, MPI.PROC_NULL).Wait()
+    gc.collect()
+    assert seen() is None
+
+
+def test_objects_that_are_sent_without_a_variable_arrive(comm):
+    me = comm.Get_rank()
+    for tag in range(5):
+        comm.isend((tag, bytes(500_000)), me, tag)
+        junk = [bytes([255]) * 500_000 for _ in range(3)]  # where a freed buffer was
+    assert [comm.recv(source=me, tag=tag) for tag in range(5)] == [
+        (tag, bytes(500_000)) for tag in range(5)
+    ]
+    del junk
 
 
 def test_the_size_of_what_mpi4py_moves_is_recorded():

@@ -235,11 +235,11 @@ def test_a_rank_does_not_survive_the_one_that_it_needs_until_that_is_replaced():
     assert ranks.survivors((0, 2, 3)) == (1,)
 
 
-@pytest.mark.parametrize("how", ["not replaced", "an ensemble", "replacing is off", "another end"])
+@pytest.mark.parametrize("how", ["not replaced", "reserved", "replacing is off", "another end"])
 def test_no_rank_survives_where_dead_ones_are_not_replaced(how):
     ranks = up(can_replace=how != "not replaced")
-    if how == "an ensemble":
-        ranks.begin_ensemble(5)
+    if how == "reserved":
+        ranks.reserve("testing", 5)
     elif how == "another end":
         ranks.apply(ProcessExit(-1, 1))
     elif how == "replacing is off":
@@ -248,7 +248,7 @@ def test_no_rank_survives_where_dead_ones_are_not_replaced(how):
 
 
 @pytest.mark.parametrize(
-    "begin", [lambda ranks: ranks.set_phase("starting"), lambda ranks: ranks.begin_ensemble(5)]
+    "begin", [lambda ranks: ranks.set_phase("starting"), lambda ranks: ranks.reserve("testing", 5)]
 )
 def test_a_death_costs_all_ranks_where_others_cannot_go_on(begin):
     ranks = up()
@@ -361,8 +361,8 @@ class Processes:
         if kind == 4:
             return ProcessExit(chance.choice([-1, -2]), at=0.0)
         if kind == 8:
-            self.events.append(lambda: ranks.end_ensemble(self.next()))
-            return lambda: ranks.begin_ensemble(self.next())
+            self.events.append(lambda: ranks.release(self.next()))
+            return lambda: ranks.reserve("testing", self.next())
         if kind == 9:
             return self.use_ranks
         there = {"h": (0, 1), "h2": (2, 3)}[host]
@@ -376,7 +376,7 @@ class Processes:
     def use_ranks(self) -> None:
         """What this notebook does with the ranks: begins a cell, or ends the one that runs."""
         chance, ranks = self.chance, self.ranks
-        if ranks.cell is None and not ranks.ensemble:
+        if ranks.cell is None and not ranks.reserved:
             ranks.begin_cell(self.next(), ranks.alive, thread=self.pid)
             return
         if ranks.cell is not None and ranks.cell.pending and chance.random() < 0.7:
@@ -401,7 +401,7 @@ class Processes:
                 assert {each.rank for each in found.left} <= died
         if ranks.cell is not None:
             assert not ranks.dead.keys() & set(ranks.cell.pending)
-            assert ranks.busy == (ranks.ensemble or not ranks.abandoned)
+            assert ranks.busy == (bool(ranks.reserved) or not ranks.abandoned)
         assert {*ranks.alive, *ranks.dead} == {*range(4)}
         assert ranks.alive or ranks.ends
         assert ranks.new <= ranks.hellos.keys()

@@ -111,10 +111,16 @@ def test_no_number_of_long_double_warns():
 
 
 def test_of_many_calls_few_have_a_checksum():
-    small = np.ones(SIZE, np.float32)
-    large = np.ones(64 << 10, np.uint8).repeat(4).view(np.float32)
-    first, second = looked_at([lambda _: c.allreduce(large)] * 100)
-    assert [a.call for a in first.brought] == [*range(1, 65), 80, 96]
-    first, second = looked_at([lambda _: c.allreduce(small)] * 200)
+    array = np.ones(SIZE, np.float32)
+    first, second = looked_at([lambda _: c.allreduce(array)] * 200)
     assert [a.call for a in first.brought] == [*range(1, 65), 128, 192]
     assert [a.call for a in second.brought] == [a.call for a in first.brought]
+
+
+def test_nan_is_found_between_the_calls_with_a_checksum():
+    calls = [right] * 70 + [lambda r: c.allreduce(with_nan(r, 0))] * 3 + [right]
+    first, second = looked_at(calls[:-1])
+    assert not first.not_finite
+    (found,) = second.not_finite.values()
+    assert (found.call, found.count) == (71, 3)
+    assert not looked_at(calls)[1].not_finite

@@ -65,6 +65,10 @@ def test_a_value_that_cannot_be_read_on_one_rank_is_an_error_on_all():
         ),
         (lambda rank: [1, 2][: 1 + rank // 2], "[1]: nothing on ranks 0–1, int on rank 2"),
         (lambda rank: 0 if rank else 0.0, "it: int on ranks 1–2, float on rank 0"),
+        (
+            lambda rank: {"a": {} if rank else []},
+            "a: an empty dictionary on ranks 1–2, an empty list on rank 0",
+        ),
     ],
 )
 def test_differences_of_shapes_kinds_and_values_are_told_apart(value, said):
@@ -83,6 +87,27 @@ def test_models_are_compared_by_their_names():
 
     assert compared(torch_like) == ["net.weight: other values on every rank, by at most 2"]
     assert compared(keras_like) == ["dense/bias: other values on every rank, by at most 2"]
+
+
+def test_a_class_with_weights_and_biases_is_no_model_of_keras():
+    def program():
+        network = SimpleNamespace(weights=[np.ones(2)], biases=[np.full(2, c.rank())])
+        with pytest.raises(UsageError, match="found SimpleNamespace"):
+            c.same_on_all_ranks(network)
+
+    loopback.run(2, program)
+
+
+def test_the_labels_of_tables_are_compared():
+    pandas = pytest.importorskip("pandas", reason="pip install pandas")
+    names = lambda rank: ["b", "a"] if rank == 2 else ["a", "b"]  # noqa: E731
+    assert compared(lambda rank: pandas.Series([1, 2], names(rank))) == [
+        "it: int64 (2,) index a, b on ranks 0–1, int64 (2,) index b, a on rank 2"
+    ]
+    assert compared(lambda rank: pandas.DataFrame([[1, 2]], columns=names(rank))) == [
+        "it: int64 (1, 2) columns a, b on ranks 0–1, int64 (1, 2) columns b, a on rank 2"
+    ]
+    assert compared(lambda rank: pandas.Series([1, 2], names(0))) == []
 
 
 def test_only_the_first_differences_are_listed():

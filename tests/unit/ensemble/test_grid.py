@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from allranks.ensemble.grid import Span, parse, parse_choices, words
 from allranks.errors import UsageError
+from allranks.features.ensemble.grid import Span, parse, parse_choices, words
 
 
 def members(line, **variables):

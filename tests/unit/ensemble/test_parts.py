@@ -18,15 +18,15 @@ import pytest
 from allranks import own_files
 from allranks.cluster.options import ClusterOptions
 from allranks.collectives.host.memory import Segment
-from allranks.ensemble import grid
-from allranks.ensemble import runs as predict
-from allranks.ensemble.early import Early, remaining_seconds
-from allranks.ensemble.member import FAILED, FINISHED, WAITING, Arena, Member, SharedResult
-from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store, key_of
 from allranks.errors import MissingDependency, UsageError
+from allranks.features.ensemble import grid
+from allranks.features.ensemble import runs as predict
+from allranks.features.ensemble.early import Early, remaining_seconds
 from allranks.features.ensemble.magics import options_parser
+from allranks.features.ensemble.member import FAILED, FINISHED, WAITING, Arena, Member, SharedResult
 from allranks.features.ensemble.rank import numbers_of, summary_of
+from allranks.features.ensemble.runs import Runs
+from allranks.features.ensemble.store import Store, key_of
 from allranks.magics.options import parse_cell
 from allranks.magics.shell import CELL_MAGICS, words_for
 from allranks.records import wire

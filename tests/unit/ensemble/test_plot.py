@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from allranks.ensemble.member import Member
-from allranks.ensemble.runs import Runs
 from allranks.errors import UsageError
+from allranks.features.ensemble.member import Member
+from allranks.features.ensemble.runs import Runs
 
 
 @pytest.fixture

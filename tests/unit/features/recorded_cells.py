@@ -38,6 +38,7 @@ def cell(
     kinds: Sequence[Kind] = (GRADIENTS,),
     ready: Mapping[int, float] | None = None,
     busy: float = 0.9,
+    idle: float = 0.0,
     memory: Callable[[int, float], float] = lambda rank, at: 5e8,
     hosts: Sequence[str] = (),
     lines: Mapping[int, Spent] | None = None,
@@ -48,8 +49,9 @@ def cell(
 
     ``jitter`` is the deviation of the logarithm of each work, ``bursts`` how likely a rank is
     interrupted in a call. Of a second, the threads of a rank ran for ``busy``, and waited for a
-    core for ``ready``. ``lines`` are those at which each rank works, one after the other; ``does``
-    is what it does there, with how many cores its main thread and all its threads use.
+    core for ``ready``; both cores of the host were idle for ``idle`` together. ``lines`` are those
+    at which each rank works, one after the other; ``does`` is what it does there, with how many
+    cores its main thread and all its threads use.
     """
     random_of = random.Random(seed)
     size, now = len(work), 0.0
@@ -106,7 +108,7 @@ def cell(
             samples=[
                 Sample(
                     at, busy * at, (ready or {}).get(rank, 0.0) * at,
-                    (ready or {}).get(rank, 0.0) * at, memory(rank, at),
+                    (ready or {}).get(rank, 0.0) * at, memory(rank, at), idle * at,
                 )
                 for at in times
             ],

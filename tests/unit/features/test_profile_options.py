@@ -1,5 +1,7 @@
 """The options of a profile, on the lines of the magics."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from allranks.cluster import options
@@ -38,3 +40,15 @@ def test_the_command_takes_seconds_and_a_file():
     assert text == "The first 3 s of the next cell on the ranks will be profiled."
     with pytest.raises(UsageError, match="profile"):
         NotebookProfile().command("profile", {"seconds": -1.0, "save": None})
+
+
+def test_the_button_of_the_panel_profiles_the_cell_and_says_what_came_of_it():
+    (button,) = NotebookProfile.panel_buttons
+    feature, shown = NotebookProfile(), []
+    show = lambda picture, line: shown.append((picture, line))  # noqa: E731
+    feature.cell = SimpleNamespace(pending=lambda: (0,), poll=lambda step: None)
+    assert feature.command(button.command, show) == "profiling the next 5 s"
+    assert feature.command(button.command, show).startswith("this cell is being profiled")
+    feature.cell.ask = lambda *_: {}
+    feature.cell_finished()
+    assert shown == [(None, "this cell has no samples of a rank, so there is no flame graph")]

@@ -14,7 +14,7 @@ import pytest
 
 from allranks.errors import UsageError
 from allranks.features.attach import sessions
-from allranks.records.config import NOTEBOOKS_DOOR
+from allranks.records.config import NOTEBOOKS_DOOR, WATCHERS_DOOR
 
 ABOUT = {
     "pid": 7,
@@ -30,14 +30,16 @@ ABOUT = {
 
 
 @contextmanager
-def host_agent(folder, *answers):
-    """A socket whose visitors get these answers, one each; None is none at all."""
-    held = []
+def host_agent(folder, *answers, name=NOTEBOOKS_DOOR):
+    """A socket whose visitors get these answers, one each; None is none at all. Yields what they
+    have asked for.
+    """
+    held, asked = [], []
 
     def serve():
         for answer in answers:
             visitor, _ = door.accept()
-            visitor.makefile("rb").readline()
+            asked.append(json.loads(visitor.makefile("rb").readline()))
             if answer is None:
                 held.append(visitor)
             else:
@@ -45,11 +47,11 @@ def host_agent(folder, *answers):
                 visitor.close()
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(os.path.join(folder, NOTEBOOKS_DOOR))
+        door.bind(os.path.join(folder, name))
         door.listen()
         thread = threading.Thread(target=serve)
         thread.start()
-        yield
+        yield asked
         thread.join()
     for visitor in held:
         visitor.close()
@@ -95,6 +97,28 @@ def test_without_a_socket_or_an_answer_ranks_have_ended(tmp_path):
         assert sessions.visit(str(tmp_path), seconds=60) is None
     assert sessions.visit(str(tmp_path)) is None  # nobody listens
     assert sessions.visit(str(tmp_path / "gone")) is None
+
+
+def told(holder):
+    return json.dumps(ABOUT | {"holder": holder}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("lent", [b'{"lent": true}\n', b"", None])
+def test_who_borrows_ranks_waits_for_their_release_or_the_end_of_their_notebook(tmp_path, lent):
+    with host_agent(tmp_path, told(7), told(0)) as asked:
+        if lent is None:  # its process has ended
+            found = sessions.borrow(str(tmp_path))
+        else:
+            with host_agent(tmp_path, lent, name=WATCHERS_DOOR):
+                found = sessions.borrow(str(tmp_path))
+    assert found.holder == 0
+    assert [(one["want"], one["holder"]) for one in asked] == [("watch", 0), ("released", 7)]
+
+
+def test_ranks_that_their_notebook_does_not_release_are_still_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions.limits, "RELEASES_SECONDS", 0.1)
+    with host_agent(tmp_path, told(7), None, told(7)):
+        assert sessions.borrow(str(tmp_path)).holder == 7
 
 
 #: The account that listens is the one of the socket's other end.

@@ -63,11 +63,19 @@ def test_few_steps_prove_nothing():
     assert kinds(cell([0.01, 0.05], steps=15)) == []
 
 
-def test_the_slow_first_steps_do_not_count():
+@pytest.mark.parametrize("first", [5.0, 0.05])
+def test_the_slow_first_steps_do_not_count(first):
+    def work(step, _):
+        return first if step < 2 else 0.01
+
+    assert kinds(cell([work, 0.01])) == []
+
+
+def test_the_fewest_steps_are_judged_without_the_slow_ones():
     def work(step, _):
         return 5.0 if step < 2 else 0.01
 
-    assert kinds(cell([work, 0.01])) == []
+    assert kinds(cell([work, 0.03], steps=22)) == ["straggler"]
 
 
 def test_a_rank_alone_has_no_verdict():
@@ -227,6 +235,23 @@ def test_a_rank_that_saves_now_and_then_is_late_sometimes():
     assert "rank 0 is late 6 times in 299 steps, by 490 ms" in found.text
 
 
+def test_a_rank_that_evaluates_in_each_sixth_step_is_late_sometimes():
+    def work(step, _):
+        return 0.06 if step % 6 == 5 else 0.01
+
+    found = verdicts(cell([0.01, work, 0.01]))[0]
+    assert (found.kind, found.ranks) == ("sometimes", (1,))
+    assert "rank 1 is late 50 times in 299 steps, by 50 ms" in found.text
+
+
+def test_several_slow_ranks_are_named():
+    found = verdicts(cell([0.01, 0.03, 0.01, 0.03], jitter=0.05))
+    assert [(one.kind, one.ranks) for one in found] == [("straggler", (1, 3))]
+    assert found[0].text.startswith("ranks 1, 3 are the slow ones: the others wait 6")
+    busy = dict.fromkeys(range(4), 0.5)
+    assert kinds(cell([0.01, 0.03, 0.01, 0.03], jitter=0.05, ready=busy)) == []
+
+
 def test_what_comes_before_the_loop_does_not_matter():
     # A library is imported between the first call and the loop.
     parts = cell([0.01, 0.025])
@@ -258,6 +283,13 @@ def test_turns_are_named_where_a_missing_core_explains_less_than_half_of_them():
     # A rank waits for 27 % of the time, of which the other one had no core for 10 %.
     assert kinds(cell([varied, varied], ready={0: 0.1, 1: 0.1})) == ["uneven"]
     assert kinds(cell([varied, varied], ready={0: 0.15, 1: 0.15})) == []
+
+
+def test_turns_are_named_where_ranks_share_too_few_cores_with_no_other_program():
+    # Two of the four may be ahead while another one has no core.
+    ready = dict.fromkeys(range(4), 0.08)
+    assert kinds(cell([varied] * 4, ready=ready, busy=0.3, idle=0.7)) == ["uneven"]
+    assert kinds(cell([varied] * 4, ready=ready, busy=0.3)) == []
 
 
 @pytest.mark.parametrize("work", [[0.01, 0.025], [often_short, 0.01], [varied, varied]])
@@ -369,7 +401,8 @@ def test_another_thread_that_reads_counts_only_while_nothing_else_computes():
     # The main thread waits for it; in the second cell the threads of C compute meanwhile, in the
     # third one the main thread does.
     spent = both((READ, 0.7), (TRAIN, 0.3))
-    for cores, expected in {(0.1, 1.0): ["input"], (0.1, 1.9): [], (0.9, 1.0): []}.items():
+    found = {(0.1, 1.0): ["input"], (0.1, 1.4): ["input"], (0.1, 1.9): [], (0.9, 1.0): []}
+    for cores, expected in found.items():
         parts = cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, *cores)})
         assert kinds(parts) == expected
 
@@ -450,6 +483,51 @@ def test_large_messages_limit_the_bandwidth():
     assert "32 MB in 20 ms" in found.text
 
 
+def test_a_quarter_of_the_time_in_transfers_is_named():
+    for transfer, found in ((0.0038, ["bandwidth"]), (0.0028, [])):
+        assert kinds(cell([0.01] * 2, transfer=transfer)) == found
+
+
+def test_transfers_are_named_where_the_fastest_of_them_take_as_long():
+    # The ranks had no core for some of the time, and each transfer takes as long.
+    parts = cell([0.01] * 2, transfer=0.01, ready={0: 0.4, 1: 0.4})
+    assert kinds(parts) == ["bandwidth"]
+
+
+CALLED = (CodeLine("In[3]:9", "", "allreduce(gradients)"),)
+
+
+def test_time_between_small_collectives_counts_if_it_is_spent_at_their_lines():
+    # As in functions of torch that begin and end a call.
+    sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(40)]
+    for path, found in ((CALLED, ["latency"]), (TRAIN, [])):
+        parts = cell([0.004] * 2, kinds=sizes, transfer=1e-5, steps=900, lines=both((path, 1.0)))
+        assert kinds(parts) == found
+
+
+def test_small_collectives_cost_time_where_ranks_share_too_few_cores():
+    # In each call one of the ranks comes late, because another one has its core.
+    sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(38)]
+
+    def late(_, random_of):
+        return 38 * random_of.choice([1e-5, 1e-5, 1e-5, 2e-3])
+
+    ready = dict.fromkeys(range(4), 0.5)
+    parts = cell([late] * 4, kinds=sizes, transfer=5e-5, ready=ready, busy=0.4, idle=0.2)
+    assert kinds(parts) == ["latency"]
+    parts = cell([late] * 4, kinds=sizes, transfer=5e-5, ready=ready, busy=0.2)
+    assert "latency" not in kinds(parts)
+
+
+def test_pauses_tell_how_many_equal_calls_a_step_has():
+    def work(step, _):
+        return 1.5e-3 if step % 40 == 0 else 1e-5
+
+    (found,) = verdicts(cell([work] * 2, transfer=5e-5, kinds=[SMALL], steps=40 * 400))
+    assert found.kind == "latency"
+    assert "goes into 40 small collectives per step" in found.text
+
+
 def test_many_small_messages_cost_their_latency():
     sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(39)]
     found = verdicts(cell([0.0002, 0.0002], kinds=sizes, transfer=5e-5, steps=800))[0]
@@ -484,6 +562,24 @@ def test_memory_that_grows_is_reported_with_what_grows_with_it():
     (found,) = verdicts(each_rank(parts, grown=grown))
     assert (found.kind, found.ranks) == ("memory", (1,))
     assert "grows by 30 MB per second, 0.93 MB per step, and `history` grows with it" in found.text
+
+
+def test_memory_that_grows_for_a_few_seconds_is_reported():
+    def at(memory):
+        parts = cell([0.015] * 2, steps=280)
+        for part in parts.ranks:
+            part.looks[:] = [one._replace(rss_nbytes=memory(one.at)) for one in part.looks]
+        return kinds(parts)
+
+    assert parts_seconds(cell([0.015] * 2, steps=280)) < 4.6
+    assert at(lambda at: 5e8 + 2e7 * at) == ["memory"]
+    assert at(lambda at: 5e8 + 5e6 * at) == []
+    # As what libraries fill, slower and slower.
+    assert at(lambda at: 5e8 + 2e8 * (1 - 0.3**at)) == []
+
+
+def parts_seconds(parts: CellParts) -> float:
+    return max(part.calls[-1].ended for part in parts.ranks)
 
 
 def test_memory_that_fills_up_is_no_cause():
@@ -532,6 +628,21 @@ def test_different_numbers_of_steps_are_counted():
     found = verdicts(parts)[0]
     assert found.kind == "steps"
     assert "rank 1 ended after 97 calls of allreduce at In[3]:9" in found.text
+    assert kinds(replace(parts, waits_at=12)) == []
+
+
+def test_the_others_wait_in_the_first_call_of_a_step():
+    both_lines = [SMALL._replace(name="In[3]:7"), SMALL]
+    parts = cell([0.01, 0.01], kinds=both_lines, steps=97, left=(1,), waits_at=7)
+    assert kinds(parts)[:1] == ["steps"]
+
+
+def test_named_calls_are_those_of_the_line_at_which_looks_have_found_the_loop():
+    named = SMALL._replace(name="gradients")
+    parts = cell(
+        [0.01] * 2, kinds=[named], steps=97, left=(1,), waits_at=6, lines=both((TRAIN, 1.0))
+    )
+    assert kinds(parts)[:1] == ["steps"]
     assert kinds(replace(parts, waits_at=12)) == []
 
 

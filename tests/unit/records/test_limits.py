@@ -19,7 +19,6 @@ from allranks.records.limits import (
     LEASE_SECONDS,
     LONGEST_LEASE_SECONDS,
     NESTED_SECONDS,
-    OPENS_SECONDS,
     PORT_TEST_AFTER_SECONDS,
     PORT_TEST_SECONDS,
     PRELOAD_SECONDS,
@@ -80,7 +79,6 @@ ORDER = {
         SHORTEST_LEASE_SECONDS,
     ),
     "a notebook answers before another one gives up": (
-        OPENS_SECONDS,
         ANSWERS_SECONDS,
         RELEASES_SECONDS,
         VISIT_SECONDS,

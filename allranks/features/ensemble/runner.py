@@ -16,11 +16,11 @@ from allranks.cluster import failures
 from allranks.cluster.cell_run import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import CellRecord, culprits, ended, stubborn
-from allranks.cluster.members import MemberSlots, Slot, member_slots
 from allranks.countdown import Countdown
-from allranks.ensemble.early import Early, remaining_seconds
-from allranks.ensemble.grid import Options
-from allranks.ensemble.member import (
+from allranks.errors import CellFailed, CellInterrupted, ClusterLost, UsageError
+from allranks.features.ensemble.early import Early, remaining_seconds
+from allranks.features.ensemble.grid import Options
+from allranks.features.ensemble.member import (
     ENDED,
     FAILED,
     FINISHED,
@@ -32,10 +32,10 @@ from allranks.ensemble.member import (
     Member,
     SharedResult,
 )
-from allranks.ensemble.runs import Runs
-from allranks.ensemble.store import Store
-from allranks.ensemble.view import TextEnsemble
-from allranks.errors import CellFailed, CellInterrupted, ClusterLost, UsageError
+from allranks.features.ensemble.runs import Runs
+from allranks.features.ensemble.slots import MemberSlots, Slot, member_slots
+from allranks.features.ensemble.store import Store
+from allranks.features.ensemble.view import TextEnsemble
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse
 from allranks.records.wire import Output, Reply, Result

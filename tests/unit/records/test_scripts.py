@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.records.requests import Script
+from allranks.records.scripts import Script
 
 SCRIPT = """
 import inspect, os
@@ -70,7 +70,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 before = ThreadPoolExecutor(1)
 before.submit(int, 0).result()
-from allranks.records.requests import Script, ScriptExited
+from allranks.records.scripts import Script, ScriptExited
 try:
     Script(["scripts/train.py"])()
 except ScriptExited as end:

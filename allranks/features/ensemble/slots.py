@@ -19,6 +19,8 @@ from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.wire import Interrupt, Reply, RunMember
 
+_RESERVED = "running an ensemble. Wait for its end, or type: runs.stop()"
+
 
 @dataclass
 class Slot:
@@ -110,7 +112,7 @@ class MemberSlots:
 def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
     """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
     cells.catch_up()
-    cells.hooks.ensemble_started()
+    cells.hooks.ranks_reserved()
     cells.check_idle()
     ranks, roster, every = cells.connection, cells.roster, range(cells.size)
     while True:
@@ -125,8 +127,9 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
         # A rank has died since, perhaps after its answer: if it stays dead, the next one fails.
         cells.catch_up()
     # Members begin again on fresh ranks, from what the store has: no rank is replaced meanwhile.
-    roster.begin_ensemble(threading.get_ident())
-    found = ranks.members = MemberSlots(ranks, roster.cells, ranks_each)
+    roster.reserve(_RESERVED, threading.get_ident())
+    found = MemberSlots(ranks, roster.cells, ranks_each)
+    ranks.intercept = found.take
     for slot in found.slots:
         states = [told[rank][0] for rank in slot.ranks]
         slot.epoch.begin(max(state["epoch"] for state in states))
@@ -134,7 +137,7 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
     try:
         yield found
     finally:
-        ranks.members = None
-        roster.end_ensemble(found.cells)
+        ranks.intercept = None
+        roster.release(found.cells)
         if not ranks.closed:
             ranks.ask_soon(requests.MEMBERS, {"ranks_each": 0}, lambda _: None, every)

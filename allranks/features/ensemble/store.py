@@ -32,7 +32,8 @@ from typing import Any
 import cloudpickle
 
 from allranks import own_files
-from allranks.ensemble.member import (
+from allranks.errors import UsageError
+from allranks.features.ensemble.member import (
     ENDED,
     FAILED,
     OTHERS_CAN_WRITE,
@@ -42,7 +43,6 @@ from allranks.ensemble.member import (
     distrusted,
     write,
 )
-from allranks.errors import UsageError
 
 _ATOMS = (type(None), type(...), str, bytes, bool, int, float, complex)
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")

@@ -13,8 +13,8 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from allranks.ensemble.member import LoggedValues, Member, short
 from allranks.errors import UsageError
+from allranks.features.ensemble.member import LoggedValues, Member, short
 from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard import saved_panel, svg
 from allranks.widgets.dashboard.cell_model import CellModel, Logs, Tiles

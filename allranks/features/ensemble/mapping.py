@@ -8,12 +8,12 @@ from typing import Any
 
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.options import check_timeout
-from allranks.ensemble.grid import Options
-from allranks.ensemble.member import FAILED, FINISHED, Member, short
-from allranks.ensemble.runner import EnsembleRunner
-from allranks.ensemble.runs import Runs
-from allranks.ensemble.view import bar_view
 from allranks.errors import MapFailed, MapInterrupted, UsageError
+from allranks.features.ensemble.grid import Options
+from allranks.features.ensemble.member import FAILED, FINISHED, Member, short
+from allranks.features.ensemble.runner import EnsembleRunner
+from allranks.features.ensemble.runs import Runs
+from allranks.features.ensemble.view import bar_view
 
 _SOURCE = "result = function(*arguments)"
 _SHOWN = 3

@@ -6,10 +6,11 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from allranks.ensemble import grid
-from allranks.ensemble.grid import lower_is_better, words
-from allranks.ensemble.member import FAILED, FINISHED, Member, comparable
-from allranks.ensemble.view import (
+from allranks.errors import MissingDependency, UsageError
+from allranks.features.ensemble import grid
+from allranks.features.ensemble.grid import lower_is_better, words
+from allranks.features.ensemble.member import FAILED, FINISHED, Member, comparable
+from allranks.features.ensemble.view import (
     MemberRow,
     Picture,
     plot,
@@ -17,7 +18,6 @@ from allranks.ensemble.view import (
     table_html,
     table_text,
 )
-from allranks.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,6 +28,9 @@ REASONS = {
     "engine/libraries.py": "the same settings for ranks of notebooks and of scripts",
 }
 FEATURES = {
+    "ensemble": {
+        "records/wire.py": "several features read the record that starts a member of an ensemble",
+    },
     "heal": {
         "cluster/cluster.py": "Cluster.heal and heal_when are methods for users",
         "records/requests.py": "the name of a request, which the feature attach repeats",

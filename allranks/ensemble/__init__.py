@@ -1,1 +1,0 @@
-"""Runs in the notebook's kernel: many members, few ranks, one cell. What ``%%ensemble`` calls."""

@@ -1,0 +1,139 @@
+"""A script that a rank runs as Python does, to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import CodeType, ModuleType
+from typing import Any
+
+
+class ScriptExited(Exception):
+    """A script has ended with an exit code other than 0, as by ``sys.exit(3)``."""
+
+
+class Script:
+    """A function that runs a script as the main module, and has its name and code in reports.
+
+    Args:
+        arguments: the script's path and its arguments.
+    """
+
+    #: The number of frames of a traceback above the script's.
+    own_frames = 1
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+        self.__name__ = os.path.basename(arguments[0])
+        # As Python names the main module: the script may change the current folder.
+        self._path = os.path.abspath(arguments[0])
+
+    @property
+    def __code__(self) -> CodeType:
+        with open(self._path, "rb") as file:
+            # Without the ``from __future__`` line of this file.
+            code: CodeType = compile(file.read(), self._path, "exec", dont_inherit=True)
+        return code
+
+    def __call__(self) -> None:
+        main = ModuleType("__main__")
+        main.__file__, vars(main)["__builtins__"] = self._path, builtins
+        kept = sys.modules["__main__"], sys.argv
+        sys.path.insert(0, os.path.dirname(self._path))
+        sys.modules["__main__"], sys.argv = main, list(self.arguments)
+        earlier = {*threading.enumerate()}
+        exit_code: object = None
+        try:
+            with _outside_of_loop(), _noting_ends() as ends:
+                try:
+                    exec(self.__code__, vars(main))
+                except SystemExit as stop:
+                    exit_code = stop.code
+                for end in reversed(ends):
+                    end()
+                _wait_for_threads(earlier)
+        finally:
+            sys.modules["__main__"], sys.argv = kept
+        if exit_code not in (None, 0):
+            raise ScriptExited(str(exit_code))
+
+
+@contextmanager
+def _outside_of_loop() -> Iterator[None]:
+    """Within, a script can run an event loop, although the rank runs the script in its own."""
+    loop = asyncio._get_running_loop()
+    task = asyncio.current_task() if loop is not None else None
+    if loop is None or task is None:
+        yield
+        return
+    asyncio._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    own = asyncio.new_event_loop()
+    asyncio.set_event_loop(own)
+    try:
+        yield
+    finally:
+        if not own.is_running():  # in a thread of the script
+            own.close()
+        asyncio.set_event_loop(loop)
+        asyncio._set_running_loop(loop)
+        asyncio._enter_task(loop, task)
+
+
+@contextmanager
+def _noting_ends() -> Iterator[list[Callable[[], object]]]:
+    """Notes what a script has Python call when the program ends, before it waits for threads, as
+    mpi4py.futures does.
+    """
+    ends = list[Callable[[], object]]()
+    register = vars(threading)["_register_atexit"]
+
+    def noted(function: Callable[..., object], *args: Any, **options: Any) -> None:
+        register(function, *args, **options)
+        if not str(function.__module__).startswith("concurrent.futures."):
+            ends.append(partial(function, *args, **options))
+
+    vars(threading)["_register_atexit"] = noted
+    try:
+        yield ends
+    finally:
+        vars(threading)["_register_atexit"] = register
+
+
+def _wait_for_threads(earlier: set[threading.Thread]) -> None:
+    """Waits for the threads of a script, as Python does at the end of a program: executors end
+    after the work that they were given. Not by Python's own functions: later no executor could be
+    used, and those that the rank had before would not work any more.
+    """
+    found = [(vars(sys.modules[one[0]]), *one[1:]) for one in _EXECUTORS if one[0] in sys.modules]
+    try:
+        for module, over, _, _ in found:
+            module[over] = True  # they take no more work
+        for module, _, threads, wake in found:
+            for thread, waker in list(module[threads].items()):
+                if thread not in earlier:
+                    wake(waker)
+        while new := [one for one in threading.enumerate() if _is_awaited(one, earlier)]:
+            for thread in new:
+                thread.join()
+    finally:
+        for module, over, _, _ in found:
+            module[over] = False
+
+
+def _is_awaited(thread: threading.Thread, earlier: set[threading.Thread]) -> bool:
+    return thread not in earlier and not thread.daemon
+
+
+#: Of a module with executors: what marks the end of the program, the threads with what wakes them,
+#: and how.
+_EXECUTORS: tuple[tuple[str, str, str, Callable[[Any], object]], ...] = (
+    ("concurrent.futures.thread", "_shutdown", "_threads_queues", lambda it: it.put(None)),
+    ("concurrent.futures.process", "_global_shutdown", "_threads_wakeups", lambda it: it.wakeup()),
+)

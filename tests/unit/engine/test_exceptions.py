@@ -1,0 +1,50 @@
+"""What the report of an exception says of the lines and the end of a cell."""
+
+import numpy as np
+import pytest
+
+from allranks.engine.exceptions import has_succeeded, is_outside_of_cell, report
+from allranks.records import code_names
+
+REPLACED = """
+try:
+    raise ExceptionGroup("a", [ValueError(1), KeyError(2)])
+except* ValueError:
+    [].pop()
+"""
+LEFT = """
+try:
+    raise ExceptionGroup("a", [ValueError(1), KeyError(2)])
+except* ValueError:
+    pass
+"""
+
+
+def raised(source, file):
+    try:
+        exec(compile(source, file, "exec"))
+    except BaseException as error:
+        return error
+
+
+@pytest.mark.parametrize(("source", "line"), [(REPLACED, 5), (LEFT, 3)], ids=["raises", "leaves"])
+def test_a_group_of_except_star_has_a_line_of_the_cell(source, line):
+    file = code_names.code_name(source)
+    error = raised(source, file)
+    assert not is_outside_of_cell(error, file)
+    assert report(error, [], 0, "cpu", file).line == line
+
+
+class Odd:
+    def __eq__(self, other):
+        raise OSError
+
+
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_a_program_that_exits_without_a_failure_has_succeeded(code):
+    assert has_succeeded(SystemExit(code))
+
+
+@pytest.mark.parametrize("code", [1, True, "0", "", 0.0, np.zeros(2), Odd()])
+def test_a_program_that_exits_with_something_else_has_not(code):
+    assert not has_succeeded(SystemExit(code))
