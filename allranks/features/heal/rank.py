@@ -20,8 +20,8 @@ from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.host import stubs
 from allranks.errors import UsageError
-from allranks.features.heal import replacement
-from allranks.records import requests, wire
+from allranks.features.heal import replacement, requests
+from allranks.records import wire
 from allranks.records.config import HostAgentConfig
 
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Self
 
 from allranks.cluster.failures import ProcessExit, death_lines
-from allranks.records import requests
+from allranks.features.heal import requests
 from allranks.records.ranks import label
 
 _REPLACE_SECONDS, _START_SECONDS = 15.0, 30.0

@@ -12,8 +12,8 @@ from allranks.collectives.ops.keeping import VariableStore, VersionedFiles
 from allranks.engine.rank import Rank
 from allranks.features.attach.rank import RankAttach
 from allranks.features.heal import rank as heal_rank
+from allranks.features.heal import requests
 from allranks.features.heal.rank import RankHeal
-from allranks.records import requests
 from allranks.records.wire import Query, RunCell
 
 HEAL = Query(1, requests.HEAL, {"dead": [1], "epoch": 2})

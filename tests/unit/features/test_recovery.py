@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from allranks.cluster.failures import ProcessExit
-from allranks.features.heal import recovery
+from allranks.features.heal import recovery, requests
 from allranks.features.heal.recovered import text_of, text_of_new
 from allranks.features.heal.recovery import Ask, Recovery, Say, Seat, StartAgain, Step, Up
-from allranks.records import requests
 from allranks.records.limits import ATTACH_SECONDS, REPLACED_SECONDS
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2", 4: "h3", 5: "h3"}

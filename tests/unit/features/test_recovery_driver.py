@@ -15,11 +15,10 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import InterruptRequested
 from allranks.cluster.state import ClusterState, HostLost
 from allranks.errors import ClusterLost
-from allranks.features.heal import recovery_driver
+from allranks.features.heal import recovery_driver, requests
 from allranks.features.heal.recovered import text_of
 from allranks.features.heal.recovery import Recovery
 from allranks.features.heal.recovery_driver import RecoveryDriver, start_again
-from allranks.records import requests
 from allranks.records.wire import Answer, Hello
 
 HOSTS = {"h1": [0, 1], "h2": [2, 3], "h3": [4, 5]}
