@@ -88,10 +88,6 @@ SHOWN = {
         "%distributed status",
         ["UsageError: expected code for the ranks, found %distributed", "in a cell of its own"],
     ),
-    "a feature's magic of the notebook": (
-        "%%ensemble x=0:2\npass",
-        ["UsageError: expected code for the ranks, found %%ensemble", "in a cell of its own"],
-    ),
     "no such magic": ("%no_such_magic", ["UsageError: Line magic function `%no_such_magic`"]),
 }
 
