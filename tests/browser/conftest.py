@@ -1,4 +1,7 @@
-"""A JupyterLab and what Chromium caches for the whole run, a Chromium for each file, and pages."""
+"""A JupyterLab and what Chromium caches for the whole run, a Chromium for each file, and pages.
+
+ALLRANKS_TEST_FIREFOX names a Firefox that takes its place.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
 from tests.browser.chromium import MISSING, find_chromium
+from tests.browser.firefox import chosen, program_of
 from tests.browser.lab import CHROMIUM_ARGS, Lab, Server
 from tests.missing import skip_missing
 
@@ -23,7 +27,15 @@ expect.set_options(timeout=MOST_MS)
 
 
 @pytest.fixture(scope="session")
-def chromium() -> str:
+def firefox(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    path = chosen()
+    return program_of(path, tmp_path_factory.mktemp("firefox")) if path else None
+
+
+@pytest.fixture(scope="session")
+def chromium(firefox: Path | None) -> str | None:
+    if firefox:
+        return None
     path = find_chromium()
     if path is None:
         skip_missing(MISSING)
@@ -31,7 +43,7 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, chromium: str | None) -> Iterator[Server]:
     """One JupyterLab for all tests that want one."""
     with Server(tmp_path_factory.mktemp("jupyterlab")) as server:
         yield server
@@ -39,18 +51,23 @@ def server(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Iterator[
 
 @pytest.fixture(scope="session")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for what Chromium caches: JupyterLab's scripts, also as compiled."""
+    """A folder for what the browser caches: JupyterLab's scripts, also as compiled."""
     return tmp_path_factory.mktemp("chromium")
 
 
 # Playwright's loop counts as running in this thread until it is stopped, and would break every
 # asyncio.run() in the other suites: so it ends with each file, which costs a second.
 @pytest.fixture(scope="module")
-def browser(chromium: str, profile: Path) -> Iterator[BrowserContext]:
+def browser(chromium: str | None, firefox: Path | None, profile: Path) -> Iterator[BrowserContext]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch_persistent_context(
-            profile, executable_path=chromium, args=CHROMIUM_ARGS, viewport=VIEWPORT
-        )
+        if firefox:
+            browser = playwright.firefox.launch_persistent_context(
+                profile, executable_path=firefox, channel="moz-firefox", viewport=VIEWPORT
+            )
+        else:
+            browser = playwright.chromium.launch_persistent_context(
+                profile, executable_path=chromium, args=CHROMIUM_ARGS, viewport=VIEWPORT
+            )
         browser.set_default_timeout(MOST_MS)
         yield browser
         browser.close()

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { areFromRanks, runsOnRanks } from "../../allranks/features/toolbar/labextension/static/cells.js";
+import { areFromRanks, runsOnRanks, unknownMagic } from "../../allranks/features/toolbar/labextension/static/cells.js";
 
 const outputs = (...all) => ({ length: all.length, get: (at) => all[at] });
 
@@ -10,6 +10,14 @@ test("before allranks is loaded, its own magics are known, and %%px may be ipypa
   assert.ok(!runsOnRanks("%%px\n1", null));
   assert.ok(!runsOnRanks("print(1)", null));
   assert.ok(runsOnRanks("%%px\n1", { every_cell: false, local: [] }));
+});
+
+test("a magic that was not found is known if it is one of allranks", () => {
+  const said = (text) => [{ output_type: "stream", name: "stderr", text }];
+  assert.equal(unknownMagic(said("UsageError: Cell magic `%%distributed` not found.\n")), "%%distributed");
+  assert.equal(unknownMagic(said(["UsageError: Line magic function `%distributed` not found.\n"])), "%distributed");
+  assert.equal(unknownMagic(said("UsageError: Cell magic `%%other` not found.\n")), "");
+  assert.equal(unknownMagic([]), "");
 });
 
 test("outputs of ranks are known by their metadata", () => {

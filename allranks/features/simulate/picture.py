@@ -128,11 +128,12 @@ class _Diagram:
     def _legend(self, lost: bool, races: bool) -> str:
         body = draw_swatch(_LEFT, 6, _WAITING, "waiting")
         body += draw_swatch(_LEFT + 80, 6, _TRANSFER, "collective")
-        if lost or self._stalled:
-            body += draw_swatch(_LEFT + 172, 6, WRONG, "never received, or waiting forever")
+        x = _LEFT + 172
         if races:
-            x = _LEFT + 410
-            body += _ring(x + 4.5, 10.5) + draw_words(x + 12, 14.5, "could get another message")
+            body += _ring(x + 4.5, 10.5) + draw_words(x + 14, 14.5, "could get another message")
+            x += 180
+        if lost or self._stalled:
+            body += draw_swatch(x, 6, WRONG, "never received, or waiting forever")
         return body
 
     def _event(self, event: _Event) -> str:

@@ -22,9 +22,12 @@ export function curvesAsCsv(data) {
   return `${rows.join("\n")}\n`;
 }
 
+const KEPT_MS = 60_000;
+
 /** @param {string} name @param {string} text */
 export function download(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   make("a", { href: url, download: name }).click();
-  URL.revokeObjectURL(url);
+  // Not at once: a browser may begin to read it later.
+  setTimeout(() => URL.revokeObjectURL(url), KEPT_MS);
 }

@@ -280,6 +280,8 @@ class Chart {
     const shown = plot.bands.length ? Math.round(step) : step;
     this.tip.replaceChildren(make("b", {}, `step ${formatNumber(shown)}`), ...this.values(plot, hover.step).map(([sign, who, value]) =>
       make("div", {}, ...sign, `${who}  ${value}`)));
+    // Below the last values, which may be on several lines.
+    this.tip.style.top = `${this.canvas.offsetTop}px`;
     const left = at < this.canvas.clientWidth / 2;
     this.tip.style.left = left ? `${at + 10}px` : "";
     this.tip.style.right = left ? "" : `${this.canvas.clientWidth - at + 10}px`;

@@ -21,8 +21,8 @@ def press(repository):
     static = repository / "allranks" / "features" / "toolbar" / "labextension" / "static"
     script = Path(__file__).with_name("toolbar_commands.mjs")
 
-    def press(arguments=(), typed="", sources=(), cells=()):
-        lists = {"arguments": [*arguments], "sources": [*sources], "cells": [*cells]}
+    def press(arguments=(), typed="", sources=(), cells=(), outputs=()):
+        lists = {"arguments": arguments, "sources": sources, "cells": cells, "outputs": outputs}
         return json.loads(node(str(script), str(static), json.dumps({"typed": typed, **lists})))
 
     return press
@@ -62,6 +62,14 @@ def test_a_notebook_that_starts_its_ranks_is_offered_no_cell(press):
     others = ["%load_ext allranks", "%%distributed\n1", "print('%distributed start')", "# -n 4"]
     assert press(sources=starting)["starts"] == [True] * len(starting)
     assert press(sources=others)["starts"] == [False] * len(others)
+
+
+def test_a_cell_that_does_not_find_a_magic_is_offered_the_line_that_loads_it(press):
+    output = {"output_type": "stream", "text": "UsageError: Cell magic `%%rank` not found."}
+    found = press(outputs=[output])
+    assert found["said"] == ["%%rank is a magic of allranks. Run first: %load_ext allranks"]
+    assert found["written"] == [[1, "%load_ext allranks"]]
+    assert press(outputs=[output | {"text": "1 / 0"}])["said"] == []
 
 
 def test_the_mark_of_a_cell_follows_the_kernel(press):

@@ -48,6 +48,7 @@ const panel = {
   toggleClass: () => {},
 };
 
+const executed = [], notices = [];
 const packages = {
   Signal,
   Widget: class { node = made(); addClass() {} },
@@ -57,8 +58,8 @@ const packages = {
   nullTranslator: { load: () => trans },
   LabIcon: class { element() { return made(); } },
   MenuSvg: class { constructor() { this.aboutToClose = signal(); } addItem() {} },
-  NotebookActions: { executed: signal(), executionScheduled: signal() },
-  Notification: { error: () => "", dismiss: () => {} },
+  NotebookActions: { executed: { connect: (slot) => executed.push(slot) }, executionScheduled: signal() },
+  Notification: { error: () => "", dismiss: () => {}, info: (text, { actions }) => notices.push([text, actions[0]]) },
   KernelMessage: {},
   ...cells,
   caretDownIcon: { element: made },
@@ -92,4 +93,11 @@ for (const args of JSON.parse(given).arguments) {
 }
 const runs = JSON.parse(given).cells.map(([source, state]) => cells.runsOnRanks(source, state));
 const starts = JSON.parse(given).sources.map((source) => cells.startsRanks(source));
-process.stdout.write(JSON.stringify({ results, runs, starts, first: cells.firstCells("-n 4") }));
+const written = [];
+const failed = { model: { type: "code", outputs: { toJSON: () => JSON.parse(given).outputs } } };
+const sharedModel = { insertCell: (place, { source }) => written.push([place, source]) };
+const notebook = { widgets: [{}, failed], model: { sharedModel } };
+for (const slot of executed) slot(null, { notebook, cell: failed, success: false });
+for (const [, { callback }] of notices) callback();
+const said = notices.map(([text]) => text);
+process.stdout.write(JSON.stringify({ results, runs, starts, first: cells.firstCells("-n 4"), said, written }));

@@ -4,6 +4,9 @@
 const STARTS = /^\s*(%distributed\s+(start|attach)\b|%dist_init\b|%%distributed\s(.*\s)?(-n|--on)\b)/m;
 const ON_RANKS = /^%%(distributed|rank|ensemble)\b/;
 const PX = /^%%px\b/;
+const NOT_FOUND = /magic (?:function )?`(%%?(?:distributed|rank|ensemble))` not found/;
+
+export const LOAD_LINE = "%load_ext allranks";
 
 /**
  * Whether a cell starts the ranks of its notebook.
@@ -37,11 +40,18 @@ export const areFromRanks = (outputs) => {
 };
 
 /**
+ * The magic of allranks that a cell has not found, because it was not loaded; empty if there is none.
+ *
+ * @param {any[]} outputs as a notebook has them
+ */
+export const unknownMagic = (outputs) => NOT_FOUND.exec(JSON.stringify(outputs))?.[1] ?? "";
+
+/**
  * The cell after which every following cell runs on ranks.
  *
  * @param {string} options
  */
-export const startCell = (options) => `%load_ext allranks\n%distributed start ${options}\n%distributed on`;
+export const startCell = (options) => `${LOAD_LINE}\n%distributed start ${options}\n%distributed on`;
 
 /**
  * The cells of the notebook that the launcher's card opens.

@@ -25,7 +25,7 @@ const isSize = (/** @type {number | undefined} */ n) => n === undefined || SIZES
 export const plugins = (packages) => {
   const { Dialog, ICommandPalette, ILauncher, INotebookTracker, IRenderMimeRegistry, IToolbarWidgetRegistry, ITranslator } = packages;
   const { LabIcon, MenuSvg, NotebookActions, Notification, Poll, Widget } = packages;
-  const { caretDownIcon, firstCells, makeChooser, makeHelp, makeNotebookRanks, makeSidebar, nullTranslator, showDialog } = packages;
+  const { LOAD_LINE, caretDownIcon, firstCells, makeChooser, makeHelp, makeNotebookRanks, makeSidebar, nullTranslator, showDialog, unknownMagic } = packages;
   const NotebookRanks = makeNotebookRanks(packages);
   const Sidebar = makeSidebar(packages);
   const openHelp = makeHelp(packages);
@@ -75,6 +75,24 @@ export const plugins = (packages) => {
     const actions = [{ label: trans.__("Write this as the first cell"), callback: () => ranks.writeStart() }];
     const text = trans.__("No cell of this notebook starts ranks. To run it again, it needs: %1", lines);
     ranks.notification = Notification.info(text, { actions, autoClose: OFFER_MS });
+  };
+
+  /**
+   * Says what loads the magic that a cell has not found: Jupyter's own error does not.
+   *
+   * @param {any} notebook @param {Cell} cell @param {Trans} trans
+   */
+  const offerLoad = (notebook, cell, trans) => {
+    const magic = unknownMagic(cell.model.outputs.toJSON());
+    if (!magic) return;
+    const write = () => {
+      const place = notebook.widgets.indexOf(cell);
+      if (place < 0) return;
+      notebook.model.sharedModel.insertCell(place, { cell_type: "code", metadata: {}, source: LOAD_LINE });
+      notebook.activeCellIndex = place;
+    };
+    const text = trans.__("%1 is a magic of allranks. Run first: %2", magic, LOAD_LINE);
+    Notification.info(text, { actions: [{ label: trans.__("Write this cell"), callback: write }], autoClose: OFFER_MS });
   };
 
   /**
@@ -380,7 +398,10 @@ export const plugins = (packages) => {
       sidebar.refresh();
     });
     const ofNotebook = (/** @type {unknown} */ notebook) => ofPanel(tracker.find((/** @type {Panel} */ panel) => panel.content === notebook));
-    NotebookActions.executed.connect((/** @type {unknown} */ _, /** @type {any} */ { notebook }) => void ofNotebook(notebook)?.ask());
+    NotebookActions.executed.connect((/** @type {unknown} */ _, /** @type {any} */ { notebook, cell, success }) => {
+      void ofNotebook(notebook)?.ask();
+      if (!success && cell.model.type === "code") offerLoad(notebook, cell, trans);
+    });
     if (launcher) addLauncherCard(app, launcher, trans);
   };
 
