@@ -1,8 +1,9 @@
 """Models of what is not under test: MPI with its launcher, ranks, spare processes, and ssh.
 
 A rank answers requests and runs cells as the real one does, as far as other processes can see.
-What MPI does after a death is simple here: all living processes meet, and the death of one that has
-a rank, or is to have one, makes the meeting fail. `tests.simulated.mpi_scripts` compares this.
+What MPI does after a death is simple here: it waits until all living processes have come to a
+meeting. From then on, the death of one that has a rank, or is to have one, makes the meeting fail.
+`tests.simulated.mpi_scripts` compares this.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ class HealFailed(Exception):
 
 
 class _Meeting:
-    """The living processes of a job, which agree on new places; rank -1 is a spare process."""
+    """The living processes of a job, which agree on new places; rank -1 is a spare process.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    ``members`` are those that live when all have come, and the new ones that join them then.
+    """
+
+    def __init__(self, number: int, dead: Sequence[int]) -> None:
+        self.number, self.dead = number, dead
         self.arrived: dict[int, tuple[Process, int]] = {}
+        self.members: dict[int, tuple[Process, int]] = {}
         self.over = self.succeeded = self.began = False
 
 
@@ -111,36 +116,51 @@ class Job:
             raise HealFailed("MPI_ERR_PROC_FAILED: another rank has died meanwhile")
         if self._meeting is None or self._meeting.over:
             self._meetings += 1
-            self._meeting = _Meeting(self._meetings)
-            self._start_others(dead, self._meeting)
+            self._meeting = _Meeting(self._meetings, dead)
         meeting = self._meeting
         if process.pid not in self.members:
             self.members[process.pid] = process
             process.on_death.append(self._died)
         meeting.arrived[process.pid] = process, rank
+        if meeting.members:
+            meeting.members[process.pid] = process, rank
         self._look(meeting)
         self.world.block(lambda: meeting.over, [self.changed])
         if not meeting.succeeded:
             raise HealFailed("MPI_ERR_PROC_FAILED: another rank has died meanwhile")
 
-    def _start_others(self, dead: Sequence[int], meeting: _Meeting) -> None:
-        for number in dead if self.start_another is not None else ():
-            replaced = [number, *(each for each in dead if each != number)]
+    def _start_others(self, meeting: _Meeting) -> None:
+        assert self.start_another is not None
+        for number in meeting.dead:
+            replaced = [number, *(each for each in meeting.dead if each != number)]
             self.start_another(replaced, meeting.number, lambda: self._finish(meeting, False))
 
     def _look(self, meeting: _Meeting) -> None:
         if meeting.over:
             return
-        ranks = {rank for process, rank in meeting.arrived.values() if process.alive}
-        complete = self.start_another is None or ranks >= set(range(self.size))
-        there = all(process.pid in meeting.arrived for process in self._alive())
+        # Shrink waits for all that live, whatever has become of those that have called it.
+        if not meeting.members:
+            if any(process.pid not in meeting.arrived for process in self._alive()):
+                return
+            meeting.members = {p.pid: (p, r) for p, r in meeting.arrived.values() if p.alive}
+            if self.start_another is not None:
+                missing = self.size - len(meeting.members)
+                start = self._start_others if missing == len(meeting.dead) else self._finish_soon
+                start(meeting)
+        of_ranks = [(process, rank) for process, rank in meeting.members.values() if rank >= 0]
+        is_complete = {rank for _, rank in of_ranks} == set(range(self.size))
         rng = self.world.rng
-        if there and complete and not meeting.began:
+        if not all(process.alive for process, _ in of_ranks):
+            self._finish_soon(meeting)
+        elif is_complete and not meeting.began:
             meeting.began = True
             self.world.trigger("agree")
             self.world.after(rng.uniform(0.05, 0.55), self._finish, meeting, True)
-        elif any(not process.alive for process, rank in meeting.arrived.values() if rank >= 0):
-            self.world.after(rng.uniform(0, 0.1), self._finish, meeting, False)
+        elif self.start_another is None and not is_complete:
+            self._finish_soon(meeting)
+
+    def _finish_soon(self, meeting: _Meeting) -> None:
+        self.world.after(self.world.rng.uniform(0, 0.1), self._finish, meeting, False)
 
     def _finish(self, meeting: _Meeting, complete: bool) -> None:
         if meeting.over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 from tests.simulated.scenarios import check_replacement_goes_on, reduce, simulated, work
@@ -410,6 +411,25 @@ def test_nothing_but_relays_is_left_once_the_ranks_are_stopped(
     notebook.cell(reduce(sets=1))
     notebook.stop()
     assert {process.name for process in world.left()} <= {"relay"}
+
+
+@simulated(seeds=3, hosts=4)
+def test_a_host_agent_that_starts_its_ranks_again_keeps_nothing_open_of_the_ones_before(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    def opened_beside_ranks() -> list[int]:
+        ranks = notebook.cluster.cells.connection.places()
+        agents = {host: world.find("agent", host)[0] for host in ("h1", "h2")}
+        return [len(agent.fds) - len(ranks[host]) for host, agent in agents.items()]
+
+    notebook.start()
+    notebook.cell(work(sets=1))
+    before = opened_beside_ranks()
+    for host in ("h4", "h3"):
+        world.after(0.1, world.kill_on, host, "relay")
+        notebook.cell(reduce(seconds=1.0, sets=2))
+        assert not notebook.cell(reduce(sets=3)).error
+        assert all(map(operator.le, opened_beside_ranks(), before))
 
 
 @simulated(seeds=3)

@@ -139,9 +139,11 @@ class HostAgent:
         self.exits = processes.ExitReports()
         self.segments: set[str] = set()
         self.began = time.time()
-        self.gate, self._open_gate = os.pipe()
+        #: Of pipes: this process may begin again many times.
+        self._descriptors = set[int]()
+        self.gate, self._open_gate = self._pipe()
         #: The end of this file asks idle ranks to end.
-        self.last, self._ask_to_end = os.pipe()
+        self.last, self._ask_to_end = self._pipe()
         #: Its process, and what a feature has planned for it.
         self.controller = 0
         self._planned: ClientController | None = None
@@ -156,6 +158,15 @@ class HostAgent:
         #: Keeps the folder of MPI's files from others who remove what is left.
         self._shared = -1
         processes.adopt_orphans()
+
+    def _pipe(self) -> tuple[int, int]:
+        made = os.pipe()
+        self._descriptors.update(made)
+        return made
+
+    def _close(self, descriptor: int) -> None:
+        self._descriptors.remove(descriptor)
+        os.close(descriptor)
 
     def run(self) -> None:
         """Starts the ranks and watches them, until the kernel is gone or sends stop."""
@@ -266,8 +277,8 @@ class HostAgent:
         planned = self._planned
         if planned is None:
             return
-        complete, told = os.pipe()
-        deaths, self._deaths = os.pipe()
+        complete, told = self._pipe()
+        deaths, self._deaths = self._pipe()
 
         def live() -> None:
             planned.run(lambda: os.write(told, b"all"), deaths)
@@ -275,8 +286,8 @@ class HostAgent:
         log = os.path.join(self.config.log_dir, "controller.log")
         keep = [told, deaths]
         self.controller = processes.fork(live, dict(os.environ), log, self.config.work_dir, keep)
-        os.close(told)
-        os.close(deaths)
+        self._close(told)
+        self._close(deaths)
         os.set_blocking(self._deaths, False)
 
         def tell() -> None:
@@ -284,12 +295,12 @@ class HostAgent:
                 self._feed(ControllerComplete())
             planned.free_ports()
             self.selector.unregister(complete)
-            os.close(complete)
+            self._close(complete)
 
         self.selector.register(complete, selectors.EVENT_READ, tell)
 
     def _watch(self) -> None:
-        wake, wake_writer = self._wake, _ = os.pipe()
+        wake, wake_writer = self._wake, _ = self._pipe()
         os.set_blocking(wake_writer, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
@@ -342,7 +353,7 @@ class HostAgent:
                 self._fork(command)
             case OpenGate():
                 # The end of file opens the gate for all ranks at once.
-                os.close(self._open_gate)
+                self._close(self._open_gate)
             case Wake(pid, rank, dead, variables):
                 asked = json.dumps({"rank": rank, "dead": dead, "variables": variables})
                 with suppress(BrokenPipeError):  # it has died, which is reported in a moment
@@ -463,7 +474,7 @@ class HostAgent:
         assert self._stub is not None
         place, received, wanted, environment = self._stub
         is_spare = fork.rank < 0
-        wake, waker = os.pipe() if is_spare else (-1, -1)
+        wake, waker = self._pipe() if is_spare else (-1, -1)
         if is_spare:
             log = os.path.join(self.config.log_dir, f"spare-{fork.number}.log")
         else:
@@ -503,7 +514,7 @@ class HostAgent:
         keep = [self.gate, self.last, *received, *wanted, *([wake] if is_spare else [])]
         pid = processes.fork(live, environment, log, self.config.work_dir, keep)
         if is_spare:
-            os.close(wake)
+            self._close(wake)
             self._wakers[pid] = waker
         for descriptor in received:
             os.close(descriptor)
@@ -520,7 +531,7 @@ class HostAgent:
         while (ended := self.exits.next()) is not None:
             pid, code = ended.pid, ended.code
             if (waker := self._wakers.pop(pid, None)) is not None:
-                os.close(waker)
+                self._close(waker)
             if self.launcher is not None and pid == self.launcher.pid:
                 self.launcher.returncode = code
                 with suppress(BlockingIOError, KeyError, ValueError):  # nothing is left to read
@@ -549,7 +560,7 @@ class HostAgent:
             # Made after the ranks came up. Finding the owners takes long, so only if there are any.
             for pid in processes.descendants():
                 self.segments |= new & processes.shared_segments(pid)
-        os.close(self._ask_to_end)
+        self._close(self._ask_to_end)
         if not begins_again:  # then they have saved their variables, and their hosts wait
             self._wait_for_idle_ranks()
         for pid in [*ranks, *self.state.spares, self.controller]:
@@ -581,12 +592,13 @@ class HostAgent:
             shutil.rmtree(self.config.shared_dir, ignore_errors=True)
         if self._shared >= 0:
             os.close(self._shared)
-        os.close(self.last)
-        if self._deaths >= 0:
-            os.close(self._deaths)
-            self._deaths = -1
+        if self.launcher is not None and self.launcher.stdout is not None:
+            self.launcher.stdout.close()
         self.door.close()
         self.selector.close()
+        signal.set_wakeup_fd(-1)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
         self._tell(Again() if begins_again else Stopped())
 
     def _wait_for_idle_ranks(self) -> None:

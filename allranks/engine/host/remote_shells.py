@@ -38,5 +38,5 @@ class RemoteShells:
         return asked
 
     def close(self) -> None:
-        for caller in self._callers:
-            caller.close()
+        for end in (self.listening, *self._callers):
+            end.close()

@@ -23,7 +23,7 @@ from allranks.cluster.options import ClusterOptions
 from allranks.errors import AllranksError, UsageError
 from allranks.features.attach import ownership, sessions
 from allranks.features.attach.sessions import as_time, seconds_of
-from allranks.features.attach.sharing import DetachedCell, answer, has_gone
+from allranks.features.attach.sharing import CANNOT_ASK, DetachedCell, answer, has_gone
 from allranks.features.attach.watched_cells import Joined, WatchedCells
 from allranks.magics.session import DEFAULT, NOTHING, Session
 from allranks.records.ranks import label
@@ -201,8 +201,8 @@ class SharedSession(Session):
 
     def _attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
         taken = sessions.AttachedHostAgent(found)
-        asked = ClusterOptions(**taken.memo)
         try:
+            asked = ClusterOptions(**taken.memo)
             cluster = self._make(asked)
             left = ownership.attach(cluster.cells, taken, print)
         except BaseException:
@@ -233,7 +233,10 @@ class SharedSession(Session):
         mine = weakref.WeakMethod(self._answer)
 
         def lend(visitor: socket.socket) -> None:
-            loop.call_soon_threadsafe(_call, mine, visitor)
+            try:
+                loop.call_soon_threadsafe(_call, mine, visitor)
+            except RuntimeError:  # that of a program that goes on without it
+                answer(visitor, CANNOT_ASK)
 
         ownership.of(self.hooks).feed.lend = lend
 

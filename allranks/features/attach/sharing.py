@@ -143,6 +143,8 @@ class WatchedState:
         return self.cell.apply(event) if self.cell is not None else ()
 
 
+#: The reason of a refusal if the kernel answers nothing between cells.
+CANNOT_ASK = "it cannot be asked. Type there: %distributed detach 30m"
 _MOST_NBYTES = 16 << 20
 _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
@@ -312,7 +314,7 @@ class WatcherFeed:
             if self.running:
                 answer(visitor, f"it runs {self.running}. Wait for its end there")
             elif self.lend is None:
-                answer(visitor, "it cannot be asked. Type there: %distributed detach 30m")
+                answer(visitor, CANNOT_ASK)
             else:
                 self.lend(visitor)
         else:  # it has most likely disconnected

@@ -1,13 +1,16 @@
 """What commands say where no ranks run."""
 
+import asyncio
+import socket
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster.features import NotebookHooks
 from allranks.errors import UsageError
-from allranks.features.attach import sessions
+from allranks.features.attach import ownership, sessions
 from allranks.features.attach.notebook import NotebookAttach
+from allranks.features.attach.sharing import WatcherFeed
 
 
 def stopped() -> str:
@@ -29,3 +32,18 @@ def test_a_stop_without_ranks_names_those_that_are_detached(monkeypatch):
 def test_attach_takes_one_word():
     with pytest.raises(UsageError, match="expected the name of one cluster, found 7f3a 9c21"):
         NotebookHooks([NotebookAttach]).command("attach", ["7f3a", "9c21"])
+
+
+def test_another_notebook_is_refused_the_ranks_of_a_program_whose_event_loop_has_ended():
+    session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
+    feed = ownership.of(session.hooks).feed = WatcherFeed()
+
+    async def offer() -> None:
+        session._offer(SimpleNamespace())
+
+    asyncio.run(offer())
+    asks, asked = socket.socketpair()
+    with asks:
+        assert feed.lend is not None
+        feed.lend(asked)
+        assert "it cannot be asked" in asks.makefile().readline()
