@@ -148,16 +148,11 @@ def waiting(loop: Loop) -> list[Verdict]:
         own_work = _works_alone(loop, first) or _works_more(loop, first)
         if ready > EXPLAINS * late and not own_work:
             return _without_core(loop, first)
-        if _computes_longer(loop, first):
-            usual = max(
-                median(one.waits_in_steps(first))
-                for rank, one in loop.ranks.items()
-                if rank != first
-            )
-            if usual >= USUAL_WAIT:
-                return [_straggler(loop, first)]
-            return _rarely_late(loop, first)
-        return []
+        if not _computes_longer(loop, first):
+            return []
+        waits = [one.waits_in_steps(first) for rank, one in loop.ranks.items() if rank != first]
+        slow = max(map(median, waits)) >= USUAL_WAIT
+        return _rarely_late(loop, first) or ([_straggler(loop, first)] if slow else [])
     return _several_slow(loop) or _by_turns(loop, loop.late[second])
 
 
@@ -343,6 +338,9 @@ def _rarely_late(loop: Loop, rank: int) -> list[Verdict]:
 
 
 def _without_core(loop: Loop, rank: int) -> list[Verdict]:
+    host = loop.ranks[rank].part.host
+    if len(loop.by_host()[host]) > loop.ranks[rank].part.cores:
+        return []  # it is chance which one of the ranks has none
     ready = {one: loop.main_ready(one) for one in loop.ranks}
     known = {one: share for one, share in ready.items() if share is not None}
     if len(known) < len(ready):
@@ -350,6 +348,10 @@ def _without_core(loop: Loop, rank: int) -> list[Verdict]:
     most = max(share for one, share in known.items() if one != rank)
     own = known[rank]
     if own < max(CORE_SHARE, DOMINATES * most, EXPLAINS * loop.late[rank]) or most >= CORE_SHARE:
+        return []
+    # Who has more work needs a core for longer, and lacks it for longer.
+    run = {one: used.run if (used := loop.ranks[one].used) else 0.0 for one in loop.ranks}
+    if run.pop(rank) > (1 + MORE_WORK) * max(run.values()):
         return []
     return [
         Verdict(
@@ -369,14 +371,19 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
     total = fmean(sum(one.waits.values()) / one.seconds for one in loop.ranks.values())
     if total < WAIT_SHARE or second < WAIT_SHARE / 2:
         return []
+    # To wake a rank takes a part of such a step.
+    if loop.first.usual_step < SHORT_WAIT_SECONDS:
+        return []
     means = [loop.computes(rank) for rank in loop.ranks]
     if max(means) - min(means) > EXPLAINS * total * loop.step:
         return []  # no turns
-    # Each of these delays may have made all others wait, and not the rank itself. Where no other
-    # program has the cores, those of them that wait have been ahead on a core.
+    # Each of these delays may have made all others wait, and not the rank itself.
     ahead = len(ready) - 1
-    if loop.has_hosts_alone and len(loop.by_host()) == 1:
-        ahead = min(ahead, loop.first.part.cores)
+    cores = loop.first.part.cores
+    if cores < len(ready) and loop.has_hosts_alone and len(loop.by_host()) == 1:
+        # No other program has the cores: those of them that wait have been ahead on a core, for
+        # all ranks that had none meanwhile.
+        ahead = min(ahead, max(1, cores // (len(ready) - cores)))
     delays = sum(filter(None, ready)) * ahead / len(ready)
     if None in ready or delays > EXPLAINS * total:
         return []
@@ -543,7 +550,7 @@ def _latency(cell: CellParts, loop: Loop, small: set[int]) -> list[Verdict]:
     part = len(loop.first.calls) / (len(loop.first.part.calls) + loop.first.part.left_out)
     steps = part * cell.logged if cell.logged >= LEAST_STEPS else loop.steps
     if count < SMALL_CALLS * steps:
-        steps = _rounds(loop.first, small) or steps
+        steps = _rounds(loop, small) or steps
     within = count >= SMALL_CALLS * steps
     if not within and loop.first.seconds / count > SHORTEST_STEP_SECONDS:
         return []
@@ -582,9 +589,12 @@ def _pauses(one: RankLoop, small: set[int]) -> list[tuple[EndedCall, float]]:
     return [(call, max(0.0, at - before)) for call, at, before in rows if call.kind in small]
 
 
-def _rounds(one: RankLoop, small: set[int]) -> int:
-    """Returns how often a number of small calls follows a pause, mostly the same number; else 0."""
-    pauses = [pause for _, pause in _pauses(one, small)]
+def _rounds(loop: Loop, small: set[int]) -> int:
+    """Returns how often some small calls follow a pause of all ranks, mostly as many; else 0."""
+    rows = [[pause for _, pause in _pauses(one, small)] for one in loop.ranks.values()]
+    count = min(map(len, rows))
+    # A rank may have sent its last calls only; one that loses its core makes a pause alone.
+    pauses = [min(each) for each in zip(*(row[-count:] for row in rows), strict=True)]
     begins = [at for at, pause in enumerate(pauses) if pause > PAUSE_SECONDS]
     lengths = [after - before for before, after in pairwise(begins)]
     if len(lengths) < LEAST_STEPS - 1:
