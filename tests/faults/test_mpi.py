@@ -189,6 +189,13 @@ def test_processes_that_ranks_without_tcp_could_never_reach_are_not_spawned(note
     assert notebook.on_ranks("kept").text == KEPT
 
 
+def test_a_pool_whose_processes_could_never_be_reached_is_refused(notebook):
+    cell = notebook.on_ranks(
+        "from mpi4py.futures import MPIPoolExecutor\nMPIPoolExecutor(1).submit(abs, -1).result()"
+    )
+    cell.fails("CellFailed", "at line 3").says("comm.Spawn needs tcp", "MPICommExecutor(comm, 0)")
+
+
 def test_an_exception_in_an_op_of_the_user_fails_the_cell_and_keeps_the_ranks(notebook):
     notebook.on_ranks("kept = 10 * rank")
     notebook.on_ranks(

@@ -388,7 +388,23 @@ def _check(null: Any, call: Callable[..., Any], *arguments: Any, **options: Any)
         call(null, *arguments, **options)
 
 
-def _check_reach(op: str) -> None:
+def check_pools(core: Any) -> None:
+    """Has `MPIPoolExecutor` raise what `Comm.Spawn` raises. It calls Spawn in a thread, and then
+    its futures would never end. ``core`` is mpi4py.futures._core.
+    """
+    plain = core.SpawnPool
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @wraps(plain)
+    def checked(executor: Any) -> Any:
+        _check_reach("Spawn", ", or use the ranks as they are: MPICommExecutor(comm, 0)")
+        return plain(executor)
+
+    core.SpawnPool = checked
+
+
+def _check_reach(op: str, instead: str = "") -> None:
     """Raises `UsageError` if processes of another job cannot be reached."""
     # Open MPI does not reach them in shared memory, and would wait for ever.
     chosen = os.environ.get(_TRANSPORTS, "")
@@ -396,7 +412,7 @@ def _check_reach(op: str) -> None:
         raise UsageError(
             f"comm.{op} needs tcp to reach processes outside this cluster: found "
             f"{_TRANSPORTS}={chosen}, with which no rank listens on a network. Set it before the "
-            f"ranks start: %env {_TRANSPORTS}={chosen},tcp  and  %distributed restart"
+            f"ranks start: %env {_TRANSPORTS}={chosen},tcp  and  %distributed restart{instead}"
         )
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import accumulate
 from time import perf_counter
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allranks import launched
@@ -30,6 +31,7 @@ from allranks.collectives.host.memory import Window
 from allranks.collectives.start.rendezvous import Rendezvous
 from allranks.collectives.world.world import ALONE, World, group_nbytes
 from allranks.errors import MissingDependency, UsageError
+from allranks.post_import import PostImportHook
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -302,6 +304,16 @@ def guard_mpi4py(world: World) -> None:
     }
     for name, value in names.items():
         setattr(MPI, name, value)
+    _POOLS.install()
+
+
+def _check_pools(core: ModuleType) -> None:
+    from allranks.collectives.ops.communicator import check_pools
+
+    check_pools(core)
+
+
+_POOLS = PostImportHook(("mpi4py.futures._core",), _check_pools)
 
 
 def _initialized(plain: Callable[..., Any], result: Callable[[], Any]) -> Callable[..., Any]:
