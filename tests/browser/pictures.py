@@ -23,6 +23,7 @@ from PIL import Image
 from playwright.sync_api import Locator, expect, sync_playwright
 
 from tests.browser.chromium import MISSING, find_chromium
+from tests.browser.conftest import MOST_MS
 from tests.browser.lab import CHROMIUM_ARGS, Lab, Server
 from tests.browser.test_ensemble import SWEEP
 from tests.notebook.pages import CELL
@@ -127,7 +128,7 @@ def tour(lab: Lab) -> None:
 def logs(lab: Lab) -> None:
     """The logs, searched while the cell runs."""
     shown = _begun(lab, "logs")
-    expect(shown.locator(".ar-panel-logs .ar-said")).to_contain_text("lines", timeout=60_000)
+    expect(shown.locator(".ar-panel-logs .ar-said")).to_contain_text("lines")
     shown.get_by_role("searchbox").fill("epoch")
     expect(shown.locator("mark").first).to_be_visible()
     _both(lab, shown.locator(".ar-panel-logs"), "dashboard-logs")
@@ -156,7 +157,7 @@ def ring(lab: Lab) -> None:
     """An allreduce after its first round, with a question about the second."""
     lab.page.emulate_media(reduced_motion="reduce")
     player = _begun(lab, "ring").locator(".ar-explainer")
-    player.get_by_role("button", name="predict the next round").click(timeout=60_000)
+    player.get_by_role("button", name="predict the next round").click()
     player.get_by_role("slider", name="round").fill("1")
     expect(player.get_by_role("group", name="Predict round 2")).to_be_visible()
     _both(lab, player, "ring")
@@ -324,6 +325,7 @@ def _page(chromium: str, home: Path) -> Iterator[Lab]:
     with Server(home / "lab") as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
         page = browser.new_page(viewport=VIEWPORT)
+        page.set_default_timeout(MOST_MS)
         notebook = new_notebook(cells=[new_code_cell(source.rstrip()) for source in CELLS.values()])
         lab = Lab(page, server).open(server.add(notebook))
         try:
