@@ -44,7 +44,7 @@ from allranks.engine.wire import RankWire
 from allranks.errors import FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure, implementations
 from allranks.records.config import HostAgentConfig
-from allranks.records.wire import Hello, Record, Reply, RunCell, RunMember
+from allranks.records.wire import Hello, Record, Reply, RunCell
 
 #: The content of an answer, and its payloads.
 Answered = tuple[dict[str, Any], list[bytes]]
@@ -68,7 +68,7 @@ class RankContext:
         activate: has all hooks of a dormant feature called from now on.
         notice: shows a line beside the output of the cell.
         submit: runs a function in place of a cell, when the rank is idle. It returns the records to
-            send after the output.
+            send after the output. If all ranks take part, it first calls ``epochs.enter``.
         execute: runs a cell; for submitted functions. The last argument is called first, as a part
             of the cell.
         begin_epoch: calls a function that moves the rank to another epoch, then ``epoch_ended`` of
@@ -95,7 +95,7 @@ class RankContext:
     wire: RankWire
     activate: Callable[[RankFeature], None]
     notice: Callable[[str], None]
-    submit: Callable[[RunCell | RunMember, Callable[[], Awaitable[Replies]]], None]
+    submit: Callable[[RunCell, Callable[[], Awaitable[Replies]]], None]
     execute: Callable[
         [RunCell, list[bytes], Callable[[], None]], Awaitable[tuple[tuple[Reply, list[bytes]]]]
     ]

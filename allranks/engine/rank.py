@@ -58,7 +58,6 @@ from allranks.records.wire import (
     Query,
     Record,
     RunCell,
-    RunMember,
 )
 
 T = TypeVar("T")
@@ -303,7 +302,7 @@ class Rank:
         assert self._loop is not None
         self._features.message_received(record, payloads)
         if isinstance(record, RunCell):
-            self._submit(record, partial(self._runner.run, record, payloads))
+            self._submit(record, partial(self._run_of_all, record, payloads))
         elif isinstance(record, Interrupt):
             if record.cell != BETWEEN_CELLS:
                 self._runner.interrupts.send(record.cell)
@@ -322,12 +321,12 @@ class Rank:
             else:
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
-    def _submit(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
+    def _submit(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         assert self._loop is not None
         # This is the thread of the wire; cells run in the main thread.
         self._loop.call_soon_threadsafe(self._start_cell, cell, run)
 
-    def _start_cell(self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]) -> None:
+    def _start_cell(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         running = self._run_cell(cell, run)
         try:
             self._task = ensure_future(running)
@@ -339,15 +338,15 @@ class Rank:
         while self._task is not None and not self._task.done():
             await wait({self._task})
 
-    async def _run_cell(
-        self, cell: RunCell | RunMember, run: Callable[[], Awaitable[Replies]]
-    ) -> None:
+    async def _run_of_all(self, cell: RunCell, payloads: list[bytes]) -> Replies:
+        self._epochs.enter()
+        return await self._runner.run(cell, payloads)
+
+    async def _run_cell(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         self._running[self.rank] = cell.number
         self._runner.has_begun = False  # what comes first may fail
         try:
             self.wire.begin_cell(cell.cell, cell.limit_nbytes)
-            if isinstance(cell, RunCell):  # a member's ranks have epochs of their own
-                self._epochs.enter()
             self._end_cell(*await run())
         except BaseException as error:
             self._reply_failure(cell.cell, error)

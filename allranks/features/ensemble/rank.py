@@ -52,7 +52,16 @@ class RankEnsemble(RankFeature):
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, RunMember):
-            self._context.submit(record, lambda: self._run(record, payloads))
+            cell = RunCell(
+                cell=record.cell,
+                source=record.source,
+                number=record.number,
+                ranks=(),
+                label=record.label,
+                want_value=False,
+                limit_nbytes=record.limit_nbytes,
+            )
+            self._context.submit(cell, lambda: self._run(record, cell, payloads))
 
     def answer(self, name: str, arguments: dict[str, Any], payloads: list[bytes]) -> Answered:
         return self._make_ready(arguments["ranks_each"]), []
@@ -80,19 +89,10 @@ class RankEnsemble(RankFeature):
         part = self._worlds[ranks_each]
         return {"epoch": part.epoch, "dirty": part.unfinished or bool(part.traffic)}
 
-    async def _run(self, member: RunMember, payloads: list[bytes]) -> Replies:
-        # Never raises.
+    async def _run(self, member: RunMember, cell: RunCell, payloads: list[bytes]) -> Replies:
+        # Never raises. The member's ranks have epochs of their own.
         self._forget()
         names = self._names
-        cell = RunCell(
-            cell=member.cell,
-            source=member.source,
-            number=member.number,
-            ranks=(),
-            label=member.label,
-            want_value=False,
-            limit_nbytes=member.limit_nbytes,
-        )
 
         def prepare() -> None:
             # Interrupts are not accepted yet: one that ends a renewal here would strand the others.

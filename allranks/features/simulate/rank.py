@@ -57,6 +57,7 @@ class RankSimulation(RankFeature):
         # Not at the top of the file: this import starts MPI, and the file is loaded before ranks
         # are forked.
         global _running
+        self._context.epochs.enter()
         try:
             # Once: a cell may empty sys.modules.
             if self._kinds is None:
