@@ -65,6 +65,8 @@ def as_time(seconds: float) -> str:
 
 
 _GLANCE_SECONDS = 0.2
+#: A host agent waits `REQUEST_SECONDS` for a request: this process may stand still for longer.
+_TRIES = 5
 _LIST = "%distributed clusters"
 _STAYS = (
     "Ranks end with their notebook, unless you typed there before: %distributed detach-on-exit 30m"
@@ -271,7 +273,7 @@ def _visit(
     """
     path = os.path.join(folder, NOTEBOOKS_DOOR)
     request = {"want": want, "notebook": own_notebook(), "holder": holder}
-    for _ in range(2):
+    for _ in range(_TRIES):
         connection = _asked(path, request, seconds)
         try:
             answers = connection.recv(1, socket.MSG_PEEK)

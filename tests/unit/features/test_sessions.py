@@ -77,8 +77,8 @@ def test_the_name_of_a_cluster_is_asked_for_with_each_line_to_type(monkeypatch):
         ]
 
 
-def test_ranks_whose_agent_closed_a_visit_that_came_late_are_visited_again(tmp_path):
-    with host_agent(tmp_path, b"", json.dumps(ABOUT).encode() + b"\n"):
+def test_ranks_whose_agent_has_closed_visits_that_came_late_are_visited_again(tmp_path):
+    with host_agent(tmp_path, b"", b"", b"", json.dumps(ABOUT).encode() + b"\n"):
         found = sessions.visit(str(tmp_path), seconds=60)
     assert found is not None
     assert (found.size, found.left) == (4, 60.0)
@@ -93,7 +93,7 @@ def test_ranks_whose_agent_does_not_answer_have_not_ended(tmp_path):
 
 
 def test_without_a_socket_or_an_answer_ranks_have_ended(tmp_path):
-    with host_agent(tmp_path, b"", b""):
+    with host_agent(tmp_path, *sessions._TRIES * [b""]):
         assert sessions.visit(str(tmp_path), seconds=60) is None
     assert sessions.visit(str(tmp_path)) is None  # nobody listens
     assert sessions.visit(str(tmp_path / "gone")) is None
