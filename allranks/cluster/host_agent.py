@@ -313,8 +313,11 @@ class CaretakerProcess(HostAgentProcess):
         self._write(care.to_json().encode())
         self.listen(deliver)
 
+    def _listen(self, deliver: DeliverEvent) -> None:
+        super()._listen(deliver)
+        deliver(AgentExit(self._process.wait()), "")
+
     def _exit_code(self, stopped: bool) -> int | None:
-        self._process.wait()
         return None
 
 
@@ -693,7 +696,7 @@ class MultiHostAgents:
                 f"found --on {self._launcher.typed}: these ranks end with the notebook"
             )
         listening = self._wire.listening
-        ready: SimpleQueue[None] = SimpleQueue()
+        came: SimpleQueue[Event] = SimpleQueue()
         assert listening is not None
         care = CaretakerConfig(
             folder=folder,
@@ -705,8 +708,8 @@ class MultiHostAgents:
         )
 
         def deliver(event: Event, host: str) -> None:
-            ready.put(None)
-            if not isinstance(event, Ready):
+            came.put(event)
+            if not isinstance(event, Ready | AgentExit):
                 self._deliver(event, host)
 
         self._caretaker = CaretakerProcess(self._config, care, deliver)
@@ -715,7 +718,9 @@ class MultiHostAgents:
         for host in self._hosts:
             self._wire.command(host.name, "stay", _STAY)
         with suppress(Empty):
-            ready.get(timeout=limits.CARETAKER_SECONDS)
+            if isinstance(came.get(timeout=limits.CARETAKER_SECONDS), AgentExit):
+                with self._lock:
+                    self._caretaker = None  # its log says why
 
     def note(self, record: dict[str, Any]) -> None:
         """Saves what the next notebook needs to go on with this one's recovery."""
@@ -737,9 +742,9 @@ class MultiHostAgents:
 
     def _save(self) -> None:
         """Sends the caretaker what another notebook has to know."""
-        if self._caretaker is None:
-            return
         with self._lock:
+            if self._caretaker is None:
+                return
             state = {
                 "hosts": [dataclasses.astuple(host) for host in self._hosts],
                 "host_of": list(self._host_of.items()),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from allranks.errors import UsageError
 from tests.simulated.scenarios import check_replacement_goes_on, reduce, simulated, work
 
 if TYPE_CHECKING:
@@ -441,6 +443,25 @@ def test_a_stop_waits_for_a_relay_that_has_to_kill_its_host_agent_and_the_launch
         world.stall("h1", name, 60.0)
     notebook.stop()
     assert {process.name for process in world.left()} <= {"relay"}
+
+
+@simulated(seeds=5)
+def test_a_caretaker_that_dies_at_its_start_is_not_waited_for(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    def kill_it() -> None:
+        if found := world.find("caretaker"):
+            found[0].signal(9)
+        else:
+            world.after(0.0001, kill_it)
+
+    notebook.start()
+    began = world.now
+    world.after(0.0, kill_it)
+    with suppress(UsageError):
+        notebook.stay()
+    assert world.now < began + 10
+    assert not notebook.cell(reduce(sets=1)).error
 
 
 @simulated(seeds=5)

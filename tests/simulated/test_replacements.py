@@ -339,3 +339,18 @@ def test_a_replacement_of_which_a_host_has_not_heard_goes_on_there_with_the_next
     notebook.dies_in(work())
     world.pass_time(3.0)
     check_replacement_goes_on(world, notebook)
+
+
+@simulated(seeds=5)
+def test_a_new_rank_that_dies_before_a_host_that_was_cut_off_has_heard_of_it_is_replaced_again(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    notebook.start()
+    notebook.cell(work(sets=1))
+    world.when("heal sent to one rank", lambda: world.cut_off("h3", 3.0), after=0.0)
+    world.when("join", lambda: world.jobs[-1].joining.signal(9), after=0.5)
+    world.after(0.2, world.kill_rank, 0)
+    notebook.cell(reduce(seconds=1.0, sets=2))
+    assert not notebook.cell(reduce(sets=3)).error
+    assert not notebook.told("start again")
+    assert {rank: world.processes_of(rank) for rank in range(1, 6)} == dict.fromkeys(range(1, 6), 1)

@@ -619,6 +619,8 @@ def test_the_requests_of_a_page(monkeypatch):
     session = SimpleNamespace(hooks=SimpleNamespace(features=[feature]))
     monkeypatch.setattr(cluster, "session", session)
     monkeypatch.setattr(cluster, "running", lambda: running)
+    monkeypatch.setattr(toolbar, "_ANSWER_SECONDS", 3600.0)  # no answer is due within the test
+    monkeypatch.setattr(toolbar, "_VARIABLES_SECONDS", 3600.0)
     threads = threading.active_count()
     malformed = Malformed({"variables": True})
     with little_memory() as look:

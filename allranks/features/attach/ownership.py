@@ -132,15 +132,15 @@ def attach(
     """
     tell = tell or cells.news.append
     connection = cells.connect(partial(AttachedConnection, taken=taken))
-    of(cells.hooks).set(taken.stays, taken.shared)
-    told = connection.attach()
-    # The host agent decides whether ranks end that other notebooks have had.
-    connection.stay(of(cells.hooks).in_cells)
-    left = DetachedCell.of(told)
-    cells.kept = KeptFolders(taken.config.kept_dirs)
-    cells.kept.hold()
-    cells.kept.stay(True)
     try:
+        of(cells.hooks).set(taken.stays, taken.shared)
+        told = connection.attach()
+        # The host agent decides whether ranks end that other notebooks have had.
+        connection.stay(of(cells.hooks).in_cells)
+        left = DetachedCell.of(told)
+        cells.kept = KeptFolders(taken.config.kept_dirs)
+        cells.kept.hold()
+        cells.kept.stay(True)
         record = connection.record if connection.record.get("cells", -1) >= left.cell else {}
         own = set(record.get("own", ()))
         roster = cells.roster

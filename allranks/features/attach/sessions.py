@@ -65,6 +65,8 @@ def as_time(seconds: float) -> str:
 
 
 _GLANCE_SECONDS = 0.2
+#: A host agent waits `REQUEST_SECONDS` for a request: this process may stand still for longer.
+_TRIES = 5
 _LIST = "%distributed clusters"
 _STAYS = (
     "Ranks end with their notebook, unless you typed there before: %distributed detach-on-exit 30m"
@@ -271,7 +273,7 @@ def _visit(
     """
     path = os.path.join(folder, NOTEBOOKS_DOOR)
     request = {"want": want, "notebook": own_notebook(), "holder": holder}
-    for _ in range(2):
+    for _ in range(_TRIES):
         connection = _asked(path, request, seconds)
         try:
             answers = connection.recv(1, socket.MSG_PEEK)
@@ -324,16 +326,24 @@ class AttachedHostAgent(HostAgentProcess):
             self._socket = _visit(session.folder, "attach")
         except OSError as error:
             raise UsageError(gone) from error
+        self._input, self._lines = (self._socket.makefile(mode) for mode in ("wb", "rb"))
         try:
-            self._input, self._lines = (self._socket.makefile(mode) for mode in ("wb", "rb"))
+            self._take(session, gone)
+        except BaseException:
+            self.let_go()  # else this process would have the ranks, and could not leave them
+            self._input.close()
+            self._lines.close()
+            raise
+
+    def _take(self, session: SessionInfo, gone: str) -> None:
+        """Reads the answer of the process that has had the ranks."""
+        try:
             # A caretaker's sockets come with the first byte.
             first, descriptors, *_ = socket.recv_fds(self._socket, 1, 2)
             told = read_object(first + self._lines.readline())
         except OSError as error:
-            self._socket.close()
             raise UsageError(gone) from error
         if told.get("event") != "attached":
-            self._socket.close()
             holder = told.get("holder", 0)
             raise UsageError(held(replace(session, holder=holder)) if holder else gone)
         self._socket.settimeout(None)  # from now on it waits for events

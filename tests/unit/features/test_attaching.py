@@ -6,10 +6,12 @@ import pytest
 
 from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.state import ClusterState, HostLost
 from allranks.errors import UsageError
-from allranks.features.attach import connection
+from allranks.features.attach import connection, ownership
 from allranks.features.attach.connection import AttachedConnection, EarlyEnds
+from allranks.features.attach.notebook import NotebookAttach
 from allranks.features.attach.sharing import DetachedCell, WatcherFeed
 from allranks.records.agent import Replaces
 from allranks.records.wire import Answer, Hello
@@ -130,6 +132,28 @@ def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monk
     attaching = Attaching(monkeypatch, {1: begin_to_replace})
     assert [end.pid for end in attaching.early.ends] == [7]
     assert attaching.got.keys() == {0, 1, 2}
+
+
+def test_ranks_are_left_to_others_where_an_interrupt_ends_an_attach():
+    class Connected:
+        closed, record = False, {}
+
+        def attach(self):
+            return {}
+
+        def stay(self, stays):
+            raise KeyboardInterrupt
+
+        def release(self, why):
+            self.closed = True
+
+    ranks, hooks = Connected(), NotebookHooks([NotebookAttach])
+    cells = SimpleNamespace(connect=lambda kind: ranks, connection=ranks, hooks=hooks, kept=None)
+    cells.check_idle = lambda: None
+    taken = SimpleNamespace(stays=60.0, shared=False)
+    with pytest.raises(KeyboardInterrupt):
+        ownership.attach(cells, taken, print)
+    assert ranks.closed
 
 
 @pytest.mark.parametrize("failed", [False, True])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -77,8 +78,8 @@ def test_the_name_of_a_cluster_is_asked_for_with_each_line_to_type(monkeypatch):
         ]
 
 
-def test_ranks_whose_agent_closed_a_visit_that_came_late_are_visited_again(tmp_path):
-    with host_agent(tmp_path, b"", json.dumps(ABOUT).encode() + b"\n"):
+def test_ranks_whose_agent_has_closed_visits_that_came_late_are_visited_again(tmp_path):
+    with host_agent(tmp_path, b"", b"", b"", json.dumps(ABOUT).encode() + b"\n"):
         found = sessions.visit(str(tmp_path), seconds=60)
     assert found is not None
     assert (found.size, found.left) == (4, 60.0)
@@ -93,7 +94,7 @@ def test_ranks_whose_agent_does_not_answer_have_not_ended(tmp_path):
 
 
 def test_without_a_socket_or_an_answer_ranks_have_ended(tmp_path):
-    with host_agent(tmp_path, b"", b""):
+    with host_agent(tmp_path, *sessions._TRIES * [b""]):
         assert sessions.visit(str(tmp_path), seconds=60) is None
     assert sessions.visit(str(tmp_path)) is None  # nobody listens
     assert sessions.visit(str(tmp_path / "gone")) is None
@@ -119,6 +120,33 @@ def test_ranks_that_their_notebook_does_not_release_are_still_its_own(tmp_path, 
     monkeypatch.setattr(sessions.limits, "RELEASES_SECONDS", 0.1)
     with host_agent(tmp_path, told(7), None, told(7)):
         assert sessions.borrow(str(tmp_path)).holder == 7
+
+
+def test_who_is_interrupted_while_it_attaches_leaves_the_ranks(tmp_path, monkeypatch):
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sessions, "read_object", interrupt)
+    found = replace(cluster("aaaaaaaa"), folder=str(tmp_path), version=sessions.version())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(tmp_path / NOTEBOOKS_DOOR))
+        door.listen()
+        ended = []
+
+        def serve():
+            with door.accept()[0] as visitor:
+                visitor.sendall(b'{"event": "attached"}\n')
+                visitor.settimeout(60)
+                with visitor.makefile("rb") as said:
+                    ended.append(said.readlines())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            sessions.AttachedHostAgent(found)
+        thread.join()
+    assert ended
+    assert caught  # with the frames, as a notebook keeps those of the last error
 
 
 #: The account that listens is the one of the socket's other end.
