@@ -247,12 +247,16 @@ class RankPart:
 
 
 class NotANumber(NamedTuple):
-    """A logged value that is NaN on a rank from a step on, until the cell's end."""
+    """A logged value that is NaN on a rank from a step on, until the cell's end.
+
+    ``always``: it never was a number, as one that is not measured in this cell.
+    """
 
     name: str
     rank: int
     step: float
     member: str = ""
+    always: bool = False
 
 
 @frozen

@@ -40,7 +40,7 @@ LEAST_DIFFERENCE = 1e-5
 
 
 def wrong(cell: CellParts, loop: Loop | None) -> list[Verdict]:
-    """Returns the causes of wrong results; one of kind ``alone`` is a note."""
+    """Returns the causes of wrong results; one that takes no part of the time is a note."""
     spread = spread_not_finite(cell)
     return [
         *mixed_lines(cell),
@@ -119,6 +119,18 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
     ranks = tuple(sorted(one.rank for one in same if one.step == first))
     later = {one.rank for one in cell.not_numbers} - {*ranks}
     value = f"{name} of member {member}" if member else name
+    if all(one.always for one in cell.not_numbers):
+        # It may not be measured here: that is a note, unless the gradients are NaN, too.
+        reduced = any(part.not_finite for part in cell.ranks)
+        return [
+            Verdict(
+                "nan",
+                1.0 if reduced else 0.0,
+                f"{value} is NaN in all steps on {label(ranks)}",
+                "Look at the data, the first weights, divisions and logarithms",
+                ranks,
+            )
+        ]
     others = f", later on {label(sorted(later))}" if later else ""
     return [
         Verdict(
