@@ -377,8 +377,9 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
     if loop.first.usual_step < SHORT_WAIT_SECONDS:
         return []
     means = [loop.computes(rank) for rank in loop.ranks]
-    if max(means) - min(means) > EXPLAINS * total * loop.step:
-        return []  # no turns
+    # Few steps of turns differ by chance, and ranks that are always slow by more than these waits.
+    if max(means) - min(means) > total * loop.step:
+        return []
     # Each of these delays may have made all others wait, and not the rank itself.
     ahead = len(ready) - 1
     cores = loop.first.part.cores
