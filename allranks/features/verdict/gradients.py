@@ -1,17 +1,28 @@
-"""Whether a cell computes gradients with jax, whose optimizers are not followed. Runs in a rank."""
+"""Gradients that a cell computes with jax, and what it updates with them. Runs in a rank.
+
+jax has no optimizer that could be followed. Its weights are variables of the cell that each step of
+a loop replaces: ``params = update(params, grads)``, where ``grads`` have been reduced.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import CodeType
 from typing import Any
+
+from allranks.features.verdict.records import Model
 
 _GRADIENTS = frozenset({"grad", "value_and_grad"})
 _WORDS = re.compile(r"[^\W\d]\w*")
 #: More functions are not looked at.
 _MOST_NAMES = 1000
+#: What reduces gradients.
+_REDUCTIONS = frozenset({"allreduce", "grouped_allreduce"})
+_SAMPLED, _MOST_ARRAYS = 64, 256
 #: These move data that allranks does not see.
 _OTHER_COLLECTIVES = ("mpi4jax",)
 
@@ -50,3 +61,108 @@ def _names(code: CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
+
+
+def updated_models(source: str, variables: Mapping[str, Any]) -> list[Model]:
+    """Returns the arrays of the variables that the cell updates, with some of their numbers."""
+    tree: Any = sys.modules.get("jax.tree_util")
+    found = []
+    for name in sorted(updated_names(source, variables)) if tree is not None else ():
+        with suppress(Exception):  # as of arrays that jax has deleted
+            rows = [
+                (name + tree.keystr(path), array)
+                for path, array in tree.tree_flatten_with_path(variables[name])[0][:_MOST_ARRAYS]
+                if getattr(getattr(array, "dtype", None), "kind", "") == "f" and array.size
+            ]
+            # The thread that is asked would wait for the GPU, which may wait for another rank.
+            if rows and all(_is_on_host(array) for _, array in rows):
+                names, arrays = zip(*rows, strict=True)
+                found.append(
+                    Model(
+                        names=names,
+                        nbytes=[array.nbytes for array in arrays],
+                        steps=0,
+                        sampled=0,
+                        checksums={},
+                        numbers=[_some(array) for array in arrays],
+                    )
+                )
+    return found
+
+
+def updated_names(source: str, variables: Mapping[str, Any]) -> set[str]:
+    """Returns the variables that a loop of the cell replaces by themselves and reduced numbers.
+
+    Gradients are computed from each of them: a local sum, which may differ, is none.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # magics of IPython
+        return set()
+    loops = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
+    pairs = [pair for loop in loops for pair in _assigned(loop)]
+    called = {name: _names_below(name, variables) for _, read in pairs for name in read}
+
+    def using(names: frozenset[str]) -> set[str]:
+        return {*names, *(name for name, below in called.items() if not names.isdisjoint(below))}
+
+    # Functions that are made once, before the loop.
+    before = [pair for one in tree.body if isinstance(one, ast.Assign) for pair in _assigned(one)]
+    made = {name for name, read in before if not _GRADIENTS.isdisjoint(read)}
+    differentiate = using(_GRADIENTS) | made
+    inputs = {name for _, read in pairs if not differentiate.isdisjoint(read) for name in read}
+    reduce = using(_REDUCTIONS)
+    reduced = reduce | {name for name, read in pairs if not reduce.isdisjoint(read)}
+    reduced |= {name for name, read in pairs if not reduced.isdisjoint(read)}
+    return {
+        name
+        for name, read in pairs
+        if name in read & inputs and name in variables and not reduced.isdisjoint(read - {name})
+    }
+
+
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    """Yields the names that are assigned, each with those that its value is made of."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Assign | ast.AugAssign):
+            read = {*_read(one.value)}
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+            if isinstance(one, ast.AugAssign):
+                read |= {*_read(one.target)}
+            for target in targets:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        yield name.id, read
+
+
+def _read(value: ast.AST) -> Iterator[str]:
+    for one in ast.walk(value):
+        if isinstance(one, ast.Name):
+            yield one.id
+        elif isinstance(one, ast.Attribute) and one.attr in _GRADIENTS | _REDUCTIONS:
+            yield one.attr
+
+
+def _names_below(name: str, variables: Mapping[str, Any]) -> set[str]:
+    """Returns the names in a function of the user, and in those that it calls."""
+    seen, names = set[str](), [name]
+    while names and len(seen) < _MOST_NAMES:
+        value = variables.get(names.pop())
+        code = getattr(getattr(value, "__wrapped__", value), "__code__", None)
+        if isinstance(code, CodeType):
+            more = {*_names(code)} - seen
+            seen |= more
+            names += more
+    return seen
+
+
+def _is_on_host(array: Any) -> bool:
+    devices = getattr(array, "devices", None)
+    return devices is None or all(one.platform == "cpu" for one in devices())
+
+
+def _some(array: Any) -> list[float]:
+    import numpy as np
+
+    flat = np.asarray(array).reshape(-1)
+    return [float(number) for number in flat[:: -(-flat.size // _SAMPLED)]]

@@ -13,6 +13,9 @@ from allranks.records.telemetry import Points
 
 #: More curves are not looked at.
 _MOST_CURVES = 10_000
+#: Fewer values prove nothing, as of a metric that is measured twice at the beginning. There may be
+#: a value for each epoch only.
+_LEAST_VALUES = 10
 
 
 class NotNumbers:
@@ -92,9 +95,17 @@ class NotNumbers:
                 return same
         return []
 
+    def never_numbers(self) -> list[NotANumber]:
+        """Returns the values that were NaN in each step."""
+        return [
+            NotANumber(key[1], key[0], step, key[2], always=True)
+            for key, (step, times) in self._not_numbers.copy().items()
+            if times >= LEAST_STEPS and not self._numbers.get(key)
+        ]
+
     def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
         """Returns the values that are NaN now, ``least`` times in a row at least."""
-        if not self._not_numbers or self.steps < LEAST_STEPS:
+        if not self._not_numbers or self.steps < _LEAST_VALUES:
             return []
         return [
             NotANumber(key[1], key[0], step, key[2])

@@ -184,7 +184,7 @@ class NotebookVerdict(NotebookFeature):
             number=ranks[0].number,
             ranks=ranks,
             logged=watched.logged.steps,
-            not_numbers=watched.logged.not_numbers(),
+            not_numbers=watched.logged.not_numbers() or watched.logged.never_numbers(),
             left=left,
             waits_at=waits_at,
             well=watched.well,

@@ -25,7 +25,7 @@ from allranks.collectives.calls.numbers import InputNumbers
 from allranks.collectives.calls.sites import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import CHECK, MEASURED, VARIABLE, weights
-from allranks.features.verdict.gradients import computes_gradients
+from allranks.features.verdict.gradients import computes_gradients, updated_models
 from allranks.features.verdict.records import (
     BroughtNumbers,
     CodeLine,
@@ -234,13 +234,15 @@ class RankVerdict(RankFeature):
         ]  # fmt: skip
         variables = self._rank.shell.user_ns.copy()
         models = followed.ended(variables)
-        gradients = not models and computes_gradients(self._sources[cell], variables)
+        source = self._sources[cell]
+        gradients = not models and computes_gradients(source, variables)
         brought = [BroughtNumbers(*one) for one in numbers.brought]
         return {
             "brought": brought,
             "not_finite": not_finite,
             "models": models,
             "gradients": gradients,
+            "updated": updated_models(source, variables) if gradients else [],
         }
 
 

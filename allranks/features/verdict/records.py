@@ -155,7 +155,7 @@ class RankPart:
     last length of global lists, dictionaries and sets that have grown. ``left_out`` counts earlier
     calls of the cell. ``paths`` are the lines at which the ``looks`` have found the rank, the
     outermost line of each first. ``gradients``: the cell computes some that no optimizer uses which
-    is followed.
+    is followed. ``updated``: the variables that it updates with them, without a count of the steps.
     """
 
     rank: int
@@ -173,10 +173,12 @@ class RankPart:
     brought: Sequence[BroughtNumbers] = ()
     not_finite: Sequence[LastNotFinite] = ()
     models: Sequence[Model] = ()
+    updated: Sequence[Model] = ()
     gradients: bool = False
 
     def message(self) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the content and the payloads of an answer."""
+        models = [*self.models, *self.updated]
         content = {
             "number": self.number,
             "host": self.host,
@@ -197,10 +199,11 @@ class RankPart:
                     [[step, list(sums)] for step, sums in one.checksums.items()],
                     [len(numbers) for numbers in one.numbers],
                 ]
-                for one in self.models
+                for one in models
             ],
+            "updated": len(self.updated),
         }
-        numbers = [row for one in self.models for row in one.numbers]
+        numbers = [row for one in models for row in one.numbers]
         rows = self.calls, self.samples, self.looks, self.brought, numbers
         return content, [array("d", chain(*row)).tobytes() for row in rows]
 
@@ -213,6 +216,11 @@ class RankPart:
             for length, payload in zip(lengths, tables, strict=True)
         )
         rest = iter(array("d", numbers))
+        models = [
+            Model(names, nbytes, steps, sampled, dict(sums), [[*islice(rest, n)] for n in lengths])
+            for names, nbytes, steps, sampled, sums, lengths in content["models"]
+        ]
+        followed = len(models) - content["updated"]
         return cls(
             rank=rank,
             number=content["number"],
@@ -237,22 +245,22 @@ class RankPart:
                 for group, call, nbytes, checksum, varied in brought
             ],
             not_finite=[LastNotFinite(*one) for one in content["not_finite"]],
-            models=[
-                Model(
-                    names, nbytes, steps, sampled, dict(sums), [[*islice(rest, n)] for n in lengths]
-                )
-                for names, nbytes, steps, sampled, sums, lengths in content["models"]
-            ],
+            models=models[:followed],
+            updated=models[followed:],
         )
 
 
 class NotANumber(NamedTuple):
-    """A logged value that is NaN on a rank from a step on, until the cell's end."""
+    """A logged value that is NaN on a rank from a step on, until the cell's end.
+
+    ``always``: it never was a number, as one that is not measured in this cell.
+    """
 
     name: str
     rank: int
     step: float
     member: str = ""
+    always: bool = False
 
 
 @frozen

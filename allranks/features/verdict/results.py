@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from allranks.features.verdict import LEAST_STEPS
@@ -40,12 +41,12 @@ LEAST_DIFFERENCE = 1e-5
 
 
 def wrong(cell: CellParts, loop: Loop | None) -> list[Verdict]:
-    """Returns the causes of wrong results; one of kind ``alone`` is a note."""
+    """Returns the causes of wrong results; one that takes no part of the time is a note."""
     spread = spread_not_finite(cell)
     return [
         *mixed_lines(cell),
         *(spread or not_a_number(cell)),
-        *different_weights(cell, loop),
+        *(different_weights(cell, loop) or different_variables(cell, loop)),
         *same_data(cell),
         *gradients_alone(cell, loop),
     ]
@@ -119,6 +120,18 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
     ranks = tuple(sorted(one.rank for one in same if one.step == first))
     later = {one.rank for one in cell.not_numbers} - {*ranks}
     value = f"{name} of member {member}" if member else name
+    if all(one.always for one in cell.not_numbers):
+        # It may not be measured here: that is a note, unless the gradients are NaN, too.
+        reduced = any(part.not_finite for part in cell.ranks)
+        return [
+            Verdict(
+                "nan",
+                1.0 if reduced else 0.0,
+                f"{value} is NaN in all steps on {label(ranks)}",
+                "Look at the data, the first weights, divisions and logarithms",
+                ranks,
+            )
+        ]
     others = f", later on {label(sorted(later))}" if later else ""
     return [
         Verdict(
@@ -238,6 +251,34 @@ def different_weights(cell: CellParts, loop: Loop | None) -> list[Verdict]:
         return []
     found = [_compared(cell, loop, list(models)) for models in zip(*rows, strict=True)]
     return [one for one in found if one is not None][:1]
+
+
+def different_variables(cell: CellParts, loop: Loop | None) -> list[Verdict]:
+    """Variables that the ranks update with the same gradients, and that differ at the end."""
+    rows = [part.updated for part in cell.ranks]
+    if loop is None or not cell.well or len({len(row) for row in rows}) > 1:
+        return []
+    for models in zip(*rows, strict=True):
+        first = replace(models[0], steps=loop.steps)
+        if any(model.arrays != first.arrays for model in models):
+            continue
+        differ = _apart([*models])
+        names = {first.names[at] for at in differ}
+        if not differ or not names <= (_reduced(cell, loop, first, differ) or set()):
+            continue
+        largest, name = _largest([*models], differ)
+        return [
+            Verdict(
+                "weights",
+                1.0,
+                f"the ranks' weights differ in {len(differ)} of {len(first.arrays)} arrays at the "
+                f"end: {name}, largest difference {largest:.2g}, although gradients of their sizes "
+                "were reduced in each step",
+                "Begin with the same numbers on all ranks, from the same key or by a broadcast, "
+                "and let all ranks make the same update",
+            )
+        ]
+    return []
 
 
 def gradients_alone(cell: CellParts, loop: Loop | None) -> list[Verdict]:

@@ -53,7 +53,8 @@ IDLE_CORES = 0.4
 FEEDING_MAIN_CORES, REST_CORES = 0.6, 0.5
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
-#: What moves data, or calls small collectives, for this part of the time.
+#: What moves data, or calls small collectives, for this part of the time: half of a transfer may be
+#: saved. Small calls also take longer because ranks have to be woken.
 TRANSFER_SHARE, LATENCY_SHARE = 0.25, 0.30
 SMALL_NBYTES, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 4, 1e-3
 #: Calls follow each other at once after a shorter pause: a library needs up to a tenth of a
@@ -67,14 +68,15 @@ SHORTEST_STEP_SECONDS = 25e-6
 STEADY, STEADY_SECONDS = 3.0, 1e-3
 #: A rank without a core: the share of the time in which its main thread could run and had none.
 CORE_SHARE = 0.25
-#: A busy host: the part of its cores that the ranks got, and the part of their threads' time in
-#: which those had no core.
+#: A busy host: the part of the time of the ranks' threads in which those had no core.
 HOST_SHARE, HOST_SECONDS = 0.45, 3.0
 #: The part of the time that this has to be: a rank that sleeps needs no core.
 HOST_TIME = 0.25
-#: Memory that grows: by how much, in how many of the parts of the time, and how much of the rise at
-#: the beginning there is at the end. A library that starts takes a second or two.
-GROWN_NBYTES, GROWN_PART, RISING, EVEN, MEMORY_SECONDS, MEMORY_PARTS = 32e6, 0.05, 0.8, 0.5, 2.0, 6
+#: Memory that grows: by how much, of a loop of ten seconds or longer and of the shortest ones, as
+#: libraries take a few MB in a second; in how many of the parts of the time; and how much of the
+#: rise at the beginning there is at the end. A library that starts takes a second or two.
+GROWN_NBYTES, GROWN_SOON_NBYTES, GROWN_IN_SECONDS, GROWN_PART = 64e6, 32e6, 10.0, 0.05
+RISING, EVEN, MEMORY_SECONDS, MEMORY_PARTS = 0.8, 0.5, 2.0, 6
 
 
 def verdicts(cell: CellParts) -> list[Verdict]:
@@ -375,8 +377,9 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
     if loop.first.usual_step < SHORT_WAIT_SECONDS:
         return []
     means = [loop.computes(rank) for rank in loop.ranks]
-    if max(means) - min(means) > EXPLAINS * total * loop.step:
-        return []  # no turns
+    # Few steps of turns differ by chance, and ranks that are always slow by more than these waits.
+    if max(means) - min(means) > total * loop.step:
+        return []
     # Each of these delays may have made all others wait, and not the rank itself.
     ahead = len(ready) - 1
     cores = loop.first.part.cores
@@ -670,7 +673,8 @@ def _growth(one: RankLoop) -> float:
     first, *more = [after - before for before, after in pairwise(levels)]
     rising = fmean(rise > 0 for rise in (first, *more))
     slope = float(linear_regression(*zip(*rows, strict=True)).slope)
-    grown = slope * (ended - began) >= max(GROWN_NBYTES, GROWN_PART * levels[0])
+    least = GROWN_NBYTES * min(1.0, (ended - began) / GROWN_IN_SECONDS)
+    grown = slope * (ended - began) >= max(least, GROWN_SOON_NBYTES, GROWN_PART * levels[0])
     # What fills up grows less and less.
     even = sum(more[-2:]) >= EVEN * (first + more[0])
     return slope if grown and even and rising >= RISING else 0.0

@@ -27,6 +27,7 @@ _COMPILERS = (
     "/torch/_dynamo/symbolic_convert.py",
     "/torch/_inductor/",
     "/jax/_src/compiler.py",
+    "/jax/_src/interpreters/mlir.py",
 )
 #: Functions of TensorFlow and of jax that trace.
 _TRACERS = frozenset(

@@ -1,7 +1,8 @@
 """The weights that optimizers have updated in a cell, sampled at steps 1, 2, 4, 8 and at the end.
 
-torch's optimizers and Keras' `fit` are followed where they end a step, so a model in a function is
-found, too. A sample has 64 numbers of each array. Runs in every rank.
+torch's optimizers, Keras' `fit`, and Keras' optimizers in loops of the user are followed where they
+end a step, so a model in a function is found, too. Steps of a function that TensorFlow has compiled
+are counted only. A sample has 64 numbers of each array. Runs in every rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from allranks.collectives.ops.sameness import differences
 from allranks.errors import WeightsDiffer
 from allranks.features.verdict.records import Model
 
-MODULES = ("torch.optim.optimizer", "keras.src.callbacks.callback_list")
+MODULES = (
+    "torch.optim.optimizer",
+    "keras.src.callbacks.callback_list",
+    "keras.src.optimizers.base_optimizer",
+)
 _SAMPLED = 64
 #: Of more arrays, the first ones are compared.
 _MOST_ARRAYS = 256
@@ -34,6 +39,8 @@ class Followed:
     def __init__(self, of: Any, arrays: Callable[[Any], list[tuple[str, Any]]]) -> None:
         self.of, self._arrays = weakref.ref(of), arrays
         self.steps = 0
+        self.counts_from: int | None = None
+        """The steps that an optimizer had counted itself before."""
         self._checksums: dict[int, list[int]] = {}
         #: The last sample: at which step, and of each array its name, its bytes and the numbers.
         self._sampled: tuple[int, list[tuple[str, int, Any]]] = (0, [])
@@ -86,6 +93,12 @@ class Followed:
         self._sampled = self.steps, found
         self._checksums[self.steps] = [zlib.crc32(some.tobytes()) for _, _, some in found]
 
+    def count(self) -> None:
+        """Takes the steps that the optimizer has counted, as those in compiled functions."""
+        of = self.of()
+        if of is not None and self.counts_from is not None:
+            self.steps = max(self.steps, _counted(of) - self.counts_from)
+
     def ended(self, names: Mapping[int, str]) -> Model:
         """Returns what the notebook compares. ``names`` are those of arrays, by their identity.
 
@@ -136,7 +149,18 @@ class Weights:
     def steps(self) -> int:
         return max((one.steps for one in [*self._followed.values()]), default=0)
 
+    def has_model_of(self, optimizer: Any) -> bool:
+        """Whether a model is followed that this optimizer trains."""
+        for one in [*self._followed.values()]:
+            trained_by = getattr(one.of(), "optimizer", None)
+            if optimizer in (trained_by, getattr(trained_by, "inner_optimizer", None)):
+                return True
+        return False
+
     def ended(self, variables: dict[str, Any]) -> list[Model]:
+        for one in [*self._followed.values()]:
+            with suppress(Exception):
+                one.count()
         followed = [one for one in [*self._followed.values()] if one.steps]
         names = _names(variables) if followed else {}
         return [one.ended(names) for one in followed]
@@ -146,8 +170,10 @@ def install(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
     """Follows the optimizers of a module; ``weights`` returns those of the cell that runs."""
     if module.__name__ == MODULES[0]:
         _install_torch(module, weights)
-    else:
+    elif module.__name__ == MODULES[1]:
         _install_keras(module, weights)
+    else:
+        _install_optimizers_of_keras(module, weights)
 
 
 # A hook must not fail the training in which it is called, unless the user wants a comparison.
@@ -229,10 +255,58 @@ def _install_keras(module: ModuleType, weights: Callable[[], Weights | None]) ->
 
 def _of_keras(model: Any) -> list[tuple[str, Any]]:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return _shared(optimizer, model.trainable_weights)
+
+
+def _shared(optimizer: Any, weights: Sequence[Any]) -> list[tuple[str, Any]]:
     # Weights of local layers differ on purpose: DistributedOptimizer has been given them.
     local = getattr(getattr(optimizer, "_allranks", None), "local", {})
-    weights = model.trainable_weights
-    return [(one.path, one) for one in weights if id(getattr(one, "value", one)) not in local]
+    return [
+        (getattr(one, "path", None) or one.name, one)
+        for one in weights
+        if id(getattr(one, "value", one)) not in local
+    ]
+
+
+def _install_optimizers_of_keras(module: ModuleType, weights: Callable[[], Weights | None]) -> None:
+    kind: Any = module.BaseOptimizer
+    applies = kind.apply
+
+    def follow(own: Weights, optimizer: Any, given: Sequence[Any]) -> None:
+        # What it trains is known before its first step only from what it is given.
+        first = [*given]
+        found = own.began(optimizer, lambda one: _shared(one, one._trainable_variables or first))
+        if found.counts_from is None:
+            found.counts_from = _counted(optimizer)
+        first.clear()
+
+    @wraps(applies)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        given = None if trainable_variables is None else list(trainable_variables)
+        own, tensorflow = weights(), sys.modules.get("tensorflow")
+        # `fit` has its model followed; on jax its variables, and the user's, are no state.
+        if own is None or tensorflow is None or own.has_model_of(self) or _has_no_state():
+            return applies(self, grads, given)
+        with suppress(Exception), tensorflow.init_scope():
+            follow(own, self, given or ())
+        made = applies(self, grads, given)
+        with suppress(Exception):
+            if tensorflow.executing_eagerly():
+                own.began(self, lambda one: _shared(one, one._trainable_variables)).step()
+        return made
+
+    kind.apply = apply
+
+
+def _has_no_state() -> bool:
+    scopes = sys.modules["keras.src.backend.common.stateless_scope"]
+    return bool(scopes.in_stateless_scope())
+
+
+def _counted(optimizer: Any) -> int:
+    from keras import ops
+
+    return int(ops.convert_to_numpy(optimizer.iterations))
 
 
 def _names(variables: dict[str, Any]) -> dict[int, str]:

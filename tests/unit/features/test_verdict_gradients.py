@@ -7,9 +7,10 @@ from functools import wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from allranks.features.verdict.gradients import computes_gradients
+from allranks.features.verdict.gradients import computes_gradients, updated_models, updated_names
 
 STEPS = "for step in range(100):\n    w = update(w)\n    log(loss=allreduce(loss(w)))"
 
@@ -71,3 +72,44 @@ def test_a_cell_without_jax_or_with_other_collectives_computes_none_alone(jax, m
         assert not computes_gradients(STEPS, names)
     monkeypatch.delitem(sys.modules, "jax")
     assert not computes_gradients(STEPS, names)
+
+
+UPDATES = [
+    "w = w - 0.1 * allreduce(jax.grad(loss)(w))",
+    "g = jax.grad(loss)(w)\n    g = jax.tree.map(allreduce, g)\n    w -= 0.1 * g",
+    "g = gradient(w)\n    mean = allreduce(g)\n    total = total + g\n    w = w - 0.1 * mean",
+    "l, g = f(w, x)\n    u, state = opt.update(allreduce(g), state)\n    w = apply_updates(w, u)",
+    "w = whole(w)",
+]
+
+
+@pytest.mark.parametrize("step", UPDATES)
+def test_a_variable_that_each_step_updates_with_reduced_gradients_is_found(jax, step):
+    def whole(w):
+        return w - allreduce(jax.grad(w))  # type: ignore[name-defined] # noqa: F821
+
+    names = {**variables(jax), "whole": whole, **dict.fromkeys(("w", "g", "total", "state"), 1.0)}
+    source = "def h(w):\n    g = jax.grad(loss)(w)\n"
+    source += f"f = jax.jit(jax.value_and_grad(loss))\nfor step in range(9):\n    {step}"
+    assert updated_names(source, names) == {"w"}
+    assert updated_names(source, {}) == set()
+
+
+def test_variables_that_a_loop_does_not_reduce_are_not_found(jax):
+    names = {**variables(jax), "w": 1.0}
+    for step in ("w = w - jax.grad(loss)(w)", "g = allreduce(jax.grad(loss)(w))", "w = %timeit 1"):
+        assert updated_names(f"for step in range(9):\n    {step}", names) == set()
+    assert updated_names(UPDATES[0], names) == set()
+
+
+def test_the_numbers_of_updated_variables_are_taken(jax, monkeypatch):
+    tree = SimpleNamespace(
+        tree_flatten_with_path=lambda value: ([(key, value[key]) for key in value], None),
+        keystr=lambda path: f"['{path}']",
+    )
+    monkeypatch.setitem(sys.modules, "jax.tree_util", tree)  # type: ignore[arg-type]
+    weights = {"a": np.arange(200, dtype="f4"), "b": np.ones(3), "count": np.array(7)}
+    names = {**variables(jax), "w": weights}
+    (model,) = updated_models(f"for step in range(9):\n    {UPDATES[0]}", names)
+    assert (model.names, [*model.nbytes]) == (("w['a']", "w['b']"), [800, 24])
+    assert [*model.numbers] == [[float(at) for at in range(0, 200, 4)], [1.0] * 3]

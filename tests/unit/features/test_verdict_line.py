@@ -21,7 +21,7 @@ from allranks.features.verdict.rank import (
     _thinned,
     read_counters,
 )
-from allranks.features.verdict.records import CellParts, Doing, Sample
+from allranks.features.verdict.records import CellParts, Doing, LastNotFinite, Sample
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Reply
 from tests.unit.features.recorded_cells import cell, each_rank
@@ -176,6 +176,27 @@ def test_a_value_that_is_nan_to_the_end_is_named_with_its_first_step(feature):
     )
     (line,) = run(feature, shown, *both)
     assert line.startswith("loss is NaN since step 41 on rank 1. ")
+
+
+def test_a_value_of_each_epoch_that_is_nan_to_the_end_is_named(feature):
+    lost = [(step, float("nan") if step > 5 else 1.0) for step in range(12)]
+    shown = Shown(each_rank(SLOW, calls=[]))
+    (line,) = run(feature, shown, points(0, lost))
+    assert line.startswith("loss is NaN since step 6 on rank 0. ")
+    assert run(feature, Shown(each_rank(SLOW, calls=[])), points(0, lost[:9])) == []
+
+
+def test_a_value_that_never_is_a_number_is_noted_after_other_causes(feature):
+    never = [(step, float("nan")) for step in range(30)]
+    (line,) = run(feature, Shown(SLOW), points(1, never), timings(300))
+    assert line.startswith("rank 2 is the slow one: ")
+    (_, note) = feature.command("verdict", 3).splitlines()
+    assert note.startswith("loss is NaN in all steps on rank 1. ")
+    wrong = LastNotFinite(0, 1, 0.0, 300, "allreduce", "In[3]:9", 4096)
+    (line,) = run(
+        feature, Shown(each_rank(SLOW, not_finite=[wrong])), points(1, never), timings(300)
+    )
+    assert line.startswith("loss is NaN in all steps on rank 1. ")
 
 
 def test_a_value_that_stays_nan_is_named_while_the_cell_runs_and_once(feature):

@@ -300,6 +300,17 @@ def test_of_a_cell_that_has_failed_only_common_steps_are_compared():
     assert "since step 8 (equal after step 4)" in text_of(with_parts(stopped, *wrong))
 
 
+def test_variables_that_are_updated_with_reduced_gradients_are_compared():
+    rows = [{"updated": one["models"], "models": []} for one in models(ALL, steps=0, checksums={})]
+    text = text_of(with_parts(cell(WORK), *rows))
+    assert "differ in 3 of 3 arrays at the end: net.0.weight, largest difference 0.06" in text
+    assert found(with_parts(replace(cell(WORK), well=False), *rows)) == []
+    other = cell(WORK, kinds=[replaced_nbytes(8)])
+    assert found(with_parts(other, *rows)) == []
+    same = [{"updated": one["models"]} for one in models(steps=0, checksums={})]
+    assert found(with_parts(cell(WORK), *same)) == []
+
+
 def test_ranks_that_each_train_a_model_are_noted_last():
     alone = [replace(part, calls=[], kinds=[]) for part in cell(WORK).ranks]
     parts = with_parts(replace(cell(WORK), ranks=alone), *models(ALL))

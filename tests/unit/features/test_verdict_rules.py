@@ -696,6 +696,7 @@ def test_a_part_is_the_same_after_its_way():
             Model(["w", "b"], [4096, 40], 9, 8, {1: [5, 6], 2: [7, 8]}, [[1.0, 2.0], [3.0]]),
             Model([], [], 0, 0, {}, []),
         ],
+        updated=[Model(["p"], [8], 0, 0, {}, [[5.0]])],
     )
     part = parts.ranks[1]
     content, payloads = part.message()

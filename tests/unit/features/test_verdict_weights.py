@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from allranks.features.verdict.weights import Weights, install
 
@@ -145,3 +147,94 @@ def test_sharded_arrays_are_not_compared_and_strange_ones_fail_no_training():
         weights, optimizer = Weights(), Optimizer(tensor)
         train(weights, optimizer, 2)
         assert [one.names for one in weights.ended({})] in ([[]], [])
+
+
+# ---- Keras' optimizers in loops of the user
+
+
+class Variable:
+    dtype = "float64"
+
+    def __init__(self, path):
+        self.path, self.numbers = path, np.zeros(3)
+        self.shape = self.numbers.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self.numbers.copy()
+
+
+class KerasOptimizer:
+    def __init__(self):
+        self.iterations, self._trainable_variables = np.array(5), []
+
+    def apply(self, grads, trainable_variables=None):
+        self._trainable_variables = trainable_variables
+        self.step()
+
+    def step(self):
+        self.iterations += 1
+        for one in self._trainable_variables:
+            one.numbers += 1
+
+
+@pytest.fixture
+def tensorflow(monkeypatch):
+    """As much of TensorFlow and Keras as is asked; ``eager`` is false while it compiles."""
+    found = SimpleNamespace(eager=True, stateless=False, init_scope=nullcontext)
+    found.executing_eagerly = lambda: found.eager
+    scope = SimpleNamespace(in_stateless_scope=lambda: found.stateless)
+    keras = SimpleNamespace(ops=SimpleNamespace(convert_to_numpy=np.asarray))
+    for name, module in {
+        "tensorflow": found,
+        "keras": keras,
+        "keras.src.backend.common.stateless_scope": scope,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    monkeypatch.setattr(KerasOptimizer, "apply", KerasOptimizer.apply)
+    return found
+
+
+def followed_by(weights):
+    module = SimpleNamespace(
+        __name__="keras.src.optimizers.base_optimizer", BaseOptimizer=KerasOptimizer
+    )
+    install(module, lambda: weights)
+    return KerasOptimizer(), [Variable("dense/kernel"), Variable("dense/bias")]
+
+
+def test_an_optimizer_of_keras_is_followed_in_a_loop_of_the_user(tensorflow):
+    weights = Weights()
+    optimizer, variables = followed_by(weights)
+    for _ in range(9):
+        optimizer.apply([], iter(variables))
+    (model,) = weights.ended({})
+    assert model.names == ["dense/kernel", "dense/bias"]
+    assert list(model.checksums) == [0, 1, 2, 4, 8, 9]
+    assert (model.steps, model.sampled, model.numbers[0]) == (9, 9, [9.0, 9.0, 9.0])
+
+
+def test_steps_of_a_compiled_function_are_those_that_the_optimizer_has_counted(tensorflow):
+    weights = Weights()
+    optimizer, variables = followed_by(weights)
+    tensorflow.eager = False
+    optimizer.apply([], variables)
+    for _ in range(29):
+        optimizer.step()
+    (model,) = weights.ended({})
+    assert (model.steps, list(model.checksums), model.numbers[0]) == (30, [0, 30], [30.0] * 3)
+
+
+def test_an_optimizer_is_not_followed_beside_its_model_or_where_variables_are_no_state(tensorflow):
+    weights = Weights()
+    optimizer, variables = followed_by(weights)
+    model = KerasModel(optimizer)
+    weights.began(model, lambda _: [])
+    optimizer.apply([], variables)
+    tensorflow.stateless = True
+    KerasOptimizer().apply([], variables)
+    assert [one.names for one in weights.ended({})] == []
+
+
+class KerasModel:
+    def __init__(self, optimizer):
+        self.optimizer = SimpleNamespace(inner_optimizer=optimizer)
