@@ -98,7 +98,8 @@ class Exceptions:
         """Returns the traceback of a cell's exception, and shows it if IPython has not."""
         if is_a(error, SystemExit):
             # IPython explains how to leave a session, which a cell cannot.
-            self.lines = [_EXIT]
+            text = self.text_of(error)
+            self.lines = [_EXIT, f"SystemExit: {text}"] if text else [_EXIT]
         elif not self.lines and self._is_interrupt_outside(error, traceback_of(error)):
             self.lines = [_BEFORE]
         elif not self.lines:

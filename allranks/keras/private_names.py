@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from allranks.errors import MissingDependency
+from allranks.errors import MissingDependency, UsageError
 
 _REPLACED = "_allranks_replaced"
 
@@ -57,6 +57,15 @@ def replace(owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
 _subclasses: dict[type, type] = {}
 
 
+def _without_settings(kind: type, *_: Any, **__: Any) -> Any:
+    """In place of ``from_config``: an optimizer without the settings would train on its own."""
+    raise UsageError(
+        f"from_config needs a class of Keras: found that of a distributed {kind.__name__}, whose "
+        "config has no settings of the ranks. Type: "
+        f"DistributedOptimizer({kind.__name__}.from_config(config))"
+    )
+
+
 def subclass(kind: type, methods: type) -> type:
     """Returns a class of the same name that has the methods too; it is made once."""
     made = _subclasses.get(kind)
@@ -67,7 +76,10 @@ def subclass(kind: type, methods: type) -> type:
         # A saved model contains the name and the module of its optimizer's class.
         ours = kind.__module__.startswith("keras.")
         module = "keras.optimizers" if ours else kind.__module__
-        names = {"__module__": module, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+        names = {
+            **{"__module__": module, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__},
+            "from_config": classmethod(_without_settings),
+        }
         made = _subclasses[kind] = type(kind.__name__, (methods, kind), names)
         package = keras.saving.get_registered_name(kind)
         if package != kind.__name__:

@@ -24,6 +24,8 @@ def test_a_return_and_an_exit_are_shown_and_ranks_that_wait_are_told(notebook):
     cell = notebook.on_ranks("import sys\nprint('before')\nsys.exit(3)\nprint('after')")
     assert cell.fails("CellFailed").error_value == "ranks 0–3 of 4 at line 4: SystemExit: 3"
     cell.says("the rank keeps running, with its variables", "before").lacks("│ after")
+    cell = notebook.on_ranks("why = f'no data for {rank}'\nif rank > 1: sys.exit(why)")
+    cell.fails("CellFailed").says("SystemExit: no data for 2", "SystemExit: no data for 3")
     notebook.on_ranks("import sys\nif rank == 1: sys.exit(0)\nbarrier()").fails("CellFailed").says(
         "rank 1 finished In[", "without calling barrier"
     )

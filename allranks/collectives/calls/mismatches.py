@@ -53,6 +53,10 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     specs = [spec for spec, _ in brought.values()]
     field = next((f for f in Spec._fields if len({getattr(s, f) for s in specs}) > 1), "op")
     title = specs[0].title if field != "op" else "a collective"
+    if field == "mistake":
+        rank, wrong = next((r, s.mistake) for r, (s, _) in sorted(brought.items()) if s.mistake)
+        sites = list_sites({rank: site for rank, (_, site) in brought.items()})
+        return "\n".join([f"{title} needs, on {label((rank,))}, {wrong}.", *sites])
     if field == "reduction":
         title = specs[0].op
     found = _group({r: _value(s, field) for r, (s, _) in brought.items()})

@@ -40,6 +40,8 @@ class Spec(NamedTuple):
     in_place: bool = False
     order: str = ""
     """"F" if a buffer of mpi4py is in Fortran's order, "C+F" if only one of two is."""
+    mistake: str = ""
+    """What the call of mpi4py needs of this rank's buffers, and they have not."""
 
     @property
     def title(self) -> str:

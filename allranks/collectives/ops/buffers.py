@@ -14,6 +14,8 @@ from mpi4py import MPI
 REDUCING = ("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan")
 #: Every rank sends as many bytes as the others.
 _ALIKE = ("Bcast", "Allgather", "Alltoall")
+IN_PLACE_ON_ALL = ("Allreduce", "Alltoall")
+"""The send buffer is MPI.IN_PLACE on all ranks or on none."""
 _WHOLE_OF_ROOT = {"Gather": 1, "Scatter": 0}
 """The argument that has a part for each rank, on the root; the other one is a part."""
 #: These move as many elements on every rank. In the others a rank without data may have an empty
@@ -61,16 +63,15 @@ def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Co
     """
     if call == "Barrier":
         return {}
-    order = _orders(call, arguments, root)
+    found = _orders(call, arguments, root)
+    if call in IN_PLACE_ON_ALL:  # MPI chooses its algorithm by this, and would move other data
+        found["in_place"] = is_in_place(arguments[0])
     if call not in REDUCING:
-        return order | _types(call, arguments, root) | _sizes(call, arguments, root, size)
+        return found | _types(call, arguments, root) | _sizes(call, arguments, root, size)
     dtype, nbytes = _first(arguments)
     (op,) = (argument for argument in arguments[2:] if isinstance(argument, MPI.Op))
-    found = Compared(reduction=_NAMES.get(op.handle, "a function"), dtype=dtype, nbytes=nbytes)
-    found |= order
-    if call == "Allreduce":  # MPI chooses its algorithm by this, and would move other data
-        found["in_place"] = _is_in_place(arguments[0])
-    return found
+    reduction = _NAMES.get(op.handle, "a function")
+    return found | Compared(reduction=reduction, dtype=dtype, nbytes=nbytes)
 
 
 def _types(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:
@@ -133,12 +134,13 @@ def _sizes(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Comp
 def _first(arguments: tuple[Any, ...]) -> tuple[str, int]:
     """Returns the type and the bytes of the buffer that this rank brings."""
     try:
-        return _message(arguments[1 if _is_in_place(arguments[0]) else 0])
+        return _message(arguments[1 if is_in_place(arguments[0]) else 0])
     except Exception:  # mpi4py refuses it, or it is none of the usual forms
         return "", 0
 
 
-def _is_in_place(sendbuf: Any) -> bool:
+def is_in_place(sendbuf: Any) -> bool:
+    """Whether a rank sends what its receive buffer has."""
     return sendbuf is None or sendbuf is MPI.IN_PLACE  # which mpi4py takes alike
 
 
@@ -157,10 +159,10 @@ def _are_equal(sendbuf: Any, recvbuf: Any) -> bool:
 
 
 def with_in_place(call: str, arguments: tuple[Any, ...], root: bool) -> tuple[Any, ...]:
-    """Returns the arguments of a reduction with IN_PLACE for a send buffer that equals the receive
-    buffer, which MPI refuses. From 4.2 on, mpi4py takes equal buffers so itself.
+    """Returns the arguments of a call with IN_PLACE for a send buffer that equals the receive
+    buffer, which MPI does not allow. From 4.2 on, mpi4py does so itself in reductions.
     """
-    if root and call in REDUCING and _are_equal(*arguments[:2]):
+    if root and (call in REDUCING or call == "Alltoall") and _are_equal(*arguments[:2]):
         return (MPI.IN_PLACE, *arguments[1:])
     return arguments
 

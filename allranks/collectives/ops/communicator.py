@@ -26,6 +26,7 @@ from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
+from allranks.collectives.ops.bounds import mistake
 from allranks.collectives.ops.buffers import compared, with_in_place
 from allranks.collectives.ops.point_to_point import (
     PREPARING,
@@ -90,10 +91,12 @@ class Comm(PointToPoint):
 
     def _spec(self, name: str, op: str, arguments: tuple[Any, ...], root: int | None) -> Spec:
         """What the call of that name brings for the operation ``op``."""
-        group = self._group()
+        group, me = self._group(), self.Get_rank()
         whom = -1 if root is None else group.ranks[self._rooted(name, root)]
-        alike = compared(op, arguments, root is None or root == self.Get_rank(), group.size)
-        return Spec(f"comm.{name}", root=whom, refused=group.refused, **alike)
+        uses_both = root in (None, me)
+        alike = compared(op, arguments, uses_both, group.size)
+        wrong = mistake(op, arguments, me, group.size) if uses_both else ""
+        return Spec(f"comm.{name}", root=whom, refused=group.refused, mistake=wrong, **alike)
 
     def _compared(self, call: Call) -> Steps[None]:
         yield from self._agreed(call)
@@ -109,6 +112,8 @@ class Comm(PointToPoint):
                 "Fortran's, as a transposed array has it, and MPI moves memory as it lies. Send "
                 "np.ascontiguousarray(x), and receive into an array in C order."
             )
+        if call.spec.mistake:
+            raise UsageError(f"{call.spec.title} needs {call.spec.mistake}.")
 
     def _check_function(self, op: str) -> None:
         """Raises on every rank if the function of an op has raised on one."""

@@ -20,8 +20,9 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, reports_death
+from allranks.collectives.ops.bounds import APART, mistake, overlap
 from allranks.collectives.ops.buffers import (
-    REDUCING,
+    IN_PLACE_ON_ALL,
     is_in_fortrans_order,
     is_plain,
     layout_of,
@@ -121,6 +122,12 @@ class RefusedByMpi(UsageError, MPI.Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+class OutsideOfBuffers(RefusedByMpi):
+    """A call that would leave its buffers."""
+
+    code = MPI.ERR_BUFFER
 
 
 class MessageTooLong(RefusedByMpi):
@@ -335,6 +342,10 @@ class PointToPoint(Raw):
         status: Status,
     ) -> None:
         room = self.room(recvbuf, source)  # first: if it is invalid, no data is sent
+        if MPI.PROC_NULL not in (dest, source) and overlap(sendbuf, recvbuf):
+            raise OutsideOfBuffers(
+                f"comm.{op} needs {APART}. Pass a copy, x.copy(), or call comm.Sendrecv_replace."
+            )
         if not is_in_fortrans_order(recvbuf):
             self._hint_at_order(op, sendbuf)
 
@@ -839,11 +850,14 @@ _INTO = {"Irecv": ("buf", 0), "Recv_init": ("buf", 0), "Isendrecv": ("recvbuf", 
 the buffer, and its position."""
 
 
-_REDUCTIONS = {f"I{name.lower()}": name for name in REDUCING if name != "Allreduce"}
-"""Not Iallreduce: nothing compares it, and with IN_PLACE on some ranks only, sums are wrong."""
+_WITH_BUFFERS = {
+    f"I{name.lower()}": name
+    for name in _COLLECTIVES
+    if name not in ("Barrier", "Bcast", "Alltoallw")
+}
 
 
-def _reducing(
+def _within_buffers(
     call: str,
     plain: Callable[..., T],
     parameters: Signature,
@@ -851,18 +865,23 @@ def _reducing(
     *rest: Any,
     **named: Any,
 ) -> T:
-    """MPI's reduction that does not wait."""
+    """MPI's collective that does not wait."""
     given = parameters.bind(self, *rest, **named)
     given.apply_defaults()
-    root = given.arguments.get("root")
-    values = with_in_place(call, given.args[1:], root in (None, self.Get_rank()))
+    values, me = given.args[1:], self.Get_rank()
+    if given.arguments.get("root") in (None, me):
+        # Nothing compares these calls: with IN_PLACE on some ranks only, sums are wrong.
+        if call not in IN_PLACE_ON_ALL:
+            values = with_in_place(call, values, root=True)
+        if wrong := mistake(call, values, me, self.Get_size()):
+            raise OutsideOfBuffers(f"comm.I{call.lower()} needs {wrong}.")
     return plain(self, *values)
 
 
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
     plain = getattr(Raw, name)
-    reduction = _REDUCTIONS.get(name)
-    make = partial(_reducing, reduction, plain, signature(plain)) if reduction else plain
+    call = _WITH_BUFFERS.get(name)
+    make = partial(_within_buffers, call, plain, signature(plain)) if call else plain
 
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:

@@ -401,7 +401,9 @@ class Reports:
         if tb is None:
             return ["KeyboardInterrupt: it came before this rank had begun the cell."]
         if is_a(error, SystemExit):
-            return ["sys.exit() ends the cell, not the rank: the rank keeps its variables."]
+            kept, text = "the rank keeps its variables.", text_of(error)
+            said = f"sys.exit() ends the cell, not the rank: {kept}"
+            return [said, f"SystemExit: {text}"] if text else [said]
         without_middle(tb)
         shell: Any = self._context.shell
         lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, tb)

@@ -156,6 +156,8 @@ def test_a_saved_and_a_pickled_optimizer_are_those_of_keras_and_distributed() ->
     again = pickle.loads(pickle.dumps(optimizer))
     assert type(again) is type(optimizer)
     assert float(keras.ops.convert_to_numpy(again.learning_rate)) == pytest.approx(0.01)
+    with pytest.raises(UsageError, match=r"Type: DistributedOptimizer\(Adam\.from_config"):
+        type(optimizer).from_config(optimizer.get_config())
 
 
 @pytest.mark.covers("mismatch", "Keras on tensorflow", "Keras on jax", "Keras on torch")

@@ -16,6 +16,7 @@ from conftest import ODD, in_a_cell, next_cell_works, odd
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.collectives.ops.bounds import mistake
 from allranks.collectives.ops.communicator import File, Win
 from allranks.collectives.ops.point_to_point import Op, Request
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
@@ -528,6 +529,86 @@ def test_a_part_that_is_longer_than_its_room_at_the_root_is_not_sent(how):
     LONGER[how](c.comm, part[:count], whole)
     assert room[n * count :].sum() == 0
     assert c.rank() or room.any() == how.startswith("Gather")
+
+
+BEYOND = {
+    "Gatherv": lambda comm, x, room, twos: comm.Gatherv(x, [room, twos]),
+    "Gatherv_init": lambda comm, x, room, twos: comm.Gatherv_init(x, [room, 2, MPI.DOUBLE]),
+    "displaced": lambda comm, x, room, twos: comm.Gatherv(x, [room, (twos, 40), MPI.DOUBLE]),
+    "before": lambda comm, x, room, twos: comm.Allgatherv(x, [room, twos, [-2 for _ in twos], "d"]),
+    "Scatterv": lambda comm, x, room, twos: comm.Scatterv((room, np.array(twos)), x),
+    "Allgatherv": lambda comm, x, room, twos: comm.Allgatherv(x, (room, twos)),
+    "Alltoallv": lambda comm, x, room, twos: comm.Alltoallv((np.tile(x, len(twos)), 2), [room, 2]),
+}
+
+
+@pytest.mark.parametrize("how", BEYOND)
+def test_parts_behind_the_end_of_a_buffer_are_not_moved(comm, how):
+    n, behind, part = comm.Get_size(), np.zeros(200), np.ones(2)
+    room = behind[40 : 40 + 2 * n - 1]
+    with pytest.raises(
+        (UsageError, CollectiveMismatch), match=r"buffer for all of its parts: foun"
+    ):
+        BEYOND[how](comm, part, room, [2] * n)
+    assert not behind.any()
+    assert (part == 1).all()
+    comm.Barrier()
+
+
+def test_parts_behind_the_end_of_a_buffer_are_not_moved_without_a_wait_either():
+    behind = np.zeros(100)
+    with pytest.raises(MPI.Exception, match=r"Iallgatherv needs a buffer for all of its parts"):
+        c.comm.Iallgatherv(X, [behind[: c.size() - 1], [1] * c.size()])
+    assert not behind.any()
+    c.renew()
+
+
+@pytest.mark.parametrize("op", ["Allgatherv", "Gatherv"])
+def test_a_part_that_is_shorter_than_its_count_is_refused(comm, op):
+    """MPI would leave a gap. Without counts, mpi4py divides the buffer equally."""
+    whole = np.zeros(2 * comm.Get_size())
+    with pytest.raises((UsageError, CollectiveMismatch), match="the same length of a part"):
+        getattr(comm, op)(np.ones(1), whole)
+    assert not whole.any()
+    comm.Barrier()
+
+
+OVERLAPPING = {
+    "Allreduce": lambda comm, x: comm.Allreduce(x[:-1], x[1:]),
+    "Scan": lambda comm, x: comm.Scan([x, 3, MPI.DOUBLE], [x[2:], 3, MPI.DOUBLE]),
+    "Allgather": lambda comm, x: comm.Allgather(x[-1:], x),
+    "Alltoall": lambda comm, x: comm.Alltoall(x[:-1], x[1:]),
+    "Sendrecv": lambda comm, x: comm.Sendrecv(x[:-1], comm.rank, 0, x[1:], comm.rank, 0),
+}
+
+
+@pytest.mark.parametrize("op", OVERLAPPING)
+def test_buffers_that_overlap_are_refused(comm, op):
+    if op == "Allgather":  # on the last rank it is the own part
+        mine = np.arange(comm.Get_size() + 0.5)
+    else:
+        mine = np.arange(5.0 * comm.Get_size() + 1)
+    with pytest.raises((UsageError, CollectiveMismatch), match="buffers that do not overlap"):
+        OVERLAPPING[op](comm, mine)
+    assert (mine == range(len(mine))).all()
+    comm.Barrier()
+
+
+def test_an_own_part_and_buffers_side_by_side_do_not_overlap():
+    x, n = np.arange(12.0), 3
+    assert mistake("Allgather", (x[4:8], x), 1, n) == ""
+    assert mistake("Scatter", (x, x[8:]), 2, n) == ""
+    assert mistake("Allreduce", (x[:6], x[6:]), 0, n) == ""
+    column = MPI.DOUBLE.Create_vector(3, 1, 4).Commit()
+    assert mistake("Allreduce", ([x, 1, column], [x[1:], 1, column]), 0, n) == ""
+    column.Free()
+
+
+def test_an_alltoall_of_equal_buffers_is_in_place(comm):
+    n, me = comm.Get_size(), comm.Get_rank()
+    mine = np.repeat(np.arange(float(n)), 20_000) + 10 * me
+    comm.Alltoall(mine, mine)
+    assert (mine == np.repeat(10.0 * np.arange(n), 20_000) + me).all()
 
 
 PREPARED = {

@@ -1,0 +1,159 @@
+"""Whether the calls of mpi4py stay within their buffers.
+
+MPI itself reads and writes behind the end of a buffer that is too short for its parts, and mixes up
+values where a buffer to send and one to receive overlap.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from allranks.collectives.ops.buffers import is_in_place, is_plain, layout_of, nbytes_of_message
+
+_PARTS = {
+    "Gatherv": (1,),
+    "Scatterv": (0,),
+    "Allgatherv": (1,),
+    "Alltoallv": (0, 1),
+    "Neighbor_allgatherv": (1,),
+    "Neighbor_alltoallv": (0, 1),
+}
+"""The arguments with a part for each rank, whose lengths and places the program gives."""
+_WHOLE = {"Gather": 1, "Allgather": 1, "Scatter": 0}
+"""The argument of which a rank's own part may be the other argument."""
+_OF_ONE_LENGTH = ("Allreduce", "Reduce", "Scan", "Exscan", "Alltoall")
+_ONE_BUFFER = ("Barrier", "Bcast", "Alltoallw", "Neighbor_alltoallw")
+APART = "buffers that do not overlap: found one to send and one to receive with common bytes"
+
+
+class Parts(NamedTuple):
+    """The parts of a buffer, in bytes: where each begins and its length; and the whole length."""
+
+    begins: list[int]
+    lengths: list[int]
+    nbytes: int
+
+
+def mistake(call: str, arguments: tuple[Any, ...], me: int, size: int) -> str:
+    """Returns why a collective would leave its buffers, as the end of a sentence with "needs"; an
+    empty text if it does not. Only for a rank that uses both buffers.
+    """
+    if call in _ONE_BUFFER:
+        return ""
+    if call not in _PARTS:
+        if not overlap(*arguments[:2]) or _is_harmless(call, arguments, me):
+            return ""
+        return f"{APART}. Pass a copy, x.copy(), or MPI.IN_PLACE"
+    ranks = 0 if call.startswith("Neighbor") else size
+    parts = [_parts(arguments[place], ranks) for place in _PARTS[call]]
+    for one in filter(None, parts):
+        for at, (begin, length) in enumerate(zip(one.begins, one.lengths, strict=True)):
+            if length and (begin < 0 or begin + length > one.nbytes):
+                return (
+                    f"a buffer for all of its parts: found one of {one.nbytes:,} bytes, and part "
+                    f"{at} begins at byte {begin:,} and ends at {begin + length:,}. Compare the "
+                    "counts and displacements with the length of the buffer"
+                )
+    received = parts[-1]
+    if received is None or not ranks or call == "Scatterv" or is_in_place(arguments[0]):
+        return ""
+    sent = parts[0].lengths[me] if len(parts) > 1 and parts[0] else _nbytes(call, arguments)
+    if sent is None or sent == received.lengths[me]:
+        return ""
+    return (
+        f"the same length of a part at its sender and its receiver: rank {me} sends {sent:,} bytes "
+        f"of its own, and has {received.lengths[me]:,} for them. Pass the counts of all ranks: "
+        "[x, comm.allgather(count)]"
+    )
+
+
+def overlap(sendbuf: Any, recvbuf: Any) -> bool:
+    """Whether two buffers have common bytes. Types with gaps are not looked at."""
+    if is_plain(sendbuf) and is_plain(recvbuf):
+        return np.may_share_memory(sendbuf, recvbuf)  # exact: both have no gaps
+    first, second = _span(sendbuf), _span(recvbuf)
+    if first is None or second is None:
+        return False
+    return first[0] < second[1] and second[0] < first[1]
+
+
+def _span(buffer: Any) -> tuple[int, int] | None:
+    """Returns the addresses of the first byte of a message and of the one behind its last."""
+    layout = None if is_in_place(buffer) else layout_of(buffer)
+    if layout is None or not layout[2] or not layout[3].is_predefined:
+        return None
+    data, start, count, kind = layout
+    try:
+        begin = MPI.Get_address(data) + start
+    except Exception:  # as in `layout_of`
+        return None
+    return begin, begin + count * kind.extent
+
+
+def _is_harmless(call: str, arguments: tuple[Any, ...], me: int) -> bool:
+    """Whether one of two overlapping buffers is this rank's part of the other, which MPI need not
+    move; or mpi4py refuses them, because their lengths differ.
+    """
+    place = _WHOLE.get(call, 0)
+    whole, part = _span(arguments[place]), _span(arguments[1 - place])
+    if whole is None or part is None:
+        return False
+    length = part[1] - part[0]
+    if call in _WHOLE:
+        return part[0] == whole[0] + me * length
+    return call in _OF_ONE_LENGTH and whole[1] - whole[0] != length
+
+
+def _nbytes(call: str, arguments: tuple[Any, ...]) -> int | None:
+    return nbytes_of_message(arguments[0]) if call in ("Gatherv", "Allgatherv") else None
+
+
+def _parts(buffer: Any, ranks: int) -> Parts | None:
+    """Returns the parts of a buffer in mpi4py's forms; None if it is none of them, has a type with
+    gaps, or if MPI computes them for a number of ranks that is not known (0).
+    """
+    try:
+        data, counts, places, kind = _read(buffer)
+        view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
+        if kind is not None and not kind.is_predefined:
+            return None
+        unit = view.dtype.itemsize if kind is None else kind.extent
+        if counts is None or not hasattr(counts, "__len__"):
+            if not ranks or (counts is None and places is not None):
+                return None
+            # As mpi4py computes them.
+            each, more = (
+                divmod(view.nbytes // unit, ranks) if counts is None else (index(counts), 0)
+            )
+            counts = [each + (rank < more) for rank in range(ranks)]
+        lengths = [index(count) * unit for count in counts]
+        if places is None:
+            begins = [0, *accumulate(lengths)][: len(lengths)]
+        elif hasattr(places, "__len__"):
+            begins = [index(place) * unit for place in places]
+        else:
+            begins = [index(places) * unit * at for at in range(len(lengths))]
+        complete = len(begins) == len(lengths) == (ranks or len(lengths))
+        return Parts(begins, lengths, view.nbytes) if complete else None
+    except Exception:  # mpi4py refuses it, or it is none of the usual forms
+        return None
+
+
+def _read(buffer: Any) -> tuple[Any, Any, Any, MPI.Datatype | None]:
+    """Returns the data, the counts, the displacements and the type of a buffer with parts."""
+    if not isinstance(buffer, list | tuple):
+        return buffer, None, None, None
+    data, *rest = buffer
+    kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    if isinstance(kind, str):
+        kind = MPI.Datatype.fromcode(kind)
+    # A tuple is a pair of counts and displacements, a list has counts.
+    if len(rest) == 1 and isinstance(rest[0], tuple):
+        rest = [*rest[0]]
+    counts, places = (*rest, None, None)[:2]
+    return data, counts, places, kind
