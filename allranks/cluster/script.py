@@ -265,7 +265,7 @@ def _exit_code(error: CellFailed) -> tuple[int, str]:
         return 1, error.text
     said = exits[0].message
     who = label(report.rank for report in exits if report.message == said)
-    if not said.isdecimal():
+    if not said.removeprefix("-").isdecimal():
         return 1, f"{who} ended the script: {said}"
     return int(said), f"{who} ended the script with exit code {said}."
 

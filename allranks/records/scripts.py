@@ -60,7 +60,8 @@ class Script:
                 _wait_for_threads(earlier)
         finally:
             sys.modules["__main__"], sys.argv = kept
-        if exit_code not in (None, 0):
+        # Not ``in``: a value may refuse to be compared, as an array.
+        if exit_code is not None and not (isinstance(exit_code, int) and exit_code == 0):
             raise ScriptExited(str(exit_code))
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.records.scripts import Script
+from allranks.cluster.script import _exit_code
+from allranks.errors import CellFailed, Report
+from allranks.records.scripts import Script, ScriptExited
 
 SCRIPT = """
 import inspect, os
@@ -111,3 +113,23 @@ def test_a_script_may_run_an_event_loop_of_its_own() -> None:
         assert asyncio.current_task() is task
 
     asyncio.run(run())
+
+
+#: What a script ends with, and the exit code of its job.
+ENDS = {
+    **{"None": 0, "0": 0, "False": 0, "3": 3, "-1": -1},
+    **{"'no data'": 1, "[]": 1, "0.0": 1, "__import__('numpy').zeros(2)": 1},
+}
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+@pytest.mark.parametrize(("value", "code"), ENDS.items())
+def test_a_script_ends_with_the_exit_code_of_a_program(value: str, code: int) -> None:
+    Path("scripts", "train.py").write_text(f"raise SystemExit({value})")
+    try:
+        Script(["scripts/train.py"])()
+    except ScriptExited as end:
+        found = Report(0, "", "", type(end).__name__, str(end), (), None, "", False)
+        assert _exit_code(CellFailed("", "", [found]))[0] == code
+    else:
+        assert code == 0
