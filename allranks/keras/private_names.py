@@ -76,7 +76,7 @@ def subclass(kind: type, methods: type) -> type:
         # A saved model contains the name and the module of its optimizer's class.
         ours = kind.__module__.startswith("keras.")
         module = "keras.optimizers" if ours else kind.__module__
-        names = {
+        names: dict[str, Any] = {
             **{"__module__": module, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__},
             "from_config": classmethod(_without_settings),
         }
