@@ -140,6 +140,13 @@ _NOTHING_WRITTEN = "Nothing was written to it; the message is dropped."
 _WRITTEN_UP_TO_ITS_END = "The buffer is full, and the rest of the message is dropped."
 
 
+def _check_apart(op: str, sendbuf: Any, recvbuf: Any) -> None:
+    if overlap(sendbuf, recvbuf):
+        raise OutsideOfBuffers(
+            f"comm.{op} needs {APART}. Pass a copy, x.copy(), or call comm.{op}_replace."
+        )
+
+
 def _too_long(
     op: str, about: MPI.Status, room: int, outcome: str = _NOTHING_WRITTEN
 ) -> MessageTooLong:
@@ -342,10 +349,8 @@ class PointToPoint(Raw):
         status: Status,
     ) -> None:
         room = self.room(recvbuf, source)  # first: if it is invalid, no data is sent
-        if MPI.PROC_NULL not in (dest, source) and overlap(sendbuf, recvbuf):
-            raise OutsideOfBuffers(
-                f"comm.{op} needs {APART}. Pass a copy, x.copy(), or call comm.Sendrecv_replace."
-            )
+        if MPI.PROC_NULL not in (dest, source):
+            _check_apart(op, sendbuf, recvbuf)
         if not is_in_fortrans_order(recvbuf):
             self._hint_at_order(op, sendbuf)
 
@@ -925,6 +930,8 @@ def _posted(
     buf = _argument((word, place), rest, named, None)
     if word and not is_plain(buf):
         Raw.Recv_init(self, buf, 0).Free()  # raises if mpi4py refuses it
+    if name == "Isendrecv":
+        _check_apart(name, _argument(("sendbuf", 0), rest, named, None), buf)
     found = extended(buf) if word else None
     if found is None:
         return plain(self, *rest, **named), None

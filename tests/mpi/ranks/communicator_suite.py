@@ -579,6 +579,7 @@ OVERLAPPING = {
     "Allgather": lambda comm, x: comm.Allgather(x[-1:], x),
     "Alltoall": lambda comm, x: comm.Alltoall(x[:-1], x[1:]),
     "Sendrecv": lambda comm, x: comm.Sendrecv(x[:-1], comm.rank, 0, x[1:], comm.rank, 0),
+    "Isendrecv": lambda comm, x: comm.Isendrecv(x[1:], comm.rank, recvbuf=x[:-1], source=comm.rank),
 }
 
 
