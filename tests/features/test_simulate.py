@@ -202,7 +202,8 @@ def test_a_forked_process_ends_with_its_rank(simulate):
     elif rank == 0: mine = 1
     else: print("once")
     """
-    assert simulate(source, 2).text == "rank 0 │ it ended with 0\nrank 1 │ once\n"
+    # From Python 3.12 on, it may warn first that a process with threads forks.
+    assert simulate(source, 2).text.endswith("│ it ended with 0\nrank 1 │ once\n")
 
 
 def test_sleep_and_compute_take_simulated_time_only(simulate):

@@ -55,7 +55,7 @@ def test_without_scripts_the_picture_is_left():
 
 
 def test_the_cause_that_is_found_after_the_end_stands_first_in_the_timings():
-    view = Dashboard("full", [hello(0), hello(1)], "", True, None, None)
+    view = Dashboard("full", [hello(0), hello(1)], "", True, None, {})
     shown: list[dict[str, str]] = []
     view.show_panel = shown.append
     row = ["allreduce", "In[3]:9", "f4", 8, 2, "shared", 300, 1.0, 1.0, 1.0, 0.1, []]

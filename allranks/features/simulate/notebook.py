@@ -296,7 +296,7 @@ def time_line(found: SimulatedTime) -> str:
     wait, transfer = found.wait_seconds / total, found.transfer_seconds / total
     return (
         f"simulated time on {found.network}: {as_time(found.seconds)}, rank {found.last} ended "
-        f"last; computing {1 - wait - transfer:.0%}, waiting {wait:.0%}, transfer {transfer:.0%}"
+        f"last; computing {max(0.0, 1 - wait - transfer):.0%}, waiting {wait:.0%}, transfer {transfer:.0%}"
     )
 
 

@@ -131,18 +131,6 @@ def test_a_rank_that_leaves_is_named_with_its_reason(what, raises):
         next_cell_works()
 
 
-@pytest.mark.parametrize("what", ["allreduce", "receive", "Receive"])
-def test_a_rank_that_renews_while_others_wait_for_it_is_named(what):
-    def renews():
-        if not odd():
-            with pytest.raises(RankLeft, match=r"rank 1 has called renew\(\) at .*misuse_suite"):
-                WAITING[what]()
-        c.renew()
-
-    assert in_a_cell(renews) is None
-    next_cell_works()
-
-
 def test_a_rank_outside_of_the_cell_is_named():
     if odd():
         return
