@@ -50,7 +50,7 @@ class Script:
         earlier = {*threading.enumerate()}
         exit_code: object = None
         try:
-            with _outside_of_loop(), _noting_ends() as ends:
+            with _outside_of_loop(), _without_threads(earlier), _noting_ends() as ends:
                 try:
                     exec(self.__code__, vars(main))
                 except SystemExit as stop:
@@ -85,6 +85,23 @@ def _outside_of_loop() -> Iterator[None]:
         asyncio.set_event_loop(loop)
         asyncio._set_running_loop(loop)
         asyncio._enter_task(loop, task)
+
+
+@contextmanager
+def _without_threads(hidden: set[threading.Thread]) -> Iterator[None]:
+    """Within, a script finds its own threads only: it may wait for all threads but its main one."""
+    others = hidden - {threading.main_thread(), threading.current_thread()}
+    names = vars(threading)
+    kept = {name: names[name] for name in ("enumerate", "active_count")}
+
+    def own() -> list[threading.Thread]:
+        return [thread for thread in kept["enumerate"]() if thread not in others]
+
+    names.update(enumerate=own, active_count=lambda: len(own()))
+    try:
+        yield
+    finally:
+        names.update(kept)
 
 
 @contextmanager

@@ -604,8 +604,11 @@ _LOOKS = 2
 
 def _release_ended(dropped: deque[Any]) -> None:
     """Releases requests that a program has dropped, and that have ended meanwhile."""
-    for _ in range(min(_LOOKS, len(dropped))):
-        request = dropped.popleft()
+    for _ in range(_LOOKS):
+        try:
+            request = dropped.popleft()
+        except IndexError:  # there are no more, or another thread looks at them
+            return
         try:
             ended = Request.plain.Test(request)
         except MPI.Exception:

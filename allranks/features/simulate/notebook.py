@@ -294,9 +294,10 @@ def show_report(report: SimulatedReport, sketches: Sequence[bytes]) -> None:
 def time_line(found: SimulatedTime) -> str:
     total = found.rank_seconds or 1.0
     wait, transfer = found.wait_seconds / total, found.transfer_seconds / total
+    computing = max(0.0, 1 - wait - transfer)  # no rounding error is shown as "-0%"
     return (
         f"simulated time on {found.network}: {as_time(found.seconds)}, rank {found.last} ended "
-        f"last; computing {max(0.0, 1 - wait - transfer):.0%}, waiting {wait:.0%}, transfer {transfer:.0%}"
+        f"last; computing {computing:.0%}, waiting {wait:.0%}, transfer {transfer:.0%}"
     )
 
 

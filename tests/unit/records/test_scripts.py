@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,32 @@ def test_a_script_ends_with_its_threads() -> None:
     assert subprocess.run([sys.executable, "-c", RUN], timeout=60).returncode == 3
     assert Path("saved").exists()
     assert Path("computed").exists()
+
+
+JOINS = """
+import threading
+assert threading.enumerate() == [threading.current_thread()]
+assert threading.active_count() == 1
+done = []
+threading.Thread(target=done.append, args=(1,)).start()
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join()
+assert done
+"""
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_a_script_may_wait_for_all_threads() -> None:
+    Path("scripts", "train.py").write_text(JOINS)
+    over = threading.Event()
+    of_the_rank = threading.Thread(target=over.wait)
+    of_the_rank.start()
+    try:
+        Script(["scripts/train.py"])()
+        assert of_the_rank in threading.enumerate()
+    finally:
+        over.set()
 
 
 ASYNC = """
