@@ -60,7 +60,10 @@ SMALL_NBYTES, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 4, 1e-3
 #: Calls follow each other at once after a shorter pause: a library needs up to a tenth of a
 #: millisecond to end and begin a call, and a layer of a model mostly longer. So many of them in a
 #: step are one cause, however often a rank loses its core to another one, for a slice of time.
-PAUSE_SECONDS, MANY_CALLS, REGULAR, SLICE_SECONDS = 2e-4, 12, 0.5, 0.01
+PAUSE_SECONDS, MANY_CALLS, SLICE_SECONDS = 2e-4, 12, 0.01
+#: Equal calls are those of a step after a pause that is so much longer, if half of the steps have
+#: the same number.
+LONGER, REGULAR = 3.0, 0.5
 #: No update of a model in Python is as short: calls that follow each other so soon are those of a
 #: loop within the step.
 SHORTEST_STEP_SECONDS = 25e-6
@@ -598,7 +601,8 @@ def _rounds(loop: Loop, small: set[int]) -> int:
     count = min(map(len, rows))
     # A rank may have sent its last calls only; one that loses its core makes a pause alone.
     pauses = [min(each) for each in zip(*(row[-count:] for row in rows), strict=True)]
-    begins = [at for at, pause in enumerate(pauses) if pause > PAUSE_SECONDS]
+    long = min(PAUSE_SECONDS, LONGER * median(pauses)) if pauses else PAUSE_SECONDS
+    begins = [at for at, pause in enumerate(pauses) if pause > long]
     lengths = [after - before for before, after in pairwise(begins)]
     if len(lengths) < LEAST_STEPS - 1:
         return 0

@@ -528,6 +528,21 @@ def test_pauses_tell_how_many_equal_calls_a_step_has():
     assert "goes into 40 small collectives per step" in found.text
 
 
+def test_a_short_step_is_told_from_the_pauses_between_its_calls():
+    def work(step, _):
+        return 1.5e-4 if step % 40 == 0 else 4e-5
+
+    parts = cell(
+        [work] * 2, transfer=1e-5, kinds=[SMALL], steps=40 * 1500, lines=both((CALLED, 1.0))
+    )
+    assert kinds(parts) == ["latency"]
+
+    def alike(step, random_of):
+        return random_of.uniform(4e-5, 8e-5)
+
+    assert kinds(cell([alike] * 2, transfer=1e-5, kinds=[SMALL], steps=40 * 400)) == []
+
+
 def test_many_small_messages_cost_their_latency():
     sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(39)]
     found = verdicts(cell([0.0002, 0.0002], kinds=sizes, transfer=5e-5, steps=800))[0]
