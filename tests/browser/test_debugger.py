@@ -25,6 +25,12 @@ for step in range(10):
     z = 1000 + rank
 print(total)"""
 FRAMES = ".jp-DebuggerCallstack-body .jp-DebuggerCallstackFrame"
+HAS_BREAKPOINTS = """async () => {
+    const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const asked = { type: "request", seq: 0, command: "debugInfo", arguments: {} };
+    const reply = await kernel.requestDebug(asked).done;
+    return reply.content.body.breakpoints.some(one => one.breakpoints.length);
+}"""
 #: In a multiple of five lines. With STEPS in both applications the test takes half a minute more.
 STEPS, STEPS_NOTEBOOK_7 = 50, 10
 
@@ -81,6 +87,8 @@ def step_through(lab: Lab, steps: int, shown: int, chosen: int) -> None:
     cell = page.locator(".jp-Notebook .jp-Cell").nth(1)
     cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(2).click()
     expect(cell.locator(".cm-breakpoint-icon")).to_have_count(1)
+    # JupyterLab shows it at once, and has no order of it and a cell that is run next.
+    page.wait_for_function(HAS_BREAKPOINTS, timeout=120_000)
     lab.run_cell(1)
     frame = page.locator(FRAMES).first
     expect(frame).to_contain_text(f"rank {shown}: <module>")
