@@ -97,7 +97,7 @@ def test_a_host_that_is_lost_meanwhile_is_named_and_the_ranks_start_on_the_other
         kill(notebook)
         again(notebook)
         notebook.run("%distributed attach").says("Attached to ranks 0–3", STAYS)
-        # If the kernel died before the hosts knew that all is restored, that is done, and said, again.
+        # If a kernel died before the hosts knew that all is restored, that is done again, and said.
         assert notebook.on_ranks("kept, globals().get('mine')").text.endswith(
             "rank 0 → (0, 0)\nrank 1 → (10, 1)\nrank 2 → (20, None)\nrank 3 → (30, None)\n"
         )
