@@ -7,10 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from allranks.cluster.cell_run import HiddenView
+from allranks.records.deferred import deferred
 from allranks.records.wire import Output
 
 _POLL_SECONDS = 0.01
@@ -69,10 +70,16 @@ class Turns:
         if self._caller() == threading.get_ident():
             yield
             return
-        with self._lock:
-            # No event: the thread that has begun a cell may end without a wait for it.
-            while self._caller() in _other_threads():
-                time.sleep(_POLL_SECONDS)
+        with ExitStack() as turn:
+            # An interrupt ends the wait, also in a cell that awaits, and leaves no lock taken.
+            with deferred() as interrupt:
+                while not self._lock.acquire(timeout=_POLL_SECONDS):
+                    interrupt.leave()
+                turn.callback(self._lock.release)
+                # No event: the thread that has begun a cell may end without a wait for it.
+                while self._caller() in _other_threads():
+                    interrupt.leave()
+                    time.sleep(_POLL_SECONDS)
             yield
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:

@@ -274,17 +274,18 @@ class DistributedMagics(Magics):
         )
         if isinstance(view, NotebookView):
             view.returns_value = options.returns_value
-        run = cluster.cells.begin(
-            text,
-            name=f"cell In[{number}]",
-            number=number,
-            ranks=chosen,
-            timeout=options.timeout,
-            view=view,
-            want_value=options.out is not None,
-            checked=True,
-            interrupt_kills=options.interrupt_kills,
-        )
+        with short_interrupts(self.session, BEFORE_THE_CELL):
+            run = cluster.cells.begin(
+                text,
+                name=f"cell In[{number}]",
+                number=number,
+                ranks=chosen,
+                timeout=options.timeout,
+                view=view,
+                want_value=options.out is not None,
+                checked=True,
+                interrupt_kills=options.interrupt_kills,
+            )
         return cluster, run
 
     def _submit_to_feature(

@@ -201,7 +201,10 @@ def short_interrupts(session: Session, line: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as pressed:
-        kept = "The ranks keep running." if session.running is not None else _NONE
+        running = session.running
+        kept = "The ranks keep running." if running is not None else _NONE
+        if running is not None and running.roster.busy:
+            kept = "The ranks still run another call. To interrupt it, type: ranks.interrupt()"
         text = f"KeyboardInterrupt: {line}. {kept}"
         # IPython shows these lines in place of a traceback.
         setattr(pressed, "_render_traceback_", lambda: [text])  # noqa: B010  unknown to mypy

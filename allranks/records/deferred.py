@@ -1,4 +1,6 @@
-"""Ctrl-C, deferred where it would strand other ranks or leave work half done. Both sides."""
+"""Ctrl-C, deferred where it would strand other ranks or leave work half done, and raised where
+nothing is awaited. Both sides.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +46,20 @@ def deferred() -> Iterator[Deferred]:
         signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
         if held.pending:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Interrupts raise KeyboardInterrupt in the block at once.
+
+    In a cell with an ``await``, ipykernel only cancels what is awaited: a wait of another kind
+    would go on. In other threads than the main one this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)

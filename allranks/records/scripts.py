@@ -62,7 +62,11 @@ class Script:
             sys.modules["__main__"], sys.argv = kept
         # Not ``in``: a value may refuse to be compared, as an array.
         if exit_code is not None and not (isinstance(exit_code, int) and exit_code == 0):
-            raise ScriptExited(str(exit_code))
+            if isinstance(exit_code, int):
+                raise ScriptExited(int.__repr__(exit_code))  # an Enum, or bool, has another text
+            text = str(exit_code)
+            # A text that looks like an exit code is none: Python prints it, and ends with 1.
+            raise ScriptExited(repr(text) if text.removeprefix("-").isdecimal() else text)
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
@@ -62,7 +64,10 @@ class GradientReduction:
             )
 
     def register_local(self, variables: Iterable[Any]) -> None:
-        self.local.update((identity(variable), variable) for variable in variables)
+        for variable in variables:
+            self.local[identity(variable)] = variable
+            with suppress(TypeError):  # of which there are no weak references
+                LOCAL[identity(variable)] = _inner(variable)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the reduced gradients in the same order. Collective over the process set.
@@ -110,10 +115,18 @@ class GradientReduction:
         return outs
 
 
+#: All variables that are local to their rank, by `identity`: they differ on purpose.
+LOCAL: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
 def identity(variable: Any) -> int:
+    return id(_inner(variable))
+
+
+def _inner(variable: Any) -> Any:
     # A Keras variable and the TensorFlow variable inside it have the same identity.
     inner = getattr(variable, "value", None)
-    return id(variable if inner is None or callable(inner) else inner)
+    return variable if inner is None or callable(inner) else inner
 
 
 def _divided(gradient: Any, size: int) -> Any:

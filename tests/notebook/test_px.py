@@ -143,6 +143,17 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
 
 
+def test_an_interrupt_of_the_next_cell_ends_the_one_in_the_background(px):
+    px.run("%%px --noblock -o endless\nmine = rank\nwhile True: pass").ok()
+    cell = px.start("%%px\nprint('next')")
+    cell.wait_for("still run the cell in the background")
+    px.interrupt()
+    assert cell.wait().status == "error"
+    cell.says("the cell in the background was interrupted").lacks("next\n", "px_magics")
+    assert px.run("%px mine").text == "".join(f"rank {rank} → {rank}\n" for rank in range(3))
+    assert px.value("endless.ready(), endless.successful()") == "(True, False)"
+
+
 def test_an_interrupt_can_leave_the_ranks_running(px):
     waits = "import os, time\nwhile not os.path.exists('left'):\n    time.sleep(0.01)"
     cell = px.start(

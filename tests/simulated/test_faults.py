@@ -420,11 +420,12 @@ def test_a_host_agent_that_starts_its_ranks_again_keeps_nothing_open_of_the_ones
     world: ClusterWorld, notebook: SimulatedNotebook
 ) -> None:
     def opened_beside_ranks() -> list[int]:
-        ranks = notebook.cluster.cells.connection.places()
+        ranks = notebook.cluster.cells.connection.agent.hosts()
         agents = {host: world.find("agent", host)[0] for host in ("h1", "h2")}
         return [len(agent.fds) - len(ranks[host]) for host, agent in agents.items()]
 
     notebook.start()
+    notebook.stay()
     notebook.cell(work(sets=1))
     before = opened_beside_ranks()
     for host in ("h4", "h3"):

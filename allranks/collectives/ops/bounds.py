@@ -26,7 +26,7 @@ _PARTS = {
 """The arguments with a part for each rank, whose lengths and places the program gives."""
 _WHOLE = {"Gather": 1, "Allgather": 1, "Scatter": 0}
 """The argument of which a rank's own part may be the other argument."""
-_OF_ONE_LENGTH = ("Allreduce", "Reduce", "Scan", "Exscan", "Alltoall")
+_OF_ONE_LENGTH = ("Allreduce", "Reduce", "Scan", "Exscan")
 _ONE_BUFFER = ("Barrier", "Bcast", "Alltoallw", "Neighbor_alltoallw")
 APART = "buffers that do not overlap: found one to send and one to receive with common bytes"
 
@@ -48,7 +48,8 @@ def mistake(call: str, arguments: tuple[Any, ...], me: int, size: int) -> str:
     if call not in _PARTS:
         if not overlap(*arguments[:2]) or _is_harmless(call, arguments, me):
             return ""
-        return f"{APART}. Pass a copy, x.copy(), or MPI.IN_PLACE"
+        hint = "" if call.startswith("Neighbor") else ", or MPI.IN_PLACE"
+        return f"{APART}. Pass a copy, x.copy(){hint}"
     ranks = 0 if call.startswith("Neighbor") else size
     parts = [_parts(arguments[place], ranks) for place in _PARTS[call]]
     for one in filter(None, parts):
@@ -74,6 +75,8 @@ def mistake(call: str, arguments: tuple[Any, ...], me: int, size: int) -> str:
 
 def overlap(sendbuf: Any, recvbuf: Any) -> bool:
     """Whether two buffers have common bytes. Types with gaps are not looked at."""
+    if is_in_place(sendbuf) or is_in_place(recvbuf):
+        return False
     if is_plain(sendbuf) and is_plain(recvbuf):
         return np.may_share_memory(sendbuf, recvbuf)  # exact: both have no gaps
     first, second = _span(sendbuf), _span(recvbuf)
@@ -120,7 +123,7 @@ def _parts(buffer: Any, ranks: int) -> Parts | None:
     try:
         data, counts, places, kind = _read(buffer)
         view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
-        if kind is not None and not kind.is_predefined:
+        if kind is not None and not (kind.is_predefined and kind.size == kind.extent):
             return None
         unit = view.dtype.itemsize if kind is None else kind.extent
         if counts is None or not hasattr(counts, "__len__"):

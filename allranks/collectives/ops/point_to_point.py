@@ -933,7 +933,8 @@ def _posted(
     buf = _argument((word, place), rest, named, None)
     if word and not is_plain(buf):
         Raw.Recv_init(self, buf, 0).Free()  # raises if mpi4py refuses it
-    if name == "Isendrecv":
+    peers = (_argument((w, p), rest, named, None) for w, p in (("dest", 1), ("source", 4)))
+    if name == "Isendrecv" and MPI.PROC_NULL not in peers:
         _check_apart(name, _argument(("sendbuf", 0), rest, named, None), buf)
     found = extended(buf) if word else None
     if found is None:

@@ -138,6 +138,8 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{place}[{at}]")
     elif callable(state):
         yield from _leaves(dict(state()), place)
+    elif isinstance(weights, list) and not weights and hasattr(value, "trainable_weights"):
+        yield place, weights  # of Keras: a layer without any, or a model that is not built
     elif isinstance(weights, list) and weights and all(map(_is_variable, weights)):
         for at, one in enumerate(weights):
             name = getattr(one, "path", f"weights[{at}]")

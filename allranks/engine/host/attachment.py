@@ -63,7 +63,7 @@ class Attachment:
     (`allranks.engine.host.caretaker`), and the agents do not `listen`.
     """
 
-    def __init__(self, config: HostAgentConfig) -> None:
+    def __init__(self, config: HostAgentConfig, kept: list[int] | None = None) -> None:
         self._config = config
         self.began = time.time()
         #: Spare processes read it, which are forked earlier than the user types that ranks stay.
@@ -79,7 +79,8 @@ class Attachment:
         self._signs: dict[int, str] = {}
         self._had: set[int] = set()
         self._notebooks: list[str] = []
-        self._kept: list[int] = []
+        #: Those of an agent that begins again: a lock that is held stays.
+        self._kept = [] if kept is None else kept
         #: Whether other notebooks can connect to the one that has the ranks.
         self._listens = False
         self._waiting: list[Visitor] = []
@@ -201,8 +202,7 @@ class Attachment:
                 self._had.add(who)
             case "watch":
                 self._signs[who] = sign_of(who)
-                if not self._listens:
-                    watched()
+                watched()  # each time: its last try may have failed
                 return lambda: self.open or self._listens
             case "released":
                 return lambda: self._holder != request.holder

@@ -117,10 +117,13 @@ class HostAgent:
     """Brings up, watches and ends the processes of one cluster on this host.
 
     ``load`` returns the classes of the features for one side, ``host`` or ``rank``. ``heard`` is
-    input that came after the configuration.
+    input that came after the configuration. ``kept``: the locks of kept variables, which stay if
+    this process begins again.
     """
 
-    def __init__(self, config: HostAgentConfig, load: Load, heard: bytes = b"") -> None:
+    def __init__(
+        self, config: HostAgentConfig, load: Load, heard: bytes = b"", kept: list[int] | None = None
+    ) -> None:
         self.config = config
         self._load = load
         self._features: Hooks[HostFeature] | None = None
@@ -149,7 +152,7 @@ class HostAgent:
         self._planned: ClientController | None = None
         #: The controller reads there which engines have ended.
         self._deaths = -1
-        self.attachment = Attachment(config)
+        self.attachment = Attachment(config, kept)
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: RemoteShells | None = None
         self._heard = heard
@@ -628,10 +631,11 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
 
 def main(load: Load) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    kept: list[int] = []
     begins = True
     while begins and (found := processes.first_line(0)) is not None:
         line, rest = found
-        agent = HostAgent(HostAgentConfig.from_json(line.decode()), load, rest)
+        agent = HostAgent(HostAgentConfig.from_json(line.decode()), load, rest, kept)
         agent.run()
         # In the same process, because imports take longer than all else.
         begins = agent.state.begins_again

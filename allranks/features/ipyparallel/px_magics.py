@@ -23,6 +23,9 @@ from allranks.records.ranks import label
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
 
 
+_PRESSED = "KeyboardInterrupt: the cell in the background was interrupted, this one was not sent."
+#: Then a cell says for what it waits.
+_QUIET_SECONDS = 5.0
 _INTERRUPT, _KILL, _LEAVE = ("SIGINT", "2"), ("SIGKILL", "9"), ("0",)
 
 
@@ -66,7 +69,7 @@ class PxMagics(Magics):
             return nothing_to_run()
         text = line if cell is None else below_magic(f"%%px {line}", cell)
         if self._last is not None:
-            self._last.wait()
+            self._wait_for(self._last)
         if not waits:
             return self._returned(self._in_background(options, text))
         if leaves:
@@ -78,6 +81,18 @@ class PxMagics(Magics):
             return self._awaited(sent, options.out)
         self._wrap(options.out)
         return None
+
+    def _wait_for(self, last: PxResult) -> None:
+        try:
+            if not last.wait(_QUIET_SECONDS):
+                ranks = label(last.ranks)
+                told = f"{ranks} still run the cell in the background; an interrupt ends it"
+                print(told, file=sys.stderr, flush=True)
+                last.wait()
+        except KeyboardInterrupt as pressed:
+            # IPython shows these lines in place of a traceback.
+            setattr(pressed, "_render_traceback_", lambda: [_PRESSED])  # noqa: B010  unknown to mypy
+            raise
 
     async def _awaited(self, sent: Coroutine[Any, Any, None], name: str) -> None:
         await sent

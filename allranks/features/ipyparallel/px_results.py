@@ -11,6 +11,7 @@ from typing import Any
 
 from allranks.cluster.cell_run import HiddenView, View
 from allranks.cluster.cluster import Cluster
+from allranks.records.deferred import interruptible
 from allranks.records.ranks import label
 from allranks.records.wire import Output
 from allranks.widgets.dashboard.view import text_view
@@ -55,7 +56,8 @@ class PxResult:
         threading.Thread(target=self._run, args=(text, number, begun), daemon=True).start()
         # The following cells come after this one.
         try:
-            begun.wait()
+            with interruptible():
+                begun.wait()
         except KeyboardInterrupt:
             cluster.interrupt()
             raise
@@ -111,7 +113,8 @@ class PxResult:
         An interrupt of the notebook interrupts the cell.
         """
         try:
-            wait([self._future], timeout)
+            with interruptible():
+                wait([self._future], timeout)
         except KeyboardInterrupt:
             if not self.ready():
                 self._cluster.interrupt()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import getpass
 import re
-import signal
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import zmq
 
 from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.records import requests
+from allranks.records.deferred import interruptible
 from allranks.records.ranks import label
 from allranks.records.wire import Answer, Prompt, Record, Typed
 
@@ -86,7 +84,7 @@ class TerminalField:
         # Returns when it was answered.
         sys.stdout.flush()
         try:
-            with _interruptible():
+            with interruptible():
                 self._typed = getpass.getpass(prompt) if hidden else input(prompt)
         except OSError as closed:
             self._raised = EOFError(str(closed))  # as where a test has taken standard input away
@@ -101,18 +99,6 @@ class TerminalField:
             raise raised
         typed, self._typed = self._typed, None
         return typed
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 #: For this time after an answer to a debugger, its next prompt precedes other ranks' prompts.

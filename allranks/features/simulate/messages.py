@@ -122,7 +122,10 @@ class Mail:
             self._scheduler.end_poll(chosen)
             return True
         receive, message = chosen
-        receive.races = len(self.candidates(receive)) > 1
+        earlier = self._receives[receive.rank]
+        earlier = earlier[: earlier.index(receive)]
+        free = (not any(one.takes(each) for one in earlier) for each in self.candidates(receive))
+        receive.races = sum(free) > 1
         self._messages[receive.rank].remove(message)
         self._receives[receive.rank].remove(receive)
         self._match(receive, message)

@@ -114,11 +114,26 @@ def updated_names(source: str, variables: Mapping[str, Any]) -> set[str]:
     reduce = using(_REDUCTIONS)
     reduced = reduce | {name for name, read in pairs if not reduce.isdisjoint(read)}
     reduced |= {name for name, read in pairs if not reduced.isdisjoint(read)}
+    averaged = {name for loop in loops for name in _averaged(loop, differentiate)}
     return {
         name
         for name, read in pairs
-        if name in read & inputs and name in variables and not reduced.isdisjoint(read - {name})
+        if name in (read & inputs) - averaged
+        and name in variables
+        and not reduced.isdisjoint(read - {name})
     }
+
+
+def _averaged(loop: ast.AST, differentiate: set[str]) -> Iterator[str]:
+    """Yields the names of what is reduced itself, as weights that ranks train apart."""
+    for one in ast.walk(loop):
+        if isinstance(one, ast.Call):
+            # As `allreduce(w)`, and as `jax.tree.map(allreduce, w)`.
+            direct = [one.func, *(arg for arg in one.args if isinstance(arg, ast.Name))]
+            given = {name for arg in one.args for name in _read(arg)}
+            reduces = any(not _REDUCTIONS.isdisjoint(_read(part)) for part in direct)
+            if reduces and given.isdisjoint(differentiate):
+                yield from given
 
 
 def _assigned(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:

@@ -289,7 +289,9 @@ def read_counters(at: float, times: ThreadTimes | None = None) -> Sample:
 
 
 def _resident_nbytes(counters: bytes) -> int:
-    return int(counters.split()[1]) * _PAGE_NBYTES
+    # Without shared memory, and mapped files, as those of data: the system takes these back.
+    _, resident, shared, *_ = map(int, counters.split())
+    return (resident - shared) * _PAGE_NBYTES
 
 
 def _idle_seconds() -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from allranks.features.verdict import LEAST_STEPS
@@ -32,8 +31,11 @@ SAME_CALLS, SAME_PART = 8, 0.9
 DATA_NBYTES = 64
 #: A single number, as a loss.
 NUMBER_NBYTES = 8
-#: An array is reduced in this part of the steps, at least.
+#: An array is reduced in this part of the steps, at least. The calls in a step are a whole number,
+#: if they are as near to it: steps that an optimizer leaves out change it a bit.
 REDUCED_PART = 0.9
+#: The arrays of a layer, as its kernel and its bias. Of more, a user may have left them out.
+LAYER_ARRAYS = 2
 #: Besides the gradients, a step reduces this part of their bytes at most, and as many more.
 MOST_REDUCED, LEAST_NBYTES = 1.05, 4096
 #: Differences that are smaller, in parts of the largest number, may come from the processors.
@@ -121,8 +123,12 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
     later = {one.rank for one in cell.not_numbers} - {*ranks}
     value = f"{name} of member {member}" if member else name
     if all(one.always for one in cell.not_numbers):
-        # It may not be measured here: that is a note, unless the gradients are NaN, too.
-        reduced = any(part.not_finite for part in cell.ranks)
+        # It may not be measured here: that is a note, unless the largest array is NaN, too.
+        reduced = any(
+            one.nbytes >= max((kind.nbytes for kind in part.kinds), default=0)
+            for part in cell.ranks
+            for one in part.not_finite
+        )
         return [
             Verdict(
                 "nan",
@@ -258,9 +264,13 @@ def different_variables(cell: CellParts, loop: Loop | None) -> list[Verdict]:
     rows = [part.updated for part in cell.ranks]
     if loop is None or not cell.well or len({len(row) for row in rows}) > 1:
         return []
-    for models in zip(*rows, strict=True):
-        first = replace(models[0], steps=loop.steps)
-        if any(model.arrays != first.arrays for model in models):
+    updated = [*zip(*rows, strict=True)]
+    for models in updated:
+        first = models[0]
+        # Statistics and sums of a rank may have the sizes of some gradients.
+        whole = _reduces_all(loop, [first]) or _reduces_all(loop, [row[0] for row in updated])
+        single = sum(first.nbytes) <= NUMBER_NBYTES
+        if single or not whole or any(model.arrays != first.arrays for model in models):
             continue
         differ = _apart([*models])
         names = {first.names[at] for at in differ}
@@ -425,6 +435,7 @@ def _reduced(cell: CellParts, loop: Loop | None, model: Model, differ: set[int])
     """Returns the arrays whose gradients were reduced in each step, by the bytes of the calls.
 
     ``differ`` are the places of the arrays that differ between ranks. None if these do not tell it.
+    A model whose steps are not known has made those of the loop.
     """
     part = cell.ranks[0]
     reductions = {at for at, kind in enumerate(part.kinds) if _is_allreduce(kind)}
@@ -436,29 +447,52 @@ def _reduced(cell: CellParts, loop: Loop | None, model: Model, differ: set[int])
         return set() if not part.left_out and other < LEAST_STEPS else None
     # What is reduced to one rank, or to parts, is that of sharded weights.
     sharded = any("reduce" in kind.op.lower() and not _is_allreduce(kind) for kind in part.kinds)
-    if loop is None or sharded:
+    # Groups of ranks may each train a model.
+    groups = any(counts[at] and part.kinds[at].ranks != len(cell.ranks) for at in data & reductions)
+    if loop is None or sharded or groups:
         return None
     # Fewer reductions than steps may average the weights now and then.
-    whole = loop.steps * (len(part.calls) + part.left_out) / len(loop.first.calls)
+    same = {at for at, kind in enumerate(part.kinds) if kind[:2] == loop.kind[:2]}
+    made = sum(call.kind in same for call in part.calls) * (1 + part.left_out / len(part.calls))
+    whole = loop.steps * made / sum(call.kind in same for call in loop.first.calls)
     if whole < REDUCED_PART * model.steps:
         return None
-    counts = Counter(call.kind for call in loop.first.calls if call.kind in reductions)
-    steps = loop.steps * min(1.0, model.steps / whole)
-    nbytes = sum(part.kinds[kind].nbytes * count for kind, count in counts.items()) / steps
+    steps = loop.steps / max(1.0, _rounded(whole / model.steps)) if model.steps else loop.steps
+    calls = _calls_by_size(loop, steps)
+    values = {size for size in calls if size <= NUMBER_NBYTES and size not in model.nbytes}
+    nbytes = sum(size * count for size, count in calls.items() if size not in values)
+    # A layer that differs was left out, if the bytes of all others were reduced, and few more.
+    left = [model.nbytes[at] for at in differ]
+    rest = sum(model.nbytes) - sum(left)
+    if rest and len(left) <= LAYER_ARRAYS and 0 <= nbytes - rest < 0.5 * min(left):
+        return {name for at, name in enumerate(model.names) if at not in differ}
     # A small array may be missing. Much more may be activations, as of tensor parallelism.
     most = MOST_REDUCED * sum(model.nbytes) + LEAST_NBYTES
     if sum(model.nbytes) - 0.5 * min(model.nbytes) < nbytes <= most:
         return {*model.names}
-    sizes = {part.kinds[kind].nbytes for kind, n in counts.items() if n >= REDUCED_PART * steps}
+    sizes = {size for size, count in calls.items() if count >= REDUCED_PART}
     found = {name for name, size in model.arrays if size in sizes}
     for size in sizes:
         alike = [at for at, nbytes in enumerate(model.nbytes) if nbytes == size]
-        calls = sum(n for kind, n in counts.items() if part.kinds[kind].nbytes == size)
         apart = differ.intersection(alike)
         # Of arrays of one size, those that differ were left out, if as many calls are missing.
-        if len(apart) == len(alike) - round(calls / steps):
+        if len(apart) == len(alike) - round(calls[size]):
             found -= {model.names[at] for at in apart}
     return found or _all_but_one(model, sizes) or None
+
+
+def _calls_by_size(loop: Loop, steps: float) -> dict[int, float]:
+    """Returns how many allreduces of each size a step has."""
+    kinds = loop.first.part.kinds
+    reduced = [kind for call in loop.first.calls if _is_allreduce(kind := kinds[call.kind])]
+    counts = Counter(kind.nbytes for kind in reduced)
+    return {size: _rounded(count / steps) for size, count in counts.items()}
+
+
+def _rounded(number: float) -> float:
+    """Returns a whole number if it is near enough, else the number itself."""
+    nearest = round(number)
+    return nearest if abs(number - nearest) <= (1 - REDUCED_PART) * max(1, nearest) else number
 
 
 def _is_allreduce(kind: Kind) -> bool:
@@ -469,11 +503,10 @@ def _reduces_all(loop: Loop | None, models: Sequence[Model]) -> bool:
     """Whether the allreduces of a step have the bytes of all models."""
     if loop is None:
         return False
-    kinds = loop.first.part.kinds
-    reduced = [kinds[call.kind] for call in loop.first.calls]
-    nbytes = sum(kind.nbytes for kind in reduced if _is_allreduce(kind)) / loop.steps
+    nbytes = sum(size * count for size, count in _calls_by_size(loop, loop.steps).items())
     whole = sum(sum(model.nbytes) for model in models)
-    return REDUCED_PART * whole <= nbytes <= MOST_REDUCED * whole + LEAST_NBYTES
+    least = min(min(model.nbytes, default=0) for model in models)
+    return whole - 0.5 * least < nbytes <= MOST_REDUCED * whole + LEAST_NBYTES
 
 
 def _all_but_one(model: Model, sizes: set[int]) -> set[str]:

@@ -48,9 +48,9 @@ COMPILE_SHARE, INPUT_SHARE, IDLE_SHARE = 0.20, 0.30, 0.35
 #: A thread that uses less of a core waits.
 IDLE_CORES = 0.4
 #: While another thread reads data, the main thread uses less of a core, if it waits for them. What
-#: the process uses besides the time of reading is for the rest of the step: where it is more, and
-#: more than for reading, little may be gained by reading ahead.
-FEEDING_MAIN_CORES, REST_CORES = 0.6, 0.5
+#: the process uses besides the time of reading is for the rest of the step: where it takes nearly
+#: all of it, little may be gained by reading ahead.
+FEEDING_MAIN_CORES = 0.6
 #: The clocks of hosts may differ by this much.
 CLOCKS_SECONDS = 1e-3
 #: What moves data, or calls small collectives, for this part of the time: half of a transfer may be
@@ -131,7 +131,9 @@ def _is_in_loop(loop: Loop, line: str) -> bool:
     if any(kind.name.endswith(line) for kind in each):
         return True
     named = not any(kind.source for kind in each)
-    return named and any(path[0].place.endswith(line) for path in part.paths if path)
+    began, ended = loop.first.edges[0], loop.first.edges[-1]
+    inside = {look.path for look in part.looks if look.path >= 0 and began <= look.at <= ended}
+    return named and any(part.paths[at][0].place.endswith(line) for at in inside)
 
 
 def _count(loop: Loop, part: RankPart) -> int:
@@ -283,7 +285,9 @@ def _place(path: tuple[CodeLine, ...]) -> str:
 def _several_slow(loop: Loop) -> list[Verdict]:
     """Some ranks that are each late in most steps, and the others in few."""
     ranks = sorted(loop.ranks, key=loop.computes)
-    least = {at: loop.computes(ranks[at]) for at in range(1, len(ranks) - 1)}
+    # Where most ranks are slow, the others have less work, as one that gives work to all.
+    half = (len(ranks) + 1) // 2
+    least = {at: loop.computes(ranks[at]) for at in range(half, len(ranks) - 1)}
     at = max(least, key=lambda at: least[at] - loop.computes(ranks[at - 1]), default=0)
     fast, slow = ranks[:at], sorted(ranks[at:])
     if not fast:
@@ -447,8 +451,10 @@ def _without_data(loop: Loop) -> list[Verdict]:
     if share < INPUT_SHARE:
         share, where = _on_all(loop, _waits_for_data)
         rest = max(one.cores for one in loop.ranks.values()) - share
+        # What is left if reading takes no time: what computes meanwhile has read ahead.
+        saved = min(one.computing / one.seconds for one in loop.ranks.values()) - rest
         # A thread that reads lacks a core as the main thread does; others may wait for these two.
-        if rest > max(REST_CORES, share) or not _have_cores(loop, share):
+        if saved < INPUT_SHARE or not _have_cores(loop, share):
             return []
     if share < INPUT_SHARE:
         return []

@@ -259,13 +259,19 @@ def _of_keras(model: Any) -> list[tuple[str, Any]]:
 
 
 def _shared(optimizer: Any, weights: Sequence[Any]) -> list[tuple[str, Any]]:
-    # Weights of local layers differ on purpose: DistributedOptimizer has been given them.
-    local = getattr(getattr(optimizer, "_allranks", None), "local", {})
+    # Weights of local layers differ on purpose: the optimizer or a tape has been given them.
+    local = {*getattr(getattr(optimizer, "_allranks", None), "local", {})}
+    local |= {*getattr(sys.modules.get("allranks.tensorflow.gradients"), "LOCAL", {})}
     return [
         (getattr(one, "path", None) or one.name, one)
         for one in weights
-        if id(getattr(one, "value", one)) not in local
+        if not local or _identity(one) not in local
     ]
+
+
+def _identity(variable: Any) -> int:
+    inner = getattr(variable, "value", None)  # a method of TensorFlow's variables
+    return id(variable if inner is None or callable(inner) else inner)
 
 
 def _install_optimizers_of_keras(module: ModuleType, weights: Callable[[], Weights | None]) -> None:

@@ -67,7 +67,7 @@ def test_a_watcher_gets_its_answer_once_the_notebook_listens(door):
     door.ask("listens", process=HOLDER)
     assert holder_in(first) == HOLDER
     assert holder_in(door.ask("watch")) == HOLDER
-    assert door.watched == ["watch"]
+    assert door.watched == ["watch", "watch"]
 
 
 def test_a_watcher_of_ranks_without_a_notebook_gets_its_answer_at_once(door):

@@ -97,6 +97,9 @@ def test_a_variable_that_each_step_updates_with_reduced_gradients_is_found(jax, 
 
 def test_variables_that_a_loop_does_not_reduce_are_not_found(jax):
     names = {**variables(jax), "w": 1.0}
+    # Weights that are averaged in each step, and trained apart.
+    apart = "mean = jax.tree.map(allreduce, w)\n    w = w - gradient(w) - 0.1 * (w - mean)"
+    assert updated_names(f"for step in range(9):\n    {apart}", names) == set()
     for step in ("w = w - jax.grad(loss)(w)", "g = allreduce(jax.grad(loss)(w))", "w = %timeit 1"):
         assert updated_names(f"for step in range(9):\n    {step}", names) == set()
     assert updated_names(UPDATES[0], names) == set()

@@ -192,7 +192,7 @@ def test_a_value_that_never_is_a_number_is_noted_after_other_causes(feature):
     assert line.startswith("rank 2 is the slow one: ")
     (_, note) = feature.command("verdict", 3).splitlines()
     assert note.startswith("loss is NaN in all steps on rank 1. ")
-    wrong = LastNotFinite(0, 1, 0.0, 300, "allreduce", "In[3]:9", 4096)
+    wrong = LastNotFinite(0, 1, 0.0, 300, "allreduce", "In[3]:9", 100_000)
     (line,) = run(
         feature, Shown(each_rank(SLOW, not_finite=[wrong])), points(1, never), timings(300)
     )

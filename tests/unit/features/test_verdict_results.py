@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.features.verdict.records import BroughtNumbers, CellParts, Kind, LastNotFinite, Model
+from allranks.features.verdict.records import (
+    BroughtNumbers,
+    CellParts,
+    EndedCall,
+    Kind,
+    LastNotFinite,
+    Model,
+)
 from allranks.features.verdict.rules import verdicts
 from tests.unit.features.recorded_cells import GRADIENTS, cell
 
@@ -223,6 +230,63 @@ def test_an_array_that_has_the_size_of_reduced_ones_is_named_too():
     assert found(with_parts(both, *models((1, 2), since=1, nbytes=nbytes))) == []
 
 
+#: A model of 1.7 MB with a small layer: as its steps, by the calls of a step.
+LAYERS = [1_600_000, 12_000, 88_000]
+WHOLE, LEFT_OUT = sum(LAYERS), sum(LAYERS) - 12_000
+
+
+def trained(*calls: int, steps: int = 300, early: int = 0, wrong=(1,), **fields) -> CellParts:
+    """A cell whose steps have calls of some sizes, after a broadcast of some arrays."""
+    parts = cell(WORK, kinds=[replaced_nbytes(nbytes) for nbytes in calls])
+    rows = models(wrong, since=1, nbytes=LAYERS, steps=steps, **fields)
+    start = Kind("broadcast", "In[3]:4", 1000, 3, "broadcast(w)")
+    ranks = [
+        replace(
+            part,
+            kinds=[*part.kinds, start],
+            calls=[*[EndedCall(len(calls), -1.0, 0.0, 0.0, 0)] * early, *part.calls],
+            **row,
+        )
+        for part, row in zip(parts.ranks, rows, strict=True)
+    ]
+    return replace(parts, ranks=ranks)
+
+
+@pytest.mark.parametrize(("early", "steps"), [(0, 300), (4, 300), (60, 300), (0, 296), (4, 291)])
+def test_a_small_layer_is_named_also_if_the_steps_are_not_known_exactly(early, steps):
+    # Calls before the loop, and steps that the optimizer has left out.
+    for calls in ([LEFT_OUT], [LEFT_OUT, 8], [LEFT_OUT - 88_000, 88_000], [LAYERS[0], LAYERS[2]]):
+        text = text_of(trained(*calls, early=early, steps=steps))
+        assert "The gradients of net.0.bias were not reduced, those of the others were" in text
+    for calls in ([WHOLE], [WHOLE, 8], LAYERS):
+        text = text_of(trained(*calls, early=early, steps=steps))
+        assert "gradients were reduced: each rank applies another update" in text
+
+
+def test_a_layer_of_two_arrays_is_named_by_what_one_call_lacks():
+    text = text_of(trained(LAYERS[0], early=4, wrong=(1, 2)))
+    assert "The gradients of net.0.bias, net.2.weight were not reduced, those of" in text
+
+
+def test_a_small_layer_of_one_of_two_models_is_not_said_to_have_another_update():
+    parts = trained(LEFT_OUT, WHOLE)
+    rows = [{"models": [*part.models, *part.models]} for part in parts.ranks]
+    assert found(with_parts(parts, *rows)) == []
+
+
+def test_the_pieces_of_a_step_are_counted():
+    # The gradients of a step go in four pieces; the optimizer has left out a step.
+    assert "each rank applies another update" in text_of(trained(WHOLE // 4, steps=74))
+    assert "gradients of net.0.bias were not" in text_of(trained(LEFT_OUT // 4, steps=74))
+
+
+def test_variables_of_which_a_small_layer_is_not_reduced_are_not_said_to_be():
+    for nbytes, kinds in ((LEFT_OUT, []), (WHOLE, [("weights", ())])):
+        parts = trained(nbytes, steps=0, checksums={}, early=4)
+        rows = [{"updated": part.models, "models": []} for part in parts.ranks]
+        assert found(with_parts(parts, *rows)) == kinds
+
+
 def replaced_nbytes(nbytes: int) -> Kind:
     return GRADIENTS._replace(nbytes=nbytes)
 
@@ -309,6 +373,35 @@ def test_variables_that_are_updated_with_reduced_gradients_are_compared():
     assert found(with_parts(other, *rows)) == []
     same = [{"updated": one["models"]} for one in models(steps=0, checksums={})]
     assert found(with_parts(cell(WORK), *same)) == []
+
+
+def updated(rank: int, names: list[str], nbytes: list[int], apart: float = 0.1) -> Model:
+    numbers = [[1.0 + at + apart * rank] for at in range(len(names))]
+    return Model(names, nbytes, steps=0, sampled=0, checksums={}, numbers=numbers)
+
+
+def test_statistics_and_sums_of_a_rank_beside_reduced_weights_are_no_mistake():
+    # `params, stats, total = step(params, stats, total, x)`, of which the sizes are reduced, too.
+    kinds = [replaced_nbytes(nbytes) for nbytes in (60_000, 256, 4)]
+    rows = [
+        {
+            "updated": [
+                updated(rank, ["params.w", "params.b"], [60_000, 256], apart=0.0),
+                updated(rank, ["stats.mean"], [256]),
+                updated(rank, ["total"], [4]),
+            ]
+        }
+        for rank in range(3)
+    ]
+    assert found(with_parts(cell(WORK, kinds=kinds), *rows)) == []
+
+
+def test_models_of_groups_of_ranks_differ_on_purpose():
+    # A search with two ranks for each model; all ranks reduce the loss.
+    parts = cell([0.01] * 4, kinds=[GRADIENTS, replaced_nbytes(8)._replace(name="In[3]:11")])
+    pairs = [parts.ranks[0].kinds[0]._replace(ranks=2), parts.ranks[0].kinds[1]]
+    rows = [{"kinds": pairs, **model(rank // 2, ALL)} for rank in range(4)]
+    assert found(with_parts(parts, *rows)) == []
 
 
 def test_ranks_that_each_train_a_model_are_noted_last():

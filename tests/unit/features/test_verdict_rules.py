@@ -252,6 +252,11 @@ def test_several_slow_ranks_are_named():
     assert kinds(cell([0.01, 0.03, 0.01, 0.03], jitter=0.05, ready=busy)) == []
 
 
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_a_rank_that_gives_work_to_all_others_makes_them_no_slow_ones(size):
+    assert kinds(cell([0.001] + [0.02] * (size - 1), jitter=0.1)) == []
+
+
 def test_what_comes_before_the_loop_does_not_matter():
     # A library is imported between the first call and the loop.
     parts = cell([0.01, 0.025])
@@ -402,6 +407,9 @@ def test_another_thread_that_reads_counts_only_while_nothing_else_computes():
     # third one the main thread does.
     spent = both((READ, 0.7), (TRAIN, 0.3))
     found = {(0.1, 1.0): ["input"], (0.1, 1.4): ["input"], (0.1, 1.9): [], (0.9, 1.0): []}
+    # Most is computed while the next data are read.
+    overlap = cell([0.04] * 2, lines=both((READ, 0.97), (TRAIN, 0.03)), does={READ: AHEAD})
+    assert kinds(overlap) == []
     for cores, expected in found.items():
         parts = cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, *cores)})
         assert kinds(parts) == expected
@@ -494,6 +502,7 @@ def test_transfers_are_named_where_the_fastest_of_them_take_as_long():
     assert kinds(parts) == ["bandwidth"]
 
 
+AHEAD = (Doing.FEED, 0.1, 1.85)
 CALLED = (CodeLine("In[3]:9", "", "allreduce(gradients)"),)
 
 
@@ -659,6 +668,11 @@ def test_named_calls_are_those_of_the_line_at_which_looks_have_found_the_loop():
     )
     assert kinds(parts)[:1] == ["steps"]
     assert kinds(replace(parts, waits_at=12)) == []
+    # Rank 0 evaluates alone after the loop, and calls there.
+    first, second = parts.ranks
+    after = [Look(first.calls[-1].ended + at, 1) for at in (0.1, 0.2)]
+    alone = replace(first, paths=[TRAIN, AUGMENT], looks=[*first.looks, *after])
+    assert kinds(replace(parts, ranks=[alone, second], waits_at=5)) == []
 
 
 # ---- what `why` says

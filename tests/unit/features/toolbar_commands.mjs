@@ -96,7 +96,7 @@ const starts = JSON.parse(given).sources.map((source) => cells.startsRanks(sourc
 const written = [];
 const failed = { model: { type: "code", outputs: { toJSON: () => JSON.parse(given).outputs } } };
 const sharedModel = { insertCell: (place, { source }) => written.push([place, source]) };
-const notebook = { widgets: [{}, failed], model: { sharedModel } };
+const notebook = { widgets: [{}, failed], model: { sharedModel }, activate() {}, scrollToItem() {} };
 for (const slot of executed) slot(null, { notebook, cell: failed, success: false });
 for (const [, { callback }] of notices) callback();
 const said = notices.map(([text]) => text);

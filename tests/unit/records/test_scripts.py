@@ -145,6 +145,7 @@ def test_a_script_may_run_an_event_loop_of_its_own() -> None:
 #: What a script ends with, and the exit code of its job.
 ENDS = {
     **{"None": 0, "0": 0, "False": 0, "3": 3, "-1": -1},
+    **{"'0'": 1, "'3'": 1, "'-1'": 1, "True": 1},
     **{"'no data'": 1, "[]": 1, "0.0": 1, "__import__('numpy').zeros(2)": 1},
 }
 

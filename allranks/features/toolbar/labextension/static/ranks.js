@@ -77,6 +77,9 @@ export const plugins = (packages) => {
     ranks.notification = Notification.info(text, { actions, autoClose: OFFER_MS });
   };
 
+  /** The notification of each notebook: one for all of its cells. @type {WeakMap<object, string>} */
+  const offered = new WeakMap();
+
   /**
    * Says what loads the magic that a cell has not found: Jupyter's own error does not.
    *
@@ -90,9 +93,15 @@ export const plugins = (packages) => {
       if (place < 0) return;
       notebook.model.sharedModel.insertCell(place, { cell_type: "code", metadata: {}, source: LOAD_LINE });
       notebook.activeCellIndex = place;
+      // A click on the notification has taken the focus: the next Shift-Enter shall run the cell.
+      notebook.activate();
+      void notebook.scrollToItem(place);
     };
     const text = trans.__("%1 is a magic of allranks. Run first: %2", magic, LOAD_LINE);
-    Notification.info(text, { actions: [{ label: trans.__("Write this cell"), callback: write }], autoClose: OFFER_MS });
+    const shown = offered.get(notebook);
+    if (shown) Notification.dismiss(shown);
+    const actions = [{ label: trans.__("Insert this cell"), callback: write }];
+    offered.set(notebook, Notification.info(text, { actions, autoClose: OFFER_MS }));
   };
 
   /**
