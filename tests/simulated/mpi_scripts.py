@@ -391,8 +391,9 @@ class RealStage(Stage):
         from allranks.records import limits
 
         super().__init__()
-        # The scripts are of events: a machine that has much to do may take its time for each.
-        recovery._REPLACE_SECONDS = recovery._START_SECONDS = limits.START_SECONDS = 600.0
+        # The scripts are of events: a machine that has much to do may take its time for each. Open
+        # MPI may wait without end after a death, and then this limit has to end before the test's.
+        recovery._REPLACE_SECONDS = recovery._START_SECONDS = limits.START_SECONDS = 200.0
         self._psutil, self._holds = psutil, holds
         self._spares = 0
 
