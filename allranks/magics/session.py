@@ -205,10 +205,14 @@ def short_interrupts(session: Session, line: str) -> Iterator[None]:
         kept = "The ranks keep running." if running is not None else _NONE
         if running is not None and running.roster.busy:
             kept = "The ranks still run another call. To interrupt it, type: ranks.interrupt()"
-        text = f"KeyboardInterrupt: {line}. {kept}"
-        # IPython shows these lines in place of a traceback.
-        setattr(pressed, "_render_traceback_", lambda: [text])  # noqa: B010  unknown to mypy
+        show_as_line(pressed, f"{line}. {kept}")
         raise
+
+
+def show_as_line(pressed: KeyboardInterrupt, text: str) -> None:
+    """Has IPython show an interrupt as one line in place of a traceback."""
+    lines = [f"KeyboardInterrupt: {text}"]
+    setattr(pressed, "_render_traceback_", lambda: lines)  # noqa: B010  unknown to mypy
 
 
 BEFORE_THE_CELL = "the cell was interrupted before the ranks began it"

@@ -17,13 +17,14 @@ from allranks.features.ipyparallel.px_results import PxResult, PxValues
 from allranks.magics import extension
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.options import CellOptions, HelpShown, Parser, chosen_ranks, split
+from allranks.magics.session import show_as_line
 from allranks.magics.shell import is_awaited, nothing_to_run
 from allranks.records.ranks import label
 
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
 
 
-_PRESSED = "KeyboardInterrupt: the cell in the background was interrupted, this one was not sent."
+_PRESSED = "the cell in the background was interrupted, this one was not sent."
 #: Then a cell says for what it waits.
 _QUIET_SECONDS = 5.0
 _INTERRUPT, _KILL, _LEAVE = ("SIGINT", "2"), ("SIGKILL", "9"), ("0",)
@@ -90,8 +91,7 @@ class PxMagics(Magics):
                 print(told, file=sys.stderr, flush=True)
                 last.wait()
         except KeyboardInterrupt as pressed:
-            # IPython shows these lines in place of a traceback.
-            setattr(pressed, "_render_traceback_", lambda: [_PRESSED])  # noqa: B010  unknown to mypy
+            show_as_line(pressed, _PRESSED)
             raise
 
     async def _awaited(self, sent: Coroutine[Any, Any, None], name: str) -> None:
