@@ -6,6 +6,8 @@ from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from IPython import get_ipython
+
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
@@ -93,6 +95,10 @@ class expect(ContextDecorator):
             )
         # Together: a message of a rank that is ahead is then recorded as it is sent.
         this.run(operations.begin_barrier(name="expect"))
+        if shell := get_ipython():
+            # Python 3.13.0 skips the end of a `with` where an interrupt meets the jump back of a
+            # loop, as in ``while waits: pass``. The end of the cell then takes its place.
+            shell.events.register("post_execute", self._abandon)
         self._recorder = CallRecorder(this, synchronous=self.no_deadlock)
         self._recorder.start()
         return self
@@ -103,16 +109,13 @@ class expect(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        recorder, self._recorder = self._recorder, None
+        recorder = self._stopped()
         assert recorder is not None
-        recorder.stop()
-        # Other ranks may be interrupted too, or have died: then they do not come.
         ends = isinstance(error, RankLost) or not isinstance(error, Exception | SystemExit)
         this = world.current()
         if error is not None and ends:
-            if recorder.is_receiving:
-                # They would take the messages of the next cell.
-                this.spoil("was interrupted within expect()")
+            # Other ranks may be interrupted too, or have died: then they do not come.
+            _leave(recorder)
             return
         records = gathered(this, recorder.record(error))
         self.traffic = Traffic(records)
@@ -129,6 +132,19 @@ class expect(ContextDecorator):
             raise RankLeft(f"expect needs all ranks: rank {rank} failed: {text}") from None
         if problem := self._problem():
             raise ExpectationFailed(problem) from None
+
+    def _stopped(self) -> CallRecorder | None:
+        if recorder := self._recorder:
+            recorder.stop()
+        self._recorder = None
+        if shell := get_ipython():
+            shell.events.unregister("post_execute", self._abandon)
+        return recorder
+
+    def _abandon(self) -> None:
+        """The cell has ended within."""
+        if recorder := self._stopped():
+            _leave(recorder)
 
     def _problem(self) -> str:
         """The first difference, as a message; empty if there is none."""
@@ -188,6 +204,13 @@ class expect(ContextDecorator):
     def _each(self) -> float | None:
         rounds = getattr(self.pattern, "rounds", None) or getattr(self.pattern, "messages", None)
         return self.bytes_per_rank / rounds if self.bytes_per_rank and rounds else None
+
+
+def _leave(recorder: CallRecorder) -> None:
+    """Ends a recording without the other ranks."""
+    if recorder.is_receiving:
+        # They would take the messages of the next cell.
+        world.current().spoil("was interrupted within expect()")
 
 
 def message(expected: str, found: list[str], advice: str) -> str:
