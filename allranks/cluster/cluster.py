@@ -266,7 +266,10 @@ class Cluster:
         try:
             call = cloudpickle.dumps((function, args, kwargs or {}), protocol=5)
         except Exception as error:  # an object's __reduce__ may raise anything
-            raise UsageError(f"{name} cannot be sent to the ranks: {error}") from error
+            raise UsageError(
+                f"{name} cannot be sent to the ranks: {error}. Pass it plain values, such as lists "
+                "or arrays, and make other objects within it."
+            ) from error
         return self._values("", call=call, name=name, ranks=ranks, timeout=timeout, view=view)
 
     def _values(self, source: str, view: View | None, **options: Any) -> list[Any]:
