@@ -39,7 +39,8 @@ class Cluster:
     """Ranks of one MPI world, started together, that run cells and functions.
 
     A context manager: entering starts it, leaving stops it. Its ``state`` is one of ``new``,
-    ``starting``, ``running``, ``lost`` and ``stopped``. Its length is the number of ranks.
+    ``starting``, ``running``, ``lost`` and ``stopped``. Its length is the number of ranks, and
+    ``cluster["x"]`` is the variable ``x`` of each rank, as a dict.
 
     Args:
         n: the number of ranks; by default one per visible GPU, else 2 to 4 by this machine's cores.
@@ -411,6 +412,14 @@ class Cluster:
         answers = self.cells.ask(requests.PULL, asked, ranks=ranks, after_clients=True)
         return variables.unpack(answers, names)
 
+    def __getitem__(self, name: str) -> dict[int, Any]:
+        """Returns a variable of all ranks, as :meth:`pull`."""
+        return self.pull(_variable(name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Sets a variable on all ranks, as :meth:`push`."""
+        self.push({_variable(name): value})
+
     def status(self) -> list[RankStatus]:
         """Returns the state of every rank, and its current line."""
         return self.cells.statuses()
@@ -430,6 +439,15 @@ class Cluster:
         hooks = self.cells.hooks
         found: dict[str, Any] = hooks.command("connection_information")
         return found
+
+
+def _variable(name: object) -> str:
+    if isinstance(name, str) and name.isidentifier():
+        return name
+    raise UsageError(
+        f"expected the name of a variable of the ranks, found {name!r:.60}. Type for example: "
+        "ranks['x']   (of some ranks: ranks.pull('x', [0, 1]); to run code: ranks.run('x + 1'))"
+    )
 
 
 class NotebookSession(Protocol):

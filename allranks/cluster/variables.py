@@ -17,7 +17,7 @@ from allranks.errors import UsageError
 
 _MPI = "mpi4py.MPI"
 _COUNTED_NBYTES = 10_000_000
-_INSTEAD = "Send its data, such as a list or an array, or make the object in a cell that runs on the ranks."
+_INSTEAD = "Send its data, such as a list or an array, or make it in a cell that runs on the ranks."
 
 
 def pack(values: dict[str, Any], to: str) -> bytes:
