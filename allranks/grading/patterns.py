@@ -195,7 +195,7 @@ class collective(Pattern):
         )
 
     def advice(self) -> str:
-        return f"Call {self.name} on every rank, with an array of that rank."
+        return f"Call {self.name} on every rank, with that rank's own value."
 
 
 def no_collectives(traffic: Traffic) -> Iterator[str]:
