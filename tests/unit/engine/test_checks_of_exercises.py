@@ -5,7 +5,8 @@ import pytest
 from allranks.cluster.failures import describe, headline, plain
 from allranks.engine.exceptions import report
 from allranks.errors import RIGHT, WRONG, CheckFailed
-from allranks.grading import ExpectationFailed, check, passed
+from allranks.grading import ExpectationFailed, Traffic, check, collective, passed
+from allranks.grading.traffic import COLLECTIVE, RankRecord, RecordedCall
 
 ANSWER = "check(found == sum(values), message)"
 
@@ -42,6 +43,15 @@ def test_other_communication_than_expected_is_such_a_box_too():
     (box,) = found.traceback
     assert box.startswith(f"\x1b[{WRONG}m expected 1 call of allreduce. ")
     assert (ANSWER in box, found.line, found.source_line) == (False, None, "")
+
+
+def test_ranks_that_call_no_collective_are_found_together():
+    called = RankRecord((RecordedCall(COLLECTIVE, "broadcast"),), "", "", ())
+    traffic = Traffic([RankRecord((), "", "", ())] * 3 + [called])
+    assert [*collective("allreduce").problems(traffic)] == [
+        "ranks 0–2 called no collective",
+        "rank 3 received no message, sent no message and called broadcast",
+    ]
 
 
 def test_a_box_is_as_narrow_as_a_page():
