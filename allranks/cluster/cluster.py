@@ -396,6 +396,11 @@ class Cluster:
         Raises:
             UsageError: a value cannot be pickled, or a rank is busy.
         """
+        if not isinstance(values, Mapping):
+            raise UsageError(
+                f"expected variables by name, found {type(values).__name__}. Type for example: "
+                "ranks.push({'x': 3}), or: ranks['x'] = 3"
+            )
         packed = variables.pack(values, "the ranks")
         self.cells.ask(requests.PUSH, {}, packed, ranks=ranks, after_clients=True)
 

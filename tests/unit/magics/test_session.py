@@ -104,3 +104,10 @@ def test_an_unknown_name_of_ranks_says_how_to_get_a_variable():
 
 def test_the_help_of_ranks_has_examples():
     assert 'ranks["x"]' in inspect.getdoc(RanksProxy)
+
+
+def test_values_without_names_are_refused_before_any_is_sent():
+    with pytest.raises(
+        UsageError, match=r"variables by name, found str\..*ranks.push\(\{'x': 3\}\)"
+    ):
+        Cluster(2).push("x", 3)
