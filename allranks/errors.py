@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 #: Heads the list of places at the end of the message of a rank that waited.
@@ -165,12 +166,15 @@ class FeatureFailed(AllranksError):
 
 #: White on dark green and dark red, of the 256 fixed colours: JupyterLab's white is a grey, whose
 #: contrast with its green and red is below 3, and not all terminals have colours of 24 bits.
+_BOX_WIDTH = 100
 RIGHT, WRONG, NOT_YET = "38;5;231;48;5;22", "38;5;231;48;5;88", "30;43"
 
 
 def coloured_box(text: str, colour: str) -> str:
     """Returns the lines of a text on a background; ``colour`` is a code of ANSI terminals."""
-    lines = text.splitlines() or [""]
+    # A page would wrap longer lines, and the background of all others with them.
+    parts = (wrap(line, _BOX_WIDTH, break_long_words=False) for line in text.splitlines())
+    lines = [line for part in parts for line in part or [""]] or [""]
     width = max(map(len, lines))
     return "\n".join(f"\x1b[{colour}m {line:{width}} \x1b[0m" for line in lines)
 

@@ -232,7 +232,7 @@ class Cells:
             if not self.connection.is_left(roster.running):
                 raise UsageError(
                     "expected idle ranks, found them running a cell. Wait for its end, or "
-                    "interrupt it: cluster.interrupt()"
+                    "interrupt it: ranks.interrupt()   (in a program: cluster.interrupt())"
                 )
             # An interrupt came before the wait for the cell began, so nothing has ended it.
             self.connection.end_cell()
@@ -455,7 +455,10 @@ class Cells:
         self._check_up()
         self.check_idle()
         if not self.roster.dead:
-            raise UsageError("expected ranks that have died, found all ranks alive")
+            raise UsageError(
+                "expected ranks that have died, found all ranks alive: there is none to replace. "
+                "To start all anew, type: %distributed restart"
+            )
         said: str
         tell = tell or self.news.append
         said, pressed = self.hooks.command("replace_ranks", self.connection, tell)

@@ -39,7 +39,8 @@ class Cluster:
     """Ranks of one MPI world, started together, that run cells and functions.
 
     A context manager: entering starts it, leaving stops it. Its ``state`` is one of ``new``,
-    ``starting``, ``running``, ``lost`` and ``stopped``. Its length is the number of ranks.
+    ``starting``, ``running``, ``lost`` and ``stopped``. Its length is the number of ranks, and
+    ``cluster["x"]`` is the variable ``x`` of each rank, as a dict.
 
     Args:
         n: the number of ranks; by default one per visible GPU, else 2 to 4 by this machine's cores.
@@ -266,7 +267,10 @@ class Cluster:
         try:
             call = cloudpickle.dumps((function, args, kwargs or {}), protocol=5)
         except Exception as error:  # an object's __reduce__ may raise anything
-            raise UsageError(f"{name} cannot be sent to the ranks: {error}") from error
+            raise UsageError(
+                f"{name} cannot be sent to the ranks: {error}. Pass it plain values, such as lists "
+                "or arrays, and make other objects within it."
+            ) from error
         return self._values("", call=call, name=name, ranks=ranks, timeout=timeout, view=view)
 
     def _values(self, source: str, view: View | None, **options: Any) -> list[Any]:
@@ -392,6 +396,11 @@ class Cluster:
         Raises:
             UsageError: a value cannot be pickled, or a rank is busy.
         """
+        if not isinstance(values, Mapping):
+            raise UsageError(
+                f"expected variables by name, found {type(values).__name__}. Type for example: "
+                "ranks.push({'x': 3}), or: ranks['x'] = 3"
+            )
         packed = variables.pack(values, "the ranks")
         self.cells.ask(requests.PUSH, {}, packed, ranks=ranks, after_clients=True)
 
@@ -407,6 +416,14 @@ class Cluster:
         asked = {"names": wanted}
         answers = self.cells.ask(requests.PULL, asked, ranks=ranks, after_clients=True)
         return variables.unpack(answers, names)
+
+    def __getitem__(self, name: str) -> dict[int, Any]:
+        """Returns a variable of all ranks, as :meth:`pull`."""
+        return self.pull(_variable(name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Sets a variable on all ranks, as :meth:`push`."""
+        self.push({_variable(name): value})
 
     def status(self) -> list[RankStatus]:
         """Returns the state of every rank, and its current line."""
@@ -427,6 +444,15 @@ class Cluster:
         hooks = self.cells.hooks
         found: dict[str, Any] = hooks.command("connection_information")
         return found
+
+
+def _variable(name: object) -> str:
+    if isinstance(name, str) and name.isidentifier():
+        return name
+    raise UsageError(
+        f"expected the name of a variable of the ranks, found {name!r:.60}. Type for example: "
+        "ranks['x']   (of some ranks: ranks.pull('x', [0, 1]); to run code: ranks.run('x + 1'))"
+    )
 
 
 class NotebookSession(Protocol):

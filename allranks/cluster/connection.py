@@ -11,12 +11,14 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import ClusterContext, NotebookHooks
+from allranks.cluster.function_sources import with_sources
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.last_words import LastWords
 from allranks.cluster.launchers.launcher import MultiHostLauncher
@@ -374,6 +376,8 @@ class Connection:
                         self.words.note_sent(record.rank, record.log_nbytes)
                     elif isinstance(record, Reply):
                         self.words.end_cell(record.rank)
+                        if record.report is not None:
+                            record = replace(record, report=with_sources(record.report))
                     self._take(record, event.payloads)
                 else:
                     self._handle(event)

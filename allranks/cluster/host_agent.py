@@ -693,7 +693,8 @@ class MultiHostAgents:
         if not self.job.outlives():
             raise UsageError(
                 "expected ranks on this machine, or on hosts that ssh or another command reaches, "
-                f"found --on {self._launcher.typed}: these ranks end with the notebook"
+                f"found --on {self._launcher.typed}: these ranks end with the notebook. "
+                "Keep it open, or keep their values: %distributed pull NAME"
             )
         listening = self._wire.listening
         came: SimpleQueue[Event] = SimpleQueue()

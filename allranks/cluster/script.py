@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from html import escape
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -131,8 +132,8 @@ _FIRST_LINES, _LAST_LINES = 500, 2000
 
 class ScriptRun(NamedTuple):
     """A script and its options. With ``size`` None it has as many ranks as a cell starts.
-    ``arguments`` begins with the script's path; ``timeout`` is in seconds; "" is no ``log_dir`` or
-    ``report``.
+    ``arguments`` begins with the script's path, or with the name of a module; ``timeout`` is in
+    seconds; "" is no ``log_dir`` or ``report``.
     """
 
     size: int | None
@@ -140,6 +141,7 @@ class ScriptRun(NamedTuple):
     timeout: float | None = None
     log_dir: str = ""
     report: str = ""
+    is_module: bool = False
 
 
 class _View(TerminalDashboard):
@@ -206,7 +208,7 @@ def run_script(job: ScriptRun) -> int:
         with started as cluster:
             view = _View(list(cluster.hellos.values()), cluster.log_dir)
             try:
-                cluster.call(Script(job.arguments), timeout=job.timeout, view=view)
+                cluster.call(Script(job.arguments, job.is_module), timeout=job.timeout, view=view)
             except ClusterLost as error:
                 code, failure, ended = 1, str(error), False
             except CellFailed as error:
@@ -242,8 +244,11 @@ def _terminated(*_: object) -> NoReturn:
 
 def _check_files(job: ScriptRun) -> None:
     """Creates the folders of the results now: errors must not come after hours of training."""
-    if not os.path.isfile(job.arguments[0]):
-        found = f"found no file {job.arguments[0]!r}"
+    name = job.arguments[0]
+    if job.is_module:
+        _check_module(name)
+    elif not os.path.isfile(name):
+        found = f"found no file {name!r}"
         raise UsageError(f"expected a script, {found}. Type its path.")
     try:
         if job.log_dir:
@@ -253,6 +258,21 @@ def _check_files(job: ScriptRun) -> None:
             Path(job.report).open("a").close()
     except OSError as error:
         raise UsageError(f"expected a place to write to, found {error}. Name another.") from error
+
+
+def _check_module(name: str) -> None:
+    """Raises UsageError if there is no such module; it imports none, not even a package."""
+    if os.path.isfile(name):
+        raise UsageError(
+            f"expected the name of a module after -m, found the file {name}. "
+            f"Type: allranks run {name}"
+        )
+    top = name.partition(".")[0]
+    if not top.isidentifier() or PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+        raise UsageError(
+            f"expected the name of a module after -m, found none named {name} in this folder or "
+            "this Python. Type the name that follows python -m, or the path of a script."
+        )
 
 
 def _exit_code(error: CellFailed) -> tuple[int, str]:
@@ -272,7 +292,7 @@ def _exit_code(error: CellFailed) -> tuple[int, str]:
 
 def _html(job: ScriptRun, view: _View, size: int, code: int, failure: str, seconds: float) -> str:
     """A self-contained page: the script, its end, curves, timings, output."""
-    title, written = shlex.join(job.arguments), view.written()
+    title, written = shlex.join(["-m"] * job.is_module + job.arguments), view.written()
     ended = "finished" if code == 0 else f"ended with exit code {code}"
     told = [f"{size} ranks, {seconds:.0f} s, {ended}", time.strftime("%d %B %Y, %H:%M")]
     if job.log_dir:

@@ -16,6 +16,8 @@ from allranks.cluster.sockets import Answers
 from allranks.errors import UsageError
 
 _MPI = "mpi4py.MPI"
+_COUNTED_NBYTES = 10_000_000
+_INSTEAD = "Send its data, such as a list or an array, or make it in a cell that runs on the ranks."
 
 
 def pack(values: dict[str, Any], to: str) -> bytes:
@@ -23,8 +25,42 @@ def pack(values: dict[str, Any], to: str) -> bytes:
     try:
         packed: bytes = cloudpickle.dumps(values, protocol=5)
     except Exception as error:
-        raise UsageError(f"{', '.join(values)} cannot be sent to {to}: {error}") from error
+        stuck = [name for name, value in values.items() if sent_nbytes(value) is None]
+        raise UsageError(
+            f"{', '.join(stuck or values)} cannot be sent to {to}: {error}. {_INSTEAD}"
+        ) from error
     return packed
+
+
+class _Counter:
+    """A file that counts what is written, and raises `_Enough` beyond `_COUNTED_NBYTES`."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def write(self, part: Any) -> None:
+        self.nbytes += len(part)
+        if self.nbytes > _COUNTED_NBYTES:
+            raise _Enough
+
+
+class _Enough(Exception):
+    pass
+
+
+def sent_nbytes(value: Any) -> int | None:
+    """Returns how many bytes a value has when it is sent; None if it cannot be pickled.
+
+    It copies no array of numpy, and ends soon: of other large values it counts a part.
+    """
+    counter, buffers = _Counter(), list[pickle.PickleBuffer]()
+    try:
+        cloudpickle.Pickler(counter, protocol=5, buffer_callback=buffers.append).dump(value)
+    except _Enough:
+        pass
+    except Exception:  # an object's __reduce__ may raise anything
+        return None
+    return counter.nbytes + sum(memoryview(buffer).nbytes for buffer in buffers)
 
 
 @contextmanager

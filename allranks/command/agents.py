@@ -454,7 +454,9 @@ def serve(typed: argparse.Namespace) -> int:
             "allranks mcp needs the package mcp, 2 or newer. Type: pip install 'allranks[mcp]'"
         ) from None
     if not typed.seconds > 0:
-        raise UsageError(f"expected --seconds above 0, found {typed.seconds:g}")
+        raise UsageError(
+            f"expected --seconds above 0, found {typed.seconds:g}. Type for example: --seconds 60"
+        )
     tools = AgentTools(ClusterOptions.take_from(vars(typed)), typed.seconds)
     server = server_type("allranks", instructions=_INSTRUCTIONS)
     for tool in tools.tools():

@@ -82,22 +82,37 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.html",
         help="write curves, timings and output to a page",
     )
-    put("script", metavar="train.py", help="the script")
+    put("script", nargs="?", metavar="train.py", help="the script")
     put("arguments", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
+    put(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module with its arguments in place of a script, as python -m does",
+    )
     parser.epilog = f"For example: {_RUN_EXAMPLE}. Ranks on other hosts: allranks export, mpiexec."
     parser.set_defaults(act=_run)
 
 
 def _run(typed: argparse.Namespace) -> int:
-    words = [typed.script, *typed.arguments]
-    # As it is typed after mpiexec: python train.py.
-    if os.path.basename(words[0]).startswith("python") and not os.path.isfile(words[0]):
+    words = [word for word in (typed.script, *typed.arguments) if word is not None]
+    if typed.module is not None:
+        words = ["-m", *typed.module]
+    # As it is typed after mpiexec: python train.py, or python -m train.
+    elif words and os.path.basename(words[0]).startswith("python") and not os.path.isfile(words[0]):
         words = words[2:] if words[1:2] == ["-u"] else words[1:]
+    is_module = words[:1] == ["-m"]
+    words = words[is_module:]
     if not words or words[0].startswith("-"):
-        raise UsageError(f"expected a script, found {words}. Type for example: {_RUN_EXAMPLE}")
+        found = f"found {shlex.join(words)}" if words else "found none"
+        raise UsageError(
+            f"expected a script, or -m and a module, {found}. Type for example: {_RUN_EXAMPLE}, "
+            "or: allranks run -np 4 -m package.train --epochs 3"
+        )
     load_features()
     return script.run_script(
-        script.ScriptRun(typed.size, words, typed.timeout, typed.log_dir, typed.report)
+        script.ScriptRun(typed.size, words, typed.timeout, typed.log_dir, typed.report, is_module)
     )
 
 

@@ -39,6 +39,7 @@ from allranks.engine.cell_source import search_only_where_needed
 from allranks.engine.exceptions import (
     Exceptions,
     has_succeeded,
+    hint_of_mpi,
     is_a,
     is_outside_of_cell,
     plain,
@@ -407,6 +408,7 @@ class CellRunner:
             more = f"{more}\n{_LOW_LIMIT.format(limit)}".lstrip()
         elif not is_a(error, _EXPLAINED) and is_outside_of_cell(error, shown.cell_file):
             more = f"{more}\n{_NOT_THE_CELL}".lstrip()
+        more = f"{more}\n{hint_of_mpi(error)}".strip()
         if is_a(error, Exception) and not is_a(error, (RankLeft, SyntaxError)):
             replaced = self._given.names_in(traceback_of(error))
             if replaced:

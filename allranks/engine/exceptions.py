@@ -54,6 +54,10 @@ _KEPT_FRAMES = 10
 _MOST_CHAINED = 30
 #: Stands for the text of an exception whose ``__str__`` was interrupted.
 INTERRUPTED_TEXT = "<str() of it was interrupted>"
+_NO_RANK = (
+    "Expected ranks from 0 to comm.size - 1 as dest, source and root, found another number. Type "
+    "for example: dest=(rank + 1) % size"
+)
 #: The file name of code that dataclasses and similar tools generate.
 _GENERATED = "<string>"
 #: Where values are pickled that the user sends.
@@ -435,6 +439,16 @@ def text_of(error: BaseException) -> str:
         return INTERRUPTED_TEXT
     except BaseException as problem:
         return f"<its text cannot be shown: {type(problem).__name__}>"
+
+
+def hint_of_mpi(error: BaseException) -> str:
+    """Returns what to type after the commonest mistake that MPI reports in two words; else ""."""
+    # mpi4py is imported where a rank starts.
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not is_a(error, mpi.Exception):
+        return ""
+    kind = mpi.Exception.Get_error_class(error)
+    return _NO_RANK if kind == mpi.ERR_RANK else ""
 
 
 def _bounded(text: str, most: int) -> str:

@@ -14,7 +14,14 @@ from allranks.collectives.calls.call import Pause
 from allranks.collectives.ops import operations
 from allranks.collectives.start import runtime
 from allranks.collectives.world import World
-from allranks.errors import CollectiveError, CollectiveMismatch, RankLeft, RankLost, UsageError
+from allranks.errors import (
+    CheckFailed,
+    CollectiveError,
+    CollectiveMismatch,
+    RankLeft,
+    RankLost,
+    UsageError,
+)
 from allranks.grading.patterns import Pattern
 from allranks.grading.traffic import RankRecord, Traffic
 from allranks.records.config import size_text
@@ -29,8 +36,10 @@ _HEADER_NBYTES = 512
 """For a message, as a pickled array has a header."""
 
 
-class ExpectationFailed(CollectiveError, AssertionError):
-    """A function communicates in another way than `expect` demands; raised on every rank."""
+class ExpectationFailed(CollectiveError, CheckFailed):
+    """A function communicates in another way than `expect` demands; raised on every rank, and shown
+    in a box without a traceback.
+    """
 
 
 class expect(ContextDecorator):

@@ -185,17 +185,18 @@ class collective(Pattern):
         return f"{times(self.calls)} of {self.name} on every rank, and no other communication"
 
     def problems(self, traffic: Traffic) -> Iterator[str]:
-        yield from described(
-            traffic,
-            [
-                rank
-                for rank, calls in enumerate(traffic.collectives)
-                if dict(calls) != {self.name: self.calls} or traffic.sent(rank)
-            ],
-        )
+        wrong = [
+            rank
+            for rank, calls in enumerate(traffic.collectives)
+            if dict(calls) != {self.name: self.calls} or traffic.sent(rank)
+        ]
+        silent = [rank for rank in wrong if not traffic.records[rank].events]
+        if silent:
+            yield f"{label(silent)} called no collective"
+        yield from described(traffic, [rank for rank in wrong if rank not in silent])
 
     def advice(self) -> str:
-        return f"Call {self.name} on every rank, with an array of that rank."
+        return f"Call {self.name} on every rank, with that rank's own value."
 
 
 def no_collectives(traffic: Traffic) -> Iterator[str]:

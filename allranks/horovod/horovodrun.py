@@ -93,6 +93,8 @@ def python_command(command: list[str]) -> list[str]:
     is_python = os.path.basename(program).startswith("python")
     if not is_python or flags == len(command) or {"-m", "-c"} & set(command[:flags]):
         found = f"found {' '.join(command)}" if command else "found none"
+        if "-m" in command[:flags]:
+            found += ". For a module type: allranks run -np 4 -m package.train"
         raise UsageError(f"expected a Python and a script, {found}. Type for example: {_USAGE}")
     # This Python has allranks. A Python that is given with its path is used as given.
     python = program if os.path.dirname(program) else sys.executable

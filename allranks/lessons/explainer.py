@@ -14,7 +14,7 @@ from allranks import launched
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.variables import OnRank
-from allranks.errors import AllranksError, ClusterLost, UsageError
+from allranks.errors import AllranksError, CellTimeout, ClusterLost, UsageError
 from allranks.lessons.frames import (
     Frame,
     chunks,
@@ -27,6 +27,7 @@ from allranks.lessons.frames import (
     title,
 )
 from allranks.lessons.records import Explained
+from allranks.records.ranks import label
 from allranks.widgets.dashboard.saved_panel import FRONT, image, table_html
 from allranks.widgets.dashboard.svg import INK, svg_page
 from allranks.widgets.displays import make_widget
@@ -344,6 +345,7 @@ def explain(cluster: Cluster, algorithm: str, values: Sequence[Sequence[float]])
 
     Raises:
         UsageError: there are fewer ranks, or they run a cell.
+        CellTimeout: the ranks did not end in time; they keep their variables, unless it says more.
         ClusterLost: the ranks are gone.
     """
     if cluster.roster.busy:
@@ -354,15 +356,30 @@ def explain(cluster: Cluster, algorithm: str, values: Sequence[Sequence[float]])
             f"{len(values)}, and {cluster.size} {'is' if cluster.size == 1 else 'are'} running. "
             f"Type for example: %distributed restart -n {max(2, len(values))}"
         )
-    first, *_ = cluster.run(
-        EXPLAIN_HERE,
-        algorithm,
-        values,
-        ranks=range(len(values)),
-        timeout=_EXPLAIN_SECONDS,
-        view=cluster.cells.hidden_view(),
-    )
+    try:
+        first, *_ = cluster.run(
+            EXPLAIN_HERE,
+            algorithm,
+            values,
+            ranks=range(len(values)),
+            timeout=_EXPLAIN_SECONDS,
+            view=cluster.cells.hidden_view(),
+        )
+    except CellTimeout as late:
+        raise CellTimeout(_too_late(late, algorithm, values)) from late
     return first
+
+
+def _too_late(late: CellTimeout, algorithm: str, values: Sequence[Sequence[float]]) -> str:
+    ended = [one for one in late.reports if not one.waiting and one.etype != CellTimeout.__name__]
+    # Ranks that did not react were killed.
+    killed = f" {late}." if ended or not late.reports else ""
+    return (
+        f"ring() expected {label(range(len(values)))} to run an allreduce ({algorithm}, "
+        f"{len(values[0])} values a rank) several times within {_EXPLAIN_SECONDS:g} s, found that "
+        f"they had not ended.{killed} The machine may be busy: type the same again. Or see what "
+        "the ranks do: %distributed status, and start new ones: %distributed restart"
+    )
 
 
 def example_arrays(ranks: int, size: int) -> Arrays:

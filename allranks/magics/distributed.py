@@ -95,7 +95,10 @@ def _export(words: list[str], past: CellHistory) -> None:
     try:
         files = export(cell, Path(words[0]).expanduser())
     except OSError as error:
-        raise UsageError(f"expected a folder that can be written, found: {error}") from None
+        raise UsageError(
+            f"expected a folder that can be written, found: {error}. Type for example: "
+            "%distributed export ~/results"
+        ) from None
     missing = f"; {cell.missing:,} logged values are missing" if cell.missing else ""
     print(f"{label([cell.number], 'cell')}: {', '.join(map(str, files))}{missing}")
 

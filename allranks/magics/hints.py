@@ -18,14 +18,19 @@ from IPython.core.error import UsageError as UnknownMagic
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster.options import GIVEN
+from allranks.cluster.variables import sent_nbytes
 from allranks.errors import AllranksError, CellFailed, Report
 from allranks.magics.session import Session
 from allranks.magics.shell import EveryCell
+from allranks.records.config import size_text
 from allranks.records.ranks import compact
 
 #: Modules whose objects reach the ranks from the notebook.
 _OF_NOTEBOOK = ("allranks.magics.", "allranks.cluster.", "allranks.lessons.explainer")
 _WITHOUT = "Type it in a cell without %%distributed"
+_LOCAL = "Begin the cell with: %%local   (or let all cells run in the notebook: %distributed off)"
+#: The size of larger values is named before they are copied to each rank.
+_LARGE_NBYTES = 100_000_000
 _SHOW = "showtraceback"
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 _NOT_FOUND = re.compile(r"`(%%?)(\w+)` not found")
@@ -101,8 +106,9 @@ class Hints:
         """Adds to a failed cell of the ranks the notebook's variables that it has not found."""
         own, hidden = self._shell.user_ns, self._shell.user_ns_hidden
         names = {name: own[name] for name in own if own[name] is not hidden.get(name, hidden)}
-        here = "Begin the cell with: %%local" if self._toggle.is_on else _WITHOUT
-        with suppress(Exception):  # a variable's class may have a ``__module__`` of its own
+        here = _LOCAL if self._toggle.is_on else _WITHOUT
+        # A variable's class may have a ``__module__`` of its own, and pickling takes time.
+        with suppress(Exception, KeyboardInterrupt):
             error.text = "\n\n".join([error.text, *in_notebook(error.reports, ran, names, here)])
 
 
@@ -144,5 +150,12 @@ def _to_ranks(name: str, value: Any, ranks: list[int], here: str) -> str:
             f"{name} is a module that the notebook has imported, and not the ranks. "
             f"{_import(value.__name__, name)}"
         )
+    nbytes = sent_nbytes(value)
+    if nbytes is None:
+        return f"{name} exists in the notebook, and cannot be copied to the ranks. {here}"
     some = f" -r {compact(ranks, '-').replace(' ', '')}" if ranks else ""
-    return f"{name} exists in the notebook. To copy it to the ranks: %distributed push {name}{some}"
+    each = f" ({size_text(nbytes)} each)" if nbytes >= _LARGE_NBYTES else ""
+    copy = f"To copy it to the ranks{each}: %distributed push {name}{some}"
+    # Where every cell runs on the ranks, this one may be meant for the notebook.
+    more = f"\nTo use it in the notebook: {here[0].lower()}{here[1:]}" if here != _WITHOUT else ""
+    return f"{name} exists in the notebook. {copy}{more}"

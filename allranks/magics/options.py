@@ -202,7 +202,9 @@ def split(line: str) -> list[str]:
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise UsageError(f"expected options, found {line!r}: {error}") from error
+        raise UsageError(
+            f"expected options, found {line!r}: {error}. Close each quotation mark."
+        ) from error
     joined: list[str] = []
     for word in words:
         if joined and joined[-1].startswith("[") and not joined[-1].endswith("]"):

@@ -223,22 +223,52 @@ RANKS = "ranks"
 
 #: What a cluster has since it was made, not its class.
 _PARTS = ("cells", "roster", "size")
+_SET_IT = "Set the variable in a cell that begins with %%distributed, which starts ranks."
 
 
 class RanksProxy:
-    """The notebook's ``allranks.Cluster``: its first use starts the ranks."""
+    """The ranks of this notebook, an `allranks.Cluster`. The first use starts them.
+
+    Example::
+
+        ranks.run("10 * rank")          # code on all ranks: the list of their values
+        ranks.run(function, 3)          # function(3) on all ranks, in the same way
+        ranks.map(function, [1, 2, 3])  # function(1), function(2), ..., each on a free rank
+        ranks["x"]                      # the variable x of each rank: {0: ..., 1: ...}
+        ranks["x"] = 3                  # x = 3 on all ranks
+        ranks.status()                  # the state of each rank
+        ranks.interrupt()               # ends what they run
+        ranks.stop()                    # ends them; the next use starts new ones
+
+    Type ``ranks.run?`` for the arguments of a method, and ``ranks.<Tab>`` for all methods. Cells
+    run on the same ranks if they begin with ``%%distributed``.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def __getitem__(self, name: str) -> dict[int, Any]:
+        running = self._session.running
+        if running is None:
+            raise UsageError("expected ranks, whose variables to copy, found none. " + _SET_IT)
+        return running[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._session.cluster()[name] = value
+
+    def __len__(self) -> int:
+        return running.size if (running := self._session.running) is not None else 0
 
     def __getattr__(self, name: str) -> Any:
         # IPython asks every object for _repr_html_ and the like: that starts nothing.
         if name.startswith("_"):
             raise AttributeError(name)
-        known = name in _PARTS or hasattr(Cluster, name)
-        if not known and self._session.running is None:
-            raise AttributeError(f"no ranks are running, and a cluster has no {name!r}")
-        return getattr(self._session.cluster(), name)
+        if name in _PARTS or hasattr(Cluster, name) or hasattr(self._session.running, name):
+            return getattr(self._session.cluster(), name)
+        raise AttributeError(
+            f"ranks has no {name!r}. For a variable of the ranks type: ranks[{name!r}]   "
+            "(ranks? lists what there is)"
+        )
 
     def stop(self) -> None:
         # Without ranks it starts none.

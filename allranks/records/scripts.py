@@ -1,15 +1,17 @@
-"""A script that a rank runs as Python does, to its end."""
+"""A script, or a module, that a rank runs as Python does, to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
+import importlib.util
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -22,37 +24,49 @@ class Script:
     """A function that runs a script as the main module, and has its name and code in reports.
 
     Args:
-        arguments: the script's path and its arguments.
+        arguments: the script's path and its arguments, or a module's name and its arguments.
+        is_module: whether it is a module, as after ``python -m``.
     """
 
     #: The number of frames of a traceback above the script's.
     own_frames = 1
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], is_module: bool = False) -> None:
         self.arguments = arguments
-        self.__name__ = os.path.basename(arguments[0])
+        self.__name__ = arguments[0] if is_module else os.path.basename(arguments[0])
         # As Python names the main module: the script may change the current folder.
-        self._path = os.path.abspath(arguments[0])
+        self._path = "" if is_module else os.path.abspath(arguments[0])
 
     @property
     def __code__(self) -> CodeType:
+        return self._compiled()[0]
+
+    def _compiled(self) -> tuple[CodeType, ModuleSpec | None]:
+        if not self._path:
+            return _module(self.arguments[0])
         with open(self._path, "rb") as file:
             # Without the ``from __future__`` line of this file.
             code: CodeType = compile(file.read(), self._path, "exec", dont_inherit=True)
-        return code
+        return code, None
 
     def __call__(self) -> None:
         main = ModuleType("__main__")
-        main.__file__, vars(main)["__builtins__"] = self._path, builtins
+        code, spec = self._compiled()
+        main.__file__, vars(main)["__builtins__"] = code.co_filename, builtins
+        arguments = list(self.arguments)
+        if spec is None:
+            sys.path.insert(0, os.path.dirname(self._path))
+        else:
+            main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+            arguments[0] = code.co_filename
         kept = sys.modules["__main__"], sys.argv
-        sys.path.insert(0, os.path.dirname(self._path))
-        sys.modules["__main__"], sys.argv = main, list(self.arguments)
+        sys.modules["__main__"], sys.argv = main, arguments
         earlier = {*threading.enumerate()}
         exit_code: object = None
         try:
             with _outside_of_loop(), _without_threads(earlier), _noting_ends() as ends:
                 try:
-                    exec(self.__code__, vars(main))
+                    exec(code, vars(main))
                 except SystemExit as stop:
                     exit_code = stop.code
                 for end in reversed(ends):
@@ -67,6 +81,23 @@ class Script:
             text = str(exit_code)
             # A text that looks like an exit code is none: Python prints it, and ends with 1.
             raise ScriptExited(repr(text) if text.removeprefix("-").isdecimal() else text)
+
+
+def _module(name: str) -> tuple[CodeType, ModuleSpec]:
+    """Returns the code of a module, or of a package's ``__main__``, and where it is from."""
+    if sys.path[:1] != [here := os.getcwd()]:
+        sys.path.insert(0, here)
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    get_code = getattr(spec and spec.loader, "get_code", None)
+    code = get_code(spec.name) if spec is not None and get_code is not None else None
+    if spec is None or code is None:
+        raise ScriptExited(
+            f"expected a module of Python, or a package with a __main__, found none named {name}. "
+            "Type the name that follows python -m, or the path of a script."
+        )
+    return code, spec
 
 
 @contextmanager

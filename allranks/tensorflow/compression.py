@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from allranks.tensorflow.graph_errors import UsageError
+from allranks.tensorflow.tf_bridge import to_tensor
 
 
 class TensorCompressor:
@@ -75,7 +76,7 @@ def check(compression: Any) -> None:
 
 
 def compress_all(compression: Any, tensors: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    pairs = [compression.compress(to_tensor(tensor)) for tensor in tensors]
     return [tensor for tensor, _ in pairs], [context for _, context in pairs]
 
 

@@ -22,6 +22,7 @@ from allranks.tensorflow.tf_bridge import (
     call_on_arrays,
     differentiable,
     spec_of,
+    to_tensor,
 )
 
 
@@ -355,7 +356,7 @@ def grouped_allgather(
 
     Collective over the process set.
     """
-    sources = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    sources = [to_tensor(tensor) for tensor in tensors]
     options: dict[str, Any] = {"process_set": process_set, "name": name}
 
     def move(*arrays: Array) -> Sequence[Any]:
@@ -403,7 +404,7 @@ def broadcast(
 
     Collective over the process set.
     """
-    source = tf.convert_to_tensor(tensor)
+    source = to_tensor(tensor)
     root = int(root_rank)
     options: dict[str, Any] = {"process_set": process_set, "name": name}
 
@@ -442,7 +443,7 @@ def alltoall(
 
     Collective over the process set.
     """
-    source = tf.convert_to_tensor(tensor)
+    source = to_tensor(tensor)
     pieces, received = _exchange(source, splits, name, process_set)
     return pieces if splits is None else (pieces, received)
 

@@ -125,6 +125,38 @@ def differentiable(
     return list(run(*tensors))
 
 
+def to_tensor(value: Any) -> Any:
+    """Returns a value as a dense tensor.
+
+    Raises TypeError, which says what to type, if it is none of numbers or bool.
+    """
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"a collective needs a dense tensor, {_instead(value)}") from error
+    if tensor.dtype == tf.string:
+        raise TypeError(f"a collective needs numbers or bool, found strings. {_OTHERS}")
+    return tensor
+
+
+_OTHERS = "Send other things with broadcast_object or allgather_object."
+
+
+def _instead(value: Any) -> str:
+    """Returns what was found in place of a dense tensor, and what to type."""
+    if isinstance(value, tf.RaggedTensor):
+        return (
+            f"found a RaggedTensor of shape {value.shape}, whose rows differ in length. Pass "
+            "x.to_tensor(), which fills them up with zeros to equal shapes, or gather the rows of "
+            "all ranks: allgather_object(x.to_list())."
+        )
+    if isinstance(value, tf.SparseTensor):
+        return f"found a SparseTensor of shape {value.shape}. Pass tf.sparse.to_dense(x)."
+    if isinstance(value, list | tuple):
+        return f"found a list whose parts differ in shape, or are no numbers. {_OTHERS}"
+    return f"found {type(value).__name__}. {_OTHERS}"
+
+
 def spec_of(tensor: Any, *, open_rows: bool = False) -> Any:
     # With open_rows the first dimension is None.
     shape = tensor.shape

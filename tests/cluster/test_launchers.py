@@ -102,7 +102,7 @@ def test_a_command_that_reaches_hosts_is_a_launcher(sites, monkeypatch):
         launchers.named("pods")  # without hosts
     monkeypatch.setenv("PATH", "/nowhere")
     text = registry.text()
-    assert "expected cat, by which --on pods reaches hosts, found no such program" in text
+    assert "expected cat, by which --on pods reaches hosts, found no such program. Inst" in text
 
 
 def test_no_launcher_starts_more_ranks_than_the_administrator_allows(monkeypatch):

@@ -76,7 +76,7 @@ def test_the_page_shows_the_message_of_its_example(four):
 
 
 def test_the_message_compares_what_was_seen_with_a_ring(four):
-    told = failure(four, FAKE_RING).text
+    told = failure(four, FAKE_RING).reports[0].message
     assert "a ring: each rank sends 3 messages of 1 MB to one neighbour" in told
     assert (
         "found: rank 0 received 3 messages of 1 MB from ranks 1–3 and sent 3 messages of 4 MB to "
@@ -98,7 +98,7 @@ def test_an_order_of_sends_that_needs_buffers_passes_where_deadlocks_are_allowed
 
 def test_the_lines_of_waits_are_named_and_ranks_that_have_returned(four):
     source = "with expect():\n    if rank == 0:\n        send(np.zeros(10), 3)\n        # end"
-    told = failure(four, source).text
+    told = failure(four, source).reports[0].message
     assert "rank 0 waits at" in told
     assert ":3: send(np.zeros(10), 3)\n  ranks 1–3 have returned" in told
 

@@ -43,7 +43,8 @@ class CommandLauncher(MultiHostLauncher):
         program = shlex.split(cls.reach)[0]
         if shutil.which(program) is None:
             raise MissingDependency(
-                f"expected {program}, by which --on {cls.name} reaches hosts, found no such program"
+                f"expected {program}, by which --on {cls.name} reaches hosts, found no such "
+                "program. Install it, or see the other launchers: %distributed launchers"
             )
         super().check()
 

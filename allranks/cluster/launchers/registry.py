@@ -214,7 +214,9 @@ def _words(name: str) -> list[str]:
     try:
         words = shlex.split(name)
     except ValueError as error:
-        raise UsageError(f"expected a launcher, found {name!r}: {error}") from error
+        raise UsageError(
+            f"expected a launcher, found {name!r}: {error}. Type for example: --on ssh:h1:2,h2:2"
+        ) from error
     return words or [""]
 
 

@@ -79,8 +79,9 @@ def check(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     # A float of one byte is a float8, too narrow for sums.
     known = dtype.kind in "biuc" or (dtype.kind == "f" and dtype.itemsize > 1)
     if not (known or name_of(dtype) == "bfloat16"):
+        found = "text" if dtype.kind in "SU" else f"an array of {dtype.name}"
         raise TypeError(
-            f"a collective needs numbers or bool, and this array is {dtype.name}. "
+            f"a collective needs numbers or bool, found {found}. "
             "Send other things with broadcast_object or allgather_object."
         )
 

@@ -25,6 +25,20 @@ def text(ranks: Sequence[int], titles: Iterable[str]) -> str:
     return f"{label(ranks)} wait for each other, and none {NEVER}. {_advice(titles)}"
 
 
+def advice_alone(title: str, rank: int, partner: str) -> str:
+    """Returns what to change where ``rank`` waits in a call for a message with a partner that has
+    left, as ``rank 1``; "" if the call is none of messages.
+    """
+    same = ", with the same tag" if title.startswith("comm.") else ""
+    if _RECEIVES.match(title):
+        return f"Let {partner} send to rank {rank}{same}, or leave out this receive."
+    if _SENDS.match(title):
+        return f"Let {partner} receive from rank {rank}{same}, or leave out this send."
+    if _EXCHANGES.match(title):
+        return f"Let {partner} call sendrecv too, with rank {rank} as its partner."
+    return ""
+
+
 def error(said: str) -> CollectiveMismatch:
     """Returns the error with this text, whose first line is one of `text` or of a mismatch."""
     first = said.partition("\n")[0]

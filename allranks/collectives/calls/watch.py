@@ -173,8 +173,11 @@ class Watch:
     def _left_text(self, call: Call, rank: int, why: str) -> str:
         sites, lost = call.sites(), self.own.is_lost
         waiting = [r for r in sites if r != rank and not lost(r)]
-        advice = self.own.advice(rank, why) or (
-            "Make the same calls on every rank, or use a process set of the ranks that do."
+        partner = f"rank {rank}" if len(call.missing()) == 1 else "another rank"
+        advice = (
+            self.own.advice(rank, why)
+            or deadlocks.advice_alone(call.spec.title, self.own.rank, partner)
+            or "Make the same calls on every rank, or use a process set of the ranks that do."
         )
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:

@@ -53,7 +53,10 @@ class NotebookAttach(Ownership):
         (words,) = arguments
         if len(words) > 1:
             wanted = next(one.words_about for one in self.line_commands if one.name == name)
-            raise UsageError(f"expected {wanted}, found {' '.join(words)}")
+            raise UsageError(
+                f"expected {wanted}, found {' '.join(words)}. Type for example: "
+                f"%distributed {name} {words[0]}"
+            )
         return getattr(cluster.session, name.replace("-", "_"))("".join(words))
 
 

@@ -101,7 +101,10 @@ def lend(cells: Cells, memo: dict[str, Any]) -> None:
     cells.catch_up()
     cells.check_idle()
     if cells.occupied:
-        raise UsageError("expected idle ranks, found one in a cell that was interrupted")
+        raise UsageError(
+            "expected idle ranks, found one in a cell that was interrupted. Wait for its end, or "
+            "type: %distributed restart"
+        )
     ranks = cells.connection
     ranks.ask(STAY, {"home": ranks.config.session_dir})
     ranks.agent.stay(of(cells.hooks).stays, memo)

@@ -139,7 +139,10 @@ def connect(teacher: str) -> socket.socket:
     try:
         uid = pwd.getpwnam(teacher).pw_uid
     except KeyError:
-        raise UsageError(f"expected the account of your teacher, found {teacher!r}") from None
+        raise UsageError(
+            f"expected the account of your teacher on this machine, found {teacher!r}. The "
+            "teacher's notebook shows what to type, for example: %distributed join ana"
+        ) from None
     folder = folder_of(teacher)
     # The socket of another account could keep this waiting.
     by_another = os.path.lexists(folder) and not _is_of(folder, uid)

@@ -60,7 +60,10 @@ class Classroom(AskingFeature):
 
     def _class(self, words: list[str]) -> str:
         if len(words) > 1:
-            raise UsageError(f"expected a group or close, found {' '.join(words):.60}")
+            raise UsageError(
+                f"expected a group or close, found {' '.join(words):.60}. Type for example: "
+                "%distributed class   or: %distributed class close"
+            )
         if words == ["close"]:
             if self._board is None:
                 return "There is no class."
@@ -70,7 +73,8 @@ class Classroom(AskingFeature):
         if self._board is None:
             if hub.is_used() and words:
                 raise UsageError(
-                    f"expected no group, found {words[0]!r}: this hub's class admits all its users"
+                    f"expected no group, found {words[0]!r}: this hub's class admits all its "
+                    "users. Type: %distributed class"
                 )
             group = words[0] if words else None
             self._board = hub.HubBoard() if hub.is_used() else board.ClassBoard(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,8 @@ from allranks.features.ensemble.view import bar_view
 
 _SOURCE = "result = function(*arguments)"
 _SHOWN = 3
+#: The frame of this source in a traceback, which is above those of the function.
+_FRAME = re.compile(r"(?m)^[^\n]*Cell[^\n]*In\[0\][^\n]*\n(?:[^\n]+\n)+\n")
 
 
 def map_items(
@@ -50,7 +53,8 @@ class _Mapping(EnsembleRunner):
     def outcome(self) -> tuple[list[Any], dict[int, str]]:
         # All results, and the reports of the failed items. Read once all have ended.
         results: dict[int, Any] = {}
-        failed = {m.number: m.traceback or m.error for m in self.runs if m.state == FAILED}
+        ended = [one for one in self.runs if one.state == FAILED]
+        failed = {one.number: without_call(one.traceback or one.error) for one in ended}
         for member in self.runs:
             if member.problem:
                 failed[member.number] = f"its result could not be sent: {member.problem}"
@@ -83,6 +87,11 @@ class _Mapping(EnsembleRunner):
             "The error's .failed has each item's report, .results what the others returned."
         )
         raise MapFailed(headline, "\n\n".join(parts), *self.outcome)
+
+
+def without_call(report: str) -> str:
+    """Returns the report of an item without the cell that calls the function, which is ours."""
+    return _FRAME.sub("", report.replace(f" at line 1: {_SOURCE}", ""), count=1)
 
 
 def _named(member: Member) -> str:

@@ -80,12 +80,18 @@ class NotebookHeal(NotebookFeature):
         if name == "keep":
             return self._keep(asked["variables"], asked["every"])
         if len(asked) > 1:
-            raise UsageError(f"expected on, ask or off, found {' '.join(asked)}")
+            raise UsageError(
+                f"expected on, ask or off, found {' '.join(asked)}. Type for example: "
+                "%distributed heal on"
+            )
         return self._heal_when(asked[0]) if asked else _heal()
 
     def _heal_when(self, when: str) -> str:
         if when not in _HEALING:
-            raise UsageError(f"expected {', '.join(_HEALING)}, found {when!r}")
+            raise UsageError(
+                f"expected {', '.join(_HEALING)}, found {when!r}. Type for example: "
+                "%distributed heal on"
+            )
         self._when = when
         session: Any = cluster.session
         running = session.running

@@ -11,10 +11,10 @@ import zmq
 
 from allranks.cluster.failures import ending
 from allranks.cluster.features import ClusterContext
+from allranks.cluster.function_sources import add_sources
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.connection_files import ConnectionFiles
-from allranks.features.ipyparallel.function_sources import show_sources
 from allranks.records.agent import (
     Again,
     AgentExit,
@@ -115,3 +115,14 @@ class RankClients:
             made.close()
             raise
         return made
+
+
+def show_sources(client: Any) -> None:
+    """Adds the sources of the notebook's functions to the errors of this client."""
+    unwrap = client._unwrap_exception
+
+    def with_sources(content: dict[str, Any]) -> Any:
+        text = add_sources("\n".join(content["traceback"]))
+        return unwrap({**content, "traceback": text.split("\n")})
+
+    client._unwrap_exception = with_sources

@@ -34,7 +34,10 @@ _SCREEN_NBYTES, _LEAST_NBYTES = 128 * 1024, 1024
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a number of schedules from 1 on, found {text!r}")
+        raise ArgumentTypeError(
+            f"expected a number of schedules from 1 on, found {text!r}. Type for example: "
+            "--explore 100"
+        )
     return int(text)
 
 

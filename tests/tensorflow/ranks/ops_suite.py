@@ -73,6 +73,32 @@ def test_integers_are_averaged_towards_zero_and_bool_is_any() -> None:
         tf.function(lambda: hvd.allreduce(tf.constant([True])))()
 
 
+CALLS = {
+    "allreduce": hvd.allreduce,
+    "allgather": hvd.allgather,
+    "broadcast": lambda value: hvd.broadcast(value, 0),
+    "alltoall": hvd.alltoall,
+    "reducescatter": hvd.reducescatter,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_is_no_dense_tensor_is_refused_with_what_to_type(call, run):
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    for value, said in (
+        (ragged, r"found a RaggedTensor of shape \(2, None\).*allgather_object\(x.to_list\(\)\)"),
+        (
+            tf.sparse.eye(2),
+            r"found a SparseTensor of shape \(2, 2\)\. Pass tf.sparse.to_dense\(x\)",
+        ),
+        ([[1], [2, 3]], "found a list whose parts differ in shape.*broadcast_object"),
+        (tf.constant(["a"]), "found strings.*broadcast_object"),
+        (object(), "found object.*broadcast_object"),
+    ):
+        with pytest.raises(TypeError, match=f"(?s)a collective needs .*{said}"):
+            run(lambda value=value: call(value))
+
+
 def test_bfloat16_keeps_its_range_where_others_are_compressed() -> None:
     wide = tf.constant([1e20, 1e-20], tf.bfloat16)
     out = hvd.allreduce(wide, compression=hvd.Compression.fp16)

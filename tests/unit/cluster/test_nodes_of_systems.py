@@ -44,6 +44,7 @@ def test_there_are_as_many_ranks_as_asked_or_one_for_each_cpu(size, on, n, ranks
         ("ray --gpus-per-node 1", "expected 2 nodes of Ray with 1 GPUs each, found h1"),
         ("ray --nodes 2 --ntasks-per-node 4", "expected 2 nodes of Ray with 4 CPUs each"),
         ("ray --gpus-per-node all", "expected a number of GPUs, found argument --gpus-per-node"),
+        ("ray --gpus-per-node all", "Type for example: --gpus-per-node 2"),
         ("dask:tcp://h1:8786 --gpus-per-node 1", "found --gpus-per-node"),
         ("ray --account me", "expected --nodes and --ntasks-per-node, found --account"),
     ],

@@ -41,3 +41,17 @@ def test_a_rank_that_waits_for_itself_needs_a_call_that_does_not_wait():
 def test_a_mismatch_that_another_rank_has_reported_is_none():
     text = "allreduce needs the same shape on every rank: rank 1 has ().\n  rank 1: can go on"
     assert type(deadlocks.error(text)) is CollectiveMismatch
+
+
+@pytest.mark.parametrize(
+    ("title", "advice"),
+    [
+        ("recv", "Let rank 1 send to rank 0, or leave out this receive."),
+        ("comm.Irecv, Wait", "Let rank 1 send to rank 0, with the same tag, or leave out this rec"),
+        ("comm.ssend", "Let rank 1 receive from rank 0, with the same tag, or leave out this send"),
+        ("comm.sendrecv", "Let rank 1 call sendrecv too, with rank 0 as its partner."),
+    ],
+)
+def test_a_message_whose_partner_has_left_needs_the_other_call(title, advice):
+    assert deadlocks.advice_alone(title, 0, "rank 1").startswith(advice)
+    assert deadlocks.advice_alone("allreduce(Sum)", 0, "rank 1") == ""

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from allranks import __version__
+from allranks.cluster import script
+from allranks.cluster.cluster import Cluster
 from allranks.command.main import main
 
 COMMAND = [sys.executable, "-m", "allranks"]
@@ -37,6 +39,46 @@ def test_a_wrong_option_is_refused(words, said, tmp_path, capsys):
     assert ended.value.code not in (None, 0)
     assert said in capsys.readouterr().err + str(ended.value.code)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "job"),
+    [
+        ("train.py --timeout 3", (None, ["train.py", "--timeout", "3"], None, False)),
+        ("-np 2 python -u train.py -m x", (2, ["train.py", "-m", "x"], None, False)),
+        ("-np 2 --timeout 5 -m train -np 3 -m", (2, ["train", "-np", "3", "-m"], 5.0, True)),
+        ("-np 2 python -m json.tool --help", (2, ["json.tool", "--help"], None, True)),
+        ("python3 -u -m train", (None, ["train"], None, True)),
+    ],
+)
+def test_a_script_or_a_module_may_follow_the_options(words, job, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(script, "run_script", lambda job: jobs.append(job) or 0)
+    with pytest.raises(SystemExit):
+        main(["run", *words.split()])
+    (found,) = jobs
+    assert (found.size, found.arguments, found.timeout, found.is_module) == job
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "expected a script, or -m and a module, found none. Type for example: allranks run"),
+        ("-m", "expected a script, or -m and a module, found none"),
+        ("python -c 1", "expected a script, or -m and a module, found -c 1"),
+        ("-m train.py", "found the file train.py. Type: allranks run train.py"),
+        ("-m trian.steps", "after -m, found none named trian.steps in this folder"),
+        ("python -m 3", "after -m, found none named 3 in"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_what_to_type(words, said, tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Cluster, "start", lambda *_: pytest.fail("ranks were started"))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *words.split()])
+    assert str(ended.value.code).startswith("allranks: ")
+    assert said in str(ended.value.code)
 
 
 def test_the_kernel_has_the_options_of_features_and_its_own_logo(tmp_path, repository):

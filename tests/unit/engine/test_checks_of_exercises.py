@@ -5,7 +5,8 @@ import pytest
 from allranks.cluster.failures import describe, headline, plain
 from allranks.engine.exceptions import report
 from allranks.errors import RIGHT, WRONG, CheckFailed
-from allranks.grading import check, passed
+from allranks.grading import ExpectationFailed, Traffic, check, collective, passed
+from allranks.grading.traffic import COLLECTIVE, RankRecord, RecordedCall
 
 ANSWER = "check(found == sum(values), message)"
 
@@ -34,6 +35,31 @@ def test_a_wrong_answer_is_red_and_has_the_box_of_its_longest_line():
     (box,) = reported("expected 3\nfound 12 on rank 0").traceback
     lines = "expected 3        ", "found 12 on rank 0"
     assert box == "\n".join(f"\x1b[{WRONG}m {line} \x1b[0m" for line in lines)
+
+
+def test_other_communication_than_expected_is_such_a_box_too():
+    error = ExpectationFailed("expected 1 call of allreduce.\nfound: rank 0 made no call.")
+    found = report(error, ["traceback", ANSWER], 0, "cpu", "In[3]")
+    (box,) = found.traceback
+    assert box.startswith(f"\x1b[{WRONG}m expected 1 call of allreduce. ")
+    assert (ANSWER in box, found.line, found.source_line) == (False, None, "")
+
+
+def test_ranks_that_call_no_collective_are_found_together():
+    called = RankRecord((RecordedCall(COLLECTIVE, "broadcast"),), "", "", ())
+    traffic = Traffic([RankRecord((), "", "", ())] * 3 + [called])
+    assert [*collective("allreduce").problems(traffic)] == [
+        "ranks 0–2 called no collective",
+        "rank 3 received no message, sent no message and called broadcast",
+    ]
+
+
+def test_a_box_is_as_narrow_as_a_page():
+    (box,) = reported(f"expected {'words ' * 40}\n  and\n\n{'x' * 120}").traceback
+    first, second, third, *others = plain(box).splitlines()
+    assert (len(first), len(third)) == (122, 122)
+    assert max(map(len, (first.strip(), second.strip(), third.strip()))) <= 100
+    assert [line.rstrip() for line in others] == ["   and", "", f" {'x' * 120}"]
 
 
 def test_boxes_of_several_ranks_are_each_shown_once():

@@ -1,9 +1,12 @@
 """What the report of an exception says of the lines and the end of a cell."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from allranks.engine.exceptions import has_succeeded, is_outside_of_cell, report
+from allranks.engine.exceptions import has_succeeded, hint_of_mpi, is_outside_of_cell, report
 from allranks.records import code_names
 
 REPLACED = """
@@ -48,3 +51,14 @@ def test_a_program_that_exits_without_a_failure_has_succeeded(code):
 @pytest.mark.parametrize("code", [1, True, "0", "", 0.0, np.zeros(2), Odd()])
 def test_a_program_that_exits_with_something_else_has_not(code):
     assert not has_succeeded(SystemExit(code))
+
+
+class OfMpi(Exception):
+    def Get_error_class(self):
+        return self.args[0]
+
+
+def test_a_rank_that_a_communicator_lacks_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Exception=OfMpi, ERR_RANK=6))
+    assert hint_of_mpi(OfMpi(6)).endswith("Type for example: dest=(rank + 1) % size")
+    assert (hint_of_mpi(OfMpi(5)), hint_of_mpi(ValueError(6))) == ("", "")

@@ -23,6 +23,7 @@ from allranks.features.ensemble import grid
 from allranks.features.ensemble import runs as predict
 from allranks.features.ensemble.early import Early, remaining_seconds
 from allranks.features.ensemble.magics import options_parser
+from allranks.features.ensemble.mapping import without_call
 from allranks.features.ensemble.member import FAILED, FINISHED, WAITING, Arena, Member, SharedResult
 from allranks.features.ensemble.rank import numbers_of, summary_of
 from allranks.features.ensemble.runs import Runs
@@ -570,3 +571,19 @@ def test_predictions_that_do_not_fit_together_are_refused(results, name, said):
 def test_what_cannot_be_asked_of_an_ensemble_is_refused(ask, said):
     with pytest.raises(UsageError, match=said):
         ask(table())
+
+
+#: As a rank with IPython 9 sends it.
+OF_AN_ITEM = (
+    "{0} at line 1: result = function(*arguments)\nZeroDivisionError   Traceback (...)\n"
+    "\x1b[36mCell\x1b[39m\x1b[36m \x1b[39m\x1b[32mIn[0]\x1b[39m\x1b[32m, line 1\x1b[39m\n"
+    "\x1b[32m----> \x1b[39m\x1b[32m1\x1b[39m result = \x1b[30;43mfunction\x1b[39m(*arguments)\n\n"
+    "Cell In[3], line 2, in function(x)\n----> 2     return 1 / x\n\nZeroDivisionError: division"
+)
+
+
+def test_the_report_of_an_item_of_map_begins_with_the_function():
+    first = "rank 1 (vm, cpu) raised ZeroDivisionError"
+    title, _, *lines = without_call(OF_AN_ITEM.format(first)).splitlines()
+    assert (title, lines[0]) == (first, "Cell In[3], line 2, in function(x)")
+    assert without_call("it exceeded its timeout of 3 s") == "it exceeded its timeout of 3 s"

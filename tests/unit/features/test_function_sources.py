@@ -15,7 +15,8 @@ pytest.importorskip("ipyparallel")
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from ipyparallel.serialize import pack_apply_message
 
-from allranks.features.ipyparallel.function_sources import add_sources, show_sources
+from allranks.cluster.function_sources import add_sources
+from allranks.features.ipyparallel.clients import show_sources
 from allranks.features.ipyparallel.rank import _from_function
 
 FILE = "/tmp/ipykernel_1/2.py"

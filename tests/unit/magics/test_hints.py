@@ -1,6 +1,7 @@
 """The part of an error that says where its name exists, or how to load its magic."""
 
 import json
+import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -33,6 +34,23 @@ def test_a_variable_of_the_notebook_is_copied_to_all_ranks_or_to_those_that_lack
         f"x {COPY} x -r 0",
         f"y {COPY} y -r 1",
     ]
+
+
+def test_a_variable_that_cannot_be_copied_is_used_in_the_notebook():
+    names = {"client": threading.Lock(), "x": 3, "large": numpy.zeros(25_000_000)}
+    assert hints(names, undefined(0, "client"), ran=1) == [
+        "client exists in the notebook, and cannot be copied to the ranks. "
+        "Type it in a cell without %%distributed"
+    ]
+    begin = "Begin the cell with: %%local"
+    assert hints(names, undefined(0, "client"), ran=1, here=begin) == [
+        f"client exists in the notebook, and cannot be copied to the ranks. {begin}"
+    ]
+    assert hints(names, undefined(0, "x"), ran=1, here=begin) == [
+        f"x {COPY} x\nTo use it in the notebook: begin the cell with: %%local"
+    ]
+    (large,) = hints(names, undefined(0, "large"), ran=1)
+    assert large.endswith("To copy it to the ranks (200 MB each): %distributed push large")
 
 
 def test_a_module_is_imported_and_not_copied():

@@ -41,7 +41,7 @@ def test_options_of_a_cell_and_of_a_command_are_read():
         ("-o 1x", "expected the name of a variable after -o"),
         ("-o class", "expected the name of a variable after -o, found 'class'"),
         ("--timeout 0", "expected --timeout in seconds above 0"),
-        ("-o 'x", "expected options"),
+        ("-o 'x", "expected options, found .* Close each quotation mark"),
     ],
 )
 def test_a_line_that_cannot_be_understood_says_what_was_expected(line, said):

@@ -1,10 +1,15 @@
-"""What commands say where no ranks run."""
+"""What commands say where no ranks run, and the names of `ranks`."""
 
+import inspect
 from types import SimpleNamespace
 
+import pytest
+
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.options import ClusterOptions
-from allranks.magics.session import Session
+from allranks.errors import UsageError
+from allranks.magics.session import RanksProxy, Session
 
 
 def test_without_features_a_stop_without_ranks_says_so():
@@ -56,3 +61,53 @@ def test_a_kernel_that_was_installed_for_a_number_of_ranks_starts_that_number(mo
     session.stop()
     assert session.cluster().size == 2
     assert "as many as before" not in capsys.readouterr().out
+
+
+class WithVariables(Cluster):
+    """Two ranks that were not started, with the variables that it is given."""
+
+    def push(self, values, ranks=None):
+        vars(self).setdefault("there", {}).update(values)
+
+    def pull(self, names, ranks=None):
+        return dict.fromkeys(range(2), self.there[names])
+
+
+def proxy(running):
+    return RanksProxy(SimpleNamespace(running=running, cluster=lambda: running))
+
+
+def test_ranks_have_their_variables_by_name():
+    ranks = proxy(WithVariables(2))
+    ranks["x"] = 3
+    assert (ranks["x"], len(ranks)) == ({0: 3, 1: 3}, 2)
+
+
+@pytest.mark.parametrize("key", [0, slice(None), "x + 1", ("x", "y")])
+def test_what_names_no_variable_is_refused_with_what_to_type(key):
+    with pytest.raises(UsageError, match=r"found .* Type for example: ranks\['x'\]"):
+        proxy(WithVariables(2))[key]
+
+
+def test_without_ranks_none_are_started_for_a_variable():
+    ranks = proxy(None)
+    assert len(ranks) == 0
+    with pytest.raises(UsageError, match="begins with %%distributed, which starts ranks"):
+        ranks["x"]
+
+
+def test_an_unknown_name_of_ranks_says_how_to_get_a_variable():
+    for ranks in (proxy(None), proxy(WithVariables(2))):
+        with pytest.raises(AttributeError, match=r"ranks has no 'x'\. .*ranks\['x'\]"):
+            _ = ranks.x
+
+
+def test_the_help_of_ranks_has_examples():
+    assert 'ranks["x"]' in inspect.getdoc(RanksProxy)
+
+
+def test_values_without_names_are_refused_before_any_is_sent():
+    with pytest.raises(
+        UsageError, match=r"variables by name, found str\..*ranks.push\(\{'x': 3\}\)"
+    ):
+        Cluster(2).push("x", 3)

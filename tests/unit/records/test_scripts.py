@@ -4,10 +4,12 @@ import asyncio
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import allranks
 from allranks.cluster.script import _exit_code
 from allranks.errors import CellFailed, Report
 from allranks.records.scripts import Script, ScriptExited
@@ -161,3 +163,32 @@ def test_a_script_ends_with_the_exit_code_of_a_program(value: str, code: int) ->
         assert _exit_code(CellFailed("", "", [found]))[0] == code
     else:
         assert code == 0
+
+
+MAIN = """
+import sys
+from . import helper
+print(sys.argv, sys.path[0], __name__, __package__, __file__, __spec__.name, helper.__name__)
+"""
+RUN_MODULE = "import sys; from allranks.records.scripts import Script; Script(sys.argv[1:], True)()"
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+@pytest.mark.parametrize("name", ["scripts", "scripts.train"])
+def test_a_module_runs_as_python_runs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("__main__", "train"):
+        Path("scripts", f"{file}.py").write_text(MAIN)
+    for file in ("__init__", "helper"):
+        Path("scripts", f"{file}.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(Path(allranks.__file__).parents[1]))
+    python = partial(subprocess.check_output, timeout=60, text=True)
+    said = python([sys.executable, "-m", name, "--epochs", "3"])
+    assert "--epochs" in said
+    assert python([sys.executable, "-c", RUN_MODULE, name, "--epochs", "3"]) == said
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+@pytest.mark.parametrize("name", ["scripts", "scripts.nothing"])
+def test_what_is_no_module_to_run_is_refused_with_what_to_type(name: str) -> None:
+    with pytest.raises(ScriptExited, match=f"found none named {name}. Type the name that follows"):
+        Script([name], is_module=True)()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from allranks.cluster import cluster as notebook
-from allranks.errors import UsageError
+from allranks.errors import CellTimeout, Report, UsageError
 from allranks.lessons import on_ranks
 from allranks.lessons.explainer import ALGORITHMS as OFFERED
 from allranks.lessons.explainer import EXPLAIN_HERE, bundle, example_arrays
@@ -169,3 +169,25 @@ def test_what_cannot_be_shown_is_refused_before_anything_runs(arguments, said, m
     monkeypatch.setattr(notebook, "session", None)
     with pytest.raises(UsageError, match=said):
         ring(**arguments)
+
+
+@pytest.mark.parametrize("etype", ["CellTimeout", "death"])
+def test_a_timeout_says_what_was_not_ended_and_what_to_type(etype, monkeypatch):
+    killed = "rank 1 was killed"
+    report = Report(1, "vm", "cpu", etype, "", (), None, "", waiting=False)
+
+    def run(*_, **__):
+        raise CellTimeout(killed, reports=[report])
+
+    ranks = Cluster()
+    monkeypatch.setattr(ranks, "run", run, raising=False)
+    with pytest.raises(CellTimeout) as raised:
+        ring(ranks, algorithm="tree", size=4)
+    said = str(raised.value)
+    assert said.startswith(
+        "ring() expected ranks 0–2 to run an allreduce (tree, 4 values a rank) several times "
+        "within 30 s, found that they had not ended."
+    )
+    assert (killed in said) == (etype == "death")
+    assert "type the same again" in said
+    assert raised.value._render_traceback_() == [said]
