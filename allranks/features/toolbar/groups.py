@@ -31,6 +31,11 @@ def summary(statuses: Sequence[RankStatus]) -> str:
     )
 
 
+def are_busy(statuses: Sequence[RankStatus]) -> bool:
+    """Whether some rank runs a cell, or a request of any client."""
+    return any(one.state.startswith(("running", "waiting ", "at ")) for one in statuses)
+
+
 def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
     """Returns a row for each rank, or for each group of more than `MOST_ROWS` ranks.
 
