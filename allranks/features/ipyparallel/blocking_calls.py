@@ -18,8 +18,8 @@ from allranks.records.ranks import label
 if TYPE_CHECKING:
     from ipyparallel.client.asyncresult import AsyncResult
 
-#: Where a view itself waits. An interrupt of ``ar.get()`` in a cell leaves the call alone: there the
-#: user has a result to come back to.
+#: Where a view itself waits. An interrupt of ``ar.get()`` in a cell leaves the call alone: the user
+#: has a result to come back to.
 _VIEWS = ("ipyparallel.client.view", "ipyparallel.client.remotefunction")
 #: Ranks that react have ended the call by then.
 _END_SECONDS = 3.0
