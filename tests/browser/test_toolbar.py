@@ -293,7 +293,7 @@ def test_what_ranks_do_while_the_kernel_is_idle_is_interrupted_in_the_sidebar(op
     lab.wait_idle()
     psutil.Process(int(lab.output(2).inner_text().split()[1])).kill()
     expect(sidebar).to_contain_text("1 dead")
-    expect(sidebar).to_contain_text("the next cell replaces it")
+    expect(sidebar).to_contain_text("the next cell of the ranks replaces it")
     lab.screenshot(PICTURES / "toolbar_dead.png")
     lab.write(2, "print('any cell')")
     lab.run_cell(2)

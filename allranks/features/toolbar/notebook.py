@@ -240,7 +240,7 @@ def what_replaces(running: Cluster) -> str:
     if not roster.can_replace or roster.replacing == "off":
         return ": the next cell of the ranks starts all of them again"
     if roster.replacing == "on":
-        return ": the next cell replaces it"
+        return ": the next cell of the ranks replaces it"
     return f". Type: {running.cells.hooks.replaces_ranks}"
 
 

@@ -59,7 +59,7 @@ def test_a_rank_that_died_beside_cells_is_dead_and_not_silent(page: Any) -> None
     page.hear(Exit(1, first.pid, 3, False), None)
     (_, row) = page.state("idle")["rows"]
     assert (row["state"], row["is_bad"]) == ("dead", True)
-    assert row["detail"] == "ended with exit code 3: the next cell replaces it"
+    assert row["detail"] == "ended with exit code 3: the next cell of the ranks replaces it"
     page.ranks.roster.replacing = "ask"
     (_, row) = page.state("idle")["rows"]
     assert row["detail"] == "ended with exit code 3. Type: %distributed heal"

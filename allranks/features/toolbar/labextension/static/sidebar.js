@@ -195,7 +195,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
             h("td", { className, title: row.state }, row.state),
           ),
           // Always there, so that the rows below do not move.
-          h("tr", { key: `${row.ranks} detail` }, h("td", { colSpan: 4, className: "jp-allranks-line", title: row.detail }, row.detail || "\u00a0")),
+          h("tr", { key: `${row.ranks} detail` }, h("td", { colSpan: 4, className: `jp-allranks-line${row.is_bad ? " jp-allranks-whole" : ""}`, title: row.detail }, row.detail || "\u00a0")),
         ];
       });
       return h(
