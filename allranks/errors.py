@@ -32,6 +32,10 @@ A message has three parts: what was expected, what was found, and what to type n
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -39,6 +43,42 @@ from typing import Any
 
 #: Heads the list of places at the end of the message of a rank that waited.
 WAITING = "Waiting for it:"
+
+
+#: What a user types: a magic, or what follows "Type:", up to the end of the clause.
+_COMMAND = re.compile(
+    r"(?:%{1,2}\w|(?<=[Tt]ype: )\S|(?<=[Tt]ype for example: )\S)"
+    r"(?:[^\s.,;]|[.,;](?=\S)| (?! |\(|(?:and|or)\b))*"
+)
+#: Stands for a space within a command, and is no white space where a line is broken.
+_WITHIN = "\0"
+
+
+def whole_commands(text: str, width: int) -> str:
+    """Returns a text whose long lines with commands are broken between words, and no command is,
+    unless it is longer than a line.
+    """
+    return "\n".join(
+        _broken(line, width) if len(line) > width and _COMMAND.search(line) else line
+        for line in text.split("\n")
+    )
+
+
+def _broken(line: str, width: int) -> str:
+    def joined(found: re.Match[str]) -> str:
+        return found[0].replace(" ", _WITHIN) if len(found[0]) <= width else found[0]
+
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(_COMMAND.sub(joined, line)).replace(_WITHIN, " ")
+
+
+def for_screen(text: str) -> str:
+    """Returns a text as a terminal shows it: with `whole_commands`. Elsewhere it stays as it is,
+    because a page has scrollers, or breaks lines itself.
+    """
+    if not sys.stdout.isatty():
+        return text
+    return whole_commands(text, shutil.get_terminal_size().columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +105,7 @@ class _WithoutTraceback(AllranksError):
 
     def _render_traceback_(self) -> list[str]:
         # IPython shows these lines in place of a traceback.
-        return [f"{type(self).__name__}: {self}"]
+        return [for_screen(f"{type(self).__name__}: {self}")]
 
 
 class UsageError(_WithoutTraceback, ValueError):
@@ -121,7 +161,7 @@ class CellFailed(AllranksError):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this text in place of the notebook's own frames."""
-        return [self.text]
+        return [for_screen(self.text)]
 
 
 class RankDied(CellFailed):

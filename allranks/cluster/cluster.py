@@ -354,7 +354,8 @@ class Cluster:
     def interrupt(self) -> bool:
         """Interrupts what runs on the ranks; returns whether anything did.
 
-        Before a cell, it interrupts the requests of clients that the cell waits for.
+        Before a cell, it interrupts the requests of clients that the cell waits for; without a
+        cell, all that clients have asked for.
         """
         roster, connection = self.roster, self.cells.connection if self.state != "new" else None
         if connection is None:
@@ -363,6 +364,8 @@ class Cluster:
             connection.inbox.put(InterruptRequested())
         elif roster.running is not None and connection.run is not None:
             connection.run.press()
+        elif not roster.busy and roster.phase == "running":
+            return connection.interrupt_clients()
         return roster.busy or connection.awaits_clients
 
     def heal_when(self, healing: str) -> None:

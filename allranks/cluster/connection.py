@@ -71,11 +71,13 @@ from allranks.records.config import CLIENTS_RANKS, HostAgentConfig
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
+    BETWEEN_CELLS,
     Answer,
     Died,
     EpochBegun,
     EpochEnded,
     Hello,
+    Interrupt,
     Output,
     Query,
     Reply,
@@ -486,6 +488,29 @@ class Connection:
         self._delivers[ask.request] = lambda answer, _: deliver(answer)
         self.send(ranks, ask)
 
+    def unanswered(self, ranks: Iterable[int]) -> dict[str, int]:
+        """Returns the kernels (`Hello.engine`) of ranks that have not answered a request that a
+        feature has made for its clients, and the ranks. A rank that has died is left out.
+        """
+        holding, roster = self.hooks.holding(), self.roster
+        if not holding or roster.ends or self.closed:
+            return {}
+        there = set(ranks) - set(roster.dead)
+        engines = {roster.hellos[r].engine: r for r in there if r in roster.hellos}
+        waits = self.hooks.call_each((one.unanswered for one in holding), engines)
+        return {engine: engines[engine] for found in waits for engine in found}
+
+    def interrupt_clients(self) -> bool:
+        """Interrupts what ranks do for clients, while no cell runs; returns whether clients of this
+        process wait for it.
+        """
+        engines = self.unanswered(range(self.size))
+        self.hooks.call_each((one.give_up for one in self.hooks.holding()), engines)
+        # What clients of other processes have asked for, and tasks for any rank.
+        others = set(self.roster.alive) - set(engines.values())
+        self.send(sorted(others), Interrupt(BETWEEN_CELLS))
+        return bool(engines)
+
     def await_clients(self, ranks: Collection[int], tell: Callable[[str], object]) -> None:
         """Waits until ranks have answered all requests that a feature has made for its clients.
 
@@ -493,23 +518,14 @@ class Connection:
         another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
         line if it takes long.
         """
-        if not (holding := self.hooks.holding()):
+        if not (engines := self.unanswered(ranks)):
             return
-        roster = self.roster
-
-        def busy() -> dict[str, int]:
-            there = [] if roster.ends or self.closed else set(ranks) - set(roster.dead)
-            engines = {roster.hellos[r].engine: r for r in there if r in roster.hellos}
-            waits = self.hooks.call_each((one.unanswered for one in holding), engines)
-            return {engine: engines[engine] for found in waits for engine in found}
-
-        if not (engines := busy()):
-            return
+        holding = self.hooks.holding()
         calls = (one.call_when_answered for one in holding)
         self.hooks.call_each(calls, engines, lambda: self.inbox.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
         with self.inbox.hearing_interrupts(), self._awaiting_clients():
-            while engines := busy():
+            while engines := self.unanswered(ranks):
                 if self.step(_POLL_SECONDS):
                     self.hooks.call_each((one.give_up for one in holding), engines)
                     if threading.current_thread() is threading.main_thread():

@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
+from allranks.errors import for_screen
 from allranks.records import config
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
@@ -87,6 +88,8 @@ _TQDM = re.compile(
 _RICH = re.compile(r"(?P<name>.*?) *[━╸╺]+ +(?P<percent>\d+)% (?P<elapsed>[\d:]*)")
 _KERAS = re.compile(r" *(?P<done>\d+)/(?P<total>\d+) (?:━+|\[[=>.]+\])(?P<rest>.*)")
 _METRIC = re.compile(r" - (\w+: \S+)")
+#: The beginning of a note about a wait that lasts: of the same call, the next note says all again.
+_WAIT = re.compile(r".+? has (?:waited|moved no data for) (?=\d+ s\b)")
 
 
 class Line(NamedTuple):
@@ -111,14 +114,26 @@ class RankText:
         self._open = False
         #: How far above the last line the next text goes, as where there are several bars.
         self._up = 0
+        #: The call of the last note about a wait, and the lines from there to its end.
+        self._wait, self._wait_lines = "", (0, 0)
 
     def feed(self, kind: str, text: str) -> None:
         if "\x1b[" in text:
             text = _CURSOR.sub("", text).replace(_UP_ONE, _UP)
         if self._up or _UP in text:
             self._feed_around(kind, text)
+        elif kind == "note" and (found := _WAIT.match(text)):
+            self._feed_wait(found[0], text)
         else:
             self._feed(kind, text)
+
+    def _feed_wait(self, call: str, text: str) -> None:
+        begin, end = self._wait_lines
+        if call == self._wait and end == len(self.lines):
+            del self.lines[begin:]
+        begin = len(self.lines)
+        self._feed("note", text)
+        self._wait, self._wait_lines = call, (begin, len(self.lines))
 
     def _feed_around(self, kind: str, text: str) -> None:
         for piece in _MOVES.split(text):
@@ -167,12 +182,12 @@ class RankText:
         self._up = self._up if kept else 0
         taken = self.lines[: len(self.lines) - len(kept)] if ended_only else self.shown
         self.lines = kept
-        self._open = bool(kept)
+        self._open, self._wait = bool(kept), ""
         return taken
 
     def clear(self) -> None:
         self.lines.clear()
-        self._open, self._up = False, 0
+        self._open, self._up, self._wait = False, 0, ""
 
 
 def _as_shown(text: str) -> str:
@@ -493,7 +508,7 @@ class TerminalView(TextView):
 
     def notice(self, text: str) -> None:
         self._print()
-        self.write(f"· {text}")
+        self.write(for_screen(f"· {text}"))
 
     def name_cause(self, text: str) -> None:
         """Does nothing: there is no panel, and a line below the cell names it."""

@@ -257,6 +257,50 @@ def test_the_settings_of_the_toolbar_hide_the_field(lab):
         hidden.unlink()
 
 
+def test_what_ranks_do_while_the_kernel_is_idle_is_interrupted_in_the_sidebar(opened):
+    lab, page = opened, opened.page
+    waits = "import time\nwhile True: time.sleep(0.01)"
+    sources = ["%load_ext allranks.px\n%distributed start -n 2\nview = rc[:]"]
+    sources += [f"%%px --noblock\n{waits}"]
+    for at, source in enumerate(sources):
+        lab.write(at, source)
+    lab.run_cell(0)
+    lab.wait_for(0, "started ranks")
+    lab.command("allranks:show")
+    sidebar = page.locator(SIDEBAR)
+    interrupt = sidebar.get_by_role("button", name="Interrupt")
+    expect(sidebar).to_contain_text("2 idle")
+    expect(interrupt).to_have_count(0)
+    lab.run_cell(1)
+    lab.wait_idle()
+    expect(sidebar).to_contain_text("2 running")
+    lab.screenshot(PICTURES / "toolbar_busy_beside.png")
+    interrupt.click()
+    expect(sidebar).to_contain_text("2 idle")
+    expect(interrupt).to_have_count(0)
+
+    lab.write(2, "import time\nheld = view.apply_async(time.sleep, 600)")
+    lab.run_cell(2)
+    lab.wait_idle()
+    expect(sidebar).to_contain_text("2 between two cells")
+    interrupt.click()
+    expect(sidebar).to_contain_text("2 idle")
+
+    # No cell looks at the ranks meanwhile.
+    lab.write(2, "pids = view.apply_sync(__import__('os').getpid)\nprint(*pids)")
+    lab.run_cell(2)
+    lab.wait_for(2, re.compile(r"\d+ \d+"))
+    lab.wait_idle()
+    psutil.Process(int(lab.output(2).inner_text().split()[1])).kill()
+    expect(sidebar).to_contain_text("1 dead")
+    expect(sidebar).to_contain_text("the next cell of the ranks replaces it")
+    lab.screenshot(PICTURES / "toolbar_dead.png")
+    lab.write(2, "print('any cell')")
+    lab.run_cell(2)
+    lab.wait_for(2, "rank 1 was replaced")
+    expect(sidebar).to_contain_text("2 idle")
+
+
 def test_notebook_7_has_the_field_and_the_sidebar_too(opened):
     lab, page = opened, opened.page
     name = page.evaluate("() => jupyterapp.shell.currentWidget.context.path")

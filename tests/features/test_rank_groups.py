@@ -19,6 +19,12 @@ def test_ranks_in_one_state_are_counted_together():
     assert summary([status(0), status(1, "waiting in barrier for rank 0")]) == (
         "1 running; 1 waits for 0"
     )
+    places = [status(rank, f"at f.py:{rank}") for rank in range(2)]
+    assert summary(places) == "2 between two cells"
+    assert [row["detail"] for row in rows(places)] == [
+        "at f.py:0 · In[1]:2 f()",
+        "at f.py:1 · In[1]:2 f()",
+    ]
 
 
 def test_few_ranks_have_a_row_each_and_many_a_row_for_each_group():

@@ -233,6 +233,33 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
+def test_the_first_interrupt_of_a_blocking_call_of_a_view_ends_it_on_the_ranks(px):
+    px.run(
+        "def endless():\n    import time\n    open(f'began {rank}', 'w').close()\n"
+        "    while True: time.sleep(0.01)"
+    ).ok()
+    cell = px.start("for _ in range(9): dv.apply_sync(endless)")
+    wait_until(lambda: all((px.cwd / f"began {rank}").exists() for rank in range(3)))
+    px.interrupt()
+    cell.wait().fails("CellInterrupted").says(
+        "while True: time.sleep(0.01)",
+        "the call of endless on ranks 0–2 was interrupted; the ranks keep their variables",
+    )
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
+def test_requests_of_views_that_no_cell_waits_for_are_interrupted_too(px):
+    px.run(f"{UNTIL}\nheld = dv.apply_async(until, 'never')\nassert not held.ready()").ok()
+    task = "task = rc.load_balanced_view().apply_async(until, 'never')"
+    assert px.value("ranks.interrupt()") == "True"
+    px.run("held.get(timeout=60)").says("KeyboardInterrupt")
+    px.run(f"{task}\nimport time").ok()
+    at = "any(one.state.startswith('at ') for one in ranks.cells.statuses())"
+    px.run(f"while not {at}: time.sleep(0.01)").ok()
+    assert px.value("ranks.interrupt()") == "False"
+    px.run("task.get(timeout=60)").says("KeyboardInterrupt")
+
+
 def test_a_request_awaits_and_can_be_interrupted_meanwhile(px):
     awaits = "import asyncio\nawait asyncio.sleep(0)\nslept = rank\n"
     px.run(f"dv.execute({awaits!r}, block=False)").ok()
@@ -248,7 +275,7 @@ def test_a_request_awaits_and_can_be_interrupted_meanwhile(px):
 
 def test_a_cell_does_not_wait_for_the_request_of_a_rank_that_has_died(px):
     px.run("import os\nlost = rc[1].apply_async(os._exit, 1)").ok()
-    px.run("%%px\nrank").says("rank 1 was replaced")
+    px.run("%%px\nrank")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
@@ -418,8 +445,9 @@ def test_a_request_ends_with_its_rank_and_the_new_rank_has_the_same_id(px):
     px.run("%distributed heal on").ok()
     px.run("import time\nwaits = view.client[1].apply_async(time.sleep, 600)").ok()
     px.run("view.client.send_signal('SIGKILL', targets=1, block=True)").ok()
-    px.run("waits.get()").says("EngineError", "Engine 1 died while running task")
-    assert px.value("view.client.ids") == "[0]"
+    said = [px.run("waits.get()").says("EngineError", "Engine 1 died while running task").text]
+    # By itself, after a cell that is none of the ranks: the news may come a moment later.
+    wait_until(lambda: "rank 1 was replaced" in said[-1] or said.append(px.run("pass").text))
     px.run("%%distributed\nrank").says("rank 1 → 1")
     px.run("view.client.wait_for_engines(2, interactive=False)").ok()
     assert px.value("view.client[:].apply_sync(lambda: rank)") == "[0, 1]"

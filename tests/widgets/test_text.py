@@ -291,3 +291,31 @@ def test_a_front_end_finds_the_lines_of_each_rank_without_reading_labels(given_r
 
 def test_members_of_an_ensemble_are_no_ranks_to_a_front_end():
     assert described([Row((0,), Line("out", "a"))], "member") == {}
+
+
+def test_a_note_about_a_wait_takes_the_place_of_the_one_before() -> None:
+    text = RankText()
+    call = "allreduce(Sum) at In[5]:3: allreduce(x)"
+
+    def wait(seconds: int, ranks: str = "rank 2", at: str = call) -> None:
+        text.feed("note", f"{at} has waited {seconds} s for {ranks}:\n  {ranks} runs In[5]:1\n")
+
+    def shown() -> list[str]:
+        return [line.text for line in text.shown]
+
+    text.feed("out", "begins\n")
+    wait(5, "ranks 1–2")
+    wait(10)
+    assert shown() == ["begins", f"{call} has waited 10 s for rank 2:", "  rank 2 runs In[5]:1"]
+    # One of another call, and one after other output, are new.
+    wait(5, at="barrier at In[5]:4: barrier()")
+    text.feed("out", "of a thread\n")
+    wait(10, at="barrier at In[5]:4: barrier()")
+    assert [line.rpartition(" has waited ")[2] for line in shown() if "waited" in line] == [
+        "10 s for rank 2:",
+        "5 s for rank 2:",
+        "10 s for rank 2:",
+    ]
+    text.clear()
+    wait(20)
+    assert len(shown()) == 2

@@ -536,7 +536,7 @@ class RankState:
         ``why`` is the text of its `departure`.
         """
         if {rank, self.shares[rank]} & self.died.keys():
-            return "A new rank can take its place once the others have left the cell."
+            return "A dead rank can be replaced only between cells."
         if self.is_lost(rank):
             return "Check that host and its network, and start the ranks again."
         if self.has_failed(rank) or (self.board.get(rank, FAILED) and INTERRUPTED not in why):

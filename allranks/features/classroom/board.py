@@ -47,6 +47,8 @@ class Student:
     notebook: str = ""
     cell: int = 0
     exercise: str = ""
+    #: The exercises whose checks have succeeded.
+    solved: str = ""
     state: str = "idle"
     error: str = ""
     waits: str = ""
@@ -90,6 +92,7 @@ class Student:
         if said and said != self.account:
             self.name = f"{said} ({self.account})"
         self.notebook, self.exercise = state.get("notebook", ""), state.get("exercise", "")
+        self.solved = state.get("solved", "")
         self.state, self.error = state.get("state", ""), state.get("error", "")
         self.waits, self.ranks = state.get("waits", ""), state.get("ranks", "")
         self.cell, self.seconds = state.get("cell", 0), state.get("seconds", 0.0)
@@ -98,7 +101,7 @@ class Student:
 
     def leave(self) -> None:
         """Forgets all but the name: nothing of a student is visible after leaving."""
-        self.notebook = self.exercise = self.error = self.waits = self.ranks = ""
+        self.notebook = self.exercise = self.solved = self.error = self.waits = self.ranks = ""
         self.panel, self.shows_panel, self.gone = None, False, True
         self._received.clear()
 
@@ -282,6 +285,7 @@ def as_text(students: Sequence[Student]) -> str:
             one.notebook,
             f"In[{one.cell}]",
             one.exercise,
+            f"solved: {one.solved}" if one.solved else "",
             _WORDS[one.need],
             age(one.idle_seconds),
         )
@@ -316,6 +320,7 @@ def as_html(students: Sequence[Student]) -> str:
             f'<div style="border-color: {_COLOURS[one.need]}"><b>{html.escape(one.name)}</b> '
             f"{_WORDS[one.need]}, {age(one.idle_seconds)}<br>"
             f"<small>{html.escape(one.notebook)} {html.escape(at)}</small>"
+            + (f"<br>✓ solved: {html.escape(one.solved)}" if one.solved else "")
             + (f"<br>{html.escape(one.line)}" if one.line else "")
             + "</div>"
         )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from allranks.cluster import cluster
-from allranks.cluster.failures import read_statuses, status_tree
+from allranks.cluster.failures import RankStatus, read_statuses, status_tree
 from allranks.cluster.features import AskingFeature
 from allranks.cluster.options import LineCommand
 from allranks.errors import UsageError
 from allranks.features.classroom import board, door, hub
 from allranks.features.classroom.student import Membership, NotebookState
 from allranks.records import requests
+from allranks.records.ranks import label
 
 _ANSWER_SECONDS = 0.5
 #: How a panel begins in the output of a cell.
@@ -136,11 +138,19 @@ class Classroom(AskingFeature):
         alive = [rank for rank in range(running.size) if rank not in running.roster.dead]
         ask = self.begin_ask(alive, requests.STATUS, {}, _ANSWER_SECONDS)
         ranks = read_statuses(running.hellos, ask())
-        waiting = [one for one in ranks if one.state.startswith("waiting")]
-        waits = (
-            f"rank {waiting[0].rank} is {waiting[0].state} at {waiting[0].line}" if waiting else ""
-        )
-        return {"waits": waits, "ranks": status_tree(ranks, f"{running.size} ranks")}
+        return {"waits": waits_of(ranks), "ranks": status_tree(ranks, f"{running.size} ranks")}
+
+
+def waits_of(ranks: Sequence[RankStatus]) -> str:
+    """Returns which ranks wait, for what and where; most of them first, "" if none waits."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for one in ranks:
+        if one.state.startswith("waiting"):
+            groups.setdefault((one.state, one.line), []).append(one.rank)
+    return "; ".join(
+        f"{label(group)} {'is' if len(group) == 1 else 'are'} {state} at {line}"
+        for (state, line), group in sorted(groups.items(), key=lambda item: -len(item[1]))
+    )
 
 
 def _last_panel() -> str:

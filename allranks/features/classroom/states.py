@@ -20,7 +20,15 @@ STATE_NBYTES, PANEL_NBYTES = 50_000, 4_000_000
 MAX_STUDENTS = 500
 #: Of one account, or of one user of a hub.
 MAX_NOTEBOOKS = 4
-_LENGTHS = {"user": 60, "notebook": 300, "exercise": 40, "state": 20, "error": 300, "waits": 300}
+_LENGTHS = {
+    "user": 60,
+    "notebook": 300,
+    "exercise": 40,
+    "solved": 80,
+    "state": 20,
+    "error": 300,
+    "waits": 300,
+}
 _NAME_LENGTH, _KEY_LENGTH, _RANKS_LENGTH = 60, 300, 5000
 _MAX_NUMBER = 10**9
 

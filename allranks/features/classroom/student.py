@@ -16,6 +16,7 @@ from allranks.cluster.failures import plain
 from allranks.features.classroom import door
 
 _EXERCISE = re.compile(r"(exercise|check)-(.+)")
+_CHECK = "check"
 _TEXT_LENGTH = 300
 _INTERVAL_SECONDS = 1.0
 _SEND_SECONDS = 10
@@ -27,6 +28,8 @@ class NotebookState:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.cell, self.exercise, self.error = 0, "", ""
+        #: The exercises whose check has succeeded when it ran last, in their order.
+        self._solved: dict[str, None] = {}
         self.state, self.since = "idle", time.time()
         shell.events.register("pre_run_cell", self._begun)
         shell.events.register("post_run_cell", self._ended)
@@ -37,9 +40,7 @@ class NotebookState:
 
     def _begun(self, info: Any) -> None:
         self.cell += 1
-        # Labs give their exercises and checks such ids.
-        found = _EXERCISE.fullmatch(getattr(info, "cell_id", None) or "")
-        if found:
+        if found := _exercise_of(info):
             self.exercise = found[2]
         self.state, self.error, self.since = "running", "", time.time()
 
@@ -50,6 +51,11 @@ class NotebookState:
             lines = plain(str(error)).strip().splitlines() or [""]
             name = type(error).__name__
             self.error = lines[0] if name == "CellFailed" else f"{name}: {lines[0]}"
+        found = _exercise_of(result.info)
+        if found and found[1] == _CHECK:
+            self._solved.pop(found[2], None)
+            if error is None:
+                self._solved[found[2]] = None
         self.state, self.since = "failed" if error is not None else "idle", time.time()
 
     def described(self) -> dict[str, Any]:
@@ -60,10 +66,16 @@ class NotebookState:
             "notebook": notebook[:_TEXT_LENGTH],
             "cell": self.cell,
             "exercise": self.exercise[:_TEXT_LENGTH],
+            "solved": ", ".join([*self._solved])[:_TEXT_LENGTH],
             "state": self.state,
             "error": self.error[:_TEXT_LENGTH],
             "seconds": time.time() - self.since,
         }
+
+
+def _exercise_of(info: Any) -> re.Match[str] | None:
+    # Labs give their exercises and checks such ids.
+    return _EXERCISE.fullmatch(getattr(info, "cell_id", None) or "")
 
 
 class Membership:

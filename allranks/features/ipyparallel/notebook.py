@@ -17,6 +17,7 @@ from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.cluster.ipython_profile import profile_folder
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import CLIENT_FILE, connection_files
 from allranks.post_import import PostImportHook
@@ -51,6 +52,9 @@ class ClientPatch:
             client_requests.follow(client)
 
         kind.__init__ = init
+        from ipyparallel.client.asyncresult import AsyncResult
+
+        self._undo.callback(end_by_interrupt(AsyncResult))
 
     def _own(self, options: dict[str, Any]) -> dict[str, Any] | None:
         """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
@@ -119,10 +123,27 @@ class NotebookClients(NotebookFeature):
         px_magics.hint(shell)
         cls._undo.callback(px_magics.unload, shell)
         ClientPatch(cls._undo)
+        shell.events.register("post_run_cell", _replace_dead)
+        cls._undo.callback(shell.events.unregister, "post_run_cell", _replace_dead)
 
     @classmethod
     def unloaded(cls) -> None:
         cls._undo.close()
+
+
+def _replace_dead(_result: object) -> None:
+    """Replaces ranks that have died in a request of a view, or says how the user does it.
+
+    Else only the next cell for the ranks would, and further requests of views would fail.
+    """
+    running = cluster.running()
+    if running is None or running.roster.busy or not client_requests.are_followed():
+        return
+    cells, known = running.cells, {*running.roster.dead}
+    if not cells.is_up(print):
+        print(running.lost_because)
+    elif {*running.roster.dead} - known:
+        print(f"{cells.connection.words.deaths_text()}. Type: {cells.hooks.replaces_ranks}")
 
 
 FEATURE = NotebookClients

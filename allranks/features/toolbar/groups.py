@@ -21,7 +21,7 @@ def summary(statuses: Sequence[RankStatus]) -> str:
     counts: dict[tuple[str, str], int] = {}
     for one in statuses:
         waits = _WAITS.fullmatch(one.state)
-        key = ("", waits[1]) if waits else (one.state, "")
+        key = ("", waits[1]) if waits else (_short(one.state), "")
         counts[key] = counts.get(key, 0) + 1
     # The largest first; equal ones stay in the order of their ranks.
     parts = sorted(counts.items(), key=lambda item: -item[1])
@@ -29,6 +29,11 @@ def summary(statuses: Sequence[RankStatus]) -> str:
         f"{n} wait{'s' * (n == 1)} for {awaited}" if awaited else f"{n} {state}"
         for (state, awaited), n in parts
     )
+
+
+def are_busy(statuses: Sequence[RankStatus]) -> bool:
+    """Whether some rank runs a cell, or a request of any client."""
+    return any(one.state.startswith(("running", "waiting ", "at ")) for one in statuses)
 
 
 def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
@@ -44,13 +49,18 @@ def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
     return [_row(group) for group in groups.values()]
 
 
+def _short(state: str) -> str:
+    # As a hook of a feature, or a request of a client, with its place.
+    return "between two cells" if state.startswith("at ") else state
+
+
 def _row(group: list[RankStatus]) -> dict[str, Any]:
     first = group[0]
     state, detail = first.state, ""
     if found := _LONG.fullmatch(state):
         state, detail = found[1], found[2]
-    elif state.startswith("at "):
-        state, detail = "between two cells", state
+    elif _short(state) != state:
+        state, detail = _short(state), state
     memory = [one.rss_nbytes for one in group]
     return {
         "ranks": compact(one.rank for one in group),

@@ -18,10 +18,11 @@ from IPython.core.getipython import get_ipython
 from allranks import own_files
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import read_statuses
+from allranks.cluster.failures import ending, read_statuses
 from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.features.toolbar import groups
 from allranks.records import requests
+from allranks.records.agent import Event, Exit
 from allranks.records.ranks import label
 from allranks.records.wire import Answer
 
@@ -53,15 +54,31 @@ class Toolbar(AskingFeature):
         self._open: dict[str, int] = {}
         #: How many ranks are being started, as long as none runs.
         self.starting = 0
+        #: By rank and process, how it has ended. The notebook itself may look at this later.
+        self._ended: dict[tuple[int, int], str] = {}
 
     def started(self, cluster: ClusterContext) -> None:
         super().started(cluster)
         self.starting = cluster.size
+        self._ended.clear()
+        cluster.listeners.append(self._hear)
         if getattr(get_ipython(), "kernel", None) is not None:
             _open_comm()
             # Not asked for: the page may learn only by this message that the kernel has the comm.
             if _of_notebook() is self and not cluster.attached:
                 _send(_without_ranks(self))
+
+    def _hear(self, event: Event, _pid: int | None) -> None:
+        running = cluster.running()
+        if isinstance(event, Exit) and running is not None and _of_notebook() is self:
+            self._ended[event.rank, event.pid] = ending(event.code, event.memory)
+            self.ask_all(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
+
+    def how_died(self, running: Cluster) -> dict[int, str]:
+        """Returns how ranks have died that are not replaced yet."""
+        pids = {rank: hello.pid for rank, hello in running.hellos.items()}
+        heard = {rank: how for (rank, pid), how in [*self._ended.items()] if pids.get(rank) == pid}
+        return heard | {rank: end.how() for rank, end in [*running.roster.dead.items()]}
 
     def cell_started(self) -> None:
         # The front end's name for the cell.
@@ -92,7 +109,8 @@ class Toolbar(AskingFeature):
             if running is not None:
                 send(running, {r: {} if a.problem else a.content for r, a in answers.items()})
 
-        alive = [rank for rank in range(asked.size) if rank not in asked.roster.dead]
+        died = self.how_died(asked)
+        alive = [rank for rank in range(asked.size) if rank not in died]
         self.drop(self._open.pop(name, 0))
         self._pending.add(name)
         try:
@@ -118,6 +136,8 @@ def _asked(message: dict[str, Any]) -> None:
         _send(_without_ranks(toolbar))
     elif (rank := wanted_log(message, running.size)) is not None:
         _ask_log(toolbar, running, rank)
+    elif wants_interrupt(message):
+        running.interrupt()
     elif wants_variables(message):
         toolbar.ask_all(running, "variables", _send_variables, _VARIABLES_SECONDS)
     else:
@@ -134,6 +154,12 @@ def _of_notebook() -> Toolbar | None:
 def _without_ranks(toolbar: Toolbar | None) -> dict[str, Any]:
     starting = 0 if toolbar is None else toolbar.starting
     return {"size": 0, "starting": starting, **_where_cells_run()}
+
+
+def wants_interrupt(message: dict[str, Any]) -> bool:
+    """Whether the page asks to end what the ranks do."""
+    data = message["content"].get("data")
+    return isinstance(data, dict) and data.get("interrupt") is True
 
 
 def wants_variables(message: dict[str, Any]) -> bool:
@@ -177,9 +203,15 @@ def as_text(log: str) -> str:
 
 
 def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
+    toolbar = _of_notebook()
+    died = {} if toolbar is None else toolbar.how_died(running)
     ranks = read_statuses(running.hellos, answers, left=running.roster.have_left)
+    then = what_replaces(running)
     ranks = [
-        replace(one, state="dead") if one.rank in running.roster.dead else one for one in ranks
+        replace(one, state="dead", rss_nbytes=0, line=f"{died[one.rank]}{then}")
+        if one.rank in died
+        else one
+        for one in ranks
     ]
     _send(
         {
@@ -187,11 +219,29 @@ def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
             "hosts": list(dict.fromkeys(one.host for one in ranks)),
             "summary": groups.summary(ranks),
             "rows": groups.rows(ranks),
+            # A rank that computes in C is silent.
+            "is_busy": running.roster.busy or groups.are_busy(ranks) or _awaits_answers(running),
             "is_paused": any(one.state == "paused in the debugger" for one in ranks),
             "logs": running.log_dir,
             **_where_cells_run(),
         }
     )
+
+
+def _awaits_answers(running: Cluster) -> bool:
+    return bool(running.cells.connection.unanswered(range(running.size)))
+
+
+def what_replaces(running: Cluster) -> str:
+    """Returns what follows the end of a rank, for the user: how it gets a new process."""
+    roster = running.roster
+    if roster.busy:
+        return ""
+    if not roster.can_replace or roster.replacing == "off":
+        return ": the next cell of the ranks starts all of them again"
+    if roster.replacing == "on":
+        return ": the next cell of the ranks replaces it"
+    return f". Type: {running.cells.hooks.replaces_ranks}"
 
 
 def _send_variables(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:

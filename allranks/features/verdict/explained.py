@@ -36,7 +36,7 @@ def explain(cell: CellParts) -> str:
 def _table(cell: CellParts, loop: Loop) -> Table:
     rows = []
     for rank, one in sorted(loop.ranks.items())[:_SHOWN_RANKS]:
-        ready = loop.ready(rank)
+        ready = loop.main_ready(rank)  # all threads together may lack several cores
         whom = max(one.waits, key=lambda other: one.waits[other], default=None)
         times = (one.seconds, one.computing, one.wait, one.transfer)
         rows.append(
@@ -51,7 +51,7 @@ def _table(cell: CellParts, loop: Loop) -> Table:
         )
     head = ["", "all", "computing", "waiting", "transfer", "no core", "waits most for"]
     title = f"In[{cell.number}], a step: the mean of {loop.steps:,}, each up to {loop.kind.place}"
-    note = "no core: the time in which threads of the rank could run and had none"
+    note = "no core: the time in which the main thread of the rank could run and had none"
     return Table(title, head, rows, note, words=(0, 6))
 
 

@@ -701,14 +701,16 @@ def crowded(loop: Loop) -> list[Verdict]:
         own = sum(one.run / one.at for one in known)
         lost = min(one.ready / max(1e-9, one.run + one.ready) for one in known)
         needed = min(one.ready / one.at for one in known) >= HOST_TIME
+        # A notebook shows the line behind the label of all ranks.
+        whose = "the ranks" if len(ranks) == len(loop.ranks) else label(ranks)
         if needed and own < OWN_CORES * cores and lost >= HOST_SHARE:
             found.append(
                 Verdict(
                     "host",
                     0.0,
-                    f"{label(ranks)} got {own:.1f} of the {cores} cores of {host}, and their "
-                    f"threads had no core for {lost:.0%} of the time in which they could run: "
-                    "other programs use the cores, or a container has a limit",
+                    f"other programs use the cores of {host}, or a container has a limit: "
+                    f"{whose} got {own:.1f} of {cores} cores, and their threads had none "
+                    f"for {lost:.0%} of the time in which they could run",
                     "Look with top; start fewer ranks, or fewer threads (OMP_NUM_THREADS=1)",
                     tuple(ranks),
                 )

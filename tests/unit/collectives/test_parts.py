@@ -269,3 +269,11 @@ def test_pieces_of_one_array_are_joined_without_a_copy():
         found = operations._join(parts, like, 6)
         assert np.shares_memory(found, whole) == isinstance(parts, Cut)
         np.testing.assert_array_equal(found, whole.view(np.int16).reshape(6, 2))
+
+
+def test_the_advice_about_a_dead_rank_is_true_before_and_after_another_one_takes_its_place():
+    # The notebook shows it below "rank 1 was replaced", and a cell that handles the error before.
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    state = RankState(0, (0, 0), Board(pages, (0, 1), 0))
+    state.died[1] = "has died"
+    assert state.advice(1, "has died") == "A dead rank can be replaced only between cells."

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from allranks.cluster.failures import RankStatus
 from allranks.features.classroom import board, door, states
+from allranks.features.classroom.notebook import waits_of
+from allranks.features.classroom.student import NotebookState
 
 NAME = "Ana\nIn[9]  failed\x1b[2J\u202e\ud83d\x00 Z"
 
@@ -127,3 +131,53 @@ def test_the_name_of_an_account_is_shown_with_the_account(monkeypatch):
         lambda uid: SimpleNamespace(pw_name=accounts[uid], pw_gecos=named[uid]),
     )
     assert [*map(door.full_name, named)] == ["Ana Lima (eve)", "eve", "eve"]
+
+
+def test_all_ranks_that_wait_are_named_with_what_they_wait_for():
+    place = "In[5]:3  allreduce(x)"
+    states_of = ["waiting in allreduce for rank 3"] * 3 + ["running"]
+    ranks = [
+        RankStatus(rank, "here", 1, "cpu", 0, state, place) for rank, state in enumerate(states_of)
+    ]
+    assert waits_of(ranks) == f"ranks 0–2 are {states_of[0]} at {place}"
+    alone = replace(ranks[0], state="waiting in recv for rank 1")
+    assert waits_of([alone, *ranks[1:]]) == (
+        f"ranks 1–2 are {states_of[0]} at {place}; rank 0 is {alone.state} at {place}"
+    )
+    assert waits_of(ranks[3:]) == ""
+
+
+class Shell:
+    """The events of IPython, for `NotebookState`."""
+
+    def __init__(self) -> None:
+        self.events, self._calls = self, {}
+
+    def register(self, name, call):
+        self._calls[name] = call
+
+    def run(self, cell_id: str, error: Exception | None = None) -> None:
+        info = SimpleNamespace(cell_id=cell_id)
+        self._calls["pre_run_cell"](info)
+        ended = {"execution_count": 1, "error_before_exec": None, "error_in_exec": error}
+        self._calls["post_run_cell"](SimpleNamespace(info=info, **ended))
+
+
+def test_an_exercise_is_solved_once_its_check_succeeds():
+    shell = Shell()
+    state = NotebookState(shell)
+    shell.run("exercise-1")
+    shell.run("check-1", AssertionError("not yet"))
+    assert state.described()["solved"] == ""
+    shell.run("check-1")
+    shell.run("check-2")
+    shell.run("exercise-3")
+    assert (state.described()["solved"], state.described()["exercise"]) == ("1, 2", "3")
+    shell.run("check-1", AssertionError("not yet"))
+    assert state.described()["solved"] == "2"
+
+
+def test_the_teacher_sees_the_solved_exercises():
+    shown = rows(json.dumps({"exercise": "3", "solved": "1, <b>2"}).encode())
+    assert "solved: 1, <b>2" in shown
+    assert "✓ solved: 1, &lt;b&gt;2" in shown

@@ -145,7 +145,12 @@ def test_files_are_removed_at_the_end_and_not_written_after_it(security):
 
 def test_without_the_extension_ipyparallels_client_is_its_own():
     plain = Client.__init__
-    NotebookClients.loaded(SimpleNamespace(magics_manager=SimpleNamespace(registry={})))
+    calls = []
+    events = SimpleNamespace(
+        register=lambda *call: calls.append(call), unregister=lambda *call: calls.remove(call)
+    )
+    magics = SimpleNamespace(registry={})
+    NotebookClients.loaded(SimpleNamespace(magics_manager=magics, events=events))
     assert Client.__init__ is not plain
     NotebookClients.unloaded()
     assert Client.__init__ is plain

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allranks.cluster import cluster
-from allranks.cluster.features import AskingFeature
+from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.features.toolbar.notebook import Toolbar
 from allranks.records.wire import Answer, Query
 
@@ -65,10 +65,9 @@ def test_late_answers_to_a_question_that_was_dropped_or_is_not_asked_again_are_l
 
 def test_the_page_hears_of_a_rank_that_was_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     toolbar, sent, told = Toolbar(), list[Query](), SimpleQueue[Any]()
-    ranks: Any = SimpleNamespace(size=2, roster=SimpleNamespace(dead=()))
+    ranks: Any = SimpleNamespace(size=2, roster=SimpleNamespace(dead={}), hellos={})
     monkeypatch.setattr(cluster, "running", lambda: ranks)
-    context: Any = SimpleNamespace(size=2, send=lambda _, query: sent.append(query))
-    toolbar.started(context)
+    toolbar.started(ClusterContext(2, lambda _, query: sent.append(query), False))
     for _ in range(2):
         toolbar.ask_all(ranks, "state", lambda _, answers: told.put(sorted(answers)), 0.01)
         assert told.get(timeout=60) == []

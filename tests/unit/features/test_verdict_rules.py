@@ -617,7 +617,19 @@ def test_ranks_that_sleep_need_no_core():
 
 def test_a_host_without_free_cores_is_reported():
     parts = cell([varied, varied], ready={0: 0.9, 1: 0.9}, busy=0.3)
-    assert kinds(parts) == ["host"]
+    (found,) = verdicts(parts)
+    assert found.kind == "host"
+    # A notebook shows this behind "ranks 0–1 ·".
+    assert found.text == (
+        "other programs use the cores of here, or a container has a limit: the ranks got 0.6 of 2 "
+        "cores, and their threads had none for 75% of the time in which they could run"
+    )
+
+
+def test_a_busy_one_of_several_hosts_is_reported_with_its_ranks():
+    ready = {0: 0.9, 1: 0.9, 2: 0.0}
+    parts = cell([varied] * 3, ready=ready, busy=0.3, hosts=["h1", "h1", "h2"])
+    assert any("limit: ranks 0–1 got 0.6 of 2 cores" in one.text for one in verdicts(parts))
 
 
 # ---- wrong
@@ -691,6 +703,16 @@ def test_a_cause_is_explained_with_the_times_of_each_rank():
     assert " ".join(row.split()) == (
         "rank 0 26.0 ms 10.0 ms 15.0 ms 1.0 ms 0% rank 2, 58% of the time"
     )
+
+
+def test_a_rank_has_no_core_for_at_most_the_whole_time_however_many_threads_it_has():
+    parts = cell([0.01, 0.01], ready={0: 0.4, 1: 0.4})
+    assert "  no core  " in explain(parts)
+    threads = [
+        replace(part, samples=[one._replace(ready=6 * one.ready) for one in part.samples])
+        for part in parts.ranks
+    ]
+    assert explain(replace(parts, ranks=threads)) == explain(parts)
 
 
 def test_two_cells_are_compared_by_the_part_that_explains_the_difference():

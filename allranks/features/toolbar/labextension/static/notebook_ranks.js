@@ -24,6 +24,7 @@
  * @property {string[]} hosts
  * @property {string} summary
  * @property {Row[]} [rows]
+ * @property {boolean} [is_busy] whether some rank runs something, also while the notebook's kernel is idle
  * @property {boolean} is_paused
  * @property {string} logs
  * @property {boolean} every_cell
@@ -135,6 +136,11 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnR
       return [...this.context.model.cells].some((cell) => cell.executionState === "running");
     }
 
+    /** Whether ranks run something that the kernel does not wait for, as `%%px --noblock`. */
+    get busyBeside() {
+      return Boolean(this.state?.is_busy) && !this.runs && !this.doing;
+    }
+
     get size() {
       return this.state?.size ?? 0;
     }
@@ -238,7 +244,7 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnR
       }
       this.comm.send({});
       // Only idle ranks answer.
-      if (this.size && !this.runs && this.compares()) this.comm.send({ variables: true });
+      if (this.size && !this.runs && !this.busyBeside && this.compares()) this.comm.send({ variables: true });
     }
 
     /** @param {Kernel} kernel */
@@ -329,6 +335,11 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnR
       const { content } = await this.kernel.requestDebug({ type: "request", seq: 0, command, arguments: args }).done;
       if (!content.success) throw new Error(content.message);
       return content.body;
+    }
+
+    /** Interrupts the running cell, or what the ranks do beside it. */
+    interrupt() {
+      return this.busyBeside ? this.comm?.send({ interrupt: true }) : this.kernel?.interrupt();
     }
 
     /** Ends the running cell: the second interrupt ends ranks that do not react to the first. */

@@ -163,7 +163,8 @@ export const plugins = (packages) => {
       await report(ranks, ranks.type("…", [`%distributed ${ranks.state.every_cell ? "off" : "on"}`]));
     }, { ...running, isToggled: () => Boolean(current()?.state?.every_cell) });
     // Also a command, which may wait for a cell or for hosts.
-    add("interrupt", trans.__("Interrupt the cell"), () => current().kernel.interrupt(), {
+    const interrupts = () => (current()?.busyBeside ? trans.__("Interrupt the ranks") : trans.__("Interrupt the cell"));
+    add("interrupt", interrupts, () => current().interrupt(), {
       isEnabled: () => Boolean(current()?.size || current()?.doing),
     });
     add("restart", trans.__("Restart the ranks"), async () => {
@@ -342,13 +343,15 @@ export const plugins = (packages) => {
     sidebar.title.icon = icon;
     app.shell.add(sidebar, "left", { rank: 900, type: "Ranks" });
 
-    // Questions only while ranks start or a cell runs: they count as activity of the kernel, and an idle
+    // Questions only while ranks start or something runs: they count as activity of the kernel, and an idle
     // kernel may have to be culled.
+    const awaits = (/** @type {any} */ ranks) => Boolean(ranks?.comm)
+      && (ranks.runs || ranks.starting > 0 || (ranks.busyBeside && sidebar.isVisible));
     const look = async () => {
       const ranks = current();
-      const awaits = Boolean(ranks?.comm) && (ranks.runs || ranks.starting > 0);
+      const goesOn = awaits(ranks);
       if (ranks?.comm && (!ranks.runs || ranks.starting || sidebar.isVisible)) await ranks.ask();
-      if (!awaits) void poll.stop();
+      if (!goesOn) void poll.stop();
     };
     const poll = new Poll({
       name: "allranks:ranks",
@@ -360,7 +363,7 @@ export const plugins = (packages) => {
     const watch = () => {
       const ranks = current();
       // Without effect while it runs.
-      if (ranks?.comm && (ranks.runs || ranks.starting)) void poll.start();
+      if (awaits(ranks)) void poll.start();
     };
 
     const changed = (/** @type {Ranks} */ ranks) => {

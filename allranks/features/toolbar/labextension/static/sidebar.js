@@ -156,7 +156,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
           "div", { className: "jp-allranks-buttons" },
           starts,
           this.button(ranks.size ? trans.__("Restart with …") : trans.__("Start …"), "start"),
-          ranks.runs || ranks.doing ? this.button(trans.__("Interrupt"), "interrupt") : null,
+          ranks.runs || ranks.doing || ranks.busyBeside ? this.button(trans.__("Interrupt"), "interrupt") : null,
           this.button(trans.__("Restart"), "restart"),
           this.button(trans.__("Stop"), "stop"),
           this.button(trans.__("Write the start as the first cell"), "write-start"),
@@ -195,7 +195,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
             h("td", { className, title: row.state }, row.state),
           ),
           // Always there, so that the rows below do not move.
-          h("tr", { key: `${row.ranks} detail` }, h("td", { colSpan: 4, className: "jp-allranks-line", title: row.detail }, row.detail || "\u00a0")),
+          h("tr", { key: `${row.ranks} detail` }, h("td", { colSpan: 4, className: `jp-allranks-line${row.is_bad ? " jp-allranks-whole" : ""}`, title: row.detail }, row.detail || "\u00a0")),
         ];
       });
       return h(

@@ -1,0 +1,95 @@
+"""Interrupts of a view's blocking call, as ``dv.apply_sync(f)``: they end it, also on the ranks.
+
+ipyparallel drops an interrupt there: the cell goes on without the values, and the engines with the
+call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from allranks.cluster import cluster
+from allranks.errors import CellInterrupted
+from allranks.records.ranks import label
+
+if TYPE_CHECKING:
+    from ipyparallel.client.asyncresult import AsyncResult
+
+#: Where a view itself waits. An interrupt of ``ar.get()`` in a cell leaves the call alone: the user
+#: has a result to come back to.
+_VIEWS = ("ipyparallel.client.view", "ipyparallel.client.remotefunction")
+#: Ranks that react have ended the call by then.
+_END_SECONDS = 3.0
+
+
+def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
+    """Has views raise `CellInterrupted` where ipyparallel's drop an interrupt; returns what undoes
+    it.
+    """
+    plain: Any = kind.get
+
+    @wraps(plain)
+    def get(result: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return plain(result, *arguments, **options)
+        except KeyboardInterrupt:
+            by_view = sys._getframe(1).f_globals.get("__name__") in _VIEWS
+            ranks = _ranks_of(result) if by_view else []
+            if not ranks:
+                raise
+            _end(result, ranks)
+        raise CellInterrupted(*_told(result, ranks))
+
+    setattr(kind, "get", get)  # noqa: B010  mypy refuses an assignment
+    return lambda: setattr(kind, "get", plain)
+
+
+def _ranks_of(result: Any) -> list[int]:
+    """Returns the ranks of this notebook that have still to answer a direct view.
+
+    A task of a load-balanced view runs on a rank that this process does not know.
+    """
+    running, client = cluster.running(), result._client
+    if running is None:
+        return []
+    ours = {
+        rank: hello.engine
+        for rank, hello in running.hellos.items()
+        if client._engines.get(rank) == hello.engine
+    }
+    asked, waits = {*result.msg_ids}, client._outstanding_dict
+    busy = [rank for rank, engine in ours.items() if asked & waits.get(engine, set())]
+    # A broadcast view has one request for all.
+    return busy or [rank for rank in result._targets or () if rank in ours]
+
+
+def _end(result: Any, ranks: Collection[int]) -> None:
+    try:
+        result._client.send_signal("SIGINT", targets=[*ranks], block=False)
+        result.wait(_END_SECONDS)
+    except KeyboardInterrupt:
+        pass  # pressed again: the wait ends at once
+
+
+def _told(result: Any, ranks: Collection[int]) -> tuple[str, str]:
+    """Returns what happened, in one line, and with the place where a rank was interrupted."""
+    call = f"the call of {result._fname} on {label(ranks)}"
+    if not result.ready():
+        left = _ranks_of(result)
+        it, its = ("it", "its") if len(left) == 1 else ("they", "their")
+        react = "does" if len(left) == 1 else "do"
+        line = (
+            f"{call} was interrupted, and {label(left)} {react} not react: {it} may be in a call "
+            f"that does not return to Python. To end {label(left)} with {its} variables, type: "
+            f'ranks.client().send_signal("SIGKILL", targets={left})'
+        )
+        return line, line
+    line = f"{call} was interrupted; the ranks keep their variables"
+    error = result.exception()
+    traces = [found[2] for found in getattr(error, "elist", ())] or [
+        getattr(error, "traceback", "")
+    ]
+    return line, "\n\n".join(filter(None, [*traces[:1], f"CellInterrupted: {line}"]))

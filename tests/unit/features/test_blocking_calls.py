@@ -1,0 +1,95 @@
+"""An interrupt of a view's blocking call, with a result of ipyparallel that never comes."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.cluster import cluster
+from allranks.errors import CellInterrupted
+from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
+
+
+class Result:
+    """What is used of ipyparallel's AsyncResult; the user interrupts the wait for it."""
+
+    _fname = "f"
+    msg_ids = ("request-0", "request-1")
+
+    def __init__(self, targets=None, reacts=True):
+        self._client, self._targets, self._reacts = Client(), targets, reacts
+        if targets is None:
+            self._client._outstanding_dict["engine-1"].add("request-1")
+
+    def get(self):
+        raise KeyboardInterrupt
+
+    def wait(self, seconds):
+        if self._reacts:
+            self._client._outstanding_dict.clear()
+
+    def ready(self):
+        return self._reacts
+
+    def exception(self):
+        return SimpleNamespace(elist=[("KeyboardInterrupt", "", "f() at line 3", {})])
+
+
+class Client:
+    def __init__(self):
+        self._engines = {0: "engine-0", 1: "engine-1"}
+        self._outstanding_dict = defaultdict(set)
+        self.signals = []
+
+    def send_signal(self, signal, targets, block):
+        self.signals.append((signal, targets, block))
+
+
+@pytest.fixture
+def get(monkeypatch):
+    """``get(result)``, called by the module of this name."""
+    hellos = {}
+    for rank in range(2):
+        hellos[rank] = SimpleNamespace(engine=f"engine-{rank}")
+    monkeypatch.setattr(cluster, "running", lambda: SimpleNamespace(hellos=hellos))
+    undo = end_by_interrupt(Result)
+
+    def get(result, by="ipyparallel.client.view"):
+        return eval("result.get()", {"__name__": by, "result": result})
+
+    yield get
+    undo()
+    with pytest.raises(KeyboardInterrupt):
+        get(Result())
+
+
+def test_the_ranks_that_have_not_answered_are_interrupted_and_the_cell_ends(get):
+    result = Result()
+    with pytest.raises(
+        CellInterrupted, match=r"^the call of f on rank 1 was interrupted; "
+    ) as told:
+        get(result)
+    assert result._client.signals == [("SIGINT", [1], False)]
+    assert told.value.text.startswith("f() at line 3\n")
+
+
+def test_a_broadcast_view_has_one_request_for_all_of_its_ranks(get):
+    result = Result(targets=[0, 1])
+    with pytest.raises(CellInterrupted, match="on ranks 0–1 was interrupted"):
+        get(result)
+
+
+def test_ranks_that_do_not_react_are_named_with_the_command_that_ends_them(get):
+    with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
+        get(Result(reacts=False))
+    assert str(told.value).endswith('ranks.client().send_signal("SIGKILL", targets=[1])')
+
+
+@pytest.mark.parametrize("targets", [None, []])
+def test_other_waits_end_as_with_ipyparallel(get, targets):
+    # A cell's own `ar.get()`, and the task of a load-balanced view.
+    by, result = ("__main__", Result()) if targets is None else ("ipyparallel.client.view", None)
+    result = result or Result(targets=targets)
+    with pytest.raises(KeyboardInterrupt):
+        get(result, by)
+    assert result._client.signals == []

@@ -1,0 +1,89 @@
+"""What the kernel tells the sidebar of ranks that have died, or that run something beside cells."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from allranks.cluster import cluster
+from allranks.cluster.features import ClusterContext
+from allranks.cluster.state import ClusterState
+from allranks.features.toolbar import notebook
+from allranks.features.toolbar.notebook import Toolbar
+from allranks.records.agent import Exit
+from allranks.records.wire import Hello
+from tests.unit.cluster.test_state import hello
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ranks 0 and 1, their toolbar, and what it sends to the page."""
+    sent: list[dict[str, Any]] = []
+    roster, toolbar = ClusterState(2), Toolbar()
+    roster.connect(can_replace=True)
+    roster.set_phase("running")
+    waits: list[str] = []
+    ranks: Any = SimpleNamespace(
+        size=2,
+        roster=roster,
+        hellos={rank: hello(rank) for rank in range(2)},
+        log_dir="logs",
+        interrupts=[],
+        cells=SimpleNamespace(
+            connection=SimpleNamespace(unanswered=lambda _: waits),
+            hooks=SimpleNamespace(replaces_ranks="%distributed heal"),
+        ),
+    )
+    ranks.interrupt = lambda: ranks.interrupts.append("ranks")
+    context = ClusterContext(2, lambda *_: None, False)
+    monkeypatch.setattr(cluster, "running", lambda: ranks)
+    monkeypatch.setattr(notebook, "_of_notebook", lambda: toolbar)
+    monkeypatch.setattr(notebook, "_send", sent.append)
+    toolbar.started(context)
+
+    def state(*states: str) -> dict[str, Any]:
+        answers = {
+            rank: {"state": one, "rss_nbytes": 1, "line": ""} for rank, one in enumerate(states)
+        }
+        notebook._send_state(ranks, answers)
+        return sent[-1]
+
+    return SimpleNamespace(ranks=ranks, waits=waits, hear=context.listeners[0], state=state)
+
+
+def test_a_rank_that_died_beside_cells_is_dead_and_not_silent(page: Any) -> None:
+    # The cluster itself looks at this before the next cell.
+    first: Hello = page.ranks.hellos[1]
+    page.hear(Exit(1, first.pid, 3, False), None)
+    (_, row) = page.state("idle")["rows"]
+    assert (row["state"], row["is_bad"]) == ("dead", True)
+    assert row["detail"] == "ended with exit code 3: the next cell of the ranks replaces it"
+    page.ranks.roster.replacing = "ask"
+    (_, row) = page.state("idle")["rows"]
+    assert row["detail"] == "ended with exit code 3. Type: %distributed heal"
+    page.ranks.roster.replacing = "off"
+    (_, row) = page.state("idle")["rows"]
+    assert row["detail"].endswith("3: the next cell of the ranks starts all of them again")
+
+
+def test_a_process_that_has_taken_the_place_of_a_dead_one_is_not_dead(page: Any) -> None:
+    page.hear(Exit(1, page.ranks.hellos[1].pid + 1, 3, False), None)
+    assert [row["state"] for row in page.state("idle", "idle")["rows"]] == ["idle", "idle"]
+
+
+@pytest.mark.parametrize("state", ["running", "waiting in barrier for rank 0", "at f.py:3"])
+def test_ranks_are_busy_with_what_no_cell_of_the_notebook_waits_for(page: Any, state: str) -> None:
+    assert page.state("idle", state)["is_busy"]
+
+
+def test_ranks_that_compute_in_c_are_busy_as_long_as_an_answer_is_missing(page: Any) -> None:
+    assert not page.state("idle")["is_busy"]
+    page.waits.append("engine 1")
+    assert page.state("idle")["is_busy"]
+
+
+def test_the_page_can_interrupt_what_ranks_do(page: Any) -> None:
+    notebook._asked({"content": {"data": {"interrupt": True}}})
+    assert page.ranks.interrupts == ["ranks"]
