@@ -164,11 +164,10 @@ DeliverHost = Callable[[str, bytes], None]
 
 
 class Interceptors(Protocol):
-    """The features that get records before the queue does: those of their ``arriving``."""
+    """The features that get records before the queue does."""
 
-    interceptors: list[Any]
-
-    def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None: ...
+    def receive(self, record: Record, payloads: list[bytes]) -> Record | None:
+        """Returns what goes to the queue, if anything."""
 
 
 class RecordObserver(Protocol):
@@ -474,12 +473,10 @@ class RankSockets:
                     record.pid = pids[number] if number < len(pids) else 0
                 if isinstance(record, WireError):
                     raise record
-                payloads = message[1:]
                 self._show(record, message)
-                if any(isinstance(record, one.arriving) for one in self._hooks.interceptors):
-                    self._hooks.receive(self._inbox, record, payloads)
-                else:
-                    self._inbox.put(FromRank(record, payloads))
+                payloads = message[1:]
+                if (left := self._hooks.receive(record, payloads)) is not None:
+                    self._inbox.put(FromRank(left, payloads))
             except Exception as error:
                 self._report(error)  # the other ranks' are handled all the same
 

@@ -45,6 +45,8 @@ _ran: dict[str, None] = {}
 class Toolbar(AskingFeature):
     """Answers the page's questions about the ranks, also while a cell runs."""
 
+    in_cells = False  # without a page
+
     def __init__(self) -> None:
         super().__init__()
         #: The questions that wait for answers, which all pages get.
@@ -57,7 +59,8 @@ class Toolbar(AskingFeature):
     def started(self, cluster: ClusterContext) -> None:
         super().started(cluster)
         self.starting = cluster.size
-        if getattr(get_ipython(), "kernel", None) is not None:
+        self.in_cells = getattr(get_ipython(), "kernel", None) is not None
+        if self.in_cells:
             _open_comm()
             # Not asked for: the page may learn only by this message that the kernel has the comm.
             if _of_notebook() is self and not cluster.attached:
