@@ -277,8 +277,8 @@ class RankSockets:
         #: count. ``_now`` is the clock's time at the last message or look.
         self._clock = AwakeClock()
         self._now = self._next_look = 0.0
-        #: The process of the last message, if it is known.
-        self._sender = 0
+        #: A frame of the last message: its process is looked up only for an error.
+        self._last: Any = None
         self.observers: list[RecordObserver] = []
         try:
             _expect_threads()
@@ -437,7 +437,7 @@ class RankSockets:
 
     def _receive(self) -> list[bytes]:
         received = self._events.recv_multipart(copy=False)
-        self._sender = process_of(received[0])
+        self._last = received[0]
         # From other hosts large frames come in pieces.
         return [frame.bytes for frame in received] if self.listening is None else whole(received)
 
@@ -482,7 +482,7 @@ class RankSockets:
 
     def _report(self, error: Exception) -> None:
         if isinstance(error, WireError) and not error.host:
-            error.pid = self._sender
+            error.pid = process_of(self._last)
         self._inbox.put(error)
 
     def _messages_of(self, host: str) -> HostMessages:

@@ -185,7 +185,8 @@ class ClusterState:
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
     been sent so far, by any notebook. ``thread`` waits for the cell, or for the feature that has
-    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it.
+    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it. At the end
+    of a cell, the thread that ``concludes`` replaces ranks that have died; it is 0 otherwise.
     ``epoch`` is that of the ranks, and ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
     death has ended can continue from commit ``goes_on``, if it is not 0.
@@ -195,7 +196,7 @@ class ClusterState:
         self.size = size
         #: When ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
         self.replacing = "on"
-        self.saved, self.cells, self.goes_on = set[int](), 0, 0
+        self.saved, self.cells, self.goes_on, self.concludes = set[int](), 0, 0, 0
         self.connect()
         self.phase = "new"
 
@@ -268,6 +269,11 @@ class ClusterState:
     def busy(self) -> bool:
         """Whether a cell or a function runs, or a feature has reserved the ranks."""
         return bool(self.reserved) or self.running is not None
+
+    @property
+    def caller(self) -> int:
+        """The thread whose call runs, or 0."""
+        return self.thread if self.busy else self.concludes
 
     @property
     def replaces_now(self) -> bool:
