@@ -16,13 +16,11 @@ import os
 import queue
 import random
 import secrets
-import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 import zmq
@@ -32,7 +30,7 @@ from allranks.errors import StartFailed, WireError
 from allranks.records import agent, limits
 from allranks.records.agent import HostBeat, HostLate, HostSilent, to_line
 from allranks.records.config import family_of, tcp_url
-from allranks.records.deferred import deferred
+from allranks.records.deferred import deferred, interrupts_to
 from allranks.records.numbered import (
     BEGIN,
     ENCRYPTED_PIECE_NBYTES,
@@ -139,21 +137,9 @@ class EventQueue:
         finally:
             self._wake = None
 
-    @contextmanager
-    def hearing_interrupts(self) -> Iterator[None]:
+    def hearing_interrupts(self) -> AbstractContextManager[None]:
         """Within, SIGINT of this process goes to the queue instead of being raised."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def pressed(_signal: int, _frame: FrameType | None) -> None:
-            self.put(InterruptRequested())
-
-        before = signal.signal(signal.SIGINT, pressed)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return interrupts_to(lambda *_: self.put(InterruptRequested()))
 
 
 #: The content of each rank's answer, and its payloads.
