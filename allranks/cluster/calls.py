@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from allranks.cluster.cell_run import HiddenView
+from allranks.cluster.state import ClusterState
 from allranks.records.deferred import deferred
 from allranks.records.wire import Output
 
@@ -44,12 +45,12 @@ class Turns:
     """The calls of several threads wait for each other, in any order. Submitted calls have a thread
     of their own, and so run in their order.
 
-    ``caller`` returns the thread whose call runs, or 0. If it asks for another turn, it would wait
-    for itself: ``refuse`` then raises an error, unless the call has just ended.
+    If the ``caller`` of the ranks asks for another turn, it would wait for itself: ``refuse`` then
+    raises an error, unless the call has just ended.
     """
 
-    def __init__(self, caller: Callable[[], int], refuse: Callable[[], None]) -> None:
-        self._caller, self._refuse = caller, refuse
+    def __init__(self, ranks: ClusterState, refuse: Callable[[], None]) -> None:
+        self._ranks, self._refuse = ranks, refuse
         self._lock = threading.RLock()
         #: Not the lock of the turns, which a running call has: `submit` returns at once.
         self._submitting = threading.Lock()
@@ -64,10 +65,10 @@ class Turns:
     def taken(self) -> Iterator[None]:
         """Within, it is the turn of this thread."""
         # First: another thread's call may have the turn, and wait for the cell of this one.
-        if self._caller() == threading.get_ident():
+        if self._ranks.caller == threading.get_ident():
             self._refuse()
         # At the end of its cell, for which those wait that have the lock.
-        if self._caller() == threading.get_ident():
+        if self._ranks.caller == threading.get_ident():
             yield
             return
         with ExitStack() as turn:
@@ -77,7 +78,7 @@ class Turns:
                     interrupt.leave()
                 turn.callback(self._lock.release)
                 # No event: the thread that has begun a cell may end without a wait for it.
-                while self._caller() in _other_threads():
+                while self._ranks.caller in _other_threads():
                     interrupt.leave()
                     time.sleep(_POLL_SECONDS)
             yield

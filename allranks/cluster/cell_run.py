@@ -174,9 +174,6 @@ class CellRun:
         timeout: float | None,
         interrupt_kills: bool = False,
     ) -> None:
-        self.state = connection.roster.begin_cell(cell, ranks, threading.get_ident())
-        connection.run = self
-        self.cell, self.ranks = cell, self.state.ranks
         self.size = connection.size
         self.view = view
         self._connection = connection
@@ -202,6 +199,9 @@ class CellRun:
         #: Of the ranks that have died in it, written at once: their logs go on.
         self._death_reports: dict[int, Report] = {}
         self._hooks = connection.hooks
+        self.state = connection.roster.begin_cell(cell, ranks, threading.get_ident())
+        connection.run = self
+        self.cell, self.ranks = cell, self.state.ranks
         connection.words.begin_cell(cell)
         self._hooks.cell_started(
             CellContext(

@@ -69,11 +69,7 @@ class Cells:
         """The state of the ranks."""
         self.hooks = NotebookHooks()
         """Those of the features; a notebook's clusters share one object."""
-        #: The thread in which the end of a cell replaces ranks that have died, or 0.
-        self._concludes = 0
-        self.turns = Turns(
-            lambda: self.roster.thread if self.roster.busy else self._concludes, self._refuse_call
-        )
+        self.turns = Turns(self.roster, self._refuse_call)
         self.failed_first: int | None = None
         """The rank that was the first to fail in the last cell that failed."""
         self.kept: KeptFolders | None = None
@@ -152,7 +148,7 @@ class Cells:
     def leave_to_parent(self) -> None:
         """This process is forked: its parent has the ranks, and ends them."""
         self.turns.renew()
-        self._concludes = 0
+        self.roster.concludes = 0
         if self._connection is not None:
             self._connection.leave_to_parent()
         if self.kept is not None:
@@ -242,7 +238,7 @@ class Cells:
     @property
     def _is_free(self) -> bool:
         """Whether no cell runs, and no other thread deals with the end of one."""
-        return not self.roster.busy and self._concludes in (0, threading.get_ident())
+        return not self.roster.busy and self.roster.concludes in (0, threading.get_ident())
 
     @property
     def occupied(self) -> bool:
@@ -255,7 +251,7 @@ class Cells:
         for it; returns whether the ranks are up.
         """
         self._look()
-        if self._is_free and self.roster.replaces_now and not self.occupied:
+        if self.roster.replaces_now and self._is_free and not self.occupied:
             tell = tell or self.news.append
             tell(self.connection.words.deaths_text())
             with suppress(ClusterLost):  # then the state is lost, with the reason
@@ -343,7 +339,7 @@ class Cells:
 
     def _prepare(self, chosen: tuple[int, ...], view: View) -> None:
         # Ranks may die while they leave the cell before: then choose again.
-        roster = self.roster
+        roster, connection = self.roster, self.connection
 
         def tell(line: str) -> None:
             view.notice(line)
@@ -351,15 +347,15 @@ class Cells:
 
         while True:
             gone = set(chosen) & set(roster.dead)
-            if gone and not self.roster.replaces_now:
-                told = self.connection.words.deaths_text()
+            if gone and not roster.replaces_now:
+                told = connection.words.deaths_text()
                 raise UsageError(
                     f"expected all ranks to be alive, found that {told}. "
                     f"Type: {self.hooks.replaces_ranks}   or leave {label(gone)} out: -r"
                 )
-            self.show_late(view)
-            self.connection.await_clients(chosen, tell)
-            renew(self.connection, tell)
+            show_late(connection.late, view)
+            connection.await_clients(chosen, tell)
+            renew(connection, tell)
             if not set(chosen) & set(roster.dead):
                 return
             self.catch_up()
@@ -414,12 +410,12 @@ class Cells:
 
     def _conclude(self, run: CellRun) -> CellRun:
         # Also the cell that keeps variables after this one.
-        outer = self._concludes
+        outer = self.roster.concludes
         try:
-            self._concludes = threading.get_ident()
+            self.roster.concludes = threading.get_ident()
             return self._ended(run)
         finally:
-            self._concludes = outer
+            self.roster.concludes = outer
 
     def _ended(self, run: CellRun) -> CellRun:
         try:

@@ -369,20 +369,7 @@ class Connection:
                 pressed.append(event)
                 continue
             try:
-                if isinstance(event, FromRank) and isinstance(event.record, CellRecord):
-                    record = event.record
-                    # The rank's last line, and how much of its log it has sent.
-                    if isinstance(record, Pulse):
-                        self.words.note_line(record.cell, record.rank, record.line)
-                    elif isinstance(record, Output) and record.log_nbytes:
-                        self.words.note_sent(record.rank, record.log_nbytes)
-                    elif isinstance(record, Reply):
-                        self.words.end_cell(record.rank)
-                        if record.report is not None:
-                            record = replace(record, report=with_sources(record.report))
-                    self._take(record, event.payloads)
-                else:
-                    self._handle(event)
+                self._handle(event)
             except Exception as error:
                 failed.setdefault(f"{type(error).__name__}: {error}", error)
         if not failed:
@@ -395,9 +382,18 @@ class Connection:
         raise first
 
     def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
+        # The rank's last line, and how much of its log it has sent.
+        if isinstance(record, Pulse):
+            self.words.note_line(record.cell, record.rank, record.line)
+        elif isinstance(record, Output) and record.log_nbytes:
+            self.words.note_sent(record.rank, record.log_nbytes)
+        elif isinstance(record, Reply):
+            self.words.end_cell(record.rank)
+            if record.report is not None:
+                record = replace(record, report=with_sources(record.report))
         if self.intercept is not None and self.intercept(record, payloads):
             return
-        run = self.run if self.roster.running is not None else None
+        run = None if self.roster.abandoned else self.run
         if run is not None and record.cell == run.state.cell:
             if not isinstance(record, Result):
                 run.take(record, payloads)
@@ -554,7 +550,9 @@ class Connection:
             ) from event
         if isinstance(event, FromRank):
             record = event.record
-            if isinstance(record, Hello):
+            if isinstance(record, CellRecord):
+                self._take(record, event.payloads)
+            elif isinstance(record, Hello):
                 self._apply(record)
             elif isinstance(record, EpochBegun):
                 self.epoch = max(self.epoch, record.epoch)

@@ -45,10 +45,10 @@ from allranks.cluster.options import (
     RunArgument,
     StartOption,
 )
-from allranks.cluster.sockets import Answers, DeliverAnswer, EventQueue, FromRank, RecordObserver
+from allranks.cluster.sockets import Answers, DeliverAnswer, RecordObserver
 from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, FeatureFailed, UsageError
-from allranks.hooks import Hooks, declares_hooks, failure
+from allranks.hooks import Hooks, declares_hooks, failure, implementations
 from allranks.records.agent import Event
 from allranks.records.wire import Answer, Query, Record
 from allranks.widgets.dashboard.view import Buttons, PanelButton
@@ -424,7 +424,7 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self._first: FeatureFailed | None = None
         super().__init__(_registered if classes is None else classes, self._keep)
         own = NotebookFeature.message_arriving
-        self.interceptors = [one for one in self.features if type(one).message_arriving is not own]
+        self._interceptors = [one for one in self.features if type(one).message_arriving is not own]
         self.commands: dict[str, Callable[..., Any]] = {
             name: feature.command
             for feature in self.features
@@ -473,7 +473,7 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)
-        self.call_each(one.cell_started for one in self.features if one.in_cells)
+        self.call_each(implementations(self._in_cells(), NotebookFeature.cell_started))
 
     def cell_left(self, run: Any, cells: Any) -> None:
         for hook in self.of(NotebookFeature.cell_left):
@@ -481,9 +481,12 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def cell_finished(self) -> None:
         try:
-            self.call_each(one.cell_finished for one in self.features if one.in_cells)
+            self.call_each(implementations(self._in_cells(), NotebookFeature.cell_finished))
         finally:  # the user may interrupt one
             self.set_cell(None)
+
+    def _in_cells(self) -> list[NotebookFeature]:
+        return [one for one in self.features if one.in_cells]
 
     def set_cell(self, cell: CellContext | None) -> None:
         """Sets the cell whose output is shown, if any."""
@@ -507,9 +510,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
                 self._keep(failure(poll, error))
         return asked
 
-    def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None:
-        """Puts a record that features take into the queue, unless one of them keeps it."""
-        for feature in self.interceptors:
+    def receive(self, record: Record, payloads: list[bytes]) -> Record | None:
+        """Returns a record, what features have put in its place, or None if one has kept it."""
+        for feature in self._interceptors:
             if not isinstance(record, feature.arriving):
                 continue
             try:
@@ -518,9 +521,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
                 self._keep(failure(feature.message_arriving, error))
                 continue
             if left is None:
-                return
+                return None
             record = left
-        queue.put(FromRank(record, payloads))
+        return record
 
     def command(self, name: str, *arguments: Any) -> Any:
         """Runs a command of a feature; returns its result.

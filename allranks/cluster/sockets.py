@@ -16,13 +16,11 @@ import os
 import queue
 import random
 import secrets
-import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 import zmq
@@ -32,7 +30,7 @@ from allranks.errors import StartFailed, WireError
 from allranks.records import agent, limits
 from allranks.records.agent import HostBeat, HostLate, HostSilent, to_line
 from allranks.records.config import family_of, tcp_url
-from allranks.records.deferred import deferred
+from allranks.records.deferred import deferred, interrupts_to
 from allranks.records.numbered import (
     BEGIN,
     ENCRYPTED_PIECE_NBYTES,
@@ -139,21 +137,9 @@ class EventQueue:
         finally:
             self._wake = None
 
-    @contextmanager
-    def hearing_interrupts(self) -> Iterator[None]:
+    def hearing_interrupts(self) -> AbstractContextManager[None]:
         """Within, SIGINT of this process goes to the queue instead of being raised."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def pressed(_signal: int, _frame: FrameType | None) -> None:
-            self.put(InterruptRequested())
-
-        before = signal.signal(signal.SIGINT, pressed)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return interrupts_to(lambda *_: self.put(InterruptRequested()))
 
 
 #: The content of each rank's answer, and its payloads.
@@ -164,11 +150,10 @@ DeliverHost = Callable[[str, bytes], None]
 
 
 class Interceptors(Protocol):
-    """The features that get records before the queue does: those of their ``arriving``."""
+    """The features that get records before the queue does."""
 
-    interceptors: list[Any]
-
-    def receive(self, queue: EventQueue, record: Record, payloads: list[bytes]) -> None: ...
+    def receive(self, record: Record, payloads: list[bytes]) -> Record | None:
+        """Returns what goes to the queue, if anything."""
 
 
 class RecordObserver(Protocol):
@@ -278,8 +263,8 @@ class RankSockets:
         #: count. ``_now`` is the clock's time at the last message or look.
         self._clock = AwakeClock()
         self._now = self._next_look = 0.0
-        #: The process of the last message, if it is known.
-        self._sender = 0
+        #: A frame of the last message: its process is looked up only for an error.
+        self._last: Any = None
         self.observers: list[RecordObserver] = []
         try:
             _expect_threads()
@@ -438,7 +423,7 @@ class RankSockets:
 
     def _receive(self) -> list[bytes]:
         received = self._events.recv_multipart(copy=False)
-        self._sender = process_of(received[0])
+        self._last = received[0]
         # From other hosts large frames come in pieces.
         return [frame.bytes for frame in received] if self.listening is None else whole(received)
 
@@ -474,18 +459,16 @@ class RankSockets:
                     record.pid = pids[number] if number < len(pids) else 0
                 if isinstance(record, WireError):
                     raise record
-                payloads = message[1:]
                 self._show(record, message)
-                if any(isinstance(record, one.arriving) for one in self._hooks.interceptors):
-                    self._hooks.receive(self._inbox, record, payloads)
-                else:
-                    self._inbox.put(FromRank(record, payloads))
+                payloads = message[1:]
+                if (left := self._hooks.receive(record, payloads)) is not None:
+                    self._inbox.put(FromRank(left, payloads))
             except Exception as error:
                 self._report(error)  # the other ranks' are handled all the same
 
     def _report(self, error: Exception) -> None:
         if isinstance(error, WireError) and not error.host:
-            error.pid = self._sender
+            error.pid = process_of(self._last)
         self._inbox.put(error)
 
     def _messages_of(self, host: str) -> HostMessages:

@@ -1,5 +1,5 @@
-"""Which ranks run, which have died, what they run, and which have left it: states that wait for
-nothing.
+"""Which ranks run, which have died, what they run, which have left it, and in which epoch they are:
+states that wait for nothing.
 
 Records of the ranks, and the ends of processes, are events for `apply`, which returns what has
 changed. A reply or a death that comes twice, or too late, changes nothing. Any other object is
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit
 from allranks.records.agent import Replaces
 from allranks.records.ranks import label
@@ -88,6 +87,42 @@ class CellState:
             del self._pending[rank]
             self.left[rank] = status
         return tuple(Left(rank, status) for rank in fresh)
+
+
+@dataclass
+class Epoch:
+    """The time in which a set of ranks uses one communicator.
+
+    ``number`` counts the epochs. The ranks need another one before their next cell if this one is
+    ``dirty``: a rank has left a call unfinished, or a cell has failed while messages may have been
+    on their way. ``traffic``: whether ranks have used a communicator in this epoch.
+    """
+
+    number: int = 0
+    dirty: bool = False
+    traffic: bool = False
+
+    def note(self, replies: Collection[Reply]) -> None:
+        """Handles the replies to a cell, as far as they have come."""
+        latest, traffic, failed = 0, False, False
+        for reply in replies:
+            latest = max(latest, reply.epoch)
+            traffic = traffic or reply.traffic
+            failed = failed or reply.status != "ok"
+            self.dirty = self.dirty or reply.dirty
+        if latest > self.number:  # a cell may have begun epochs itself
+            self.number, self.traffic = latest, False
+        self.traffic = self.traffic or traffic
+        # One rank may have sent what a rank that failed has not received.
+        self.dirty = self.dirty or (self.traffic and failed)
+
+    def follow(self, number: int) -> None:
+        """Handles that the ranks have begun this epoch by themselves."""
+        if number > self.number:
+            self.begin(number)
+
+    def begin(self, number: int) -> None:
+        self.number, self.dirty, self.traffic = number, False, False
 
 
 # The processes of the ranks.
@@ -185,7 +220,8 @@ class ClusterState:
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
     been sent so far, by any notebook. ``thread`` waits for the cell, or for the feature that has
-    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it.
+    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it. At the end
+    of a cell, the thread that ``concludes`` replaces ranks that have died; it is 0 otherwise.
     ``epoch`` is that of the ranks, and ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
     death has ended can continue from commit ``goes_on``, if it is not 0.
@@ -195,7 +231,7 @@ class ClusterState:
         self.size = size
         #: When ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.
         self.replacing = "on"
-        self.saved, self.cells, self.goes_on = set[int](), 0, 0
+        self.saved, self.cells, self.goes_on, self.concludes = set[int](), 0, 0, 0
         self.connect()
         self.phase = "new"
 
@@ -268,6 +304,11 @@ class ClusterState:
     def busy(self) -> bool:
         """Whether a cell or a function runs, or a feature has reserved the ranks."""
         return bool(self.reserved) or self.running is not None
+
+    @property
+    def caller(self) -> int:
+        """The thread whose call runs, or 0."""
+        return self.thread if self.busy else self.concludes
 
     @property
     def replaces_now(self) -> bool:

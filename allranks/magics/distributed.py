@@ -221,7 +221,7 @@ class DistributedMagics(Magics):
         Raises RankDied if it does not, was interrupted, or has continued too often from the same
         commit.
         """
-        folder, died = sent.cluster.log_dir, None
+        folder, died = sent.cluster.cells.connection.log_dir, None
         try:
             yield
         except CellFailed as error:
@@ -258,37 +258,40 @@ class DistributedMagics(Magics):
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
-        if options.for_running():
-            return self._submit_to_feature(options, text, number)
+        with short_interrupts(self.session, BEFORE_THE_CELL):
+            if options.for_running():
+                return self._submit_to_feature(options, text, number)
+            return self._submit_to_ranks(options, text, number)
+
+    def _submit_to_ranks(
+        self, options: CellOptions, text: str, number: int
+    ) -> tuple[Cluster, CellRun]:
         for command, asked in by_command(options.for_preparing()).items():
             self.session.hooks.command(command, asked)
-        with short_interrupts(self.session, BEFORE_THE_CELL):
-            cluster = self.session.cluster(options.cluster)
+        cluster = self.session.cluster(options.cluster)
         chosen = chosen_ranks(options, cluster.size)
         if options.check:  # of this cell only: nothing before it may fail any more
             self.session.hooks.command("check", options.check)
-        hellos = cluster.hellos
         view = cell_view(
             options.view,
-            [*map(hellos.__getitem__, chosen)],
+            [*map(cluster.roster.hellos.__getitem__, chosen)],
             cluster.cells.ask_soon,
             fold=options.fold,
             buttons=self.session.hooks.panel_buttons(),
         )
         if isinstance(view, NotebookView):
             view.returns_value = options.returns_value
-        with short_interrupts(self.session, BEFORE_THE_CELL):
-            run = cluster.cells.begin(
-                text,
-                name=f"cell In[{number}]",
-                number=number,
-                ranks=chosen,
-                timeout=options.timeout,
-                view=view,
-                want_value=options.out is not None,
-                checked=True,
-                interrupt_kills=options.interrupt_kills,
-            )
+        run = cluster.cells.begin(
+            text,
+            name=f"cell In[{number}]",
+            number=number,
+            ranks=chosen,
+            timeout=options.timeout,
+            view=view,
+            want_value=options.out is not None,
+            checked=True,
+            interrupt_kills=options.interrupt_kills,
+        )
         return cluster, run
 
     def _submit_to_feature(
@@ -307,8 +310,7 @@ class DistributedMagics(Magics):
             want_value=options.out is not None,
         )
         command = CELL_OPTIONS[next(iter(request.options))].command
-        with short_interrupts(self.session, BEFORE_THE_CELL):
-            submitted: tuple[Cluster, CellRun] = self.session.hooks.command(command, request)
+        submitted: tuple[Cluster, CellRun] = self.session.hooks.command(command, request)
         return submitted
 
     @line_magic("distributed")  # type: ignore[arg-type]

@@ -218,8 +218,11 @@ def parse_cell(line: str) -> CellOptions:
     parser = cell_parser()
     options = ClusterOptions.parse(parser, split(line), CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))
-    given = {name: vars(options).pop(known.field, None) for name, known in CELL_OPTIONS.items()}
-    options.features = {name: value for name, value in given.items() if value not in (None, False)}
+    options.features = {
+        name: value
+        for name, known in CELL_OPTIONS.items()
+        if (value := vars(options).pop(known.field, None)) not in (None, False)
+    }
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
     if options.check and (asked := options.for_running()):

@@ -39,7 +39,7 @@ class Session:
     def running(self) -> Cluster | None:
         # None unless the ranks are up.
         cluster = self._cluster
-        return cluster if cluster is not None and cluster.state == "running" else None
+        return cluster if cluster is not None and cluster.roster.phase == "running" else None
 
     def cluster(self, options: ClusterOptions = NOTHING) -> Cluster:
         """Returns the running cluster, started now if necessary.
@@ -58,7 +58,7 @@ class Session:
             self._check(found, options)
             self._show_news(found)
             return found
-        lost = self._cluster is not None and self._cluster.state == "lost"
+        lost = self._cluster is not None and self._cluster.roster.phase == "lost"
         wanted = options.over(self._asked)
         as_before = wanted.n is None and self._last_size is not None and self._is_here(wanted)
         if as_before:

@@ -1,13 +1,13 @@
-"""Ctrl-C, deferred where it would strand other ranks or leave work half done, and raised where
-nothing is awaited. Both sides.
+"""Ctrl-C, deferred where it would strand other ranks or leave work half done, raised where nothing
+is awaited, and passed on. Both sides.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 
@@ -49,17 +49,25 @@ def deferred() -> Iterator[Deferred]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Interrupts raise KeyboardInterrupt in the block at once.
-
-    In a cell with an ``await``, ipykernel only cancels what is awaited: a wait of another kind
-    would go on. In other threads than the main one this does nothing.
+def interrupts_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Interrupts of the block go to this handler; in other threads than the main one this does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
+        # None: another library's, in C, which Python cannot set again.
         signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """Interrupts raise KeyboardInterrupt in the block at once.
+
+    In a cell with an ``await``, ipykernel only cancels what is awaited: a wait of another kind
+    would go on.
+    """
+    return interrupts_to(signal.default_int_handler)

@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from allranks import doors
-from allranks.cluster.epochs import Epoch
-from allranks.cluster.state import CellState, Left
+from allranks.cluster.state import CellState, Epoch, Left
 from allranks.records.config import WATCHERS_DOOR
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings

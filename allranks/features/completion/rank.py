@@ -18,6 +18,7 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.engine.interrupts import MAIN_THREAD
+from allranks.records.deferred import interruptible
 
 COMPLETE, DESCRIBE = "complete", "describe"
 #: The same without code of the user's, as properties and ``__repr__``: for a rank that runs a cell.
@@ -193,12 +194,11 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        timer.start()
-        yield
+        with interruptible():
+            timer.start()
+            yield
     finally:
-        signal.signal(signal.SIGINT, before)
         timer.cancel()
         with lock:
             over = True

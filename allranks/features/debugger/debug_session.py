@@ -130,14 +130,20 @@ class DebuggedCells(Protocol):
 
 
 class DebugSession:
-    """Answers the debug requests of one kernel; ``find_ranks`` returns the ranks that run."""
+    """Answers the debug requests of one kernel; ``find_ranks`` returns the ranks that run.
+    ``set_attached`` is called when a front end begins to debug, and when it ends that.
+    """
 
     def __init__(
-        self, kernel: Any, cells: DebuggedCells, find_ranks: Callable[[], DebuggedRanks | None]
+        self,
+        kernel: Any,
+        cells: DebuggedCells,
+        find_ranks: Callable[[], DebuggedRanks | None],
+        set_attached: Callable[[bool], object],
     ) -> None:
         self._kernel = kernel
         self._local: Callable[[Dap], Any] = kernel.do_debug_request
-        self._cells, self._find_ranks = cells, find_ranks
+        self._cells, self._find_ranks, self._set_attached = cells, find_ranks, set_attached
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = Numbers()
         self._requests = count(1)
@@ -166,10 +172,6 @@ class DebugSession:
         kernel.debugger.kernel_modules.append(os.path.join(_PACKAGE, "**"))
         self._publish_local = kernel.debugger.event_callback
         kernel.debugger.event_callback = self._take_local
-
-    @property
-    def is_attached(self) -> bool:
-        return self._attach is not None
 
     @property
     def ranks(self) -> DebuggedRanks | None:
@@ -211,6 +213,7 @@ class DebugSession:
         }
         reply: Dap = await self._local(message)
         self._attach = attach
+        self._set_attached(True)
         ranks = self.ranks
         if ranks is not None:
             new, requests = self._to_attach(ranks, range(ranks.size))
@@ -220,6 +223,7 @@ class DebugSession:
 
     async def _on_disconnect(self, message: Dap, arguments: Dap) -> None:
         ranks, self._attach = self.ranks, None
+        self._set_attached(False)
         self._breakpoints.clear()
         self._exceptions = None
         if ranks is not None:

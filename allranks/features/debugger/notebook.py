@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -20,6 +21,7 @@ class NotebookDebugger(NotebookFeature):
     """Attaches the front end's debugger to the ranks, and passes messages on."""
 
     arriving = (DebugMessage,)
+    in_cells = False  # until a front end debugs
     session: ClassVar[DebugSession | None] = None
     """The debugger of this process's kernel, if it has one."""
 
@@ -30,12 +32,8 @@ class NotebookDebugger(NotebookFeature):
     def loaded(cls, shell: InteractiveShell) -> None:
         kernel: Any = getattr(shell, "kernel", None)
         if cls.session is None and getattr(kernel, "debugger", None) is not None:
-            cls.session = DebugSession(kernel, _Cells(shell), _ranks)
-
-    @property
-    def in_cells(self) -> bool:  # type: ignore[override]
-        """Whether a front end debugs."""
-        return self.session is not None and self.session.is_attached
+            attached = partial(setattr, cls, "in_cells")
+            cls.session = DebugSession(kernel, _Cells(shell), _ranks, attached)
 
     def started(self, cluster: ClusterContext) -> None:
         self.ranks = DebuggedRanks(cluster.size, cluster.send)

@@ -11,10 +11,9 @@ from typing import Any
 from allranks.cluster import variables
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Connection
-from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import CellRecord
 from allranks.cluster.renewal import renew
-from allranks.cluster.state import CellState
+from allranks.cluster.state import CellState, Epoch
 from allranks.errors import UsageError
 from allranks.records import requests
 from allranks.records.wire import Interrupt, Reply, RunMember

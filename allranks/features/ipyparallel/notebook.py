@@ -26,6 +26,8 @@ from allranks.post_import import PostImportHook
 _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
 #: Arguments that choose the folder with the files.
 _CHOOSES_FOLDER = ("profile", "profile_dir", "ipython_dir")
+#: What holds cells from the first client on.
+_REQUEST = "a request of an ipyparallel client"
 
 
 class ClientPatch:
@@ -49,6 +51,7 @@ class ClientPatch:
             if not named and (connection_info is None or options.get("cluster") is not None):
                 connection_info = self._own(options) or connection_info
             plain(client, connection_info, **options)
+            NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
 
         kind.__init__ = init
@@ -96,15 +99,14 @@ class NotebookClients(NotebookFeature):
     commands = frozenset({"client", "connection_information"})
     _undo = ExitStack()
 
-    @property
-    def holds_cells(self) -> str:  # type: ignore[override]
-        return "a request of an ipyparallel client" if client_requests.are_followed() else ""
-
     def started(self, cluster: ClusterContext) -> None:
         self._clients = RankClients(cluster)
 
     def command(self, name: str, *arguments: Any) -> Any:
-        return self._clients.client() if name == "client" else self._clients.information
+        if name != "client":
+            return self._clients.information
+        self.holds_cells = _REQUEST
+        return self._clients.client()
 
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         return {one for waits in client_requests.unanswered(engines).values() for one in waits}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -11,7 +10,7 @@ from typing import Any
 
 from allranks.cluster.cell_run import HiddenView, View
 from allranks.cluster.cluster import Cluster
-from allranks.records.deferred import interruptible
+from allranks.records.deferred import interruptible, interrupts_to
 from allranks.records.ranks import label
 from allranks.records.wire import Output
 from allranks.widgets.dashboard.view import text_view
@@ -90,13 +89,12 @@ class PxResult:
         """
         view = self._text_view()
         # In a cell with an await, ipykernel's own only cancels what awaits.
-        before = signal.signal(signal.SIGINT, lambda *_: self._arrived.put(None))
         try:
-            while (batch := self._arrived.get()) is not None:
-                view.output(batch)
-                view.refresh()
+            with interrupts_to(lambda *_: self._arrived.put(None)):
+                while (batch := self._arrived.get()) is not None:
+                    view.output(batch)
+                    view.refresh()
         finally:
-            signal.signal(signal.SIGINT, before)
             view.finish()
 
     def ready(self) -> bool:

@@ -143,6 +143,7 @@ class Simulate(NotebookFeature):
 
     commands = frozenset({"simulate"})
     records = (SimulatedTime, SimulatedReport)
+    in_cells = False  # until a report comes
     shows_time = False
     """Whether the cell asks for a line with its simulated time."""
     cell_options = (
@@ -207,11 +208,11 @@ class Simulate(NotebookFeature):
         if isinstance(record, SimulatedTime) and self.shows_time and self.cell is not None:
             self.cell.notice(time_line(record))
         if isinstance(record, SimulatedReport) and self.cell is not None and self.cell.shown:
-            self._reported = record, payloads
+            self._reported, self.in_cells = (record, payloads), True
 
     def cell_finished(self) -> None:
         if self._reported is not None:
-            (report, sketches), self._reported = self._reported, None
+            (report, sketches), self._reported, self.in_cells = self._reported, None, False
             show_report(report, sketches)
 
     def _run(self, request: CellRequest) -> tuple[Cluster, CellRun]:

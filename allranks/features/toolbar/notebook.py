@@ -46,6 +46,8 @@ _ran: dict[str, None] = {}
 class Toolbar(AskingFeature):
     """Answers the page's questions about the ranks, also while a cell runs."""
 
+    in_cells = False  # without a page
+
     def __init__(self) -> None:
         super().__init__()
         #: The questions that wait for answers, which all pages get.
@@ -62,7 +64,8 @@ class Toolbar(AskingFeature):
         self.starting = cluster.size
         self._ended.clear()
         cluster.listeners.append(self._hear)
-        if getattr(get_ipython(), "kernel", None) is not None:
+        self.in_cells = getattr(get_ipython(), "kernel", None) is not None
+        if self.in_cells:
             _open_comm()
             # Not asked for: the page may learn only by this message that the kernel has the comm.
             if _of_notebook() is self and not cluster.attached:

@@ -48,6 +48,7 @@ class WatchedCell:
         self.said = ""
         """What was shown while the cell ran."""
         self.logged = NotNumbers()
+        self._logs = False
         self._replies: dict[int, Reply] = {}
 
     def take(self, record: Record, payloads: list[bytes]) -> None:
@@ -57,8 +58,19 @@ class WatchedCell:
             self.trains = self.trains or record.optimizer_steps >= LEAST_STEPS
         elif isinstance(record, Points):
             self.logged.take(record, payloads[0])
+            if not self._logs:
+                self._logs = True
+                self.cell.poll(self._say_nan)
         elif isinstance(record, Reply):
             self._replies[record.rank] = record
+
+    def _say_nan(self) -> bool:
+        """Shows at once that a value has become NaN: the rest of the cell may be in vain."""
+        if not self.said and (found := self.logged.lasting_not_numbers()):
+            (cause,) = not_a_number(CellParts(self.cell.number, [], not_numbers=found))
+            self.said = str(cause)
+            self.cell.notice(self.said)
+        return False
 
     @property
     def well(self) -> bool:
@@ -118,18 +130,6 @@ class NotebookVerdict(NotebookFeature):
         if self._judges and len(self.cell.ranks) > 1:
             self._watched = WatchedCell(self.cell)
             self.arriving = (Timings, Points, Pulse, Reply)
-            self.cell.poll(self._say_nan)
-
-    def _say_nan(self) -> bool:
-        """Shows at once that a value has become NaN: the rest of the cell may be in vain."""
-        watched = self._watched
-        if watched is None or watched.said:
-            return False
-        if found := watched.logged.lasting_not_numbers():
-            (cause,) = not_a_number(CellParts(watched.cell.number, [], not_numbers=found))
-            watched.said = str(cause)
-            watched.cell.notice(watched.said)
-        return False
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         watched = self._watched

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from allranks.cluster.calls import Turns
+from allranks.cluster.state import ClusterState
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def _ignored():
 
 @pytest.mark.usefixtures("_ignored")
 def test_an_interrupt_ends_the_wait_for_a_turn_and_leaves_no_lock_taken():
-    turns = Turns(lambda: 0, lambda: None)
+    turns = Turns(ClusterState(1), lambda: None)
     begun, over = threading.Event(), threading.Event()
 
     def other() -> None:

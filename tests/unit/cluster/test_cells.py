@@ -239,23 +239,27 @@ def test_ranks_that_are_dead_already_need_spare_processes_too():
 
 
 def test_a_call_at_the_end_of_a_cell_does_not_wait_for_one_that_waits_for_this_end():
-    concludes, done, asked = [threading.get_ident()], list[str](), list[int]()
+    done, asked = list[str](), list[int]()
 
-    def caller():
-        asked.append(threading.get_ident())
-        return concludes[0]
+    class Ranks(ClusterState):
+        @property
+        def caller(self):
+            asked.append(threading.get_ident())
+            return super().caller
 
     def call():
         with turns.taken():
             done.append("other")
 
-    turns = Turns(caller, lambda: None)
+    ranks = Ranks(2)
+    ranks.concludes = threading.get_ident()
+    turns = Turns(ranks, lambda: None)
     other = threading.Thread(target=call, daemon=True)
     other.start()
     wait_until(lambda: asked.count(other.ident) > 3)  # it has the lock, and asks again and again
     with turns.taken():  # as the cell that keeps variables
         done.append("own")
-    concludes[0] = 0
+    ranks.concludes = 0
     other.join(60)
     assert done == ["own", "other"]
 

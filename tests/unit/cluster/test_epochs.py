@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.cluster.epochs import Epoch
+from allranks.cluster.state import Epoch
 from allranks.records.wire import Reply
 
 

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.state import ClusterState, HostLost
+from allranks.cluster.state import ClusterState, Epoch, HostLost
 from allranks.errors import UsageError
 from allranks.features.attach import connection, ownership
 from allranks.features.attach.connection import AttachedConnection, EarlyEnds

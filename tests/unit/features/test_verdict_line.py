@@ -204,7 +204,6 @@ def test_a_value_that_stays_nan_is_named_while_the_cell_runs_and_once(feature):
     shown = Shown(SLOW)
     feature.cell = shown.context = replace(shown.context, poll=polls.append)
     feature.cell_started()
-    (poll,) = polls
     nan = float("nan")
     numbers = [(step, 1.0) for step in range(30)]
     for rank, pairs, lines in [
@@ -217,6 +216,7 @@ def test_a_value_that_stays_nan_is_named_while_the_cell_runs_and_once(feature):
     ]:
         record, payload = points(rank, pairs)
         feature.message_arriving(record, [payload])
+        (poll,) = polls  # from the first value on
         assert poll() is False
         assert len(shown.lines) == lines
     feature.cell_finished()

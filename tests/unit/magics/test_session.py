@@ -19,7 +19,7 @@ def test_without_features_a_stop_without_ranks_says_so():
 class StartedCluster:
     """A cluster whose ranks are there at once: two, if no number is given."""
 
-    state, launcher, gpus = "running", None, ()
+    launcher, gpus, roster = None, (), SimpleNamespace(phase="running")
 
     def __init__(self, n=None, **_):
         self.size = n or 2
