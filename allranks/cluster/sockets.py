@@ -375,7 +375,7 @@ class RankSockets:
             with deferred(), self._lock:
                 # Its announcement may have been read already. A second greeting has no effect.
                 self._send([host.encode(), BEGIN, self.listening.owner])
-            self.command(host, "attach", "")
+            self.command(host, "reconnect", "")
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:
         """Whether a host of these ranks is silent, or is lost, of which the news may still come."""
@@ -458,7 +458,7 @@ class RankSockets:
     def _take_of_host(self, host: str, frames: list[bytes]) -> None:
         if frames[0] == b"agent":
             self.deliver_host(host, frames[1])
-        elif frames[0] == b"attached":
+        elif frames[0] == b"reconnected":
             self._of_last_notebook.discard(host)
         elif host not in self._of_last_notebook:
             pids: list[int] = []
