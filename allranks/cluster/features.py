@@ -271,6 +271,7 @@ class _Question:
     ranks: tuple[int, ...]
     deliver: Callable[[dict[int, Answer]], None]
     answers: dict[int, Answer] = field(default_factory=dict)
+    #: The answers that had come in time are not delivered after all of them.
     delivering: threading.Lock = field(default_factory=threading.Lock)
 
 

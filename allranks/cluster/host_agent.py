@@ -538,9 +538,11 @@ class MultiHostAgents:
         self._ended_hosts: set[str] = set()
         #: Why hosts are lost.
         self._reported: dict[str, str] = {}
-        #: Events of hosts come in the wire's thread, and ends of the job's commands in others.
+        #: For what is known of the hosts and their ranks: events come in the wire's thread, ends of
+        #: the job's commands in others, and the main thread chooses spare processes. The state for
+        #: the next notebook is saved with it, so that no earlier one is saved last.
         # No condition, whose methods are Python: an interrupt in them would leave it locked.
-        self._lock = threading.RLock()
+        self._hosts_lock = threading.RLock()
         self._all_ended: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
         self._held = HeldEnds(deliver, config.can_replace)
@@ -587,7 +589,7 @@ class MultiHostAgents:
         if self._hosts:
             return ""
         hosts = self._expected = self.job.hosts()
-        with self._lock:
+        with self._hosts_lock:
             missing = [host.name for host in hosts if host.name not in self.addresses]
         if not hosts or missing:
             return self.job.waits()
@@ -649,7 +651,7 @@ class MultiHostAgents:
             if host not in places:  # lost too
                 host = min(places, key=lambda name: len(places[name]))
             places[host].append(rank)
-        with self._lock:
+        with self._hosts_lock:
             # Their relays may still run: nothing of them is to be taken for news of the new ranks.
             for host in self._reported.keys() - self._ended_hosts:
                 self.wire.forget(host)
@@ -697,7 +699,7 @@ class MultiHostAgents:
         self.stand_in.let_go()
 
     def _save(self) -> None:
-        with self._lock:
+        with self._hosts_lock:
             if self.stand_in is None:
                 return
             state = {
@@ -820,7 +822,7 @@ class MultiHostAgents:
             self._say(host.name, command)
         if isinstance(command, RanksUp):
             self.starts_again = False
-            with self._lock:  # the wire's thread notes deaths
+            with self._hosts_lock:  # the wire's thread notes deaths
                 for rank, pid in self._replaced.items():
                     if rank in self._dead and self._dead[rank]["pid"] != pid:
                         del self._dead[rank]
@@ -830,7 +832,7 @@ class MultiHostAgents:
         """Has spare processes take the places of dead ranks, if possible on the same host. All
         other spare processes take part in it. Returns why there are too few, or "".
         """
-        with self._lock:  # the wire's thread notes deaths
+        with self._hosts_lock:  # the wire's thread notes deaths
             problem = self._choose_spares(dead)
         if not problem:
             self._send_seats()
@@ -849,7 +851,7 @@ class MultiHostAgents:
     @property
     def spares(self) -> int:
         """How many dead ranks it can replace: each by a process that waits."""
-        with self._lock:
+        with self._hosts_lock:
             return sum(map(len, self._spares_on.values()))
 
     def _choose_spares(self, dead: Sequence[int]) -> str:
@@ -887,7 +889,7 @@ class MultiHostAgents:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
         cut off ends its own.
         """
-        with self._lock:
+        with self._hosts_lock:
             self._stopping = True
             there = set(self.addresses) - self._ended_hosts
         for host in there:
@@ -902,7 +904,7 @@ class MultiHostAgents:
     def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
         event = event_of(line)
-        with self._lock:
+        with self._hosts_lock:
             if host in self._moving and not isinstance(event, HostEvent):
                 return  # of the ranks that end there
             if self.stand_in is not None:
@@ -997,7 +999,7 @@ class MultiHostAgents:
 
     def _host_ended(self, host: str, why: str) -> None:
         """Handles the end of a host, in the thread that has found it."""
-        with self._lock:
+        with self._hosts_lock:
             self._ended_hosts.add(host)
             if self._stopping and self._ended_hosts >= set(self.addresses):
                 self._all_ended.put(None)
