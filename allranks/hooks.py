@@ -1,9 +1,9 @@
 """How the core calls features without an import of them. Standard library only.
 
 A feature is an object whose class overrides some hooks of a base class: of
-`allranks.engine.features.RankFeature` on a rank, of `allranks.engine.features.HostFeature` in the
-agent of a host, of `allranks.cluster.features.NotebookFeature` in the notebook. `allranks.features`
-lists them; the modules of the base classes describe when each hook is called.
+`allranks.engine.features.RankFeature` on a rank, of `allranks.engine.host.features.HostFeature` in
+the agent of a host, of `allranks.cluster.features.NotebookFeature` in the notebook.
+`allranks.features` lists them; the modules of the base classes describe when each hook is called.
 """
 
 from __future__ import annotations

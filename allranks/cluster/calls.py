@@ -51,15 +51,13 @@ class Turns:
 
     def __init__(self, ranks: ClusterState, refuse: Callable[[], None]) -> None:
         self._ranks, self._refuse = ranks, refuse
-        self._lock = threading.RLock()
-        #: Not the lock of the turns, which a running call has: `submit` returns at once.
-        self._submitting = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
+        self.renew()
 
     def renew(self) -> None:
-        """In a forked process: the threads that have locks, or run calls, are its parent's."""
-        self._lock, self._submitting = threading.RLock(), threading.Lock()
-        self._executor = None
+        """In a forked process: the threads that have the turn, or run calls, are its parent's."""
+        #: A thread has it from the beginning of its call to the end.
+        self._turn = threading.RLock()
+        self._executor = _submitted_calls()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -67,16 +65,16 @@ class Turns:
         # First: another thread's call may have the turn, and wait for the cell of this one.
         if self._ranks.caller == threading.get_ident():
             self._refuse()
-        # At the end of its cell, for which those wait that have the lock.
+        # Its cell is ending, and the thread that has the turn waits for that.
         if self._ranks.caller == threading.get_ident():
             yield
             return
         with ExitStack() as turn:
             # An interrupt ends the wait, also in a cell that awaits, and leaves no lock taken.
             with deferred() as interrupt:
-                while not self._lock.acquire(timeout=_POLL_SECONDS):
+                while not self._turn.acquire(timeout=_POLL_SECONDS):
                     interrupt.leave()
-                turn.callback(self._lock.release)
+                turn.callback(self._turn.release)
                 # No event: the thread that has begun a cell may end without a wait for it.
                 while self._ranks.caller in _other_threads():
                     interrupt.leave()
@@ -85,18 +83,24 @@ class Turns:
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Makes a call in the thread of submitted calls."""
-        with self._submitting:
-            # One thread: cells cannot run side by side, and this keeps the calls in their order.
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, "allranks-calls")
-            return self._executor.submit(call, *args, **options)
+        executor = self._executor
+        try:
+            return executor.submit(call, *args, **options)
+        except RuntimeError:
+            if executor is self._executor:
+                raise
+            return self.submit(call, *args, **options)  # that one was ended in this moment
 
     def end_submitted(self, *, wait: bool) -> None:
         """Waits for the submitted calls, or cancels those that have not begun."""
-        with self._submitting:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=wait, cancel_futures=not wait)
+        executor = self._executor
+        self._executor = _submitted_calls()
+        executor.shutdown(wait=wait, cancel_futures=not wait)
+
+
+def _submitted_calls() -> ThreadPoolExecutor:
+    # One thread: cells cannot run side by side, and this keeps the calls in their order.
+    return ThreadPoolExecutor(1, "allranks-calls")
 
 
 def _other_threads() -> set[int | None]:

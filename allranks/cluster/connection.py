@@ -63,7 +63,6 @@ from allranks.records.agent import (
     RanksUp,
     Registered,
     Replaces,
-    Watched,
     to_line,
 )
 from allranks.records.agent import Event as AgentEvent
@@ -170,7 +169,7 @@ class Connection:
                 ClusterContext(
                     self.size,
                     self.send,
-                    not self.starts_ranks,
+                    self.starts_ranks,
                     dict(settings),
                     self.log_dir,
                     partial(_start_controller, self._agents),
@@ -269,7 +268,7 @@ class Connection:
 
         def deliver(event: AgentEvent, host: str) -> None:
             # Events are handled in the main thread, and features may hear them here.
-            if not isinstance(event, Registered | Watched):  # these concern features alone
+            if not isinstance(event, Registered):  # this concerns features alone
                 inbox.put(FromHostAgent(event, host))
             pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
             hooks.call_each(listeners, event, next(pids, None))

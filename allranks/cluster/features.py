@@ -61,7 +61,7 @@ class ClusterContext:
     Attributes:
         size: the number of ranks.
         send: sends a record and its payloads to some ranks, from any thread.
-        attached: whether another notebook has started them.
+        starts_ranks: whether this notebook starts them; else another one has.
         settings: the environment variables that the start's options have set in the ranks.
         log_dir: the folder of the ranks' logs.
         start_controller: has the first host start what `HostFeature.controller` has planned.
@@ -76,7 +76,7 @@ class ClusterContext:
 
     size: int
     send: Callable[..., object]
-    attached: bool
+    starts_ranks: bool
     settings: Mapping[str, str] = field(default_factory=dict)
     log_dir: str = ""
     start_controller: Callable[[], object] = lambda: None
@@ -271,6 +271,7 @@ class _Question:
     ranks: tuple[int, ...]
     deliver: Callable[[dict[int, Answer]], None]
     answers: dict[int, Answer] = field(default_factory=dict)
+    #: The answers that had come in time are not delivered after all of them.
     delivering: threading.Lock = field(default_factory=threading.Lock)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import psutil
 
@@ -40,7 +40,7 @@ from allranks.cluster.sockets import (
     RankSockets,
     closing_if_failed,
 )
-from allranks.errors import StartFailed, UsageError
+from allranks.errors import StartFailed
 from allranks.records import limits
 from allranks.records.agent import (
     Admitted,
@@ -60,24 +60,19 @@ from allranks.records.agent import (
     HostLeft,
     HostListens,
     HostRefused,
-    HostRuns,
     HostSilent,
     HostUp,
     Join,
-    Keep,
     LauncherExit,
     Notice,
     RanksUp,
     Reach,
-    Ready,
     Registered,
     Replaces,
     ReportDeath,
-    Running,
     SeatSpares,
     Serve,
     SpareExit,
-    Stay,
     Stop,
     Stopped,
     read_event,
@@ -87,7 +82,6 @@ from allranks.records.config import (
     FIRST_COMMANDS,
     FIRST_EVENTS,
     SPARES,
-    CaretakerConfig,
     HostAgentConfig,
     Invitation,
     lease_seconds,
@@ -241,9 +235,6 @@ class HostAgentProcess:
     def repeat_seats(self) -> None:
         pass
 
-    def take_care(self, folder: str) -> None:
-        pass
-
     def note(self, record: dict[str, Any]) -> None:
         pass
 
@@ -261,10 +252,6 @@ class HostAgentProcess:
         with suppress(OSError, ValueError):  # the listening thread reports its end
             self._input.write(line + b"\n")
             self._input.flush()
-
-    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
-        self.say(Stay(seconds, memo))
 
     def let_go(self) -> None:
         """Leaves the ranks, which stay, to another notebook."""
@@ -300,25 +287,6 @@ class HostAgentProcess:
     def _exit_code(self, stopped: bool) -> int | None:
         # None if it is still running; ``stopped`` is whether it has reported its end.
         return self._process.wait()
-
-
-class CaretakerProcess(HostAgentProcess):
-    """The process on this machine that has the ranks of several hosts while no notebook has them;
-    see `allranks.engine.host.caretaker`. Its end does not end them.
-    """
-
-    def __init__(self, config: HostAgentConfig, care: CaretakerConfig, deliver: DeliverEvent):
-        self.config = config
-        self._start("allranks.engine.host.caretaker", "caretaker.log", {}, care.listening)
-        self._write(care.to_json().encode())
-        self.listen(deliver)
-
-    def _listen(self, deliver: DeliverEvent) -> None:
-        super()._listen(deliver)
-        deliver(AgentExit(self._process.wait()), "")
-
-    def _exit_code(self, stopped: bool) -> int | None:
-        return None
 
 
 def end_session(leader: int, session_dir: str) -> None:
@@ -435,8 +403,6 @@ class HeldEnds:
 
 
 _SHOWN_PAIRS = 4
-#: For the host agents; the caretaker decides how long the ranks stay.
-_STAY = to_line(Stay(1, {})).decode()
 
 
 class NetworkTest:
@@ -514,13 +480,32 @@ _STATE = (
 )
 
 
+class StandIn(Protocol):
+    """A process that has the hosts from the end of this notebook until another one comes.
+
+    A feature may have one, and then hears the hosts' events, with the lock of `MultiHostAgents`.
+    """
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Stores what the next notebook has to know."""
+
+    def take(self, event: Event, host: str) -> None:
+        """Takes an event of a host."""
+
+    def let_go(self) -> None:
+        """This notebook leaves the ranks."""
+
+    def stop(self) -> None:
+        """The ranks have ended."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TakenHosts:
     """Hosts of another notebook: what it knew of them, the lines of the events since it has ended,
     each with its host, and for how many seconds each host has been ``silent``.
     """
 
-    caretaker: HostAgentProcess
+    stand_in: StandIn
     state: dict[str, Any]
     news: Sequence[tuple[str, str]]
     silent: Mapping[str, float]
@@ -543,8 +528,8 @@ class MultiHostAgents:
     ) -> None:
         self._launcher = launcher
         self._config = config
-        self._wire = wire
-        self._deliver = deliver
+        self.wire = wire
+        self.deliver = deliver
         self._hosts: Sequence[Host] = ()
         self._expected: Sequence[Host] = ()
         self._host_of: dict[int, str] = {}
@@ -553,9 +538,11 @@ class MultiHostAgents:
         self._ended_hosts: set[str] = set()
         #: Why hosts are lost.
         self._reported: dict[str, str] = {}
-        #: Events of hosts come in the wire's thread, and ends of the job's commands in others.
+        #: For what is known of the hosts and their ranks: events come in the wire's thread, ends of
+        #: the job's commands in others, and the main thread chooses spare processes. The state for
+        #: the next notebook is saved with it, so that no earlier one is saved last.
         # No condition, whose methods are Python: an interrupt in them would leave it locked.
-        self._lock = threading.RLock()
+        self._hosts_lock = threading.RLock()
         self._all_ended: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
         self._held = HeldEnds(deliver, config.can_replace)
@@ -586,7 +573,7 @@ class MultiHostAgents:
         #: the former ones stay in `_dead`.
         self._replaced: dict[int, int] = {}
         self._told: dict[str, Event] = {}
-        self._caretaker: HostAgentProcess | None = None
+        self.stand_in: StandIn | None = None
         wire.deliver_host = self._handle
         if taken is not None:
             self._take_over(taken)
@@ -602,7 +589,7 @@ class MultiHostAgents:
         if self._hosts:
             return ""
         hosts = self._expected = self.job.hosts()
-        with self._lock:
+        with self._hosts_lock:
             missing = [host.name for host in hosts if host.name not in self.addresses]
         if not hosts or missing:
             return self.job.waits()
@@ -612,7 +599,7 @@ class MultiHostAgents:
         ranks = iter(range(self._config.size))
         self._place({host.name: [next(ranks) for _ in range(host.ranks)] for host in hosts})
         for host in self._hosts:
-            self._wire.command(host.name, "config", self._config_of(host).to_json())
+            self.wire.command(host.name, "config", self._config_of(host).to_json())
         return ""
 
     def _place(self, places: Mapping[str, Sequence[int]]) -> None:
@@ -626,7 +613,7 @@ class MultiHostAgents:
         if self._config.can_replace and not self._spares:
             self._spares = spares_on_each([host.ranks for host in self._hosts])
         self._host_of = {rank: host for host, there in places.items() for rank in there}
-        self._wire.host_of = self._host_of
+        self.wire.host_of = self._host_of
         self._seats, self._spares_on, self._seated = [], {}, {}
         # Hosts are filled one after the other, as mpiexec does with --map-by slot.
         for host in self._hosts:
@@ -664,87 +651,57 @@ class MultiHostAgents:
             if host not in places:  # lost too
                 host = min(places, key=lambda name: len(places[name]))
             places[host].append(rank)
-        with self._lock:
+        with self._hosts_lock:
             # Their relays may still run: nothing of them is to be taken for news of the new ranks.
             for host in self._reported.keys() - self._ended_hosts:
-                self._wire.forget(host)
+                self.wire.forget(host)
                 self._ended_hosts.add(host)
-        for each in self._hosts:
-            self._note_running(each.name, 0)
         self._place(places)
         # First: a host's answer to the last relocation may come in this moment.
         self._relocation = secrets.token_hex(8)
         self._moving, self.starts_again = set(places), True
         self._dead, self._replaced, self._told = {}, {}, {}
         self._save()
-        self._held = HeldEnds(self._deliver, self._config.can_replace)
+        self._held = HeldEnds(self.deliver, self._config.can_replace)
         self._test, self._began = None, time.monotonic()
         for each in self._hosts:
-            self._wire.command(each.name, "again", self._config_of(each).to_json())
+            self.wire.command(each.name, "again", self._config_of(each).to_json())
         return True
 
-    def take_care(self, folder: str) -> None:
-        """Starts the caretaker, with which the ranks can stay when this notebook ends.
-
-        Raises UsageError if the launcher's job would end with the notebook.
-        """
-        if self._caretaker is not None:
-            return
-        if not self.job.outlives():
-            raise UsageError(
-                "expected ranks on this machine, or on hosts that ssh or another command reaches, "
-                f"found --on {self._launcher.typed}: these ranks end with the notebook. "
-                "Keep it open, or keep their values: %distributed pull NAME"
-            )
-        listening = self._wire.listening
-        came: SimpleQueue[Event] = SimpleQueue()
-        assert listening is not None
-        care = CaretakerConfig(
-            folder=folder,
-            ranks=dataclasses.asdict(self._config),
-            key=listening.key,
-            secret_key=listening.secret_key,
-            lease_seconds=self._wire.lease_seconds,
-            listening=(listening.commands, listening.events),
+    def why_not_left(self) -> str:
+        """Returns why the ranks end with this notebook in any case; "" if they need not."""
+        if self.job.outlives():
+            return ""
+        return (
+            "expected ranks on this machine, or on hosts that ssh or another command reaches, "
+            f"found --on {self._launcher.typed}: these ranks end with the notebook. "
+            "Keep it open, or keep their values: %distributed pull NAME"
         )
 
-        def deliver(event: Event, host: str) -> None:
-            came.put(event)
-            if not isinstance(event, Ready | AgentExit):
-                self._deliver(event, host)
+    def outlive_notebook(self, stand_in: StandIn, command: Command) -> None:
+        """Lets the hosts wait for the process that takes this notebook's place when it ends.
 
-        self._caretaker = CaretakerProcess(self._config, care, deliver)
+        Their agents get a command of the feature.
+        """
+        self.stand_in = stand_in
         self._save()
-        # First: an interrupt of the wait must not leave relays that end with this notebook.
         for host in self._hosts:
-            self._wire.command(host.name, "stay", _STAY)
-        with suppress(Empty):
-            if isinstance(came.get(timeout=limits.CARETAKER_SECONDS), AgentExit):
-                with self._lock:
-                    self._caretaker = None  # its log says why
+            self.wire.command(host.name, "stay", to_line(command).decode())
 
     def note(self, record: dict[str, Any]) -> None:
         """Saves what the next notebook needs to go on with this one's recovery."""
         self.record = record
         self._save()
 
-    def stay(self, seconds: float, memo: dict[str, Any]) -> None:
-        """Sets how long the ranks stay after this process; ``memo`` is for the next notebook."""
-        if self._caretaker is not None:
-            self._caretaker.stay(seconds, memo)
-
     def let_go(self) -> None:
         """Leaves the ranks, which stay, to another notebook."""
         self._stopping = True
-        assert self._caretaker is not None
-        for host in self._hosts:
-            self._note_running(host.name, 0)
-        self._caretaker.let_go()
+        assert self.stand_in is not None
+        self.stand_in.let_go()
 
     def _save(self) -> None:
-        """Sends the caretaker what another notebook has to know."""
-        with self._lock:
-            if self._caretaker is None:
+        with self._hosts_lock:
+            if self.stand_in is None:
                 return
             state = {
                 "hosts": [dataclasses.astuple(host) for host in self._hosts],
@@ -765,11 +722,7 @@ class MultiHostAgents:
                 "told": [to_line(event).decode() for event in self._told.values()],
                 "job": self.job.outlives(),
             }
-            self._caretaker.say(Keep(state))
-
-    def _note_running(self, host: str, cell: int) -> None:
-        if self._caretaker is not None:
-            self._caretaker.say(HostRuns(host, cell))
+            self.stand_in.save(state)
 
     def _take_over(self, taken: TakenHosts) -> None:
         """Continues with what the last notebook knew, and the events since then."""
@@ -783,36 +736,36 @@ class MultiHostAgents:
         self._choices, self._seat_lines = state["choices"], state["seat_lines"]
         self._may_miss_seats = True
         self.job = self._launcher.take_over(self._hosts, state["job"])
-        self._wire.host_of = self._host_of
+        self.wire.host_of = self._host_of
         self.starts_again, self.record = state["starts_again"], state["record"]
         self._moving = set(self.addresses) if self.starts_again else set()
         self._reported = state["lost"]
         for host, why in self._reported.items():
             if self.ranks_of(host):  # they have not been started on other hosts yet
-                self._deliver(HostLeft(why), host)
+                self.deliver(HostLeft(why), host)
         self._told = {event.name: event for event in map(event_of, map(str.encode, state["told"]))}
         for event in self._told.values():
-            self._deliver(event, "")
+            self.deliver(event, "")
         for end in state["dead"]:
             self._dead[end["rank"]] = end
             fields = dict(end)
             host = fields.pop("host")
-            self._deliver(Exit(**fields), host)
+            self.deliver(Exit(**fields), host)
         self._replaced = dict(state["replaced"])
         for rank, pid in self._replaced.items():
-            self._deliver(Replaces(rank, pid), "")
+            self.deliver(Replaces(rank, pid), "")
         for host, line in taken.news:
             self._handle(host, line.encode())
-        self._caretaker = taken.caretaker
-        self._wire.take_over({host: taken.silent.get(host, 0.0) for host in self.addresses})
+        self.stand_in = taken.stand_in
+        self.wire.take_over({host: taken.silent.get(host, 0.0) for host in self.addresses})
         for host in self._ended_hosts:
-            self._wire.forget(host)
+            self.wire.forget(host)
         self._save()
 
     def test_network(self) -> NetworkTest:
         """Tests the connections between all hosts, which must have come; the result comes later."""
         if self._test is None:
-            self._test = NetworkTest(self.addresses, self._wire.command)
+            self._test = NetworkTest(self.addresses, self.wire.command)
             self._test.begin()  # its events may come at once
         return self._test
 
@@ -860,7 +813,7 @@ class MultiHostAgents:
         if silent:
             said += (
                 f"; no connection from {', '.join(silent)}. Check that no firewall keeps that host "
-                f"from reaching {self._wire.commands_url}"
+                f"from reaching {self.wire.commands_url}"
             )
         return said
 
@@ -870,7 +823,7 @@ class MultiHostAgents:
             self._say(host.name, command)
         if isinstance(command, RanksUp):
             self.starts_again = False
-            with self._lock:  # the wire's thread notes deaths
+            with self._hosts_lock:  # the wire's thread notes deaths
                 for rank, pid in self._replaced.items():
                     if rank in self._dead and self._dead[rank]["pid"] != pid:
                         del self._dead[rank]
@@ -880,7 +833,7 @@ class MultiHostAgents:
         """Has spare processes take the places of dead ranks, if possible on the same host. All
         other spare processes take part in it. Returns why there are too few, or "".
         """
-        with self._lock:  # the wire's thread notes deaths
+        with self._hosts_lock:  # the wire's thread notes deaths
             problem = self._choose_spares(dead)
         if not problem:
             self._send_seats()
@@ -894,12 +847,12 @@ class MultiHostAgents:
     def _send_seats(self) -> None:
         self._may_miss_seats = False
         for host, line in self._seat_lines.items():
-            self._wire.command(host, "say", line)
+            self.wire.command(host, "say", line)
 
     @property
     def spares(self) -> int:
         """How many dead ranks it can replace: each by a process that waits."""
-        with self._lock:
+        with self._hosts_lock:
             return sum(map(len, self._spares_on.values()))
 
     def _choose_spares(self, dead: Sequence[int]) -> str:
@@ -931,33 +884,32 @@ class MultiHostAgents:
         return ""
 
     def _say(self, host: str, command: Command) -> None:
-        self._wire.command(host, "say", to_line(command).decode())
+        self.wire.command(host, "say", to_line(command).decode())
 
     def stop(self) -> None:
         """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
         cut off ends its own.
         """
-        with self._lock:
+        with self._hosts_lock:
             self._stopping = True
             there = set(self.addresses) - self._ended_hosts
         for host in there:
-            self._wire.command(host, "stop", "")
+            self.wire.command(host, "stop", "")
         if there:
             with suppress(Empty):
                 self._all_ended.get(timeout=limits.STOP_SECONDS)
         self.job.close()
-        if self._caretaker is not None:
-            self._caretaker.stop()
+        if self.stand_in is not None:
+            self.stand_in.stop()
 
     def _handle(self, host: str, line: bytes) -> None:
         """Handles a host's event, in the wire's thread."""
         event = event_of(line)
-        with self._lock:
+        with self._hosts_lock:
             if host in self._moving and not isinstance(event, HostEvent):
                 return  # of the ranks that end there
-            if isinstance(event, Running):
-                self._note_running(host, event.cell)
-                return
+            if self.stand_in is not None:
+                self.stand_in.take(event, host)
             self._handle_event(host, event)
             if isinstance(event, _STATE):
                 self._save()
@@ -970,13 +922,13 @@ class MultiHostAgents:
             case HostUp(address, its_version):
                 self.addresses[host] = address
                 if self._stopping:  # stop() has not seen this host
-                    self._wire.command(host, "stop", "")
+                    self.wire.command(host, "stop", "")
                 if its_version != version():
                     why = f"has allranks {its_version}, and the notebook {version()}"
                     self._report(host, why)
-                self._deliver(event, host)  # for who waits for all hosts
+                self.deliver(event, host)  # for who waits for all hosts
             case HostSilent():
-                self._lose(host, self._wire.lease_seconds)
+                self._lose(host, self.wire.lease_seconds)
             case HostLate():
                 if self._held.wait_for(host):  # so the cause of these ends is found
                     self._lose(host, limits.LATE_SECONDS)
@@ -987,7 +939,7 @@ class MultiHostAgents:
             case HostListens() | HostConnected():
                 if self._test is not None:
                     self._test.take(event, host)
-                self._deliver(event, host)
+                self.deliver(event, host)
             case HostEnds(why):
                 self._report(host, why)
             case LauncherExit(code) if host != self._hosts[0].name:
@@ -1003,11 +955,11 @@ class MultiHostAgents:
                 self._say(other, Serve(command))
             case Admitted(rank):
                 self._host_of[rank] = host
-                self._deliver(event, host)
+                self.deliver(event, host)
             case Replaces(rank, pid):
                 self._host_of[rank] = host
                 self._replaced[rank] = pid
-                self._deliver(event, host)
+                self.deliver(event, host)
             case SpareExit(place):
                 if place in self._spares_on[host]:
                     self._spares_on[host].remove(place)
@@ -1029,9 +981,9 @@ class MultiHostAgents:
                 if isinstance(event, Controller):
                     for each in self._hosts[1:]:
                         self._say(each.name, Join(event.engine))
-                self._deliver(event, host)
+                self.deliver(event, host)
             case _:
-                self._deliver(event, host)
+                self.deliver(event, host)
 
     def _hold(self, end: Exit | LauncherExit, host: str) -> None:
         self._held.take(end, host, {each.name for each in self._hosts} - self._ended_hosts - {host})
@@ -1048,11 +1000,11 @@ class MultiHostAgents:
 
     def _host_ended(self, host: str, why: str) -> None:
         """Handles the end of a host, in the thread that has found it."""
-        with self._lock:
+        with self._hosts_lock:
             self._ended_hosts.add(host)
             if self._stopping and self._ended_hosts >= set(self.addresses):
                 self._all_ended.put(None)
-            self._wire.forget(host)
+            self.wire.forget(host)
             self._report(host, why)
 
     def _report(self, host: str, why: str) -> None:

@@ -273,8 +273,10 @@ class RankSockets:
                 self.listening.close()
             raise
         self._context = zmq.Context()
-        #: Messages of widgets' views come in any thread.
-        self._lock = threading.RLock()
+        #: For the socket of commands, which only one thread at a time may use, and the numbers of
+        #: messages to hosts, which are sent in their order. Features send in any thread, as
+        #: messages of widgets' views; the thread below confirms what has come.
+        self._commands_lock = threading.RLock()
         self._closed = False
         self._commands = self._context.socket(zmq.ROUTER)
         self._events = self._context.socket(zmq.PULL)
@@ -319,7 +321,7 @@ class RankSockets:
         """Sends a record to all of these ranks; returns whether all were connected."""
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
-        with deferred(), self._lock:
+        with deferred(), self._commands_lock:
             self._show(record, frames)
             if self.host_of:
                 self._send_by_relays(ranks, frames)
@@ -334,14 +336,14 @@ class RankSockets:
 
     def command(self, host: str, word: str, line: str) -> None:
         """Sends a command to a host's relay; drops it if the relay has ended."""
-        with deferred(), self._lock:
+        with deferred(), self._commands_lock:
             self._send_to_host(host, [word.encode(), line.encode()])
 
     def forget(self, host: str) -> None:
         """Accepts nothing from a host any longer. If it was only cut off, it is stopped once it can
         be reached again.
         """
-        with deferred(), self._lock:
+        with deferred(), self._commands_lock:
             if host in self._hosts:
                 self._send_to_host(host, [b"stop", b""])
                 self._last_signs[host] = None
@@ -351,16 +353,16 @@ class RankSockets:
         been silent for some seconds already, which count for its lease.
         """
         assert self.listening is not None
-        with self._lock:
+        with self._commands_lock:
             for host, seconds in hosts.items():
                 self._hosts[host] = HostMessages(self.listening.owner)
                 self._last_signs[host] = self._now - seconds
                 self._of_last_notebook.add(host)
         for host in hosts:
-            with deferred(), self._lock:
+            with deferred(), self._commands_lock:
                 # Its announcement may have been read already. A second greeting has no effect.
                 self._send([host.encode(), BEGIN, self.listening.owner])
-            self.command(host, "attach", "")
+            self.command(host, "reconnect", "")
 
     def is_in_doubt(self, ranks: Iterable[int]) -> bool:
         """Whether a host of these ranks is silent, or is lost, of which the news may still come."""
@@ -443,7 +445,7 @@ class RankSockets:
     def _take_of_host(self, host: str, frames: list[bytes]) -> None:
         if frames[0] == b"agent":
             self.deliver_host(host, frames[1])
-        elif frames[0] == b"attached":
+        elif frames[0] == b"reconnected":
             self._of_last_notebook.discard(host)
         elif host not in self._of_last_notebook:
             pids: list[int] = []
@@ -482,7 +484,7 @@ class RankSockets:
         received.
         """
         messages = self._messages_of(host)
-        with self._lock:
+        with self._commands_lock:
             if self._closed:
                 return
             messages.confirm(number, owner)
@@ -514,7 +516,7 @@ class RankSockets:
     def close(self) -> None:
         for observer in self.observers:
             observer.close()
-        with self._lock:  # another thread may be in the middle of a message
+        with self._commands_lock:  # another thread may be in the middle of a message
             self._closed = True
         if self._thread.is_alive():
             self._stop_writer.send(b"")

@@ -1,6 +1,6 @@
-"""The hooks of features: in a rank, and in the host agent that starts the ranks of one host.
+"""The hooks of features in a rank.
 
-The hooks of a rank are called in this order:
+They are called in this order:
 
 1. ``spare``, while the process has no rank; ``starting``, before MPI starts; ``join``, to start it;
    ``kernel``, when all ranks are there; ``started``, when the rank has its shell, before its first
@@ -17,7 +17,8 @@ The hooks of a rank are called in this order:
    collectives; ``rank_replaced``, when the replacement has joined and before the next cell.
 
 There is no hook inside a collective call. There is none for the end of a rank either: the host
-agent kills ranks, so a feature that has to tidy up does so in `HostFeature.stopping`.
+agent kills ranks, so a feature that has to tidy up does so in
+`allranks.engine.host.features.HostFeature.stopping`.
 
 The hooks that each cell calls are those of steps 2 to 6. A feature that few cells need is
 `RankFeature.dormant`: it has none of these called, nor ``epoch_ended`` and ``rank_replaced``, until
@@ -32,7 +33,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -346,48 +347,3 @@ class RankHooks(Hooks[RankFeature]):
 
     def rank_replaced(self, dead: list[int]) -> str:
         return " ".join(filter(None, self.call(RankFeature.rank_replaced, dead)))
-
-
-class ClientController(Protocol):
-    """A process of the first host, by which programs reach the ranks' kernels.
-
-    Attributes:
-        client: how programs connect to it.
-        engine: how kernels do, on each host.
-    """
-
-    client: dict[str, Any]
-    engine: dict[str, Any]
-
-    def run(self, complete: Callable[[], object], deaths: int) -> None:
-        """Runs until its process ends; calls ``complete`` once all kernels are there.
-
-        ``deaths`` is a pipe, with the rank and the process of each that has ended, a line each.
-        """
-
-    def free_ports(self) -> None:
-        """It listens now: its ports need not be reserved any longer."""
-
-
-@declares_hooks
-class HostFeature:
-    """One feature in the host agent: override the hooks that it needs.
-
-    The agent has no cell to fail, so errors of hooks are written to the agent's log.
-    """
-
-    def started(self, config: HostAgentConfig) -> None:
-        """The agent has its folders; the launcher has been started, and no rank has come yet."""
-
-    def controller(self, config: HostAgentConfig) -> ClientController | None:
-        """Returns a process for clients, which this first host shall start when it is needed.
-
-        The first that any feature returns is used.
-        """
-        return None
-
-    def rank_died(self, rank: int, code: int) -> None:
-        """A rank of this host has ended, with an exit code or minus a signal's number."""
-
-    def stopping(self) -> None:
-        """All processes have ended; the session's folder is removed next."""

@@ -7,13 +7,12 @@ a module for each side:
 - ``rank.py``, loaded there before the ranks are forked, which have it then;
 - ``notebook.py``, loaded once in the notebook.
 
-Each module sets ``FEATURE`` to a subclass of `allranks.engine.features.HostFeature`,
+Each module sets ``FEATURE`` to a subclass of `allranks.engine.host.features.HostFeature`,
 `allranks.engine.features.RankFeature` or `allranks.cluster.features.NotebookFeature`. Other
 distributions add features by the entry point ``allranks.features``, whose value is a package or
 module made in the same way.
 
 Only `allranks.agent`, `allranks.notebook` and `allranks.px` import this package; the core does not.
-The host's side of ``attach`` is still in `allranks.engine.host`.
 Standard library only.
 """
 

@@ -1,4 +1,4 @@
-"""The events of host agents, relays and caretakers, and their commands: each is a line of JSON.
+"""The events of host agents and relays, and their commands: each is a line of JSON.
 
 A line has the name of an event or a command, and its fields. `to_line` writes it; `read_event` and
 `read_command` read it.
@@ -20,7 +20,7 @@ def _name(cls: type[Any]) -> str:
 
 
 class Event:
-    """A message from a host agent, a relay or a caretaker to the notebook."""
+    """A message from a host agent or a relay to the notebook."""
 
     word = "event"
     name: ClassVar[str]
@@ -36,7 +36,7 @@ class HostEvent(Event):
 
 
 class Command:
-    """A message from the notebook to a host agent or a caretaker."""
+    """A message from the notebook to a host agent."""
 
     word = "command"
     name: ClassVar[str]
@@ -189,18 +189,6 @@ class LauncherExit(Event):
 
 
 @frozen
-class Running(Event):
-    """The ranks of the host run this cell; 0 for none."""
-
-    cell: int
-
-
-@frozen
-class Watched(Event):
-    """A notebook watches the ranks from now on."""
-
-
-@frozen
 class Again(Event):
     """All ranks have ended, and the agent awaits its next configuration."""
 
@@ -272,7 +260,7 @@ class Notice(Event):
     text: str
 
 
-# Of the notebook's connection to a host, or of its caretaker.
+# Of the notebook's connection to a host.
 
 
 @frozen
@@ -304,11 +292,6 @@ class AgentExit(Event):
     code: int
 
 
-@frozen
-class Ready(Event):
-    """The caretaker can be visited."""
-
-
 # For a host agent.
 
 
@@ -330,14 +313,6 @@ class Stop(Command):
 @frozen
 class BeginAgain(Command):
     """End all ranks; the next configuration follows."""
-
-
-@frozen
-class Stay(Command):
-    """After the notebook's end the ranks stay for a time; ``memo`` is for the next notebook."""
-
-    seconds: float
-    memo: dict[str, Any]
 
 
 @frozen
@@ -381,21 +356,3 @@ class Serve(Command):
     """Run the command that the first host's launcher would run here by ssh."""
 
     line: str
-
-
-# For a caretaker, beside `Stay` and `Stop`.
-
-
-@frozen
-class Keep(Command):
-    """What the next notebook has to know."""
-
-    state: dict[str, Any]
-
-
-@frozen
-class HostRuns(Command):
-    """The cell that the ranks of a host run."""
-
-    host: str
-    cell: int

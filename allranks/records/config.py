@@ -39,41 +39,6 @@ EVENTS_AT_HOME = "ipc://{}/events"
 MPI_FILES = "allranks-mpi-"
 #: The socket in that folder at which notebooks ask for the ranks.
 NOTEBOOKS_DOOR = "notebook"
-#: The socket in that folder at which the notebook that has the ranks serves those that watch.
-WATCHERS_DOOR = "watch"
-
-
-@frozen
-class CaretakerConfig:
-    """What the caretaker of ranks on several hosts gets, as a line of JSON.
-
-    ``ranks`` is the configuration of the ranks, whose ``commands_url`` and ``events_url`` say where
-    the notebook listens. The caretaker inherits these two sockets, with the numbers ``listening``;
-    with ``key`` and ``secret_key`` it can be the notebook's end of the connections. Other notebooks
-    find it by ``folder``.
-    """
-
-    folder: str
-    ranks: dict[str, Any]
-    key: str
-    secret_key: str
-    lease_seconds: float
-    listening: tuple[int, int]
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> CaretakerConfig:
-        return cls(**json.loads(text))
-
-
-def own_notebook() -> str:
-    """Returns the path of the notebook whose kernel this process is, or that has started it.
-
-    Jupyter Server sets ``JPY_SESSION_NAME``. Elsewhere it is the folder in which this runs.
-    """
-    return os.environ.get("JPY_SESSION_NAME") or os.getcwd()
 
 
 @frozen

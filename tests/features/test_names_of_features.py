@@ -28,6 +28,10 @@ REASONS = {
     "engine/libraries.py": "the same settings for ranks of notebooks and of scripts",
 }
 FEATURES = {
+    "attach": {
+        "cluster/launchers/launcher.py": "the name of a setting of Open MPI",
+        "records/limits.py": "one table of all time limits, whose order a test checks",
+    },
     "ensemble": {
         "records/wire.py": "several features read the record that starts a member of an ensemble",
     },

@@ -91,7 +91,7 @@ fails = set()
 FEATURE = NotebookDiary
 '''
 HOST = """
-from allranks.engine.features import HostFeature
+from allranks.engine.host.features import HostFeature
 
 
 class Host(HostFeature):

@@ -25,13 +25,6 @@ _CONTROLLER_SECONDS = 0.3
 def _nothing(*_: object, **__: object) -> None: ...
 
 
-class _HostFeature:
-    def started(self, config: object) -> None: ...
-    def controller(self, config: object) -> Any: ...
-    def rank_died(self, rank: int, code: int) -> None: ...
-    def stopping(self) -> None: ...
-
-
 class _Controller:
     client, engine = {"client": 1}, {"engine": 1}
 
@@ -47,11 +40,6 @@ class _RankFeature:
     @staticmethod
     def spare(config: Any, wake: int) -> models.Spare:
         return models.Spare(wake, config.size, len(config.seats))
-
-
-class _Clients(_HostFeature):
-    def controller(self, config: object) -> _Controller:
-        return _Controller()
 
 
 def _fork(
@@ -82,7 +70,6 @@ MODELS |= {
     "allranks.engine.rank": SimpleNamespace(
         Rank=models.Rank, log_path=lambda config, rank: f"{config.log_dir}/rank-{rank}.log"
     ),
-    "allranks.engine.features": SimpleNamespace(HostFeature=_HostFeature),
     "allranks.engine.libraries": SimpleNamespace(
         ignore_warnings=_nothing,
         preload=_nothing,
@@ -121,8 +108,14 @@ from allranks.cluster import (  # noqa: E402
 from allranks.cluster.launchers import job  # noqa: E402
 from allranks.cluster.launchers import launcher as launchers  # noqa: E402
 from allranks.engine import processes  # noqa: E402
-from allranks.engine.host import attachment, caretaker, host_agent, port_test, relay  # noqa: E402
-from allranks.features.attach import ownership  # noqa: E402
+from allranks.engine.host import features, host_agent, port_test, relay  # noqa: E402
+from allranks.features.attach import attachment, caretaker, ownership  # noqa: E402
+from allranks.features.attach.host import HostAttach  # noqa: E402
+
+
+class _Clients(features.HostFeature):
+    def controller(self, config: object) -> _Controller:
+        return _Controller()
 
 
 class _KeptFolders:
@@ -287,7 +280,7 @@ def _listen(address: str, listen: Callable[[str], Any] = port_test.listen) -> An
     return listen(address)
 
 
-def _tell(self: Any, event: Any, tell: Callable[..., None] = host_agent.HostAgent._tell) -> None:
+def _tell(self: Any, event: Any, tell: Callable[..., None] = host_agent.HostAgent.tell) -> None:
     world: Any = World.it
     tell(self, event)
     world.trigger(f"agent {event.name}")
@@ -360,7 +353,7 @@ _replace(sockets.RankSockets, _send_by_relays=_send_by_relays)
 _replace(relay.Relay, _begin=_begin, _listen=_listen_for_ranks)
 _replace(relay, _own_address=lambda url: this_process().host.address)
 _replace(port_test, unreachable=_unreachable, listen=_listen)
-_replace(host_agent.HostAgent, _tell=_tell)
+_replace(host_agent.HostAgent, tell=_tell)
 _replace(attachment, sign_of=_sign_of, process_of=_process_of)
 _replace(log_folder, make_log_folder=lambda: _LOGS)
 _replace(session_folder, name_session_folder=_name_session_folder, session_folders=lambda: [])
@@ -374,7 +367,8 @@ _replace(options, max_ranks=lambda: None)
 
 def _agent(words: list[str]) -> system.Main:
     def agent() -> None:
-        host_agent.main(lambda side: [_Clients] if side == "host" else [_RankFeature])
+        sides: dict[str, list[Any]] = {"host": [_Clients, HostAttach], "rank": [_RankFeature]}
+        host_agent.main(sides.__getitem__)
 
     return agent
 
@@ -389,7 +383,7 @@ def _caretaker(words: list[str]) -> system.Main:
 
 PROGRAMS |= {
     "allranks.agent": _agent,
-    "allranks.engine.host.caretaker": _caretaker,
+    "allranks.features.attach.caretaker": _caretaker,
     "prted": models.prted,
     "mpiexec": models.mpiexec,
 }

@@ -35,8 +35,12 @@ from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.command import agents
-from allranks.engine.host.attachment import Attachment
-from allranks.engine.host.caretaker_state import (
+from allranks.engine.host.events import NotebookSaid, Terminated
+from allranks.engine.host.relay import received
+from allranks.engine.host.relay_state import Begun, RanksRead, RelayState, ToAgent, ToNotebook
+from allranks.errors import UsageError, WireError
+from allranks.features.attach.attachment import Attachment
+from allranks.features.attach.caretaker_state import (
     CaretakerState,
     HostGreeted,
     HostSent,
@@ -44,20 +48,12 @@ from allranks.engine.host.caretaker_state import (
     OwnerLeft,
     ShowRunning,
 )
-from allranks.engine.host.events import NotebookSaid, Terminated
-from allranks.engine.host.relay import received
-from allranks.engine.host.relay_state import Begun, RanksRead, RelayState, ToAgent, ToNotebook
-from allranks.errors import UsageError, WireError
+from allranks.features.attach.records import WATCHERS_DOOR, CaretakerConfig, Keep, Running
 from allranks.features.attach.sharing import WatcherFeed, unpack
 from allranks.features.classroom import board, door, hub_service, states
 from allranks.features.toolbar import notebook as toolbar
-from allranks.records.agent import End, Keep, Running, read_command, to_line
-from allranks.records.config import (
-    NOTEBOOKS_DOOR,
-    WATCHERS_DOOR,
-    CaretakerConfig,
-    HostAgentConfig,
-)
+from allranks.records.agent import End, read_command, to_line
+from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig
 from allranks.records.wire import (
     SENDERS,
     Hello,
@@ -184,7 +180,7 @@ def at_socket(path: str, line: bytes) -> socket.socket:
 
 def test_the_session_socket(tmp_path):
     config = HostAgentConfig(2, (), {}, str(tmp_path), "", "", (), "", "", "")
-    attachment = Attachment(config)
+    attachment = Attachment(config, [0, 0])
     attachment.listen()
     assert attachment.door is not None
     path = str(tmp_path / NOTEBOOKS_DOOR)

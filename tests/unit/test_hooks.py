@@ -4,7 +4,8 @@ import pytest
 
 from allranks import features
 from allranks.cluster.features import AskingFeature, NotebookFeature
-from allranks.engine.features import HostFeature, RankFeature, RankHooks
+from allranks.engine.features import RankFeature, RankHooks
+from allranks.engine.host.features import HostFeature
 from allranks.errors import FeatureFailed
 from allranks.hooks import Hooks, check
 

@@ -79,11 +79,11 @@ class Segment:
 
     @property
     def address(self) -> str:
-        """The argument of `attach`, for other ranks of this host."""
+        """The argument of `map_memory`, for other ranks of this host."""
         return self.file or f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def close(self) -> None:
-        """After this no other rank can attach; mappings stay."""
+        """After this no other rank can map it; mappings stay."""
         if self.file:
             os.unlink(self.file)
             self.file = None
@@ -104,7 +104,7 @@ def _flags(populate: bool) -> int:
     return mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
 
 
-def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
+def map_memory(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
     # A descriptor of another process is a link.
     follow = 0 if address.startswith("/proc/") else os.O_NOFOLLOW
     fd = os.open(address, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | follow)
@@ -119,7 +119,7 @@ def attach(address: str, nbytes: int, *, populate: bool = False) -> mmap.mmap:
 
 def attempt(address: str, nbytes: int) -> mmap.mmap | None:
     try:
-        return attach(address, nbytes) if address else None
+        return map_memory(address, nbytes) if address else None
     except OSError:
         return None
 
@@ -280,7 +280,7 @@ class Window:
         mapped = self._mapped.get((rank, segment))
         if mapped is None:
             address, size = self.board.segment(rank, segment - 1)
-            mapped = np.frombuffer(attach(address, size, populate=True), np.uint8)
+            mapped = np.frombuffer(map_memory(address, size, populate=True), np.uint8)
             self._mapped[(rank, segment)] = mapped
         return mapped[offset : offset + nbytes]
 

@@ -71,7 +71,7 @@ class HostLayout(NamedTuple):
     """The memory of the group of all ranks; None if they can share none."""
     shares: tuple[int, ...]
     """For every rank the first rank of those with which it shares memory."""
-    attaches: bool
+    maps: bool
     """Whether this rank can map memory that other ranks of its host allocate later."""
 
 
@@ -114,8 +114,8 @@ def find_hosts(base: MPI.Intracomm, node: MPI.Intracomm) -> HostLayout:
     if shared is None or block is None:
         shared, block = mmap.mmap(-1, Board.nbytes(len(hosts))), None
     shares = tuple(base.allgather(rank if block is None else local[0]))
-    attaches = block is not None and all(node.allgather(can_attach(node)))
-    return HostLayout(hosts, leaders, shared, block, shares, attaches)
+    maps = block is not None and all(node.allgather(can_map(node)))
+    return HostLayout(hosts, leaders, shared, block, shares, maps)
 
 
 class WorldParts(NamedTuple):
@@ -174,7 +174,7 @@ def new_world(rank: int, parts: WorldParts) -> World:
     everybody = tuple(range(len(layout.hosts)))
     world = World(rank, layout.hosts, Board(layout.board, everybody, rank))
     world.shares = layout.shares
-    if layout.attaches:
+    if layout.maps:
         world.window = Window(world.board)
     user = Comm(parts.user)
     user.Set_name(NAME)
@@ -226,7 +226,7 @@ def check_launched(size: int, library: str) -> None:
     )
 
 
-def can_attach(node: MPI.Intracomm) -> bool:
+def can_map(node: MPI.Intracomm) -> bool:
     """Whether this rank can map memory that others allocate later. Collective over ``node``."""
     probe = memory.segment(1)
     mine = (probe.address, probe.nbytes) if probe is not None else ("", 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
-from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
+from allranks.engine.host.events import NotebookSaid, Terminated
 from allranks.records import agent
 from allranks.records.config import HostAgentConfig
 from allranks.records.frozen import frozen
@@ -20,16 +20,14 @@ WHO = "OMPI_COMM_WORLD_"
 
 @frozen
 class NotebookLeft:
-    """The notebook has ended, or its relay; ``stays`` is whether the ranks are to outlive it."""
+    """No notebook has the ranks, or no relay; ``stays`` is whether they wait for another one."""
 
     stays: bool
 
 
 @frozen
-class Attached:
-    """Another notebook has the ranks from now on; ``is_watched`` if others watch them."""
-
-    is_watched: bool
+class NotebookCame:
+    """Another notebook has the ranks from now on."""
 
 
 @frozen
@@ -96,18 +94,10 @@ class ProcessEnded:
     memory: str = ""
 
 
-@frozen
-class CellSeen:
-    """The ranks run this cell; 0 for none."""
-
-    cell: int
-
-
 Event = (
     NotebookSaid
     | NotebookLeft
-    | Attached
-    | NobodyCame
+    | NotebookCame
     | Terminated
     | ControllerPlanned
     | ControllerComplete
@@ -117,7 +107,6 @@ Event = (
     | Forked
     | StubLeft
     | ProcessEnded
-    | CellSeen
 )
 
 
@@ -129,7 +118,7 @@ class Tell:
 
 
 @frozen
-class KeepRanks:
+class AwaitNotebook:
     """Leaves the notebook, and waits for another one."""
 
 
@@ -233,8 +222,7 @@ class KeepStub:
 
 Command = (
     Tell
-    | SetStay
-    | KeepRanks
+    | AwaitNotebook
     | StartLauncher
     | OpenDoor
     | ForkController
@@ -256,7 +244,7 @@ class AgentState:
 
     def __init__(self, config: HostAgentConfig) -> None:
         self.stopping = self.begins_again = False
-        #: Whether the notebook's kernel is gone: then the agent removes kept variables.
+        #: Whether no notebook has the ranks: if they end now, the agent removes kept variables.
         self.abandoned = False
         #: The processes of ranks, and those that began as spare ones, with their numbers.
         self.ranks: dict[int, int] = {}
@@ -264,7 +252,6 @@ class AgentState:
         #: Where engines connect to the controller.
         self.engine: dict[str, Any] = {}
         self._config = config
-        self._waits = False
         self._has_launcher = self._launcher_runs = config.head
         self._has_controller = self._keeps_stub = False
         #: The processes in whose places the launcher has others.
@@ -280,8 +267,7 @@ class AgentState:
         self._forked = 0
         #: Why ranks were ended, by their processes.
         self._reasons: dict[int, str] = {}
-        self._cell = 0
-        #: For a notebook that attaches: what was planned, and the ranks without a process.
+        #: For another notebook: what was planned, and the ranks without a process.
         self._told: list[agent.Event] = []
         self._dead: dict[int, agent.Exit] = {}
         self._commands: list[Command] = []
@@ -293,14 +279,10 @@ class AgentState:
                 self._obey(command)
             case NotebookLeft(stays):
                 self._lose_notebook(stays)
-            case Attached(is_watched):
-                self._waits = False
+            case NotebookCame():
+                self.abandoned = False
                 for each in (*self._told, *self._dead.values()):
                     self._tell(each)
-                if is_watched:
-                    self._tell(agent.Watched())
-            case NobodyCame():
-                self._abandon()
             case Terminated():
                 self.stopping = True
             case ControllerPlanned(client, engine):
@@ -321,14 +303,10 @@ class AgentState:
                 self._leave(pid)
             case ProcessEnded(pid, code, memory):
                 self._note_end(pid, code, memory)
-            case CellSeen(cell):
-                if cell != self._cell:  # for the list of clusters on the notebook's machine
-                    self._cell = cell
-                    self._tell(agent.Running(cell))
             case _:
                 assert_never(event)
-        if self._waits and not (self.ranks and self._launcher_runs):
-            self._abandon()
+        if self.abandoned and not (self.ranks and self._launcher_runs):
+            self.stopping = True
         return self._commands
 
     def _tell(self, event: agent.Event) -> None:
@@ -338,18 +316,15 @@ class AgentState:
         self._told.append(event)
         self._tell(event)
 
-    def _abandon(self) -> None:
-        self.stopping = self.abandoned = True
-
     def _lose_notebook(self, stays: bool) -> None:
         if self.stopping:
             return
         # On several hosts it is the relay that is gone, and no other one comes.
         if self._config.several_hosts or not stays:
-            self._abandon()
-        elif not self._waits:
-            self._waits = True
-            self._commands.append(KeepRanks())
+            self.stopping = self.abandoned = True
+        elif not self.abandoned:
+            self.abandoned = True
+            self._commands.append(AwaitNotebook())
 
     def _obey(self, command: agent.Command) -> None:
         match command:
@@ -361,8 +336,6 @@ class AgentState:
                     self._commands.append(ForkController())
             case agent.Stop() | agent.BeginAgain():
                 self.stopping, self.begins_again = True, isinstance(command, agent.BeginAgain)
-            case agent.Stay():
-                self._commands.append(SetStay(command))
             case agent.End(why, pid, rank):
                 for own, number in self.ranks.items():
                     if pid == own or rank == number:
@@ -374,8 +347,8 @@ class AgentState:
                     self._seat_spares(dead, dict(seats))
             case agent.ReportDeath(rank, pid):
                 self._commands.append(TellController(rank, pid))
-            # A notebook that attaches sends these two again if the last one has ended before it
-            # confirmed the events from which they follow.
+            # Another notebook sends these two again if the last one has ended before it confirmed
+            # the events from which they follow.
             case agent.Join(engine):
                 if not self.engine:
                     self.engine = engine

@@ -1,4 +1,4 @@
-"""Events and a command that several processes of a host have in common."""
+"""Events that several processes of a host have in common."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ class NotebookSaid:
 
 
 @frozen
-class NobodyCame:
-    """No notebook has attached in time."""
-
-
-@frozen
 class Terminated:
     """This process got SIGTERM."""
 
@@ -26,10 +21,3 @@ class Terminated:
 @frozen
 class TimeCame:
     """It may be time to act. All that came before, as new connections, is known by then."""
-
-
-@frozen
-class SetStay:
-    """A command: sets how long the ranks stay without a notebook, and what the next one gets."""
-
-    stay: agent.Stay

@@ -5,8 +5,7 @@ other end of its standard input. The agent starts the launcher, imports once wha
 forks one process for each rank that the launcher asks for, then the controller of clients, if a
 feature has one. It is the parent of these processes, so it can report exactly how each of them
 ended. When its standard input closes (the kernel stopped, was restarted, or was killed with -9), it
-ends the whole cluster. On request, it keeps the ranks for a while for another notebook (see
-``allranks.engine.host.attachment``).
+ends the whole cluster, unless a feature keeps the ranks for another notebook.
 
 Standard output carries one event a line, standard input one command a line
 (`allranks.records.agent`).
@@ -22,6 +21,7 @@ import dataclasses
 import fcntl
 import gc
 import json
+import mmap
 import os
 import select
 import selectors
@@ -43,8 +43,7 @@ from allranks.engine.host import stubs
 from allranks.engine.host.agent_state import (
     WHO,
     AgentState,
-    Attached,
-    CellSeen,
+    AwaitNotebook,
     ControllerComplete,
     ControllerEnded,
     ControllerPlanned,
@@ -52,11 +51,11 @@ from allranks.engine.host.agent_state import (
     Fork,
     ForkController,
     Forked,
-    KeepRanks,
     KeepStub,
     Kill,
     LauncherEnded,
     LeaveStub,
+    NotebookCame,
     NotebookLeft,
     NoteDeath,
     NoteFiles,
@@ -72,8 +71,8 @@ from allranks.engine.host.agent_state import (
 )
 from allranks.engine.host.agent_state import Command as AnyCommand
 from allranks.engine.host.agent_state import Event as AnyEvent
-from allranks.engine.host.attachment import Attachment
-from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
+from allranks.engine.host.events import NotebookSaid, Terminated
+from allranks.engine.host.features import ClientController, HostFeature
 from allranks.engine.host.remote_shells import RemoteShells
 from allranks.hooks import Hooks
 from allranks.records import limits
@@ -84,14 +83,13 @@ from allranks.records.agent import (
     LauncherText,
     Reach,
     Stopped,
-    Watched,
     read_command,
     to_line,
 )
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME, EVERY_GPU, HostAgentConfig
 
 if TYPE_CHECKING:
-    from allranks.engine.features import ClientController, HostFeature, RankFeature
+    from allranks.engine.features import RankFeature
 
 _TICK_SECONDS = 0.5
 _MPI_NBYTES = 16 << 20
@@ -117,16 +115,26 @@ class HostAgent:
     """Brings up, watches and ends the processes of one cluster on this host.
 
     ``load`` returns the classes of the features for one side, ``host`` or ``rank``. ``heard`` is
-    input that came after the configuration. ``kept``: the locks of kept variables, which stay if
-    this process begins again.
+    input that came after the configuration. ``features`` are those of this process, if it begins
+    again. It is their `HostContext`.
     """
 
     def __init__(
-        self, config: HostAgentConfig, load: Load, heard: bytes = b"", kept: list[int] | None = None
+        self,
+        config: HostAgentConfig,
+        load: Load,
+        heard: bytes = b"",
+        features: Hooks[HostFeature] | None = None,
     ) -> None:
         self.config = config
         self._load = load
-        self._features: Hooks[HostFeature] | None = None
+        # The agent has no cell to fail: failures go to its log.
+        self._report = partial(print, file=sys.stderr, flush=True)
+        self.features = features or Hooks[HostFeature]((), self._report)
+        #: The process that has started this one, until it has ended.
+        self._starter = os.getppid()
+        #: For each rank, the number of the cell that it runs. The ranks write it.
+        self.running = memoryview(mmap.mmap(-1, 4 * config.size)).cast("i")
         self._rank_features: list[type[RankFeature]] = []
         self.selector = selectors.DefaultSelector()
         self.state = AgentState(config)
@@ -152,7 +160,6 @@ class HostAgent:
         self._planned: ClientController | None = None
         #: The controller reads there which engines have ended.
         self._deaths = -1
-        self.attachment = Attachment(config, kept)
         self.launcher: subprocess.Popen[bytes] | None = None
         self.shells: RemoteShells | None = None
         self._heard = heard
@@ -179,7 +186,7 @@ class HostAgent:
         self._make_shared_dir()
         if not self.config.several_hosts:  # else this host's relay has made it
             os.mkdir(self.config.session_dir, 0o700)  # fails if it exists: it would not be ours
-            self._tell(FolderMade())
+            self.tell(FolderMade())
         for folder in self.config.kept_dirs:
             # An earlier agent may have made it. If it cannot be made, or is another user's, the
             # ranks do not use it.
@@ -189,8 +196,6 @@ class HostAgent:
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(address)
         self.door.listen(self.config.ranks_here + self.config.spares + 8)
-        if not self.config.several_hosts:
-            self.attachment.listen()
         try:
             if self.config.head:
                 self._launch(address)
@@ -198,17 +203,15 @@ class HostAgent:
             libraries.share_cores(self.config.ranks_here)
             libraries.ignore_warnings()
             # The launcher runs by now: it starts meanwhile, as loading takes long.
-            from allranks.engine.features import HostFeature
-
-            # The agent has no cell to fail: failures go to its log.
-            self._features = Hooks(self._load("host"), partial(print, file=sys.stderr, flush=True))
-            self._features.call(HostFeature.started, self.config)
+            if not self.features.features:
+                self.features = Hooks(self._load("host"), self._report)
+            self.features.call(HostFeature.started, self)
             if self.config.devices == (EVERY_GPU,):
                 # Here, because the driver may take longer than a relay may be silent.
                 self.config = dataclasses.replace(self.config, devices=libraries.visible_gpus())
             from allranks.engine import rank  # noqa: F401
 
-            libraries.preload(self.config, self._tell)
+            libraries.preload(self.config, self.tell)
             self._rank_features = self._load("rank")
             gc.freeze()  # memory of imported modules stays shared between all children
             if self.config.head:
@@ -264,13 +267,10 @@ class HostAgent:
         assert self.shells is not None
         asked = self.shells.asked()
         if asked is not None:
-            self._tell(Reach(**asked))
+            self.tell(Reach(**asked))
 
     def _plan_controller(self) -> None:
-        from allranks.engine.features import HostFeature
-
-        assert self._features is not None
-        found = self._features.call(HostFeature.controller, self.config)
+        found = self.features.call(HostFeature.controller, self.config)
         planned = self._planned = next(filter(None, found), None)
         client, engine = (planned.client, planned.engine) if planned is not None else ({}, {})
         # The ranks connect to the ports by themselves, whenever the controller starts.
@@ -313,8 +313,6 @@ class HostAgent:
             self._open_door()
         if self.shells is not None:
             self.selector.register(self.shells.listening, selectors.EVENT_READ, self._asked)
-        if self.attachment.door is not None:
-            self.selector.register(self.attachment.door, selectors.EVENT_READ, self._visited)
         # Commands may have come with the configuration.
         self._take(b"")
         while not self.state.stopping:
@@ -324,12 +322,10 @@ class HostAgent:
             self.exits.look()
             if self._terminated:
                 self._feed(Terminated())
-            if self.attachment.left:
-                self._lose_notebook()
-            if self.config.several_hosts and self.attachment.stays:
-                self._feed(CellSeen(max(self.attachment.running)))
-            if self.attachment.open and self.attachment.over:
-                self._feed(NobodyCame())
+            # The children of the notebook's process may still have its pipes open.
+            if self._starter and os.getppid() != self._starter:
+                self.notebook_left()
+            self.features.call(HostFeature.poll)
 
     def _feed(self, event: AnyEvent) -> None:
         for command in self.state.apply(event):
@@ -338,11 +334,9 @@ class HostAgent:
     def _carry_out(self, command: AnyCommand) -> None:
         match command:
             case Tell(event):
-                self._tell(event)
-            case SetStay(stay):
-                self.attachment.stay(stay.seconds, stay.memo)
-            case KeepRanks():
-                self._keep_ranks()
+                self.tell(event)
+            case AwaitNotebook():
+                self._await_notebook()
             case StartLauncher(line):
                 self._start_launcher(["/bin/sh", "-c", line])
             case OpenDoor():
@@ -366,11 +360,8 @@ class HostAgent:
             case Kill(pid):
                 processes.kill(pid)
             case NoteDeath(rank, code):
-                self.attachment.running[rank] = 0
-                if self._features is not None:
-                    from allranks.engine.features import HostFeature
-
-                    self._features.call(HostFeature.rank_died, rank, code)
+                self.running[rank] = 0
+                self.features.call(HostFeature.rank_died, rank, code)
             case LeaveStub(pid):
                 self._take_place(pid).close()
             case EndStub(pid, code):
@@ -381,28 +372,33 @@ class HostAgent:
             case _:
                 raise ValueError(f"expected a command of the state, found {command!r:.200}")
 
-    def _lose_notebook(self) -> None:
-        self._feed(NotebookLeft(self.attachment.stays))
+    def _ranks_stay(self) -> bool:
+        return any(self.features.call(HostFeature.ranks_stay))
 
-    def _keep_ranks(self) -> None:
+    def notebook_left(self) -> None:
+        self._feed(NotebookLeft(self._ranks_stay()))
+
+    def end(self) -> None:
+        self._feed(NotebookLeft(stays=False))
+
+    def _await_notebook(self) -> None:
         self.selector.unregister(0)
-        self.attachment.begin()
-        self._heard = b""
+        self._starter, self._heard = 0, b""
         folder = self.config.session_dir
         self.config = dataclasses.replace(
             self.config,
             commands_url=COMMANDS_AT_HOME.format(folder),
             events_url=EVENTS_AT_HOME.format(folder),
         )
+        self.features.call(HostFeature.notebook_left)
 
-    def _visited(self) -> None:
-        about = self.attachment.visited(lambda: self._tell(Watched()))
-        if about is None:
-            return
+    def notebook_came(self, greeting: Mapping[str, Any]) -> None:
         self.selector.register(0, selectors.EVENT_READ, self._hear)
-        attached = {"event": "attached", "config": dataclasses.asdict(self.config), **about}
-        self._write(json.dumps(attached).encode())
-        self._feed(Attached(bool(about["watchers"])))
+        self._write(json.dumps(greeting).encode())
+        self._feed(NotebookCame())
+
+    def call_when_readable(self, source: socket.socket, call: Callable[[], object]) -> None:
+        self.selector.register(source, selectors.EVENT_READ, call)
 
     def _open_door(self) -> None:
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
@@ -416,12 +412,14 @@ class HostAgent:
             said = b""
         self._take(said)
         if not said:
-            self._lose_notebook()
+            self.notebook_left()
 
     def _take(self, said: bytes) -> None:
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
-            self._feed(NotebookSaid(read_command(line)))
+            command = read_command(line)
+            if not any(self.features.call(HostFeature.command_received, command)):
+                self._feed(NotebookSaid(command))
 
     def _note_files(self, sweeps: bool) -> None:
         """Notes the files of all processes in shared memory.
@@ -443,7 +441,7 @@ class HostAgent:
         assert self.launcher.stdout is not None
         text = os.read(self.launcher.stdout.fileno(), 65536)
         if text:
-            self._tell(LauncherText(text.decode("utf-8", "replace")))
+            self.tell(LauncherText(text.decode("utf-8", "replace")))
         else:
             self.selector.unregister(self.launcher.stdout)
 
@@ -508,8 +506,8 @@ class HostAgent:
                 rank,
                 self._rank_features,
                 replaced,
-                self.attachment.running,
-                self.attachment.stays,
+                self.running,
+                self._ranks_stay(),
                 self.last,
                 spare,
             ).run()
@@ -545,7 +543,7 @@ class HostAgent:
             else:
                 self._feed(ProcessEnded(pid, code, ended.memory))
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
         self._write(to_line(event))
 
     def _write(self, line: bytes) -> None:
@@ -553,11 +551,10 @@ class HostAgent:
         try:
             processes.write_all(1, line + b"\n")
         except OSError:
-            self._lose_notebook()
+            self.notebook_left()
 
     def _end(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        abandoned = self.state.abandoned or self.attachment.open
         begins_again, ranks = self.state.begins_again, self.state.ranks
         if new := processes.segments_since(self.began) - self.segments:
             # Made after the ranks came up. Finding the owners takes long, so only if there are any.
@@ -577,15 +574,12 @@ class HostAgent:
         processes.end_descendants(
             limits.TERM_SECONDS, limits.TRACKER_SECONDS, limits.NESTED_SECONDS
         )
-        if self._features is not None:
-            from allranks.engine.features import HostFeature
-
-            self._features.call(HostFeature.stopping)
+        self.features.call(HostFeature.stopping)
         for path in self.segments:
             processes.unlink(path)
         for folder in self.config.kept_dirs:
             # On several hosts the relay removes it, and may start ranks again before that.
-            if abandoned:
+            if self.state.abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
             elif not begins_again:  # else another user could take its name meanwhile
                 with suppress(OSError):  # not if it has variables for the next ranks
@@ -602,11 +596,11 @@ class HostAgent:
         signal.set_wakeup_fd(-1)
         for descriptor in self._descriptors:
             os.close(descriptor)
-        self._tell(Again() if begins_again else Stopped())
+        self.tell(Again() if begins_again else Stopped())
 
     def _wait_for_idle_ranks(self) -> None:
         """Ends when the ranks that run no cell have ended by themselves, with exit functions."""
-        running, began = self.attachment.running, time.monotonic()
+        running, began = self.running, time.monotonic()
         while alive := [
             rank for pid, rank in self.state.ranks.items() if not processes.has_ended(pid)
         ]:
@@ -631,11 +625,11 @@ def _rest(place: socket.socket, head: bytes) -> bytes | None:
 
 def main(load: Load) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    kept: list[int] = []
-    begins = True
+    features, begins = None, True
     while begins and (found := processes.first_line(0)) is not None:
         line, rest = found
-        agent = HostAgent(HostAgentConfig.from_json(line.decode()), load, rest, kept)
+        agent = HostAgent(HostAgentConfig.from_json(line.decode()), load, rest, features)
         agent.run()
+        features = agent.features
         # In the same process, because imports take longer than all else.
         begins = agent.state.begins_again

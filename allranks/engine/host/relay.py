@@ -8,8 +8,8 @@ Both sides hold a lease of each other. The relay sends the notebook a beat every
 notebook's connection answers pings even while its Python is busy: if it does not for the lease, or
 the notebook has ended, the relay closes the host agent's standard input, and all processes of the
 cluster on this host end. A shorter interruption of the network costs no message
-(`allranks.engine.host.notebook_connection`). If the ranks stay when the notebook ends, its
-caretaker takes its place, and the relay disconnects the ranks until another notebook attaches.
+(`allranks.engine.host.notebook_connection`). If the ranks stay when the notebook ends, another
+process takes its place, and the relay disconnects the ranks until another notebook comes.
 
     python -m allranks.engine.host.relay                    an invitation on standard input
     python -m allranks.engine.host.relay --join FILE NAME   one in a file; NAME holds the host's

@@ -41,7 +41,8 @@ class NotebookWrote:
     ``config`` begins with a configuration; ``again`` begins again with another one, when the host
     agent has ended the ranks. ``say`` is a line for the host agent, ``ranks`` a message for ranks.
     ``listen`` and ``connect`` test the network between the hosts. After ``stay``, the ranks stay
-    when the notebook ends; ``detach`` and ``attach`` are its end, and the next one. ``stop``.
+    when the notebook ends; ``disconnect`` and ``reconnect`` are its end, and the next one.
+    ``stop``.
     """
 
     frames: Sequence[bytes]
@@ -159,7 +160,7 @@ class RemoveFolder:
 
 @frozen
 class ConnectRanks:
-    """Connects the ranks to a notebook that has attached."""
+    """Connects the ranks to another notebook."""
 
 
 @frozen
@@ -386,12 +387,12 @@ class RelayState:
                 self._commands.append(OutliveNotebook())
                 if self._has_agent and self.next is None:
                     self._commands.append(ToAgent(self._stay))
-            case b"detach" | b"attach":
+            case b"disconnect" | b"reconnect":
                 self._batching.forget(self._now)
                 self._commands.append(Disconnect())
-                if word == b"attach":
+                if word == b"reconnect":
                     # What the ranks send from now on is for this notebook.
-                    self._commands += [ConnectRanks(), ToNotebook([b"attached"])]
+                    self._commands += [ConnectRanks(), ToNotebook([b"reconnected"])]
             case b"stop":
                 self._end("was told to stop")
             case _:  # the ranks here live on

@@ -21,15 +21,11 @@ from allranks.cluster import log_folder, session_folder
 from allranks.cluster.host_agent import HostAgentProcess, TakenHosts
 from allranks.cluster.sockets import ListeningSockets
 from allranks.errors import UsageError
+from allranks.features.attach.caretaker_process import CaretakerStandIn
+from allranks.features.attach.records import WATCHERS_DOOR, own_notebook
 from allranks.features.attach.sharing import unpack
 from allranks.records import limits
-from allranks.records.config import (
-    NOTEBOOKS_DOOR,
-    WATCHERS_DOOR,
-    HostAgentConfig,
-    own_notebook,
-    version,
-)
+from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, version
 from allranks.records.ranks import label
 from allranks.records.wire import read_object
 
@@ -356,7 +352,9 @@ class AttachedHostAgent(HostAgentProcess):
             keys = care["key"], care["secret_key"]
             self.listening = ListeningSockets.taken(descriptors, keys)
             self.lease_seconds = care["lease_seconds"]
-            self.hosts = TakenHosts(self, told["state"], told["news"], told["silent"])
+            self.hosts = TakenHosts(
+                CaretakerStandIn(self), told["state"], told["news"], told["silent"]
+            )
         self.memo: dict[str, Any] = told["memo"]
         self.stays = float(told["stays"])
         #: Whether other notebooks watch the ranks, or have had them.

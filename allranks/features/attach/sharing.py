@@ -27,7 +27,7 @@ from typing import Any
 
 from allranks import doors
 from allranks.cluster.state import CellState, Epoch, Left
-from allranks.records.config import WATCHERS_DOOR
+from allranks.features.attach.records import WATCHERS_DOOR
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
 from allranks.records.wire import (

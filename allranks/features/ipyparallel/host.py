@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from allranks.engine.features import HostFeature
+from allranks.engine.host.features import HostFeature
 from allranks.features.ipyparallel import controller
 from allranks.records.config import HostAgentConfig
 

@@ -302,7 +302,7 @@ class NotebookWidgets(NotebookFeature):
     def started(self, cluster: ClusterContext) -> None:
         # Output belongs in a widget only once there is one. Ranks that another notebook has started
         # may have some already.
-        self.arriving = (Widget, Output) if cluster.attached else (Widget,)
+        self.arriving = (Widget,) if cluster.starts_ranks else (Widget, Output)
         # Views of widgets of earlier ranks keep their proxies.
         self._proxies = WidgetProxies()
         self._proxies.send = cluster.send

@@ -68,7 +68,7 @@ class Toolbar(AskingFeature):
         if self.in_cells:
             _open_comm()
             # Not asked for: the page may learn only by this message that the kernel has the comm.
-            if _of_notebook() is self and not cluster.attached:
+            if _of_notebook() is self and cluster.starts_ranks:
                 _send(_without_ranks(self))
 
     def _hear(self, event: Event, _pid: int | None) -> None:

@@ -6,9 +6,8 @@ import os
 import sys
 from typing import Any
 
-from allranks.engine.features import HostFeature
+from allranks.engine.host.features import HostContext, HostFeature
 from allranks.post_import import PostImportHook
-from allranks.records.config import HostAgentConfig
 
 
 def _note_seed(torch: Any) -> None:
@@ -46,7 +45,7 @@ def prepare_forked() -> None:
 class PreloadedTorch(HostFeature):
     """Prepares the host agent for ``--preload torch``."""
 
-    def started(self, config: HostAgentConfig) -> None:
+    def started(self, host: HostContext) -> None:
         prepare()
 
 

@@ -39,3 +39,18 @@ def test_an_interrupt_ends_the_wait_for_a_turn_and_leaves_no_lock_taken():
     again = turns.submit(lambda: turns.taken().__enter__())
     assert again.result() is None
     turns.end_submitted(wait=True)
+
+
+def test_a_call_that_is_submitted_while_the_others_are_ended_is_made_in_the_next_thread():
+    turns = Turns(lambda: 0, lambda: None)
+    ended = turns._executor
+
+    class EndsMeanwhile:
+        def submit(self, *call):
+            turns._executor = ended
+            turns.end_submitted(wait=False)
+            return ended.submit(*call)
+
+    turns._executor = EndsMeanwhile()
+    assert turns.submit(lambda: 7).result() == 7
+    turns.end_submitted(wait=True)

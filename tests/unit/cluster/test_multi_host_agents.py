@@ -13,13 +13,11 @@ from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
 from allranks.cluster.launchers.command import SshLauncher
 from allranks.cluster.launchers.job import Host
 from allranks.records.agent import (
-    Command,
     Event,
     Exit,
     HostConnected,
     HostLeft,
     HostListens,
-    Keep,
     LauncherExit,
     Notice,
     RanksUp,
@@ -63,7 +61,8 @@ class Notebook:
         self.asked: dict[str, SeatSpares] = {}
         self.again: list[tuple[str, str]] = []
         self.died: list[tuple[str, ReportDeath]] = []
-        #: What the caretaker was sent, and how much of it before each choice of a spare process.
+        #: What is saved for the next notebook, and how much of it before each choice of a spare
+        #: process.
         self.states: list[dict[str, Any]] = []
         self.saved_before: list[int] = []
         self.wire = SimpleNamespace(
@@ -101,12 +100,11 @@ class Notebook:
             self.say(host, {"event": "host_up", "address": "10.0.0.1", "version": version()})
         self.agents.begin()
 
-    def take_care(self) -> None:
-        def say(command: Command) -> None:
-            if isinstance(command, Keep):
-                self.states.append(json.loads(json.dumps(command.state)))
+    def save_states(self) -> None:
+        def save(state: dict[str, Any]) -> None:
+            self.states.append(json.loads(json.dumps(state)))
 
-        self.agents._caretaker = SimpleNamespace(say=say)  # type: ignore[assignment]
+        self.agents.stand_in = SimpleNamespace(save=save, take=lambda *_: None)  # type: ignore[assignment]
 
     @property
     def cause(self) -> str:
@@ -248,7 +246,7 @@ def test_ranks_cannot_start_again_without_a_host(healing):
 
 
 def test_the_next_notebook_gets_the_record_of_a_recovery(healing):
-    healing.take_care()
+    healing.save_states()
     healing.agents.note({"copies": [0, 1]})
     healing.agents.relocate()
     assert healing.states[-1]["record"] == {"copies": [0, 1]}
@@ -256,14 +254,14 @@ def test_the_next_notebook_gets_the_record_of_a_recovery(healing):
 
 
 def test_a_choice_of_spare_processes_is_saved_before_they_hear_of_it(healing):
-    healing.take_care()
+    healing.save_states()
     healing.agents.seat_spares([3])
     assert healing.states[0]["seated"] == [[3, ["h2", 5]]]
     assert min(healing.saved_before) == 1
 
 
 def test_a_rank_stays_dead_for_the_next_notebook_until_its_replacement_has_joined(healing):
-    healing.take_care()
+    healing.save_states()
     killed = KILLED | {"pid": 7}
     healing.say("h2", killed)
     healing.agents.seat_spares([3])
@@ -280,7 +278,7 @@ def test_a_rank_stays_dead_for_the_next_notebook_until_its_replacement_has_joine
 
 
 def test_a_death_that_is_told_again_leaves_the_choice_of_its_spare_process(healing):
-    healing.take_care()
+    healing.save_states()
     healing.say("h2", KILLED)
     healing.agents.seat_spares([3])
     healing.say("h2", KILLED)
@@ -290,7 +288,7 @@ def test_a_death_that_is_told_again_leaves_the_choice_of_its_spare_process(heali
 
 
 def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):
-    healing.take_care()
+    healing.save_states()
     healing.say("h2", KILLED | {"pid": 7})
     healing.agents.seat_spares([3])
     healing.say("h2", {"event": "replaces", "rank": 3, "pid": 8})
@@ -301,7 +299,7 @@ def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):
         healing.agents._config,
         healing.wire,
         lambda event, host: found.append(event),
-        TakenHosts(healing.agents._caretaker, healing.states[-1], [], {}),
+        TakenHosts(healing.agents.stand_in, healing.states[-1], [], {}),
     )
     assert found == [Exit(3, 7, -9, False), Replaces(3, 8)]
 

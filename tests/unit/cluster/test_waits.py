@@ -93,7 +93,7 @@ def test_hosts_are_looked_at_after_what_came_of_each_while_the_notebook_stood_st
 
 def test_the_time_that_a_host_was_silent_before_a_notebook_attached_counts_for_its_lease():
     wire = SimpleNamespace(_hosts={}, _last_signs={}, _of_last_notebook=set(), _now=3.0)
-    wire.listening, wire._lock = SimpleNamespace(owner=b"b"), threading.RLock()
+    wire.listening, wire._commands_lock = SimpleNamespace(owner=b"b"), threading.RLock()
     wire._send = wire.command = lambda *_: None
     RankSockets.take_over(wire, {"h1": 0.0, "h2": 10.0})
     assert wire._last_signs == {"h1": 3.0, "h2": -7.0}
@@ -107,7 +107,9 @@ def test_an_announcement_on_a_connection_that_was_replaced_names_no_host():
         confirmation=None,
         on_connection=lambda last, owner: confirmed.append(last) or [],
     )
-    wire = SimpleNamespace(_closed=False, _lock=threading.RLock(), _last_signs={"h1": None})
+    wire = SimpleNamespace(
+        _closed=False, _commands_lock=threading.RLock(), _last_signs={"h1": None}
+    )
     wire._messages_of = {"h1": messages}.__getitem__
     wire._commands = SimpleNamespace(poll=lambda _: bool(came), recv_multipart=lambda: came.pop(0))
     RankSockets._confirm(wire, "h1", 1, b"a")

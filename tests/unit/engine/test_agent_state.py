@@ -10,8 +10,7 @@ import pytest
 
 from allranks.engine.host.agent_state import (
     AgentState,
-    Attached,
-    CellSeen,
+    AwaitNotebook,
     ControllerComplete,
     ControllerEnded,
     ControllerPlanned,
@@ -19,11 +18,11 @@ from allranks.engine.host.agent_state import (
     Fork,
     ForkController,
     Forked,
-    KeepRanks,
     KeepStub,
     Kill,
     LauncherEnded,
     LeaveStub,
+    NotebookCame,
     NotebookLeft,
     NoteDeath,
     NoteFiles,
@@ -37,7 +36,7 @@ from allranks.engine.host.agent_state import (
     TellController,
     Wake,
 )
-from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated
+from allranks.engine.host.events import NotebookSaid, Terminated
 from allranks.records.agent import (
     Admitted,
     BeginAgain,
@@ -48,19 +47,15 @@ from allranks.records.agent import (
     End,
     Exit,
     Join,
-    Keep,
     LauncherExit,
     RanksUp,
     Registered,
     Replaces,
     ReportDeath,
-    Running,
     SeatSpares,
     Serve,
     SpareExit,
-    Stay,
     Stop,
-    Watched,
 )
 from allranks.records.config import HostAgentConfig
 
@@ -248,36 +243,35 @@ def test_spare_processes_are_woken_once_if_the_next_notebook_repeats_it(there):
 
 
 def test_ranks_stay_for_the_next_notebook_which_gets_the_earlier_events(here):
-    stay = Stay(60, {})
-    assert here.say(stay) == [SetStay(stay)]
     planned, registered = Controller({"c": 1}, {"e": 1}), Registered({"c": 1}, {"e": 1})
     assert here.told(ControllerPlanned({"c": 1}, {"e": 1})) == [planned]
     assert here.told(ControllerComplete()) == [registered]
-    assert here.apply(NotebookLeft(True), NotebookLeft(True)) == [KeepRanks()]
+    assert here.apply(NotebookLeft(True), NotebookLeft(True)) == [AwaitNotebook()]
     [ended] = here.told(ProcessEnded(101, KILLED))
     assert not here.state.stopping
-    assert here.told(Attached(True)) == [planned, registered, ended, Watched()]
+    assert here.told(NotebookCame()) == [planned, registered, ended]
     here.fork(2, [1], pid=201)
-    assert here.told(Attached(False)) == [planned, registered]
+    assert here.told(NotebookCame()) == [planned, registered]
     assert here.told(LauncherEnded(0)) == [LauncherExit(0)]
     assert not here.state.stopping  # a notebook has them
 
 
 def test_the_late_end_of_a_process_whose_place_another_has_is_not_told_again(here):
-    here.say(Stay(60, {}))
     here.apply(ProcessEnded(101, KILLED))
     here.fork(2, [1], pid=201)
     here.fork(3, [1], pid=301)
     here.apply(ProcessEnded(201, KILLED), NotebookLeft(True))
-    assert not [event for event in here.told(Attached(False)) if isinstance(event, Exit)]
+    assert not [event for event in here.told(NotebookCame()) if isinstance(event, Exit)]
 
 
 @pytest.mark.parametrize(
-    "event", [NobodyCame(), LauncherEnded(0), ProcessEnded(101, KILLED)], ids=type
+    "event",
+    [NotebookLeft(False), LauncherEnded(0), ProcessEnded(101, KILLED), Terminated()],
+    ids=type,
 )
 def test_ranks_without_a_notebook_end_with_the_last_one_or_the_launcher_or_in_time(here, event):
     here.apply(ProcessEnded(100, KILLED), NotebookLeft(True))
-    assert not here.state.abandoned
+    assert not here.state.stopping
     here.apply(event)
     assert here.state.stopping
     assert here.state.abandoned
@@ -312,19 +306,17 @@ def test_a_notebook_ends_the_ranks_and_may_begin_others(here, command):
 def test_sigterm_ends_the_ranks(here):
     here.apply(Terminated())
     assert here.state.stopping
-
-
-def test_the_cell_that_ranks_run_is_told_once(there):
-    assert there.told(CellSeen(0), CellSeen(3), CellSeen(3), CellSeen(0)) == [
-        Running(3),
-        Running(0),
-    ]
+    assert not here.state.abandoned  # the notebook may have ended this process
 
 
 def test_the_controller_hears_of_deaths_on_other_hosts(here):
     assert here.say(ReportDeath(5, 7)) == [TellController(5, 7)]
 
 
+class OfAFeature(Command):
+    """A command that no feature has taken."""
+
+
 def test_a_command_for_another_process_is_an_error(here):
-    with pytest.raises(ValueError, match="expected a command for a host agent, found Keep"):
-        here.say(Keep({}))
+    with pytest.raises(ValueError, match=r"expected a command for a host agent, found <.*OfAF"):
+        here.say(OfAFeature())

@@ -15,7 +15,6 @@ import pytest
 
 from allranks.cluster import options
 from allranks.engine import processes
-from allranks.engine.host.caretaker import Caretaker
 from allranks.engine.host.host_agent import HostAgent
 from allranks.engine.processes import first_line
 from allranks.records.agent import LauncherText, to_line
@@ -129,14 +128,7 @@ def test_a_file_in_shared_memory_that_was_there_before_is_not_one_of_the_ranks()
             assert file.name not in processes.segments_since(began + 10)
 
 
-@pytest.mark.parametrize(
-    "tell",
-    [
-        lambda text: HostAgent._write(SimpleNamespace(), to_line(LauncherText(text))),
-        lambda text: Caretaker._write(SimpleNamespace(), to_line(LauncherText(text))),
-    ],
-)
-def test_an_event_is_whole_though_a_signal_ends_its_write_early(tell, monkeypatch):
+def test_an_event_is_whole_though_a_signal_ends_its_write_early(monkeypatch):
     written = []
 
     def write_a_part(descriptor, data):
@@ -145,5 +137,5 @@ def test_an_event_is_whole_though_a_signal_ends_its_write_early(tell, monkeypatc
         return len(written[-1])
 
     monkeypatch.setattr(os, "write", write_a_part)
-    tell("x" * 5000)
+    processes.write_all(1, to_line(LauncherText("x" * 5000)))
     assert json.loads(b"".join(written)) == {"event": "launcher_text", "text": "x" * 5000}

@@ -83,9 +83,9 @@ def test_another_notebook_counts_from_1_again_and_gets_what_the_last_one_has_not
     link.say(b"1", b"say", b"x")
     link.send(b"a")
     assert link.say(BEGIN, b"next") == [Post([BEGIN, b"h1", b"next", b"1"]), post(1, b"a")]
-    assert link.say(b"1", b"attach", b"") == [Obey([b"attach", b""])]
+    assert link.say(b"1", b"reconnect", b"") == [Obey([b"reconnect", b""])]
     assert link.say(BEGIN, b"next")[0] == Post([BEGIN, b"h1", b"next", b"1"])
-    assert link.say(b"1", b"attach", b"") == []  # a second greeting changes nothing
+    assert link.say(b"1", b"reconnect", b"") == []  # a second greeting changes nothing
 
 
 def test_a_heartbeat_is_sent_when_it_is_due(link):

@@ -271,7 +271,7 @@ def test_ranks_that_stay_outlive_the_launcher_and_are_for_the_next_notebook(begu
     assert begun.apply(StarterEnded()) == []
     assert not begun.state.why
     begun.send(output(0, "nobody reads this"))
-    assert begun.say("detach") == [Disconnect()]
-    assert begun.say("attach") == [Disconnect(), ConnectRanks(), ToNotebook([b"attached"])]
+    assert begun.say("disconnect") == [Disconnect()]
+    assert begun.say("reconnect") == [Disconnect(), ConnectRanks(), ToNotebook([b"reconnected"])]
     begun.now += TICK_SECONDS
     assert begun.apply(TimeCame()) == []  # what waited was for the notebook before

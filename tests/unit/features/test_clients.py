@@ -123,7 +123,7 @@ def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options
 
 
 def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
-    ranks = ClusterContext(2, lambda *_: None, attached=False, log_dir="/logs")
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True, log_dir="/logs")
     clients = RankClients(ranks)
     for hear in ranks.listeners:
         hear(ControllerExit(-9), None)
@@ -133,7 +133,7 @@ def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
 
 
 def test_files_are_removed_at_the_end_and_not_written_after_it(security):
-    ranks = ClusterContext(2, lambda *_: None, attached=False)
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
     (hear,) = ranks.listeners
     hear(Registered({"of": "this notebook"}, {}), None)

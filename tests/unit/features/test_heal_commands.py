@@ -69,7 +69,7 @@ def test_a_setting_of_heal_is_also_that_of_ranks_that_start_later(hooks, monkeyp
     def of_new_ranks(before):
         roster = ClusterState(2)
         roster.replacing = before
-        hooks.started(ClusterContext(2, lambda *_: None, attached=False, roster=roster))
+        hooks.started(ClusterContext(2, lambda *_: None, starts_ranks=True, roster=roster))
         return roster.replacing
 
     assert [of_new_ranks("on"), of_new_ranks("off")] == ["on", "off"]  # as their program has set

@@ -15,7 +15,8 @@ import pytest
 
 from allranks.errors import UsageError
 from allranks.features.attach import sessions
-from allranks.records.config import NOTEBOOKS_DOOR, WATCHERS_DOOR
+from allranks.features.attach.records import WATCHERS_DOOR
+from allranks.records.config import NOTEBOOKS_DOOR
 
 ABOUT = {
     "pid": 7,

@@ -68,7 +68,7 @@ def feature(monkeypatch: pytest.MonkeyPatch) -> NotebookVerdict:
 
 
 def started(feature: NotebookVerdict, size: int = 3, **settings: str) -> None:
-    feature.started(ClusterContext(size, lambda *_: None, False, settings))
+    feature.started(ClusterContext(size, lambda *_: None, True, settings))
 
 
 def run(feature: NotebookVerdict, shown: Shown, *records: Any) -> list[str]:

@@ -8,7 +8,7 @@ from allranks.records.agent import (
     Again,
     Exit,
     HostConnected,
-    Keep,
+    Join,
     LauncherText,
     SeatSpares,
     Stop,
@@ -18,7 +18,7 @@ from allranks.records.agent import (
 )
 
 EVENTS = Exit(1, 7, -9, True, "out of memory"), Again(), HostConnected("a", {"h1": "refused"})
-COMMANDS = Stop(), Keep({"hosts": [["h1", 1]]}), SeatSpares(1, [1], [[3, 1]])
+COMMANDS = Stop(), Join({"hosts": [["h1", 1]]}), SeatSpares(1, [1], [[3, 1]])
 
 
 def test_events_and_commands_are_read_as_they_were_written():
@@ -37,8 +37,8 @@ UNREADABLE = (
     {"event": "again", "rank": 1},
     {"event": "exit", "rank": 1},
     {"event": "host_event"},
-    {"event": "running", "cell": "3"},
-    {"event": "running", "cell": 1 << 70},
+    {"event": "admitted", "rank": "3"},
+    {"event": "admitted", "rank": 1 << 70},
 )
 
 

@@ -5,38 +5,37 @@ from typing import Any
 
 import pytest
 
-from allranks.engine.host.caretaker_state import (
+from allranks.engine.host.events import NotebookSaid, Terminated, TimeCame
+from allranks.features.attach.caretaker_state import (
     CaretakerState,
     CloseDoor,
     HandOver,
     HostGreeted,
     HostSent,
     Listen,
+    NobodyCame,
     NotebookAttached,
     OwnerLeft,
+    SetStay,
     ShowRunning,
     ToHost,
 )
-from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
+from allranks.features.attach.records import CaretakerConfig, HostRuns, Keep, Running, Stay
 from allranks.records.agent import (
     Admitted,
     Event,
     Exit,
     HostDown,
     HostEnds,
-    HostRuns,
     HostSilent,
-    Keep,
     LauncherExit,
     LauncherText,
     Replaces,
-    Running,
     SeatSpares,
-    Stay,
     Stop,
     to_line,
 )
-from allranks.records.config import CaretakerConfig, HostAgentConfig
+from allranks.records.config import HostAgentConfig
 from allranks.records.limits import BEAT_SECONDS, STOP_SECONDS
 from allranks.records.numbered import BEGIN
 
@@ -127,7 +126,7 @@ def test_ranks_that_stay_are_disconnected_and_given_to_the_next_notebook():
     care = Care(ended=["h3"])
     commands = care.take_over()
     assert commands[0] == Listen()
-    assert told(commands) == [("h1", "detach"), ("h2", "detach")]
+    assert told(commands) == [("h1", "disconnect"), ("h2", "disconnect")]
     assert care.take_over() == []  # its input and its process end, both
     care.now += 5
     exit_ = Exit(0, 7, -9, False)
@@ -163,8 +162,8 @@ def test_what_happens_to_ranks_that_the_next_notebook_starts_once_more_is_no_new
 
 def test_a_host_that_connects_again_gets_what_it_has_not_confirmed(care):
     first = told(care.apply(HostGreeted([b"h1", b"0", b"another"])))
-    assert first == [("h1", OWNER.decode()), ("h1", "detach")]
-    assert told(care.apply(HostGreeted([b"h1", b"0", OWNER]))) == [("h1", "detach")]
+    assert first == [("h1", OWNER.decode()), ("h1", "disconnect")]
+    assert told(care.apply(HostGreeted([b"h1", b"0", OWNER]))) == [("h1", "disconnect")]
     assert care.apply(HostGreeted([b"h1", b"1", OWNER])) == []
     assert care.apply(HostGreeted([b"h9", b"0", OWNER])) == []
 

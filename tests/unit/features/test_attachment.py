@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from allranks.engine.host import attachment as module
-from allranks.engine.host.attachment import Attachment
+from allranks.features.attach import attachment as module
+from allranks.features.attach.attachment import Attachment
 from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig
 
 HOLDER, OTHER = 101, 202
@@ -27,7 +27,7 @@ class Door:
         monkeypatch.setattr(module, "process_of", lambda _: self.process)
         monkeypatch.setattr(module, "sign_of", lambda pid: f"sign of {pid}")
         config = HostAgentConfig(2, (), {}, str(folder), "", "", (), "", "", "")
-        self.attachment = Attachment(config)
+        self.attachment = Attachment(config, [0, 0])
         self.attachment.listen()
 
     def ask(self, want, process=OTHER, **more):

@@ -26,13 +26,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from allranks import doors, own_files
+from allranks.features.attach.records import own_notebook
 from allranks.records import limits
-from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, own_notebook, version
+from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig, version
 from allranks.records.wire import read_object
 
 #: The path of a notebook is the longest part of a request.
@@ -60,16 +61,18 @@ class Attachment:
     """The notebook that has the ranks, the socket for other ones, and the time without any.
 
     If ranks are on several hosts, their notebook's caretaker has the socket
-    (`allranks.engine.host.caretaker`), and the agents do not `listen`.
+    (`allranks.features.attach.caretaker`), and the agents do not `listen`.
     """
 
-    def __init__(self, config: HostAgentConfig, kept: list[int] | None = None) -> None:
+    def __init__(
+        self, config: HostAgentConfig, running: Iterable[int], kept: list[int] | None = None
+    ) -> None:
         self._config = config
         self.began = time.time()
+        #: For each rank, or for all, the number of the cell that it runs.
+        self._running = running
         #: Spare processes read it, which are forked earlier than the user types that ranks stay.
-        memory = memoryview(mmap.mmap(-1, 4 * (config.size + 1))).cast("i")
-        #: For each rank, the number of the cell that it runs. The ranks write it.
-        self.running, self._stays = memory[:-1], memory[-1:]
+        self._stays = memoryview(mmap.mmap(-1, 4)).cast("i")
         self._seconds = 0.0
         self._memo: dict[str, Any] = {}
         self._until: float | None = None
@@ -84,14 +87,15 @@ class Attachment:
         #: Whether other notebooks can connect to the one that has the ranks.
         self._listens = False
         self._waiting: list[Visitor] = []
-        self.door: socket.socket | None = None
 
-    def listen(self) -> None:
+    def listen(self) -> socket.socket:
+        """Returns the socket at which notebooks ask."""
         # This process has the environment of the notebook that started it.
         self._notebooks = [own_notebook()]
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(os.path.join(self._config.session_dir, NOTEBOOKS_DOOR))
         self.door.listen(8)
+        return self.door
 
     @property
     def stays(self) -> bool:
@@ -164,7 +168,6 @@ class Attachment:
 
     def visited(self, watched: Callable[[], object]) -> dict[str, Any] | None:
         """Serves a notebook at the socket; returns the answer if it has the ranks from now on."""
-        assert self.door is not None
         try:
             visitor = doors.accept(self.door)
         except OSError:
@@ -240,7 +243,7 @@ class Attachment:
             "size": self._config.size,
             "log_dir": self._config.log_dir,
             "began": self.began,
-            "running": max(self.running),
+            "running": max(self._running),
             "holder": self._holder,
             "left": left,
             "stays": self._seconds,

@@ -1,7 +1,7 @@
 """What the caretaker has and decides: takes events, and returns commands.
 
-It calls no clock, socket, process or file: `allranks.engine.host.caretaker` waits for the events,
-and carries the commands out. Its time stands while that process stands still.
+It calls no clock, socket, process or file: `allranks.features.attach.caretaker` waits for the
+events, and carries the commands out. Its time stands while that process stands still.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, assert_never
 
-from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
+from allranks.engine.host.events import NotebookSaid, Terminated, TimeCame
+from allranks.features.attach.records import CaretakerConfig, HostRuns, Keep, Running, Stay
 from allranks.records import agent, limits
-from allranks.records.config import CaretakerConfig
 from allranks.records.frozen import frozen
 from allranks.records.numbered import BEGIN, Frames, HostMessages
 
 #: Events that the next notebook need not know.
-_NO_NEWS = agent.Running, agent.LauncherText, agent.HostBeat
+_NO_NEWS = Running, agent.LauncherText, agent.HostBeat
 #: A host that sends more events has lost its way.
 _MOST_NEWS_NBYTES = 4 << 20
 _MOST_CELLS = 1 << 31
@@ -38,6 +38,11 @@ class OwnerLeft:
 @frozen
 class NotebookAttached:
     """Another notebook has the ranks from now on."""
+
+
+@frozen
+class NobodyCame:
+    """No notebook has attached in time."""
 
 
 @frozen
@@ -64,6 +69,13 @@ Event = (
     | HostSent
     | TimeCame
 )
+
+
+@frozen
+class SetStay:
+    """Sets how long the ranks stay without a notebook, and what the next one gets."""
+
+    stay: Stay
 
 
 @frozen
@@ -183,9 +195,9 @@ class CaretakerState:
         match command:
             case agent.Stop():
                 self._end()
-            case agent.Stay():
+            case Stay():
                 self._commands.append(SetStay(command))
-            case agent.Keep(state):
+            case Keep(state):
                 self._state, self._news, self._news_nbytes = state, [], 0
                 self._replaced = dict(state["replaced"])
                 # The notebook keeps the end of a process whose replacement has just begun.
@@ -193,7 +205,9 @@ class CaretakerState:
                 self._dead = {rank for rank, pid in ends if self._replaced.get(rank, pid) == pid}
                 if state["starts_again"]:
                     self._job_over_at = _NEVER
-            case agent.HostRuns(host, cell):
+                    for host in self._running:
+                        self._note_running(host, 0)
+            case HostRuns(host, cell):
                 self._note_running(host, cell)
             case _:
                 raise ValueError(f"expected a command for a caretaker, found {command!r:.200}")
@@ -213,7 +227,7 @@ class CaretakerState:
         for name in ended:
             self._hosts[name].lose()
         self._commands.append(Listen())
-        self._send_to_all(b"detach")
+        self._send_to_all(b"disconnect")
         # A notebook that takes its ranks with it leaves that to its caretaker as well.
         if not stays:
             self._end()
@@ -275,7 +289,7 @@ class CaretakerState:
         if not isinstance(event, _NO_NEWS) and not self._keep(name, line):
             return
         match event:
-            case agent.Running(cell):
+            case Running(cell):
                 _check(cell, _MOST_CELLS)
                 self._note_running(name, cell)
             case agent.Exit(rank, pid):

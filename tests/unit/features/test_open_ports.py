@@ -12,8 +12,9 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
 from allranks.errors import StartFailed
-from allranks.records.agent import Keep, Stay, to_line
-from allranks.records.config import CaretakerConfig, HostAgentConfig
+from allranks.features.attach.records import CaretakerConfig, Keep, Stay
+from allranks.records.agent import to_line
+from allranks.records.config import HostAgentConfig
 from tests.attacks import send_large_messages, stay_idle
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the caretaker needs Linux")
@@ -48,7 +49,7 @@ def caretaker(listening, tmp_path):
     )
     state = {"hosts": [["h1"]], "ended": [], "dead": [], "replaced": [], "starts_again": False}
     with subprocess.Popen(
-        [sys.executable, "-m", "allranks.engine.host.caretaker"],
+        [sys.executable, "-m", "allranks.features.attach.caretaker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=descriptors,

@@ -6,12 +6,12 @@ ports, and a host that connects meanwhile waits. Keys and news pass through pipe
 folder that only this user may enter; they are in no file.
 
 While a notebook has the ranks, the caretaker only answers others
-(`allranks.engine.host.attachment`). When the notebook ends, it connects to the hosts' relays, makes
-them disconnect the ranks, and stores their events. A notebook that attaches gets the sockets, what
-the last one knew (``state``), and these events. If none comes in time, the caretaker ends all.
+(`allranks.features.attach.attachment`). When the notebook ends, it connects to the hosts' relays,
+makes them disconnect the ranks, and stores their events. A notebook that attaches gets the sockets,
+what the last one knew (``state``), and these events. If none comes in time, the caretaker ends all.
 
 Standard output carries one event a line, standard input one command a line
-(`allranks.records.agent`). What it decides is in `allranks.engine.host.caretaker_state`.
+(`allranks.records.agent`). What it decides is in `allranks.features.attach.caretaker_state`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ import zmq
 
 from allranks.countdown import AwakeClock
 from allranks.engine import processes
-from allranks.engine.host.attachment import Attachment
-from allranks.engine.host.caretaker_state import (
+from allranks.engine.host.events import NotebookSaid, Terminated, TimeCame
+from allranks.features.attach.attachment import Attachment
+from allranks.features.attach.caretaker_state import (
     CaretakerState,
     CloseDoor,
     Command,
@@ -41,14 +42,16 @@ from allranks.engine.host.caretaker_state import (
     HostGreeted,
     HostSent,
     Listen,
+    NobodyCame,
     NotebookAttached,
     OwnerLeft,
+    SetStay,
     ShowRunning,
     ToHost,
 )
-from allranks.engine.host.events import NobodyCame, NotebookSaid, SetStay, Terminated, TimeCame
-from allranks.records.agent import Ready, Watched, read_command, to_line
-from allranks.records.config import CaretakerConfig, HostAgentConfig
+from allranks.features.attach.records import CaretakerConfig, Ready, Watched
+from allranks.records.agent import read_command, to_line
+from allranks.records.config import HostAgentConfig
 from allranks.records.numbered import ENCRYPTED_PIECE_NBYTES, HANDSHAKE_MS, whole
 
 _TICK_SECONDS = 0.5
@@ -60,7 +63,10 @@ class Caretaker:
     def __init__(self, config: CaretakerConfig, heard: bytes = b"") -> None:
         self._config = config
         ranks = HostAgentConfig.from_fields(dict(config.ranks))
-        self._attachment = Attachment(dataclasses.replace(ranks, session_dir=config.folder))
+        ranks = dataclasses.replace(ranks, session_dir=config.folder)
+        #: The cell that the ranks run, or 0.
+        self._running = [0]
+        self._attachment = Attachment(ranks, self._running)
         self._state = CaretakerState(config)
         self._clock = AwakeClock()
         self._heard = heard
@@ -76,9 +82,7 @@ class Caretaker:
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_terminated", True))
         os.mkdir(self._config.folder, 0o700)
         try:
-            self._attachment.listen()
-            assert self._attachment.door is not None
-            self._poller.register(self._attachment.door.fileno(), zmq.POLLIN)
+            self._poller.register(self._attachment.listen().fileno(), zmq.POLLIN)
             self._poller.register(0, zmq.POLLIN)
             self._write(to_line(Ready()))
             while not self._state.has_ended:
@@ -118,7 +122,7 @@ class Caretaker:
             case SetStay(stay):
                 self._attachment.stay(stay.seconds, stay.memo)
             case ShowRunning(cell):
-                self._attachment.running[0] = cell
+                self._running[0] = cell
             case Listen():
                 self._poller.unregister(0)
                 self._heard = b""
@@ -132,7 +136,6 @@ class Caretaker:
             case HandOver():
                 self._hand_over(command)
             case CloseDoor():
-                assert self._attachment.door is not None
                 self._poller.unregister(self._attachment.door.fileno())
                 self._attachment.door.close()
                 shutil.rmtree(self._config.folder, ignore_errors=True)
