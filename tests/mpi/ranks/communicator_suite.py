@@ -686,14 +686,108 @@ def test_a_request_without_a_variable_keeps_its_buffer_until_it_has_ended(comm, 
         request.Start()
     del request, into
     gc.collect()
-    comm.Isend(X, me, 5).Wait()
-    comm.sendrecv(None, me, 6, None, me, 6)  # MPICH receives only while a call waits
-    assert list(seen()) == [1, 0]
-    # What has ended is released when others are posted, after what was dropped before.
+    assert _arrives(comm, seen)
+    # What has ended is released in other calls, after what was dropped before.
     for _ in range(2 + len(world.current().dropped_requests)):
-        comm.Isend(X, MPI.PROC_NULL).Wait()
+        comm.sendrecv(None, me, 6, None, me, 6)
     gc.collect()
     assert seen() is None
+
+
+def _arrives(comm, seen):
+    """Whether a message of this rank to itself arrives in a buffer that MPI alone still uses."""
+    into, me = seen(), comm.Get_rank()
+    if into is None:
+        return False
+    comm.Isend(X, me, 5).Wait()
+    comm.sendrecv(None, me, 6, None, me, 6)  # MPICH receives only while a call waits
+    return list(into) == [1, 0]
+
+
+LAST = {
+    "a copy": lambda request: Request(request),
+    "a copy of a copy": lambda request: Request(Request(request)),
+    "its original": lambda request: (request, Request(request))[0],
+}
+
+
+@pytest.mark.parametrize("last", LAST)
+def test_copies_of_a_request_keep_its_buffer_until_it_has_ended(comm, last):
+    me, into = comm.Get_rank(), np.zeros(2)
+    seen = weakref.ref(into)
+    copy = LAST[last](comm.Irecv(into, me, 5))
+    del into, copy
+    gc.collect()
+    assert _arrives(comm, seen)
+
+
+@pytest.mark.parametrize("dropped", ["before the wait", "after the wait"])
+def test_a_request_is_not_looked_at_after_a_copy_of_it_has_ended(comm, dropped):
+    me, into = comm.Get_rank(), np.zeros(2)
+    request = comm.Irecv(into, me, 5)
+    copy = Request(request)
+    if dropped == "before the wait":
+        del request
+    comm.Send(X, me, 5)
+    before = len(world.current().dropped_requests)
+    copy.Wait()
+    del copy
+    request = None
+    assert len(world.current().dropped_requests) <= before
+    assert list(into) == [1, 0]
+
+
+def test_the_request_of_a_probed_message_is_guarded(comm):
+    me, into = comm.Get_rank(), np.zeros(2)
+    comm.Isend(X, me, 5)
+    request = comm.Mprobe(me, 5).Irecv(into)
+    assert (request.comm, request.peer) == (comm, me)
+    request.Wait()
+    assert list(into) == [1, 0]
+
+
+@two
+def test_the_wait_for_a_copy_of_a_request_ends_when_its_peer_has_left():
+    def cell():
+        if c.rank() == 0:
+            Request(c.comm.Irecv(np.zeros(2), 1, 5)).Wait()
+
+    raised = in_a_cell(cell)
+    assert isinstance(raised, RankLeft) == (c.rank() == 0)
+    next_cell_works()
+
+
+def test_a_request_that_is_freed_keeps_its_buffer_until_it_has_ended(comm):
+    me, into = comm.Get_rank(), np.zeros(2)
+    seen = weakref.ref(into)
+    request = comm.Irecv(into, me, 5)
+    request.Free()
+    assert request == MPI.REQUEST_NULL
+    del request, into
+    gc.collect()
+    assert _arrives(comm, seen)
+
+
+def test_the_end_of_a_cell_releases_dropped_requests_that_have_ended():
+    seen = []
+
+    def cell():
+        into, me = np.zeros(2), c.rank()
+        seen.append(weakref.ref(into))
+        for tag in range(5):
+            c.comm.Irecv(into, me, tag)
+        for tag in range(5):
+            c.comm.Send(X, me, tag)
+
+    in_a_cell(cell)
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_an_empty_buffer_is_replaced_by_an_empty_message(comm):
+    me = comm.Get_rank()
+    comm.Sendrecv_replace([np.empty(0), "d"], me, 0, me, 0)
+    comm.Isendrecv_replace([np.empty(0), "d"], me, 0, me, 0).Wait()
 
 
 def test_buffers_may_overlap_where_a_peer_is_no_rank(comm):
