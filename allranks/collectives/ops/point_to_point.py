@@ -899,9 +899,7 @@ the buffer, and its position."""
 
 
 _WITH_BUFFERS = {
-    f"I{name.lower()}": name
-    for name in _COLLECTIVES
-    if name not in ("Barrier", "Bcast", "Alltoallw")
+    f"I{name.lower()}": name for name in _COLLECTIVES if name not in ("Barrier", "Bcast")
 }
 
 

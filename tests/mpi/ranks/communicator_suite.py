@@ -24,6 +24,7 @@ from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageErro
 
 RANKS = range(c.size())
 X = np.ones(1)
+Z = np.zeros(12)
 two = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 
 MADE = {
@@ -579,9 +580,23 @@ OVERLAPPING = {
     "Scan": lambda comm, x: comm.Scan([x, 3, MPI.DOUBLE], [x[2:], 3, MPI.DOUBLE]),
     "Allgather": lambda comm, x: comm.Allgather(x[-1:], x),
     "Alltoall": lambda comm, x: comm.Alltoall(x[:-1], x[1:]),
+    "Allgatherv": lambda comm, x: comm.Allgatherv(x[5 * comm.rank + 1 :][:5], [x[:-1], 5]),
+    "Alltoallv": lambda comm, x: comm.Alltoallv([x[:-1], 5], [x[1:], 5]),
+    "Alltoallw": lambda comm, x: comm.Alltoallw(
+        _of_doubles(comm, x[:-1]), _of_doubles(comm, x[1:])
+    ),
+    "Ialltoallw": lambda comm, x: comm.Ialltoallw(
+        _of_doubles(comm, x[:-1]), _of_doubles(comm, x[1:])
+    ),
+    "Alltoallv_init": lambda comm, x: comm.Alltoallv_init([x[:-1], 5], [x[1:], 5]),
     "Sendrecv": lambda comm, x: comm.Sendrecv(x[:-1], comm.rank, 0, x[1:], comm.rank, 0),
     "Isendrecv": lambda comm, x: comm.Isendrecv(x[1:], comm.rank, recvbuf=x[:-1], source=comm.rank),
 }
+
+
+def _of_doubles(comm, x):
+    n = comm.Get_size()
+    return [x, ([5] * n, [40 * rank for rank in range(n)]), [MPI.DOUBLE] * n]
 
 
 @pytest.mark.parametrize("op", OVERLAPPING)
@@ -593,7 +608,45 @@ def test_buffers_that_overlap_are_refused(comm, op):
     with pytest.raises((UsageError, CollectiveMismatch), match="buffers that do not overlap"):
         OVERLAPPING[op](comm, mine)
     assert (mine == range(len(mine))).all()
-    comm.Barrier()
+    if op == "Ialltoallw":
+        c.renew()
+    else:
+        comm.Barrier()
+
+
+COUNTED = {
+    "Gatherv": ((Z[4:6], [Z[:6], [2, 2, 2]]), "buffers that do not overlap"),
+    "Scatterv": (([Z[:6], [2, 2, 2]], Z[1:3]), "buffers that do not overlap"),
+    "Alltoallv": (([Z[:6], 2], [Z[5:], [3, 2, 1]]), "buffers that do not overlap"),
+    "Neighbor_allgatherv": ((Z[1:3], [Z[:6], [2, 2, 2]]), "buffers that do not overlap"),
+    "Allgatherv": (
+        (X, [Z, ([2, 1, 4], [0, 4, 1])]),
+        "received parts that do not overlap: found parts 0 and 2 .*, from byte 8 of",
+    ),
+    "Alltoallw": (
+        (MPI.IN_PLACE, [Z, ([4, 2, 2], [16, 0, 40]), [MPI.DOUBLE] * 3]),
+        "received parts that do not overlap: found parts 0 and 2 .*, from byte 40 of",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", COUNTED)
+def test_parts_that_overlap_are_a_mistake(call):
+    arguments, said = COUNTED[call]
+    assert re.match(said, mistake(call, arguments, 1, 3))
+
+
+def test_parts_side_by_side_in_one_buffer_are_no_mistake():
+    assert mistake("Gatherv", (Z[2:4], [Z[:6], [2, 2, 2]]), 1, 3) == ""  # the own part
+    assert mistake("Scatterv", ([Z, ([2] * 3, [0, 0, 0])], Z[6:8]), 1, 3) == ""
+    assert mistake("Allgatherv", (Z[2:4], [Z, ([2, 2, 2], [8, 4, 0])]), 1, 3) == ""
+    sent, received = [Z, ([2] * 3, [0, 4, 8])], [Z, ([2] * 3, [2, 6, 10])]
+    assert mistake("Alltoallv", (sent, received), 1, 3) == ""
+    rows = MPI.DOUBLE.Create_subarray([4, 3], [4, 1], [0, 0]).Commit()
+    others = MPI.DOUBLE.Create_subarray([4, 3], [4, 1], [0, 2]).Commit()
+    assert mistake("Alltoallw", ([Z, [rows] * 3], [Z, [others] * 3]), 1, 3) == ""
+    rows.Free()
+    others.Free()
 
 
 def test_an_own_part_and_buffers_side_by_side_do_not_overlap():
