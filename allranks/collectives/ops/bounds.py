@@ -207,6 +207,8 @@ def _parts(buffer: Any, ranks: int) -> Parts | None:
     """
     try:
         data, counts, places, kind = _read(buffer)
+        if data is MPI.BOTTOM:  # the displacements are relative to address 0
+            return None
         view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
         if kind is not None and not (kind.is_predefined and kind.size == kind.extent):
             return None
@@ -236,6 +238,8 @@ def _parts_of_types(buffer: Any, ranks: int) -> Parts | None:
     """As `_parts`, for a buffer with a type for each part."""
     try:
         data, *rest, kinds = buffer
+        if data is MPI.BOTTOM:  # the displacements are addresses
+            return None
         counts, places = rest if len(rest) == 2 else rest[0] if rest else ([1], [0])
         count = ranks or len(kinds)
         if not rest:

@@ -647,6 +647,12 @@ def test_parts_side_by_side_in_one_buffer_are_no_mistake():
     assert mistake("Alltoallw", ([Z, [rows] * 3], [Z, [others] * 3]), 1, 3) == ""
     rows.Free()
     others.Free()
+    sent, received = ([MPI.Get_address(x) + 16 * rank for rank in range(3)] for x in (Z, Z[6:]))
+    doubles = [MPI.DOUBLE] * 3
+    apart = [MPI.BOTTOM, ([2] * 3, sent), doubles], [MPI.BOTTOM, ([2] * 3, received), doubles]
+    assert mistake("Alltoallw", apart, 1, 3) == ""
+    whole = [MPI.BOTTOM, ([2] * 3, [place // 8 for place in received]), MPI.DOUBLE]
+    assert mistake("Allgatherv", (Z[:2], whole), 1, 3) == ""
 
 
 def test_an_own_part_and_buffers_side_by_side_do_not_overlap():
