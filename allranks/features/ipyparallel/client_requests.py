@@ -21,6 +21,10 @@ def follow(client: Any) -> None:
     _clients.append(weakref.ref(client, _clients.remove))
 
 
+def are_followed() -> bool:
+    return bool(_clients)
+
+
 def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     """Returns the clients that wait for answers of some of these engines, and their requests."""
     found = {}
