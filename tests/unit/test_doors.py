@@ -611,7 +611,7 @@ def test_the_requests_of_a_page(monkeypatch):
     feature = toolbar.Toolbar()
     asked: list[Any] = []
     feature.context = SimpleNamespace(send=lambda *sent: asked.append(sent))  # type: ignore[assignment]
-    running = SimpleNamespace(size=2, roster=SimpleNamespace(dead={}))
+    running = SimpleNamespace(size=2, hellos={}, roster=SimpleNamespace(dead={}))
     session = SimpleNamespace(hooks=SimpleNamespace(features=[feature]))
     monkeypatch.setattr(cluster, "session", session)
     monkeypatch.setattr(cluster, "running", lambda: running)
@@ -632,7 +632,7 @@ def test_a_page_gets_one_answer_to_requests_that_wait(monkeypatch):
     feature = toolbar.Toolbar()
     asked: Future[Any] = Future()
     feature.context = SimpleNamespace(send=lambda *sent: asked.set_result(sent))  # type: ignore[assignment]
-    running: Any = SimpleNamespace(size=2, roster=SimpleNamespace(dead={}))
+    running: Any = SimpleNamespace(size=2, hellos={}, roster=SimpleNamespace(dead={}))
     monkeypatch.setattr(cluster, "running", lambda: running)
     for _ in range(3):
         feature.ask_all(running, "status", lambda *_: None, 60.0)
