@@ -14,7 +14,7 @@ from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import TYPED, ClusterOptions
-from allranks.errors import UsageError
+from allranks.errors import UsageError, for_screen
 from allranks.records.ranks import label
 from allranks.widgets.cell_history import CellHistory
 
@@ -68,7 +68,7 @@ class Session:
         # that have started lasts longer.
         self._asked = replace(wanted, n=cluster.size)
         if not lost and (waiting := self._waiting()):
-            print(f"Starting new ranks. {waiting}")
+            print(for_screen(f"Starting new ranks. {waiting}"))
         started = time.monotonic()
         if lost and self._cluster is not None:
             cluster.cells.kept = self._cluster.cells.kept
@@ -79,11 +79,11 @@ class Session:
             self._last_size = cluster.size
         print(start_text(cluster, time.monotonic() - started, again=lost, as_before=as_before))
         for line in self.hooks.start_texts(dict(wanted.settings)):
-            print(line)
+            print(for_screen(line))
         self._show_news(cluster)
         if not isinstance(cluster.launcher, MultiHostLauncher):  # else only the ranks see them
             for line in devices.notices(cluster.gpus, cluster.size):
-                print(line)
+                print(for_screen(line))
         return cluster
 
     def _make(self, wanted: ClusterOptions) -> Cluster:
@@ -123,7 +123,7 @@ class Session:
     @staticmethod
     def _show_news(cluster: Cluster) -> None:
         for line in cluster.cells.news:
-            print(line)
+            print(for_screen(line))
         cluster.cells.news.clear()
 
     def start_with(self, options: ClusterOptions) -> None:
@@ -211,7 +211,7 @@ def short_interrupts(session: Session, line: str) -> Iterator[None]:
 
 def show_as_line(pressed: KeyboardInterrupt, text: str) -> None:
     """Has IPython show an interrupt as one line in place of a traceback."""
-    lines = [f"KeyboardInterrupt: {text}"]
+    lines = [for_screen(f"KeyboardInterrupt: {text}")]
     setattr(pressed, "_render_traceback_", lambda: lines)  # noqa: B010  unknown to mypy
 
 

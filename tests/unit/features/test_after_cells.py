@@ -1,0 +1,55 @@
+"""At the end of a notebook's cell: ranks that have died in a request of one of its views."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.cluster import cluster
+from allranks.features.ipyparallel import client_requests, notebook
+
+
+@pytest.fixture
+def end_cell(monkeypatch, capsys):
+    """Ends a cell in which a rank dies, or all end; returns what is shown."""
+
+    def end_cell(dies=None, *, known=(), busy=False, all_end=False, replaces="", followed=True):
+        roster = SimpleNamespace(busy=busy, dead=dict.fromkeys(known))
+
+        def is_up(tell):
+            roster.dead |= {} if dies is None or replaces == "on" else {dies: None}
+            if replaces == "on":
+                tell(f"rank {dies} was replaced")
+            return not all_end
+
+        words = SimpleNamespace(deaths_text=lambda: f"rank {dies} ended with exit code 3")
+        cells = SimpleNamespace(
+            is_up=is_up,
+            connection=SimpleNamespace(words=words),
+            hooks=SimpleNamespace(replaces_ranks="%distributed heal"),
+        )
+        ranks = SimpleNamespace(roster=roster, cells=cells, lost_because="all ended. Start again")
+        monkeypatch.setattr(cluster, "running", lambda: ranks)
+        monkeypatch.setattr(client_requests, "are_followed", lambda: followed)
+        notebook._replace_dead(None)
+        return capsys.readouterr().out
+
+    return end_cell
+
+
+def test_a_rank_that_has_died_is_replaced(end_cell):
+    assert end_cell(1, replaces="on") == "rank 1 was replaced\n"
+
+
+def test_the_command_is_shown_once_where_the_user_replaces_ranks(end_cell):
+    said = "rank 1 ended with exit code 3. Type: %distributed heal\n"
+    assert end_cell(1, replaces="ask") == said
+    assert end_cell(1, replaces="ask", known=[1]) == ""
+
+
+def test_the_loss_of_all_ranks_is_shown(end_cell):
+    assert end_cell(all_end=True) == "all ended. Start again\n"
+
+
+def test_nothing_is_done_while_ranks_run_a_cell_or_without_a_client(end_cell):
+    assert end_cell(1, replaces="on", busy=True) == ""
+    assert end_cell(1, replaces="on", followed=False) == ""
