@@ -50,7 +50,7 @@ class Cluster:
             launcher ``"slurm --nodes 2 --ntasks-per-node 4"``; by default on this machine, or on
             the nodes of the job in which the notebook runs.
         preload: modules that are imported once, before the ranks are forked, for example
-            ``("tensorflow",)``. The ranks share the memory of these modules.
+            ``("pandas",)``. The ranks share the memory of these modules.
         exclusive: whether each rank needs a GPU of its own; by default they may share.
         raises_own: whether calls raise the exception of the rank that failed first, if it can be
             pickled; by default they raise a CellFailed with this exception as its ``__cause__``.

@@ -489,14 +489,14 @@ class StandIn(Protocol):
     def save(self, state: dict[str, Any]) -> None:
         """Stores what the next notebook has to know."""
 
-    def take(self, event: Event, host: str) -> None:
-        """Takes an event of a host."""
+    def event_came(self, event: Event, host: str) -> None:
+        """A host has sent an event."""
 
-    def let_go(self) -> None:
-        """This notebook leaves the ranks."""
+    def release(self) -> None:
+        """Lets it have the hosts: this notebook leaves the ranks."""
 
     def stop(self) -> None:
-        """The ranks have ended."""
+        """Ends it: the ranks have ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -688,6 +688,11 @@ class MultiHostAgents:
         for host in self._hosts:
             self.wire.command(host.name, "stay", to_line(command).decode())
 
+    def lose_stand_in(self) -> None:
+        """That process has ended."""
+        with self._hosts_lock:
+            self.stand_in = None
+
     def note(self, record: dict[str, Any]) -> None:
         """Saves what the next notebook needs to go on with this one's recovery."""
         self.record = record
@@ -697,7 +702,7 @@ class MultiHostAgents:
         """Leaves the ranks, which stay, to another notebook."""
         self._stopping = True
         assert self.stand_in is not None
-        self.stand_in.let_go()
+        self.stand_in.release()
 
     def _save(self) -> None:
         with self._hosts_lock:
@@ -909,7 +914,7 @@ class MultiHostAgents:
             if host in self._moving and not isinstance(event, HostEvent):
                 return  # of the ranks that end there
             if self.stand_in is not None:
-                self.stand_in.take(event, host)
+                self.stand_in.event_came(event, host)
             self._handle_event(host, event)
             if isinstance(event, _STATE):
                 self._save()

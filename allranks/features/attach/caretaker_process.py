@@ -55,11 +55,11 @@ class CaretakerStandIn:
         self._hosts = [name for name, *_ in state["hosts"]]
         self.process.say(Keep(state))
 
-    def take(self, event: Event, host: str) -> None:
+    def event_came(self, event: Event, host: str) -> None:
         if isinstance(event, Running):
             self.process.say(HostRuns(host, event.cell))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         # Their ranks are idle, which they may not have said yet.
         for host in self._hosts:
             self.process.say(HostRuns(host, 0))
@@ -100,4 +100,4 @@ def take_care(agents: MultiHostAgents, folder: str, config: HostAgentConfig) -> 
     agents.outlive_notebook(CaretakerStandIn(process), _STAY)
     with suppress(Empty):
         if isinstance(came.get(timeout=limits.CARETAKER_SECONDS), AgentExit):
-            agents.stand_in = None  # its log says why
+            agents.lose_stand_in()  # its log says why

@@ -104,7 +104,7 @@ class Notebook:
         def save(state: dict[str, Any]) -> None:
             self.states.append(json.loads(json.dumps(state)))
 
-        self.agents.stand_in = SimpleNamespace(save=save, take=lambda *_: None)  # type: ignore[assignment]
+        self.agents.stand_in = SimpleNamespace(save=save, event_came=lambda *_: None)  # type: ignore[assignment]
 
     @property
     def cause(self) -> str:
