@@ -7,6 +7,7 @@ import pickle
 import re
 import threading
 import weakref
+from concurrent.futures import BrokenExecutor
 from inspect import signature
 
 import numpy as np
@@ -14,11 +15,13 @@ import psutil
 import pytest
 from conftest import ODD, in_a_cell, next_cell_works, odd
 from mpi4py import MPI
+from mpi4py.futures import MPIPoolExecutor
+from mpi4py.futures import _core as core
 
 import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.ops.bounds import mistake
-from allranks.collectives.ops.communicator import File, Win
+from allranks.collectives.ops.communicator import File, Win, check_pools
 from allranks.collectives.ops.point_to_point import Op, Request
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
@@ -1538,3 +1541,12 @@ def test_the_global_process_set_has_the_communicator_of_init():
     assert c.global_process_set.ranks == list(RANKS)
     c.global_process_set.mpi_comm = None
     plain.Free()
+
+
+def test_a_pool_of_a_service_that_cannot_be_reached_ends_its_futures(monkeypatch):
+    check_pools(core)
+    with pytest.raises(BrokenExecutor, match=r"mpi4py\.MPI\.Exception"):
+        MPIPoolExecutor(service="a name without a service").submit(abs, -1).result()
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")
+    with pytest.raises(UsageError, match=r"comm\.Connect needs tcp"):
+        MPIPoolExecutor(service=("localhost", 1)).submit(abs, -1)
