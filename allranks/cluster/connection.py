@@ -470,7 +470,10 @@ class Connection:
             problems.append(f"{self.words.deaths_text()}. Type: {self.hooks.replaces_ranks}")
         silent -= set(roster.dead)
         if silent:
-            problems.append(f"{label(silent)} did not answer within {seconds:g} s")
+            problems.append(
+                f"{label(silent)} did not answer within {seconds:g} s: a call in C may be blocking "
+                "Python there. Try again, or see what the ranks do: %distributed status"
+            )
         if strict and problems:
             raise UsageError(problems[0])
         return {r: (a.content, bufs) for r, (a, bufs) in sorted(got.items()) if not a.problem}

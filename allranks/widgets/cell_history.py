@@ -95,7 +95,8 @@ def is_number(word: str) -> bool:
 def _missing(number: int | None, there: list[int], what: str) -> str:
     found = ", ".join(map(str, sorted(there))) or "none so far"
     asked = "" if number is None else f", and In[{number}] is none of them"
-    return f"expected the number of a cell {what}, found {found}{asked}"
+    advice = "Type one of these numbers" if there else "Run such a cell first"
+    return f"expected the number of a cell {what}, found {found}{asked}. {advice}"
 
 
 def _sweep(folder: Path) -> None:

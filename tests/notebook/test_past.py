@@ -70,7 +70,10 @@ def test_csv_is_written_where_it_was_asked_for_and_nowhere_else(notebook, tmp_pa
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("last 77", r"expected the number of a cell .*, found 2, 3, 4, 5, and In\[77\] is none"),
+        (
+            "last 77",
+            r"expected the number of a cell .*, found 2, 3, 4, 5, and In\[77\] is none.*Type one",
+        ),
         ("last 3 5", "expected one cell number, found 3 5"),
         ("compare 3", "expected two cell numbers or more, found 3"),
         ("compare 3 4", r"1 s in 20 or more collectives, found 3, 5, and In\[4\] is none"),

@@ -237,7 +237,9 @@ def held(session: SessionInfo) -> str:
 def _not_found(name: str, named: Sequence[SessionInfo]) -> str:
     if named:
         names = ", ".join(one.name for one in named)
-        return f"expected the name of one cluster, found that {name} matches {names}"
+        return (
+            f"expected the name of one cluster, found that {name} matches {names}. Type one of them"
+        )
     for path in session_folder.session_folders():
         with suppress(OSError):
             uid = path.lstat().st_uid

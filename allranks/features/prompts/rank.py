@@ -30,7 +30,9 @@ from allranks.records.wire import Prompt, Record, Typed
 #: How often a waiting cell checks for an interrupt.
 _POLL_SECONDS = 0.05
 _FORKED = "a forked process cannot ask for input: call input() in the rank, before the fork."
-_NO_CELL = "input() needs a running cell."
+_NO_CELL = (
+    "input() needs a running cell: found a thread that goes on after it. Call it in the cell."
+)
 
 
 class RankPrompts(RankFeature):
