@@ -6,8 +6,6 @@ queue is lost. Handshakes need the IO thread of both ends; Python of neither.
 
 from __future__ import annotations
 
-import itertools
-
 from tests.simulated.kernel import INF, Listener, Source, World
 
 ROUTER, DEALER, PUSH, PULL, PAIR = range(1, 6)
@@ -117,8 +115,6 @@ class Message(list):
 class Conn:
     """A TCP connection between a client's socket and a server's."""
 
-    ids = itertools.count(1)
-
     def __init__(self, client, server, a, b):
         self.client, self.server, self.hosts = client, server, (a, b)
         self.up = True  # for the client
@@ -176,7 +172,7 @@ class Conn:
             self.served = False
             if self.server.peers.get(self.name) is self:
                 del self.server.peers[self.name]
-            self.server.conns.discard(self)
+            self.server.conns.pop(self, None)
             if self.server.open:
                 self.server.emit(EVENT_DISCONNECTED)
 
@@ -199,7 +195,9 @@ class Socket:
         self.queue = []
         self.source = Source()
         self.identity = b""
-        self.peers, self.conns = {}, set()
+        self.peers = {}
+        # Not a set: the order of one with equal names would depend on addresses in memory.
+        self.conns = {}
         self.listener = None
         self.listeners = []
         self.url = None
@@ -346,7 +344,7 @@ class Socket:
         ready = server is not None and server.open and server.proc.alive
         if ready and not w.cut(here, there) and server.proc.frozen_io_until <= w.now:
             self.conn = conn = Conn(self, server, here, there)
-            server.conns.add(conn)
+            server.conns[conn] = None
             if server.kind == ROUTER:
                 old = server.peers.get(self.identity)
                 if old is not None and old.up and old.client is not self and old.client.open:
