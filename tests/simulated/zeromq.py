@@ -102,6 +102,10 @@ class Context:
             s._shut()
 
 
+def _as_frames(parts):
+    return [part if type(part) is Frame else Frame(part) for part in parts]
+
+
 def _any_name():
     return b"\0" + World.it.rng.randbytes(4)
 
@@ -395,7 +399,7 @@ class Socket:
         w = World.it
         if not self.open or self.lingers:
             raise ZMQError(88, "not a socket")
-        frames = [Frame(f) for f in frames]
+        frames = _as_frames(frames)
         w.yield_point()
         if self.kind == PAIR:
             self.other._arrive(frames)
@@ -423,7 +427,7 @@ class Socket:
         self._arrive(frames, conn)
 
     def _arrive(self, frames, conn=None):
-        message = Message(Frame(f) for f in frames)
+        message = Message(_as_frames(frames))
         message.conn = conn
         self.queue.append(message)
         self.source.notify()
@@ -498,22 +502,17 @@ class Poller:
         return item if isinstance(item, int) else id(item)
 
     def poll(self, ms=None):
-        w = World.it
         p = proc()
-        pairs = []
-        for item in self.items.values():
-            thing = p.fds[item] if isinstance(item, int) else item
-            pairs.append((item, thing))
-
-        def source_of(thing):
-            reads = getattr(thing, "reads", None)
-            return reads.source if reads is not None else thing.source
+        pairs = [
+            (item, p.fds[item] if isinstance(item, int) else item) for item in self.items.values()
+        ]
 
         def ready():
             return [(item, POLLIN) for item, thing in pairs if thing.readable()]
 
         seconds = None if ms is None or ms < 0 else ms / 1000
-        return w.block(ready, [source_of(t) for _, t in pairs] + [p.child_ended], seconds) or []
+        sources = [*(thing.source for _, thing in pairs), p.child_ended]
+        return World.it.block(ready, sources, seconds) or []
 
 
 def recv_monitor_message(socket):
