@@ -598,7 +598,9 @@ class MultiHostAgents:
         self.job.all_came()
         ranks = iter(range(self._config.size))
         self._place({host.name: [next(ranks) for _ in range(host.ranks)] for host in hosts})
-        for host in self._hosts:
+        # The first one last: commands for the others follow from its events, and a relay without a
+        # host agent drops them.
+        for host in reversed(self._hosts):
             self.wire.command(host.name, "config", self._config_of(host).to_json())
         return ""
 
@@ -664,7 +666,7 @@ class MultiHostAgents:
         self._save()
         self._held = HeldEnds(self.deliver, self._config.can_replace)
         self._test, self._began = None, time.monotonic()
-        for each in self._hosts:
+        for each in reversed(self._hosts):  # as in `begin`
             self.wire.command(each.name, "again", self._config_of(each).to_json())
         return True
 

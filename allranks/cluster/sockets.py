@@ -540,7 +540,7 @@ def closing_if_failed(wire: RankSockets) -> Iterator[None]:
 
 def _listening(address: str, lowest: int, highest: int) -> socket.socket:
     problem = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-    ports = list(range(lowest, highest + 1))
+    ports = range(lowest, highest + 1)
     for port in random.sample(ports, min(_TRIED_PORTS, len(ports))):
         try:
             found = socket.create_server((address, port), family=family_of(address))

@@ -30,12 +30,18 @@ class Source:
     __slots__ = ("waiters",)
 
     def __init__(self) -> None:
-        self.waiters: dict[Thread, int] = {}
+        #: A set in the order of arrival.
+        self.waiters: dict[Thread, None] = {}
 
     def notify(self) -> None:
+        if not self.waiters:
+            return
         world = World.it
-        for thread in list(self.waiters):
-            world.after(world.latency(), world.resume, thread, thread.token)
+        for thread in self.waiters:
+            moment = world.now + world.latency()
+            if moment < thread.goes_on:  # else something resumes it before
+                thread.goes_on = moment
+                world.at(moment, world.resume, thread, thread.token)
 
 
 class WorldOver(BaseException):
@@ -98,16 +104,17 @@ class World:
 
     def run(self, done: Callable[[], object], limit: float) -> str:
         """Lets the world go on until ``done``, for ``limit`` seconds; returns why it was not."""
-        end = self.now + limit
+        end, events, pop = self.now + limit, self._events, heapq.heappop
         while not done():
-            if not self._events:
+            if not events:
                 return "nothing is left to happen"
-            moment, _, action, arguments = heapq.heappop(self._events)
+            moment, _, action, arguments = pop(events)
             if moment > end:
                 self.at(moment, action, *arguments)
                 self.now = end
                 return "the time is over"
-            self.now = max(self.now, moment)
+            if moment > self.now:
+                self.now = moment
             self.steps += 1
             action(*arguments)
         return ""
@@ -122,6 +129,7 @@ class World:
             self.at(thread.proc.frozen_until, self.resume, thread, token)
             return
         thread.token += 1
+        thread.goes_on = INF
         before, self.thread = self.thread, thread
         thread.g.switch()
         self.thread = before
@@ -142,8 +150,9 @@ class World:
             if found or (deadline is not None and self.now >= deadline):
                 return found
             for source in sources:
-                source.waiters[thread] = thread.token
+                source.waiters[thread] = None
             if deadline is not None:
+                thread.goes_on = deadline
                 self.at(deadline, self.resume, thread, thread.token)
             self._switch()
             for source in sources:
@@ -242,6 +251,8 @@ class Thread:
         self.done = False
         #: Counts how often it was resumed: an event for an earlier wait does not count.
         self.token = 0
+        #: When a notification or its deadline resumes it, if nothing does so before.
+        self.goes_on = INF
         #: What is raised where it waits.
         self.raises: BaseException | None = None
         self.ended = Source()

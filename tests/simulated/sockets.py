@@ -26,11 +26,8 @@ class Module(ModuleType):
 
     def __init__(self, real: ModuleType, **own: Any) -> None:
         super().__init__(real.__name__)
-        self.__dict__["_real"] = real
+        self.__dict__.update(vars(real))
         self.__dict__.update(own)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
 
 
 class PipeFile:

@@ -6,8 +6,6 @@ queue is lost. Handshakes need the IO thread of both ends; Python of neither.
 
 from __future__ import annotations
 
-import itertools
-
 from tests.simulated.kernel import INF, Listener, Source, World
 
 ROUTER, DEALER, PUSH, PULL, PAIR = range(1, 6)
@@ -104,6 +102,10 @@ class Context:
             s._shut()
 
 
+def _as_frames(parts):
+    return [part if type(part) is Frame else Frame(part) for part in parts]
+
+
 def _any_name():
     return b"\0" + World.it.rng.randbytes(4)
 
@@ -116,8 +118,6 @@ class Message(list):
 
 class Conn:
     """A TCP connection between a client's socket and a server's."""
-
-    ids = itertools.count(1)
 
     def __init__(self, client, server, a, b):
         self.client, self.server, self.hosts = client, server, (a, b)
@@ -176,7 +176,7 @@ class Conn:
             self.served = False
             if self.server.peers.get(self.name) is self:
                 del self.server.peers[self.name]
-            self.server.conns.discard(self)
+            self.server.conns.pop(self, None)
             if self.server.open:
                 self.server.emit(EVENT_DISCONNECTED)
 
@@ -199,7 +199,9 @@ class Socket:
         self.queue = []
         self.source = Source()
         self.identity = b""
-        self.peers, self.conns = {}, set()
+        self.peers = {}
+        # Not a set: the order of one with equal names would depend on addresses in memory.
+        self.conns = {}
         self.listener = None
         self.listeners = []
         self.url = None
@@ -346,7 +348,7 @@ class Socket:
         ready = server is not None and server.open and server.proc.alive
         if ready and not w.cut(here, there) and server.proc.frozen_io_until <= w.now:
             self.conn = conn = Conn(self, server, here, there)
-            server.conns.add(conn)
+            server.conns[conn] = None
             if server.kind == ROUTER:
                 old = server.peers.get(self.identity)
                 if old is not None and old.up and old.client is not self and old.client.open:
@@ -397,7 +399,7 @@ class Socket:
         w = World.it
         if not self.open or self.lingers:
             raise ZMQError(88, "not a socket")
-        frames = [Frame(f) for f in frames]
+        frames = _as_frames(frames)
         w.yield_point()
         if self.kind == PAIR:
             self.other._arrive(frames)
@@ -425,7 +427,7 @@ class Socket:
         self._arrive(frames, conn)
 
     def _arrive(self, frames, conn=None):
-        message = Message(Frame(f) for f in frames)
+        message = Message(_as_frames(frames))
         message.conn = conn
         self.queue.append(message)
         self.source.notify()
@@ -500,22 +502,17 @@ class Poller:
         return item if isinstance(item, int) else id(item)
 
     def poll(self, ms=None):
-        w = World.it
         p = proc()
-        pairs = []
-        for item in self.items.values():
-            thing = p.fds[item] if isinstance(item, int) else item
-            pairs.append((item, thing))
-
-        def source_of(thing):
-            reads = getattr(thing, "reads", None)
-            return reads.source if reads is not None else thing.source
+        pairs = [
+            (item, p.fds[item] if isinstance(item, int) else item) for item in self.items.values()
+        ]
 
         def ready():
             return [(item, POLLIN) for item, thing in pairs if thing.readable()]
 
         seconds = None if ms is None or ms < 0 else ms / 1000
-        return w.block(ready, [source_of(t) for _, t in pairs] + [p.child_ended], seconds) or []
+        sources = [*(thing.source for _, thing in pairs), p.child_ended]
+        return World.it.block(ready, sources, seconds) or []
 
 
 def recv_monitor_message(socket):

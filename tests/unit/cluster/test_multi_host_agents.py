@@ -60,6 +60,8 @@ class Notebook:
         self.notices: list[str] = []
         self.asked: dict[str, SeatSpares] = {}
         self.again: list[tuple[str, str]] = []
+        #: Which hosts were asked to begin, or to begin again.
+        self.begun: list[str] = []
         self.died: list[tuple[str, ReportDeath]] = []
         #: What is saved for the next notebook, and how much of it before each choice of a spare
         #: process.
@@ -76,6 +78,8 @@ class Notebook:
         self.agents = MultiHostAgents(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
 
     def _command(self, host: str, word: str, line: str) -> None:
+        if word in ("config", "again"):
+            self.begun.append(host)
         if word == "again":
             self.again.append((host, json.loads(line)["relocation"]))
         elif word == "say":
@@ -236,6 +240,12 @@ def test_deaths_of_the_ranks_of_an_earlier_relocation_are_not_reported(healing):
     healing.say("h1", {"event": "host_again", "relocation": last})
     healing.say("h1", KILLED)
     assert healing.cause.startswith("Rank 3 was killed by signal 9")
+
+
+def test_the_first_host_begins_last_because_commands_for_the_others_follow_from_its_news(healing):
+    assert healing.begun == ["h3", "h2", "h1"]
+    healing.agents.relocate()
+    assert healing.begun[3:] == ["h3", "h2", "h1"]
 
 
 def test_ranks_cannot_start_again_without_a_host(healing):
