@@ -49,7 +49,8 @@ def add_sources(traceback: str) -> str:
 
 def _frame(found: re.Match[str]) -> str:
     file, number = found["file"], int(found["line"])
-    lines = linecache.getlines(file)
+    # Cells are there. No file is opened: a rank's may be a pipe here, or on a server that is gone.
+    lines = linecache.getlines(file) if file in linecache.cache else []
     if not 0 < number <= len(lines):
         return ""
     cell = _cell(file)

@@ -1,5 +1,7 @@
 """Errors of the notebook's functions on ranks, which have the code of a function and no source."""
 
+import os
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -65,5 +67,7 @@ def test_a_traceback_of_python_names_the_cell(file):
 
 
 @pytest.mark.usefixtures("file")
-def test_a_report_of_another_file_is_not_changed():
+def test_a_report_of_another_file_is_not_changed_and_no_file_is_opened(tmp_path):
+    os.mkfifo(pipe := tmp_path / "module.py")
+    assert with_sources(plain_report := report(str(pipe), 3, "no")) == plain_report
     assert with_sources(plain_report := report("/no/file.py", 3, "no")) == plain_report
