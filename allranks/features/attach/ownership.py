@@ -23,6 +23,7 @@ from allranks.features.attach.sessions import AttachedHostAgent, say_listens, vi
 from allranks.features.attach.sharing import DetachedCell, WatcherFeed
 from allranks.records import requests
 from allranks.records.agent import Event
+from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 from allranks.records.wire import Answer, Interrupt
 
@@ -131,9 +132,12 @@ def _check_folder(ranks: Connection, want: str = "about") -> None:
 
 
 def _release(cells: Cells) -> None:
-    cells.connection.release(DETACHED)
-    if cells.kept is not None:
-        cells.kept.let_go()
+    with deferred():
+        try:
+            cells.connection.release(DETACHED)
+        finally:
+            if cells.kept is not None:
+                cells.kept.let_go()
 
 
 def attach(

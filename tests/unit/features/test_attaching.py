@@ -1,5 +1,6 @@
 """A notebook that attaches to the ranks of another one, and those that watch."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -154,6 +155,21 @@ def test_ranks_are_left_to_others_where_an_interrupt_ends_an_attach():
     with pytest.raises(KeyboardInterrupt):
         ownership.attach(cells, taken, print)
     assert ranks.closed
+
+
+def test_kept_variables_are_left_too_where_an_interrupt_comes_as_the_ranks_are_released():
+    done = []
+
+    def release(why):
+        signal.raise_signal(signal.SIGINT)
+        done.append("ranks")
+        raise OSError("a feature cannot end")
+
+    kept = SimpleNamespace(let_go=lambda: done.append("variables"))
+    cells = SimpleNamespace(connection=SimpleNamespace(release=release), kept=kept)
+    with pytest.raises(KeyboardInterrupt):
+        ownership._release(cells)
+    assert done == ["ranks", "variables"]
 
 
 @pytest.mark.parametrize("failed", [False, True])
