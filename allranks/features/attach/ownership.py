@@ -147,8 +147,11 @@ def attach(
     stay detached. ``tell`` gets a line about what takes long; else the next cell shows it.
     """
     tell = tell or cells.news.append
-    connection = cells.connect(partial(AttachedConnection, taken=taken))
+    connection: AttachedConnection | None = None
     try:
+        # An interrupt in it would end the connection, and remove the folder of the ranks.
+        with deferred():
+            connection = cells.connect(partial(AttachedConnection, taken=taken))
         of(cells.hooks).set(taken.stays, taken.shared)
         told = connection.attach()
         # The host agent decides whether ranks end that other notebooks have had.
@@ -183,7 +186,7 @@ def attach(
         roster.needs = {rank: about.get("needs", -1) for rank, about in told.items()}
         cells.news += connection.notices
     except BaseException:
-        if not connection.closed:
+        if connection is not None and not connection.closed:
             detach(cells)
         raise
     return left

@@ -201,14 +201,20 @@ class SharedSession(Session):
 
     def _attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
         taken = sessions.AttachedHostAgent(found)
+        cluster: Cluster | None = None
         try:
             asked = ClusterOptions(**taken.memo)
             cluster = self._make(asked)
             left = ownership.attach(cluster.cells, taken, print)
+            self._cluster, self._asked, self._stays = cluster, asked, taken.stays
         except BaseException:
-            taken.let_go()
+            try:
+                # An interrupt has come just after the attach: else the ranks would end.
+                if cluster is not None and cluster.state == "running":
+                    ownership.detach(cluster.cells)
+            finally:
+                taken.let_go()
             raise
-        self._cluster, self._asked, self._stays = cluster, asked, taken.stays
         if self._is_here(asked):
             self._last_size = cluster.size
         self._offer(cluster)

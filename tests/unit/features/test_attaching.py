@@ -135,21 +135,31 @@ def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monk
     assert attaching.got.keys() == {0, 1, 2}
 
 
-def test_ranks_are_left_to_others_where_an_interrupt_ends_an_attach():
+@pytest.mark.parametrize("where", ["connect", "attach", "stay"])
+def test_ranks_are_left_to_others_where_an_interrupt_ends_an_attach(where):
+    def may_be_interrupted(now):
+        if now == where:
+            signal.raise_signal(signal.SIGINT)
+
     class Connected:
         closed, record = False, {}
 
         def attach(self):
+            may_be_interrupted("attach")
             return {}
 
         def stay(self, stays):
-            raise KeyboardInterrupt
+            may_be_interrupted("stay")
 
         def release(self, why):
             self.closed = True
 
+    def connect(kind):
+        may_be_interrupted("connect")
+        return ranks
+
     ranks, hooks = Connected(), NotebookHooks([NotebookAttach])
-    cells = SimpleNamespace(connect=lambda kind: ranks, connection=ranks, hooks=hooks, kept=None)
+    cells = SimpleNamespace(connect=connect, connection=ranks, hooks=hooks, kept=None)
     cells.check_idle = lambda: None
     taken = SimpleNamespace(stays=60.0, shared=False)
     with pytest.raises(KeyboardInterrupt):

@@ -47,3 +47,27 @@ def test_another_notebook_is_refused_the_ranks_of_a_program_whose_event_loop_has
         assert feed.lend is not None
         feed.lend(asked)
         assert "it cannot be asked" in asks.makefile().readline()
+
+
+def test_ranks_are_left_to_others_where_an_interrupt_comes_just_after_an_attach(monkeypatch):
+    class Taken:
+        def __init__(self, found):
+            self.memo = {}
+
+        @property
+        def stays(self):
+            raise KeyboardInterrupt
+
+        def let_go(self):
+            left.append("host agent")
+
+    left: list[str] = []
+    monkeypatch.setattr(sessions, "AttachedHostAgent", Taken)
+    monkeypatch.setattr(ownership, "attach", lambda cells, taken, tell: None)
+    monkeypatch.setattr(ownership, "detach", left.append)
+    session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
+    session._make = lambda asked: SimpleNamespace(cells="ranks", state="running")
+    with pytest.raises(KeyboardInterrupt):
+        session._attach_to(SimpleNamespace())
+    assert left == ["ranks", "host agent"]
+    assert session.running is None
