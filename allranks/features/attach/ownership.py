@@ -42,7 +42,7 @@ class Ownership(NotebookFeature):
 
     def started(self, cluster: ClusterContext) -> None:
         self.feed = WatcherFeed()
-        self._size = cluster.size
+        self._roster = cluster.roster
         self.set(0.0, False)
         cluster.observers.append(self.feed)
         cluster.listeners.append(partial(_open, self.feed, cluster.session_dir))
@@ -52,10 +52,11 @@ class Ownership(NotebookFeature):
         self.in_cells = bool(stays) or shared
 
     def cell_finished(self) -> None:
-        # A notebook that attaches later then does not show the cell again.
+        # A notebook that attaches later then does not show the cell again, nor one that a feature
+        # has run at its end.
         if self.cell is not None:
-            seen = {"cell": self.cell.number}
-            self.cell.ask_soon(SEEN, seen, _drop, range(self._size))
+            seen = {"cell": self._roster.cells}
+            self.cell.ask_soon(SEEN, seen, _drop, range(self._roster.size))
 
 
 def _open(feed: WatcherFeed, folder: str, event: Event, pid: int | None) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from allranks.cluster.epochs import Epoch
 from allranks.cluster.failures import ProcessExit
-from allranks.cluster.features import NotebookHooks
+from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.state import ClusterState, HostLost
 from allranks.errors import UsageError
 from allranks.features.attach import connection, ownership
@@ -198,6 +198,16 @@ def test_a_notebook_that_attaches_knows_which_ranks_never_received_the_last_cell
     about |= {"ranks": ranks}
     left = DetachedCell.of({0: about, 1: about | {"cell": 2}, 2: about | {"cell": 2}})
     assert (left.ranks, left.missed) == ((0,), missed)
+
+
+def test_a_cell_that_was_shown_and_those_that_have_run_at_its_end_are_not_shown_again():
+    own, roster, asked = ownership.of(NotebookHooks([NotebookAttach])), ClusterState(2), []
+    own.started(ClusterContext(2, lambda *_: None, starts_ranks=True, roster=roster))
+    own.cell = SimpleNamespace(number=3, ask_soon=lambda *request: asked.append(request[1:]))
+    roster.cells = 4  # variables were kept after it
+    own.cell_finished()
+    ((seen, _, ranks),) = asked
+    assert (seen, tuple(ranks)) == ({"cell": 4}, (0, 1))
 
 
 class Visitor:
