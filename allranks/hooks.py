@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -39,11 +40,14 @@ def implementations(
 
 
 def failure(hook: Callable[..., object], error: BaseException) -> FeatureFailed:
-    # A feature's class is called as well, to make the feature.
-    owner = hook if isinstance(hook, type) else type(getattr(hook, "__self__", None))
+    while isinstance(hook, partial):
+        hook = hook.func
+    # A feature's class is called as well, to make the feature, and so are functions of its modules.
+    owner: Any = getattr(hook, "__self__", hook)
+    module = getattr(owner, "__module__", type(owner).__module__)
     name = getattr(hook, "__name__", hook)
     failed = FeatureFailed(
-        f"expected the feature {owner.__module__} to return from {name}, found "
+        f"expected the feature {module} to return from {name}, found "
         f"{type(error).__name__}: {error}. Report this to the authors of that feature."
     )
     failed.__cause__ = error

@@ -234,6 +234,11 @@ class Cells:
             self.connection.end_cell()
         if roster.reserved:
             raise UsageError(f"expected idle ranks, found them {roster.reserved}")
+        if not self._is_free:
+            raise UsageError(
+                "expected idle ranks, found them at the end of a cell of another thread. Wait a "
+                "moment, and try again"
+            )
 
     @property
     def _is_free(self) -> bool:

@@ -67,6 +67,7 @@ from allranks.records.agent import (
 )
 from allranks.records.agent import Event as AgentEvent
 from allranks.records.config import CLIENTS_RANKS, HostAgentConfig
+from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
@@ -345,15 +346,17 @@ class Connection:
 
     def release(self, why: str) -> None:
         """Leaves the ranks to other notebooks; ``why`` is the answer to who needs them here."""
-        self.roster.set_phase("stopped", why)
-        self._has_ended = True
-        self.hooks.stopped()
-        self._finalizer.detach()
-        self._of_features.close()
-        # First, because the next notebook listens at the same address.
-        self._wire.close()
-        for agent in self._agents:
-            agent.let_go()
+        # Whatever a feature raises, and where an interrupt comes: else no notebook has them.
+        with deferred(), ExitStack() as ends:
+            for agent in self._agents:
+                ends.callback(agent.let_go)
+            # Before, because the next notebook listens at the same address.
+            ends.callback(self._wire.close)
+            ends.callback(self._of_features.close)
+            ends.callback(self._finalizer.detach)
+            self.roster.set_phase("stopped", why)
+            self._has_ended = True
+            self.hooks.stopped()
 
     def step(self, seconds: float) -> list[InterruptRequested]:
         """Handles events within ``seconds``; returns the interrupts among them.

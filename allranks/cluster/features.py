@@ -13,7 +13,8 @@ hooks are called in this order:
    ``arriving``; ``message_received``, in the main thread, with those of ``records``. A feature that
    has to act by itself has `CellContext.poll` call it.
 4. ``cell_left``, when all ranks have left the cell, and ``cell_finished``, when its output is
-   shown. Then ``cell`` is None.
+   shown. Then ``cell`` is None. Cells that a feature runs in ``cell_left`` are part of this one:
+   ``cell`` is set to each of them, and no hook is called at its beginning and end.
 5. ``rank_died``, at any time, with a rank that can be replaced.
 6. ``stopped``, before the ranks are ended, or left to another notebook.
 7. ``ended``, when the notebook stops its ranks, also if it has none.
@@ -237,7 +238,8 @@ class NotebookFeature:
     def cell_left(self, run: Any, cells: Any) -> None:
         """All ranks have left a `CellRun` of these `Cells`, and its view still shows lines.
 
-        The feature may run other cells. What it raises is raised in place of the cell's error.
+        The feature may run other cells, see above. What it raises is raised in place of the cell's
+        error.
         """
 
     def cell_finished(self) -> None:
@@ -438,12 +440,17 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self.replaces_ranks = next(filter(None, (one.replaces_ranks for one in self.features)), "")
         self.polls: list[Callable[[], bool]] = []
         """The functions that ``polled`` calls, as long as the cell runs."""
+        self._cell: CellContext | None = None
+        #: The cell that all ranks have left, while features act on that.
+        self._left: CellContext | None = None
 
     def _keep(self, failed: FeatureFailed) -> None:
         self._first = self._first or failed
 
     def take_failure(self) -> FeatureFailed | None:
-        """Returns what a feature has raised since the last call."""
+        """Returns what a feature has raised since the last call, once the cell itself ends."""
+        if self._left is not None:
+            return None
         failed, self._first = self._first, None
         return failed
 
@@ -474,15 +481,22 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)
-        self.call_each(implementations(self._in_cells(), NotebookFeature.cell_started))
+        if self._left is None:
+            self.call_each(implementations(self._in_cells(), NotebookFeature.cell_started))
 
     def cell_left(self, run: Any, cells: Any) -> None:
-        for hook in self.of(NotebookFeature.cell_left):
-            hook(run, cells)
+        outer = self._left
+        try:
+            self._left = outer or self._cell
+            for hook in self.of(NotebookFeature.cell_left):
+                hook(run, cells)
+        finally:
+            self._left = outer
 
     def cell_finished(self) -> None:
         try:
-            self.call_each(implementations(self._in_cells(), NotebookFeature.cell_finished))
+            if self._left is None:
+                self.call_each(implementations(self._in_cells(), NotebookFeature.cell_finished))
         finally:  # the user may interrupt one
             self.set_cell(None)
 
@@ -490,13 +504,18 @@ class NotebookHooks(Hooks[NotebookFeature]):
         return [one for one in self.features if one.in_cells]
 
     def set_cell(self, cell: CellContext | None) -> None:
-        """Sets the cell whose output is shown, if any."""
-        self.polls.clear()
+        """Sets the cell whose output is shown, if any; after one that a feature has run at the end
+        of another one, it is that one again.
+        """
+        if self._left is None:
+            self.polls.clear()
+        self._cell = cell or self._left
         for feature in self.features:
-            feature.cell = cell
+            feature.cell = self._cell
 
     def stopped(self) -> None:
         self.call(NotebookFeature.stopped)
+        self._left = None
         self.set_cell(None)
 
     def polled(self) -> bool:

@@ -1,5 +1,7 @@
 """Features whose hooks would not be called as their authors expect."""
 
+from functools import partial
+
 import pytest
 
 from allranks import features
@@ -7,7 +9,7 @@ from allranks.cluster.features import AskingFeature, NotebookFeature
 from allranks.engine.features import RankFeature, RankHooks
 from allranks.engine.host.features import HostFeature
 from allranks.errors import FeatureFailed
-from allranks.hooks import Hooks, check
+from allranks.hooks import Hooks, check, failure
 
 
 def made(base, **names):
@@ -85,6 +87,31 @@ def test_the_first_kernel_of_a_feature_is_the_ranks_also_if_another_feature_fail
     assert hooks.kernel("kernel") == "kernel 1"
     assert "from kernel, found OSError: no ports are left" in str(hooks.take_failure())
     assert RankHooks([made(RankFeature)]).kernel("kernel") is None
+
+
+class Listening:
+    def listen(self):
+        pass
+
+    @classmethod
+    def load(cls):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [
+        (Listening().listen, "listen"),
+        (Listening.load, "load"),
+        (Listening, "Listening"),
+        (nothing, "nothing"),
+        (partial(partial(nothing, None), None), "nothing"),
+        (partial(Listening().listen), "listen"),
+    ],
+)
+def test_the_failure_of_a_hook_names_the_feature_however_it_is_called(hook, name):
+    expected = f"expected the feature {__name__} to return from {name}, found OSError: full. "
+    assert str(failure(hook, OSError("full"))).startswith(expected)
 
 
 @pytest.mark.parametrize("side", ["host", "rank", "notebook"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from allranks.errors import UsageError
 from allranks.widgets.dashboard import view
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.view import LivePanel, PanelButton
@@ -56,3 +57,18 @@ def test_a_button_of_a_feature_notes_a_line_and_shows_a_display_below(
     assert shown == [{"text/plain": "a picture"}]
     panel.end()
     assert panel.snapshot()["buttons"] == []
+
+
+def test_the_error_of_a_button_is_noted_in_the_panel_and_the_cell_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    panel = LivePanel(CellModel([hello(0)]), Logs([hello(0)]), "auto")
+
+    def press(show: Callable[[Any, str], object]) -> str:
+        raise UsageError("expected a cell with samples, found none")
+
+    panel.add_buttons({DRAW: press}, lambda display: None)
+    page = Page(monkeypatch, panel)
+    page.click({"kind": "press", "what": "Draw"})
+    panel.refresh()
+    assert page.noted == ["expected a cell with samples, found none"]

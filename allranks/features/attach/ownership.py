@@ -23,6 +23,7 @@ from allranks.features.attach.sessions import AttachedHostAgent, say_listens, vi
 from allranks.features.attach.sharing import DetachedCell, WatcherFeed
 from allranks.records import requests
 from allranks.records.agent import Event
+from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 from allranks.records.wire import Answer, Interrupt
 
@@ -41,7 +42,7 @@ class Ownership(NotebookFeature):
 
     def started(self, cluster: ClusterContext) -> None:
         self.feed = WatcherFeed()
-        self._size = cluster.size
+        self._roster = cluster.roster
         self.set(0.0, False)
         cluster.observers.append(self.feed)
         cluster.listeners.append(partial(_open, self.feed, cluster.session_dir))
@@ -51,10 +52,11 @@ class Ownership(NotebookFeature):
         self.in_cells = bool(stays) or shared
 
     def cell_finished(self) -> None:
-        # A notebook that attaches later then does not show the cell again.
+        # A notebook that attaches later then does not show the cell again, nor one that a feature
+        # has run at its end.
         if self.cell is not None:
-            seen = {"cell": self.cell.number}
-            self.cell.ask_soon(SEEN, seen, _drop, range(self._size))
+            seen = {"cell": self._roster.cells}
+            self.cell.ask_soon(SEEN, seen, _drop, range(self._roster.size))
 
 
 def _open(feed: WatcherFeed, folder: str, event: Event, pid: int | None) -> None:
@@ -134,9 +136,12 @@ def _check_folder(ranks: Connection, want: str = "about") -> None:
 
 
 def _release(cells: Cells) -> None:
-    cells.connection.release(DETACHED)
-    if cells.kept is not None:
-        cells.kept.let_go()
+    with deferred():
+        try:
+            cells.connection.release(DETACHED)
+        finally:
+            if cells.kept is not None:
+                cells.kept.let_go()
 
 
 def attach(
@@ -146,8 +151,11 @@ def attach(
     stay detached. ``tell`` gets a line about what takes long; else the next cell shows it.
     """
     tell = tell or cells.news.append
-    connection = cells.connect(partial(AttachedConnection, taken=taken))
+    connection: AttachedConnection | None = None
     try:
+        # An interrupt in it would end the connection, and remove the folder of the ranks.
+        with deferred():
+            connection = cells.connect(partial(AttachedConnection, taken=taken))
         of(cells.hooks).set(taken.stays, taken.shared)
         told = connection.attach()
         # The host agent decides whether ranks end that other notebooks have had.
@@ -182,7 +190,7 @@ def attach(
         roster.needs = {rank: about.get("needs", -1) for rank, about in told.items()}
         cells.news += connection.notices
     except BaseException:
-        if not connection.closed:
+        if connection is not None and not connection.closed:
             detach(cells)
         raise
     return left

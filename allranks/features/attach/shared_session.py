@@ -23,7 +23,13 @@ from allranks.cluster.options import ClusterOptions
 from allranks.errors import AllranksError, UsageError
 from allranks.features.attach import ownership, sessions
 from allranks.features.attach.sessions import as_time, seconds_of
-from allranks.features.attach.sharing import CANNOT_ASK, DetachedCell, answer, has_gone
+from allranks.features.attach.sharing import (
+    CANNOT_ASK,
+    DetachedCell,
+    WatcherFeed,
+    answer,
+    has_gone,
+)
 from allranks.features.attach.watched_cells import Joined, WatchedCells
 from allranks.magics.session import DEFAULT, NOTHING, Session
 from allranks.records.ranks import label
@@ -44,9 +50,19 @@ class SharedSession(Session):
     def __init__(self, hooks: NotebookHooks) -> None:
         super().__init__(hooks)
         self._stays = 0.0
+        #: That of the ranks for which other notebooks may ask: each start makes another one.
+        self._offered: WatcherFeed | None = None
         #: The ranks that it shares with other notebooks, also while another one has them.
         self.joined: Joined | None = None
         self._task: asyncio.Task[None] | None = None
+
+    def cluster(self, options: ClusterOptions = NOTHING) -> Cluster:
+        found = super().cluster(options)
+        # An ensemble, or a program by `ranks`, may have started them again meanwhile.
+        feed = ownership.of(self.hooks).feed
+        if feed is not self._offered and not found.roster.busy:
+            self._have(found)
+        return found
 
     def _elsewhere(self, lost: Cluster | None) -> Cluster | None:
         if lost is not None:
@@ -201,14 +217,20 @@ class SharedSession(Session):
 
     def _attach_to(self, found: sessions.SessionInfo) -> tuple[Cluster, DetachedCell]:
         taken = sessions.AttachedHostAgent(found)
+        cluster: Cluster | None = None
         try:
             asked = ClusterOptions(**taken.memo)
             cluster = self._make(asked)
             left = ownership.attach(cluster.cells, taken, print)
+            self._cluster, self._asked, self._stays = cluster, asked, taken.stays
         except BaseException:
-            taken.let_go()
+            try:
+                # An interrupt has come just after the attach: else the ranks would end.
+                if cluster is not None and cluster.state == "running":
+                    ownership.detach(cluster.cells)
+            finally:
+                taken.let_go()
             raise
-        self._cluster, self._asked, self._stays = cluster, asked, taken.stays
         if self._is_here(asked):
             self._last_size = cluster.size
         self._offer(cluster)
@@ -225,6 +247,7 @@ class SharedSession(Session):
 
     def _offer(self, cluster: Cluster) -> None:
         # Other notebooks may ask for these ranks, if this one's kernel can answer.
+        feed = self._offered = ownership.of(self.hooks).feed
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -238,7 +261,7 @@ class SharedSession(Session):
             except RuntimeError:  # that of a program that goes on without it
                 answer(visitor, CANNOT_ASK)
 
-        ownership.of(self.hooks).feed.lend = lend
+        feed.lend = lend
 
     def _answer(self, visitor: socket.socket) -> None:
         # Runs in the kernel's loop, between cells.

@@ -23,7 +23,7 @@ from itertools import count
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 # A step goes on to the next statement of the cell, although IPython runs each one by itself.
 os.environ.setdefault("PYDEVD_IPYTHON_COMPATIBLE_DEBUGGING", "1")
-# By sys.monitoring, from Python 3.12 on, debugpy 1.8.22 loses a step now and then: the rank runs on.
+# By sys.monitoring, from Python 3.12 on, debugpy 1.8.22 now and then loses a step, and runs on.
 os.environ.setdefault("PYDEVD_USE_SYS_MONITORING", "0")
 
 import debugpy.server.api

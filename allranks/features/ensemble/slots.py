@@ -111,7 +111,6 @@ class MemberSlots:
 def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
     """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
     cells.catch_up()
-    cells.hooks.ranks_reserved()
     cells.check_idle()
     ranks, roster, every = cells.connection, cells.roster, range(cells.size)
     while True:
@@ -125,15 +124,19 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
             break
         # A rank has died since, perhaps after its answer: if it stays dead, the next one fails.
         cells.catch_up()
-    # Members begin again on fresh ranks, from what the store has: no rank is replaced meanwhile.
-    roster.reserve(_RESERVED, threading.get_ident())
     found = MemberSlots(ranks, roster.cells, ranks_each)
-    ranks.intercept = found.take
     for slot in found.slots:
         states = [told[rank][0] for rank in slot.ranks]
         slot.epoch.begin(max(state["epoch"] for state in states))
         slot.epoch.dirty = any(state["dirty"] for state in states)
+    # Not before: features prepare the ranks that run the members, also those that have replaced
+    # others just now.
+    cells.hooks.ranks_reserved()
     try:
+        # Members begin again on fresh ranks, from what the store has: no rank is replaced
+        # meanwhile.
+        roster.reserve(_RESERVED, threading.get_ident())
+        ranks.intercept = found.take
         yield found
     finally:
         ranks.intercept = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from allranks.cluster.cells import Cells
 from allranks.cluster.failures import refused_by_all
 from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.cluster.options import LineCommand
+from allranks.cluster.state import ClusterState
 from allranks.cluster.variables import OnRank
 from allranks.errors import AllranksError, CellFailed, UsageError
 from allranks.features.heal import recovery_driver
@@ -63,9 +65,13 @@ class NotebookHeal(NotebookFeature):
         #: is kept after a cell.
         self._when = ""
         self._after: AfterCells | None = None
+        #: Those that have had this choice: a program may have changed it since.
+        self._set = weakref.WeakSet[ClusterState]()
 
     def started(self, cluster: ClusterContext) -> None:
-        cluster.roster.replacing = self._when or cluster.roster.replacing
+        if self._when and cluster.roster not in self._set:
+            cluster.roster.replacing = self._when
+        self._set.add(cluster.roster)
 
     def cell_left(self, run: CellRun, cells: Cells) -> None:
         if cells.roster.replaces_now:
@@ -93,10 +99,12 @@ class NotebookHeal(NotebookFeature):
                 "%distributed heal on"
             )
         self._when = when
+        self._set.clear()
         session: Any = cluster.session
         running = session.running
         if running is not None:
             running.heal_when(when)
+            self._set.add(running.roster)
         fixed = when != "off" and running is not None and not running.roster.can_replace
         return _FIXED if fixed else _HEALING[when]
 

@@ -121,6 +121,7 @@ class NotebookVerdict(NotebookFeature):
         self._watched = None
 
     def cell_started(self) -> None:
+        self._watched = None  # of a cell that was interrupted
         if self.cell is None or not self.cell.shown:
             return
         if self._check:
@@ -138,9 +139,6 @@ class NotebookVerdict(NotebookFeature):
         return record
 
     def cell_finished(self) -> None:
-        # A call of allranks itself, as one that keeps variables, may end within the cell's end.
-        if self.cell is not None and not self.cell.shown:
-            return
         watched, self._watched = self._watched, None
         self.arriving = ()
         if watched is None or time.monotonic() - watched.began < _LEAST_SECONDS:

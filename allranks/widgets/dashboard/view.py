@@ -15,6 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from allranks.errors import AllranksError
 from allranks.records import requests
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Answer, Hello, Output
@@ -282,7 +283,11 @@ class LivePanel:
                 self.ask(name, {}, partial(self._say_where, name), self.figures.ranks)
         elif kind == "press" and click.get("what") in self._buttons:
             _, press = self._buttons[click["what"]]
-            self.say(noted=press())
+            try:
+                line = press()
+            except AllranksError as error:  # which is not the cell's
+                line = str(error)
+            self.say(noted=line)
         elif kind in ("add", "stop") and self.act is not None:
             self.say(answer=self.act(kind, click.get("what")))
         elif kind == "settings" and isinstance(click.get("settings"), dict):

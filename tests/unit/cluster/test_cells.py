@@ -1,6 +1,7 @@
 """Output that comes after the end of its cell, and cells whose ranks, or some, were killed."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,11 +10,19 @@ import pytest
 from allranks.cluster import cell_run
 from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, show_late
+from allranks.cluster.cells import Cells
 from allranks.cluster.failures import ProcessExit, plain
 from allranks.cluster.features import NotebookFeature, NotebookHooks
 from allranks.cluster.last_words import LastWords
 from allranks.cluster.state import ClusterState
-from allranks.errors import AllranksError, CellInterrupted, CellTimeout, ClusterLost, Report
+from allranks.errors import (
+    AllranksError,
+    CellInterrupted,
+    CellTimeout,
+    ClusterLost,
+    Report,
+    UsageError,
+)
 from allranks.records.wire import Hello, Interrupt, Output, Reply
 from tests.kernel import wait_until
 
@@ -262,6 +271,26 @@ def test_a_call_at_the_end_of_a_cell_does_not_wait_for_one_that_waits_for_this_e
     ranks.concludes = 0
     other.join(60)
     assert done == ["own", "other"]
+
+
+def test_ranks_are_idle_at_the_end_of_a_cell_only_for_the_thread_that_ends_it():
+    cells = Cells(2, {})
+    cells.roster.set_phase("running")
+    cells.roster.dead[1] = ProcessExit(1, -9)
+    cells._connection = SimpleNamespace(roster=cells.roster, end_cell=lambda: None)
+    cells.hooks = NotebookHooks([ReplacesInAnotherThread])
+    view = HiddenView(lambda batch: None)
+    run = SimpleNamespace(view=view, failed_first=None, end=lambda: None, check=lambda: None)
+    with pytest.raises(UsageError, match="at the end of a cell of another thread"):
+        cells._conclude(run)
+    cells.check_idle()
+
+
+class ReplacesInAnotherThread(NotebookFeature):
+    def cell_left(self, run, cells):
+        cells.check_idle()
+        with ThreadPoolExecutor(1) as others:
+            others.submit(cells.replace_dead).result()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Waits of the notebook for its ranks, and interrupts meanwhile."""
 
+import signal
 import threading
 from types import SimpleNamespace
 
@@ -7,7 +8,9 @@ import pytest
 
 from allranks.cluster import sockets
 from allranks.cluster.connection import Connection
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
+from allranks.cluster.state import ClusterState
 from allranks.records import limits
 from allranks.records.agent import Notice
 
@@ -114,3 +117,27 @@ def test_an_announcement_on_a_connection_that_was_replaced_names_no_host():
     wire._commands = SimpleNamespace(poll=lambda _: bool(came), recv_multipart=lambda: came.pop(0))
     RankSockets._confirm(wire, "h1", 1, b"a")
     assert confirmed == [4]
+
+
+def fail():
+    raise OSError("a feature cannot end")
+
+
+@pytest.mark.parametrize(
+    ("end", "raised"),
+    [(fail, OSError), (lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt)],
+)
+def test_ranks_that_are_released_have_no_notebook_although_a_part_of_it_does_not_end(end, raised):
+    done, roster = [], ClusterState(2)
+    ranks = SimpleNamespace(
+        roster=roster,
+        hooks=NotebookHooks(()),
+        _agents=[SimpleNamespace(let_go=lambda: done.append("released"))],
+        _wire=SimpleNamespace(close=lambda: done.append("closed")),
+        _of_features=SimpleNamespace(close=end),
+        _finalizer=SimpleNamespace(detach=lambda: done.append("not ended")),
+    )
+    with pytest.raises(raised):
+        Connection.release(ranks, "detached")
+    assert done == ["not ended", "closed", "released"]
+    assert (roster.phase, roster.lost_because) == ("stopped", "detached")

@@ -1,11 +1,12 @@
 """A notebook that attaches to the ranks of another one, and those that watch."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster.failures import ProcessExit
-from allranks.cluster.features import NotebookHooks
+from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.state import ClusterState, Epoch, HostLost
 from allranks.errors import UsageError
 from allranks.features.attach import connection, ownership
@@ -133,26 +134,51 @@ def test_ranks_that_mpi_does_not_free_from_a_replacement_can_be_attached_to(monk
     assert attaching.got.keys() == {0, 1, 2}
 
 
-def test_ranks_are_left_to_others_where_an_interrupt_ends_an_attach():
+@pytest.mark.parametrize("where", ["connect", "attach", "stay"])
+def test_ranks_are_left_to_others_where_an_interrupt_ends_an_attach(where):
+    def may_be_interrupted(now):
+        if now == where:
+            signal.raise_signal(signal.SIGINT)
+
     class Connected:
         closed, record = False, {}
 
         def attach(self):
+            may_be_interrupted("attach")
             return {}
 
         def stay(self, stays):
-            raise KeyboardInterrupt
+            may_be_interrupted("stay")
 
         def release(self, why):
             self.closed = True
 
+    def connect(kind):
+        may_be_interrupted("connect")
+        return ranks
+
     ranks, hooks = Connected(), NotebookHooks([NotebookAttach])
-    cells = SimpleNamespace(connect=lambda kind: ranks, connection=ranks, hooks=hooks, kept=None)
+    cells = SimpleNamespace(connect=connect, connection=ranks, hooks=hooks, kept=None)
     cells.check_idle = lambda: None
     taken = SimpleNamespace(stays=60.0, shared=False)
     with pytest.raises(KeyboardInterrupt):
         ownership.attach(cells, taken, print)
     assert ranks.closed
+
+
+def test_kept_variables_are_left_too_where_an_interrupt_comes_as_the_ranks_are_released():
+    done = []
+
+    def release(why):
+        signal.raise_signal(signal.SIGINT)
+        done.append("ranks")
+        raise OSError("a feature cannot end")
+
+    kept = SimpleNamespace(let_go=lambda: done.append("variables"))
+    cells = SimpleNamespace(connection=SimpleNamespace(release=release), kept=kept)
+    with pytest.raises(KeyboardInterrupt):
+        ownership._release(cells)
+    assert done == ["ranks", "variables"]
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -171,6 +197,16 @@ def test_a_notebook_that_attaches_knows_which_ranks_never_received_the_last_cell
     about |= {"ranks": ranks}
     left = DetachedCell.of({0: about, 1: about | {"cell": 2}, 2: about | {"cell": 2}})
     assert (left.ranks, left.missed) == ((0,), missed)
+
+
+def test_a_cell_that_was_shown_and_those_that_have_run_at_its_end_are_not_shown_again():
+    own, roster, asked = ownership.of(NotebookHooks([NotebookAttach])), ClusterState(2), []
+    own.started(ClusterContext(2, lambda *_: None, starts_ranks=True, roster=roster))
+    own.cell = SimpleNamespace(number=3, ask_soon=lambda *request: asked.append(request[1:]))
+    roster.cells = 4  # variables were kept after it
+    own.cell_finished()
+    ((seen, _, ranks),) = asked
+    assert (seen, tuple(ranks)) == ({"cell": 4}, (0, 1))
 
 
 class Visitor:

@@ -75,3 +75,24 @@ def test_a_setting_of_heal_is_also_that_of_ranks_that_start_later(hooks, monkeyp
     assert [of_new_ranks("on"), of_new_ranks("off")] == ["on", "off"]  # as their program has set
     hooks.command("heal", ["ask"])
     assert of_new_ranks("on") == "ask"
+
+
+def test_what_a_program_sets_after_a_setting_of_heal_lasts_when_its_ranks_start_again(
+    hooks, monkeypatch
+):
+    roster = ClusterState(2)
+    ranks = SimpleNamespace(
+        roster=roster, heal_when=lambda when: setattr(roster, "replacing", when)
+    )
+    again = ClusterContext(2, lambda *_: None, starts_ranks=True, roster=roster)
+    hooks.started(again)
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=ranks))
+    hooks.command("heal", ["ask"])
+    ranks.heal_when("off")
+    hooks.started(again)
+    assert roster.replacing == "off"
+    # Without ranks, it is a setting of the next ones.
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=None))
+    hooks.command("heal", ["on"])
+    hooks.started(again)
+    assert roster.replacing == "on"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cluster.features import NotebookHooks
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
 from allranks.features.attach import ownership, sessions
 from allranks.features.attach.notebook import NotebookAttach
@@ -47,3 +48,51 @@ def test_another_notebook_is_refused_the_ranks_of_a_program_whose_event_loop_has
         assert feed.lend is not None
         feed.lend(asked)
         assert "it cannot be asked" in asks.makefile().readline()
+
+
+def test_ranks_are_left_to_others_where_an_interrupt_comes_just_after_an_attach(monkeypatch):
+    class Taken:
+        def __init__(self, found):
+            self.memo = {}
+
+        @property
+        def stays(self):
+            raise KeyboardInterrupt
+
+        def let_go(self):
+            left.append("host agent")
+
+    left: list[str] = []
+    monkeypatch.setattr(sessions, "AttachedHostAgent", Taken)
+    monkeypatch.setattr(ownership, "attach", lambda cells, taken, tell: None)
+    monkeypatch.setattr(ownership, "detach", left.append)
+    session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
+    session._make = lambda asked: SimpleNamespace(cells="ranks", state="running")
+    with pytest.raises(KeyboardInterrupt):
+        session._attach_to(SimpleNamespace())
+    assert left == ["ranks", "host agent"]
+    assert session.running is None
+
+
+def test_ranks_that_were_started_again_stay_and_are_shared_as_those_before(monkeypatch):
+    session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
+    own, stayed = ownership.of(session.hooks), []
+    monkeypatch.setattr(ownership, "stay", lambda cells, seconds, memo: stayed.append(seconds))
+    cells = SimpleNamespace(is_up=lambda tell: True, news=[])
+    ranks = SimpleNamespace(state="running", cells=cells, roster=ClusterState(2))
+    own.feed = WatcherFeed()
+    session._have(ranks)
+    session.detach_on_exit("60s")
+    session.cluster()
+    assert stayed == [60.0]
+
+    async def use() -> None:
+        session.cluster()
+
+    own.feed = WatcherFeed()  # of their new connection
+    ranks.roster.reserve("running an ensemble", 1)
+    asyncio.run(use())
+    assert stayed == [60.0]
+    ranks.roster.release(0)
+    asyncio.run(use())
+    assert (stayed, own.feed.lend is not None) == ([60.0, 60.0], True)
