@@ -136,8 +136,6 @@ class Connection:
         self.intercept: Callable[[CellRecord, list[bytes]], bool] | None = None
         #: What ranks have written after the ends of their cells.
         self.late: list[Output] = []
-        #: The latest epochs that requests of clients have begun, and ended.
-        self.epoch, self.ended_epoch = 0, -1
         #: Lines of hosts for the user.
         self.notices: list[str] = []
         #: Whether these ranks have ended, or are left: the roster may be that of others since.
@@ -557,12 +555,8 @@ class Connection:
             record = event.record
             if isinstance(record, CellRecord):
                 self._take(record, event.payloads)
-            elif isinstance(record, Hello):
+            elif isinstance(record, Hello | EpochBegun | EpochEnded):
                 self._apply(record)
-            elif isinstance(record, EpochBegun):
-                self.epoch = max(self.epoch, record.epoch)
-            elif isinstance(record, EpochEnded):
-                self.ended_epoch = max(self.ended_epoch, record.epoch)
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:

@@ -39,8 +39,8 @@ def renew(ranks: Connection, tell: Callable[[str], None]) -> None:
     """
     await_abandoned(ranks)
     epoch, dead = ranks.roster.epoch, ranks.roster.dead
-    epoch.follow(ranks.epoch)
-    epoch.dirty = epoch.dirty or ranks.ended_epoch >= epoch.number
+    epoch.follow(ranks.roster.begun_epoch)
+    epoch.dirty = epoch.dirty or ranks.roster.ended_epoch >= epoch.number
     # A new communicator needs all ranks. The living ones can run cells without collectives.
     if epoch.dirty and not dead:
         epoch.number += 1

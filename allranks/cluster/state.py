@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from allranks.cluster.failures import ProcessExit
 from allranks.records.agent import Replaces
 from allranks.records.ranks import label
-from allranks.records.wire import Died, Hello, Reply
+from allranks.records.wire import Died, EpochBegun, EpochEnded, Hello, Reply
 
 #: The status with which a rank leaves a cell that dies in it, and that of a rank once another
 #: process has taken its place.
@@ -207,6 +207,8 @@ ClusterEvent = (
     | TookPlaces
     | StartsAgain
     | NotRecovered
+    | EpochBegun
+    | EpochEnded
 )
 
 
@@ -222,7 +224,8 @@ class ClusterState:
     been sent so far, by any notebook. ``thread`` waits for the cell, or for the feature that has
     ``reserved`` the ranks: a text with what it runs on them, and how the user ends it. At the end
     of a cell, the thread that ``concludes`` replaces ranks that have died; it is 0 otherwise.
-    ``epoch`` is that of the ranks, and ``needs`` has the rank whose end ends another one too.
+    ``epoch`` is that of the ranks; ``begun_epoch`` and ``ended_epoch`` are the latest that requests
+    of clients have begun, and ended. ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
     death has ended can continue from commit ``goes_on``, if it is not 0.
     """
@@ -246,7 +249,7 @@ class ClusterState:
         self.cell: CellState | None = None
         self.abandoned = False
         self.reserved, self.thread = "", 0
-        self.epoch = Epoch()
+        self.epoch, self.begun_epoch, self.ended_epoch = Epoch(), 0, -1
         self.needs: dict[int, int] = {}
         self.hellos: dict[int, Hello] = {}
         self.ends: list[ProcessExit] = []
@@ -409,6 +412,10 @@ class ClusterState:
                 self._start_again(hosts)
             case NotRecovered(ends):
                 self.ends = self.ends or list(ends)
+            case EpochBegun(epoch=number):
+                self.begun_epoch = max(self.begun_epoch, number)
+            case EpochEnded(epoch=number):
+                self.ended_epoch = max(self.ended_epoch, number)
             case _:
                 raise TypeError(f"expected an event of a cluster, found {event!r:.80}")
         return ()
@@ -448,3 +455,4 @@ class ClusterState:
         self.lost_hosts = {host: why for host, why in losses.items() if host in hosts}
         self.ends.clear()
         self.new.clear()
+        self.begun_epoch, self.ended_epoch = 0, -1

@@ -38,7 +38,7 @@ def replace(ranks: Connection, tell: Callable[[str], None]) -> tuple[str, bool]:
     """
     began = time.monotonic()
     await_abandoned(ranks)
-    ranks.roster.epoch.follow(ranks.epoch)
+    ranks.roster.epoch.follow(ranks.roster.begun_epoch)
     return _run(ranks, _new_recovery(ranks), tell, began)
 
 
@@ -117,7 +117,6 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
             ranks.inbox.put(press)
     except Exception as error:  # of the display: the ranks have been told to start again
         ranks.notices.append(str(error))
-    ranks.epoch, ranks.ended_epoch = 0, -1
     hosts: dict[str, list[int]] = agents.hosts()
     ranks.roster.apply(StartsAgain(hosts))
     return hosts

@@ -27,7 +27,7 @@ from allranks.cluster.state import (
     TookPlaces,
 )
 from allranks.records.agent import Replaces
-from allranks.records.wire import Died, Hello, Output, Reply, RunCell
+from allranks.records.wire import Died, EpochBegun, EpochEnded, Hello, Output, Reply, RunCell
 
 
 def reply(rank: int, status: str = "ok", cell: int = 7) -> Reply:
@@ -313,6 +313,15 @@ def test_ranks_that_are_started_again_begin_without_deaths_but_with_losses_of_th
     ranks.apply(StartsAgain(["h", "h2"]))
     assert ranks.lost_hosts == {"h2": "is cut off"}
     assert (ranks.missing, ranks.dead, ranks.ends) == ([0, 1, 2, 3], {}, [])
+
+
+def test_the_latest_epochs_of_requests_are_kept_until_the_ranks_are_started_again():
+    ranks = up()
+    for event in (EpochBegun(0, 3), EpochBegun(1, 2), EpochEnded(2, 3), EpochEnded(3, 1)):
+        assert ranks.apply(event) == ()
+    assert (ranks.begun_epoch, ranks.ended_epoch) == (3, 3)
+    ranks.apply(StartsAgain())
+    assert (ranks.begun_epoch, ranks.ended_epoch) == (0, -1)
 
 
 def test_what_cannot_be_replaced_ends_a_cluster_that_has_not_ended_before():

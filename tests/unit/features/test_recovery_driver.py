@@ -38,7 +38,7 @@ class Ranks:
     happen at the first, second … step of a name, in place of what ranks do by themselves.
     """
 
-    size, epoch, log_dir, can_relocate, inbox = 6, 0, "/logs", True, SimpleNamespace()
+    size, log_dir, can_relocate, inbox = 6, "/logs", True, SimpleNamespace()
     inbox.hearing_interrupts, hooks, listeners = nullcontext, NotebookHooks(()), ()
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
