@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
-from allranks.collectives.ops.reducing import op_of
+from allranks.collectives.ops.reducing import op_of, reduction_of
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow.compression import TensorCompression
@@ -239,10 +239,8 @@ def op_or_average(op: ReduceOp | None, average: bool | None) -> Any:
 
 def _op(op: Any) -> Any:
     # A reduction may be given by its number.
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        return op  # the call rejects it, with the name of the call in the message
+    found = reduction_of(op)
+    return op if found is None else found  # the call rejects it, with its name in the message
 
 
 def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:

@@ -356,3 +356,15 @@ def test_tensorflows_variables_stay_as_they_are():
     found = c.broadcast(variable)
     variable.assign_add([1.0, 1.0])
     equal(found.numpy(), np.array([1, 2], "float32"))
+
+
+def test_operations_of_torch_name_the_same_reductions():
+    torch = Torch().library
+    ops = torch.distributed.ReduceOp
+    mine, found = torch.tensor([1.0, c.rank()]), []
+    for theirs, ours in ((ops.SUM, c.Sum), (ops.AVG, c.Average), (ops.PRODUCT, c.Product)):
+        for op in (theirs, ops(theirs)):
+            found.append((c.allreduce(mine, op), c.allreduce(mine, ours)))
+    assert all(torch.equal(one, other) for one, other in found)
+    with pytest.raises(UsageError, match="expected op Sum, Average"):
+        c.allreduce(mine, ops.BAND)

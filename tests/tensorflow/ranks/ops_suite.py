@@ -133,6 +133,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "set": lambda: hvd.allreduce(tf.ones(2), process_set=hvd.ProcessSet([0])),
     "no set": lambda: hvd.allreduce(tf.ones(2), process_set=[0]),
     "op": lambda: hvd.allreduce(tf.ones(2), op="sum"),
+    "op for average": lambda: hvd.allreduce(tf.ones(2), op=True),
     "op of reducescatter": lambda: hvd.reducescatter(tf.ones(N), op=77),
 }
 
