@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from allranks import collectives
-from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
+from allranks.collectives import Adasum, Average, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.collectives.ops.reducing import op_of, reduction_of
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
@@ -48,7 +48,8 @@ def allreduce(
             ``/gpu:0`` for the GPU, if there is one; "" for the tensor's own device.
         device_sparse: the same for the rows of ``tf.IndexedSlices``.
         compression: `Compression.fp16` halves the bytes of float32.
-        op: Average (default), Sum, Adasum, Min, Max or Product; the same on every rank.
+        op: Average (default), Sum or Adasum; also Min, Max and Product, which have no gradient.
+            The same on every rank.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         name: for the timeline.
@@ -148,6 +149,12 @@ def _allreduce_dense(
         return collectives.grouped_allreduce(arrays, op, **options)
 
     def back(*gradients: Any) -> Any:
+        kind = op_of("allreduce", op)
+        if kind not in (Average, Sum, Adasum):
+            raise UsageError(
+                f"allreduce has a gradient for Average, Sum and Adasum only: found {kind.name}. "
+                "Stop the gradient: tf.stop_gradient(x)."
+            )
         return _allreduce_dense(gradients, op, prescale, postscale, process_set, name, device)
 
     specs = [spec_of(tensor) for tensor in tensors]

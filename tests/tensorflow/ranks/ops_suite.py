@@ -159,6 +159,16 @@ def test_other_wrong_arguments_are_named() -> None:
         hvd.size_op(99)
 
 
+@pytest.mark.parametrize("op", [hvd.Min, hvd.Max, hvd.Product])
+def test_a_reduction_without_a_gradient_says_so(op: Any) -> None:
+    x = tf.constant([1.0, float(R)])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(hvd.allreduce(x, op=op))
+    with pytest.raises(UsageError, match=f"for Average, Sum and Adasum only: found {op.name}"):
+        tape.gradient(y, x)
+
+
 def arguments_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[bool, ...]]:
     """Records for every call of a collective which of its arrays are tensors."""
     seen: list[tuple[bool, ...]] = []
