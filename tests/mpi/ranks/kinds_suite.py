@@ -201,6 +201,9 @@ def test_tables_of_pandas_need_the_same_labels():
         lambda: c.allreduce(pandas.Series(mine, ["b", "a"] if odd else ["a", "b"])),
         lambda: c.grouped_allreduce([pandas.Series(mine, ["b", "a"] if odd else ["a", "b"])]),
         lambda: c.allgather(pandas.DataFrame([mine], columns=["b", "a"] if odd else ["a", "b"])),
+        lambda: c.alltoall(
+            pandas.DataFrame([mine] * c.size(), columns=["b", "a"] if odd else ["a", "b"])
+        ),
         lambda: c.allreduce(pandas.Series(mine)[:: -1 if odd else 1]),
         lambda: c.allreduce(pandas.Series(mine * 2)[2 * odd : 2 * odd + 2]),
     ]
