@@ -216,6 +216,18 @@ def test_tables_of_pandas_need_the_same_labels():
     equal(c.allreduce(counted, c.Sum), np.array(mine) * c.size())
     rows = pandas.DataFrame([mine], index=[f"row {c.rank()}"], columns=["a", "b"])
     equal(c.allgather(rows), np.array([mine] * c.size()))
+    rows = pandas.DataFrame([mine] * c.size(), columns=["a", "b"])
+    equal(c.alltoall(rows), np.array([mine] * c.size()))
+
+
+def test_a_matrix_stays_one():
+    mine = np.array([[1.0, 2.0], [3.0, 4.0]]).view(np.matrix)
+    found = c.allreduce(mine, c.Sum)
+    assert type(found) is np.matrix
+    equal(np.asarray(found), np.asarray(mine) * c.size())
+    whole = c.allgather(mine)
+    assert type(whole) is np.matrix
+    assert whole.shape == (2 * c.size(), 2)
 
 
 def test_integers_that_jax_would_cut_are_refused():
