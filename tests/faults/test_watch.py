@@ -161,7 +161,7 @@ def test_a_cell_is_refused_while_the_watcher_runs_one(notebook, watcher, watchin
 def test_a_notebook_that_runs_a_cell_of_its_own_does_not_answer_and_keeps_them(
     notebook, watcher, watching, go
 ):
-    watcher.run("from allranks.records import limits\nlimits.ANSWERS_SECONDS = 0.3")
+    watcher.run("from allranks.records import limits\nlimits.ANSWERS_SECONDS = 2")
     own = notebook.start(WAITS.format(str(go))).wait_for("begun")
     refused = watcher.on_ranks("kept")
     go.touch()

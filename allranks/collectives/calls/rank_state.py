@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +38,10 @@ first rank the number of complete exchanges between all hosts."""
 SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, ASKING, IDLE = range(16, 24)
-PORTS, REQUEST = 24, 25
+PORTS, REQUEST, RENEWING = 24, 25, 26
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
-failed there, or was not run, as `RankState.request` has it."""
+failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
+for the next one."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""
@@ -463,6 +465,26 @@ class RankState:
         """Whether the first rank of this host, which received the states of that one, has died."""
         first = self.shares[self.rank]
         return first in self.died and self.shares[rank] != first
+
+    @contextmanager
+    def renewing(self, place: str) -> Iterator[None]:
+        """Within, this rank waits for the next epoch, in a call of ``renew()`` at a line."""
+        self.board.write(WAITING, f"renew() at {place}")
+        self.board.put(RENEWING, self.epoch + 1)
+        if self.wake_exchange is not None:
+            self.wake_exchange()
+        try:
+            yield
+        finally:
+            self.board.put(RENEWING, 0)
+
+    def renewal(self, rank: int) -> tuple[int, str] | None:
+        """Why a rank makes no further call in this epoch, as `departure`. It may still move data of
+        the calls that it has made.
+        """
+        if self.board.get(rank, RENEWING) != self.epoch + 1:
+            return None
+        return 2, f"has called {with_source(self.board.text(rank, WAITING))}"
 
     def has_left(self, rank: int, epoch: int) -> bool:
         """Whether a rank takes no further part in an epoch. If it is over, no rank does."""

@@ -135,7 +135,11 @@ class Watch:
                 call.deadlock = verdict
                 raise deadlocks.error(with_source(verdict))
             why = why or own.refusal(rank, call)
-            if why is not None and rank in (call.missing() or call.unfinished()):
+            if why is None:
+                why, awaited = own.renewal(rank), call.missing()
+            else:
+                awaited = call.missing() or call.unfinished()
+            if why is not None and rank in awaited:
                 found.append((why[0], rank, why[1]))
         return found
 

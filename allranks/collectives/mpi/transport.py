@@ -8,6 +8,7 @@ reduction operations.
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, starmap
@@ -116,6 +117,10 @@ _CREATE_TAG = 29
 _RANK_FAILED = getattr(MPI, "ERR_PROC_FAILED", MPI.ERR_OTHER)
 
 
+_test = MPI.Request.Test
+"""MPI's own: a class of allranks may take the name in mpi4py later."""
+
+
 def complete(
     kept: dict[int, list[Any]],
     awaited: Awaited,
@@ -139,6 +144,23 @@ def complete(
         raise
     del kept[id(held)]
     return request
+
+
+def release_dropped(dropped: deque[MPI.Request], most: int) -> None:
+    """Releases requests that a program has dropped, and that have ended meanwhile. Looks at the
+    first ``most`` of them.
+    """
+    for _ in range(most):
+        try:
+            request = dropped.popleft()
+        except IndexError:  # there are no more, or another thread looks at them
+            return
+        try:
+            ended = _test(request)
+        except MPI.Exception:
+            ended = request == MPI.REQUEST_NULL
+        if not ended:
+            dropped.append(request)
 
 
 def have_ended(requests: list[MPI.Request]) -> bool:
@@ -355,6 +377,10 @@ class Epochs:
             fresh.Set_name(NAME)
             rebind(self.user, fresh)
             self.renewed(epoch)
+
+    def release_dropped(self) -> None:
+        """Releases all requests that the program has dropped, and that have ended meanwhile."""
+        release_dropped(self.own.dropped_requests, len(self.own.dropped_requests))
 
     def renew_alone(self) -> None:
         """Drops the messages that this rank has sent to itself."""

@@ -6,7 +6,8 @@ values where a buffer to send and one to receive overlap.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from operator import index
 from typing import Any, NamedTuple
 
@@ -20,14 +21,18 @@ _PARTS = {
     "Scatterv": (0,),
     "Allgatherv": (1,),
     "Alltoallv": (0, 1),
+    "Alltoallw": (0, 1),
     "Neighbor_allgatherv": (1,),
     "Neighbor_alltoallv": (0, 1),
+    "Neighbor_alltoallw": (0, 1),
 }
 """The arguments with a part for each rank, whose lengths and places the program gives."""
 _WHOLE = {"Gather": 1, "Allgather": 1, "Scatter": 0}
 """The argument of which a rank's own part may be the other argument."""
 _OF_ONE_LENGTH = ("Allreduce", "Reduce", "Scan", "Exscan")
-_ONE_BUFFER = ("Barrier", "Bcast", "Alltoallw", "Neighbor_alltoallw")
+_OF_TYPES = ("Alltoallw", "Neighbor_alltoallw")
+"""Each part has its own type, and its displacement is in bytes."""
+_ONE_BUFFER = ("Barrier", "Bcast")
 APART = "buffers that do not overlap: found one to send and one to receive with common bytes"
 
 
@@ -45,32 +50,112 @@ def mistake(call: str, arguments: tuple[Any, ...], me: int, size: int) -> str:
     """
     if call in _ONE_BUFFER:
         return ""
+    hint = "" if call.startswith("Neighbor") else ", or MPI.IN_PLACE"
     if call not in _PARTS:
         if not overlap(*arguments[:2]) or _is_harmless(call, arguments, me):
             return ""
-        hint = "" if call.startswith("Neighbor") else ", or MPI.IN_PLACE"
         return f"{APART}. Pass a copy, x.copy(){hint}"
     ranks = 0 if call.startswith("Neighbor") else size
-    parts = [_parts(arguments[place], ranks) for place in _PARTS[call]]
-    for one in filter(None, parts):
-        for at, (begin, length) in enumerate(zip(one.begins, one.lengths, strict=True)):
-            if length and (begin < 0 or begin + length > one.nbytes):
-                return (
-                    f"a buffer for all of its parts: found one of {one.nbytes:,} bytes, and part "
-                    f"{at} begins at byte {begin:,} and ends at {begin + length:,}. Compare the "
-                    "counts and displacements with the length of the buffer"
-                )
+    read = _parts_of_types if call in _OF_TYPES else _parts
+    parts = [read(arguments[place], ranks) for place in _PARTS[call]]
     received = parts[-1]
-    if received is None or not ranks or call == "Scatterv" or is_in_place(arguments[0]):
+    for one in filter(None, parts):
+        if wrong := _misplaced(one, written=one is received and call != "Scatterv"):
+            return f"{wrong}. Compare the counts and displacements with the length of the buffer"
+    if received is None or is_in_place(arguments[0]):
         return ""
-    sent = parts[0].lengths[me] if len(parts) > 1 and parts[0] else _nbytes(call, arguments)
-    if sent is None or sent == received.lengths[me]:
+    if ranks and call != "Scatterv":
+        sent = parts[0].lengths[me] if len(parts) > 1 and parts[0] else _nbytes(call, arguments)
+        if sent is not None and sent != received.lengths[me]:
+            return (
+                f"the same length of a part at its sender and its receiver: rank {me} sends "
+                f"{sent:,} bytes of its own, and has {received.lengths[me]:,} for them. Pass the "
+                "counts of all ranks: [x, comm.allgather(count)]"
+            )
+    if _share_memory(*arguments[:2]) and _are_mixed(call, arguments, parts, me if ranks else -1):
+        return f"{APART}. Pass a copy, x.copy(){hint}"
+    return ""
+
+
+def _misplaced(parts: Parts, *, written: bool) -> str:
+    """Returns why parts leave their buffer, or are ``written`` over each other, as `mistake`."""
+    behind, in_order = 0, True
+    for at, (begin, length) in enumerate(zip(parts.begins, parts.lengths, strict=True)):
+        if length:
+            if begin < behind:
+                in_order = False
+            behind = begin + length
+            if begin < 0 or behind > parts.nbytes:
+                return (
+                    f"a buffer for all of its parts: found one of {parts.nbytes:,} bytes, and "
+                    f"part {at} begins at byte {begin:,} and ends at {behind:,}"
+                )
+    if in_order or not written:
         return ""
-    return (
-        f"the same length of a part at its sender and its receiver: rank {me} sends {sent:,} bytes "
-        f"of its own, and has {received.lengths[me]:,} for them. Pass the counts of all ranks: "
-        "[x, comm.allgather(count)]"
+    spans = sorted(
+        (begin, begin + length, at)
+        for at, (begin, length) in enumerate(zip(parts.begins, parts.lengths, strict=True))
+        if length
     )
+    for (_, end, first), (begin, _, second) in pairwise(spans):
+        if begin < end:
+            first, second = sorted((first, second))
+            return (
+                f"received parts that do not overlap: found parts {first} and {second} with "
+                f"common bytes, from byte {begin:,} of the buffer on"
+            )
+    return ""
+
+
+def _share_memory(sendbuf: Any, recvbuf: Any) -> bool:
+    """Whether two buffers may have common bytes; quickly answered for arrays of numpy."""
+    one, other = _data(sendbuf), _data(recvbuf)
+    if type(one) is np.ndarray and type(other) is np.ndarray:
+        return np.may_share_memory(one, other)
+    return not (is_in_place(one) or is_in_place(other))
+
+
+def _data(buffer: Any) -> Any:
+    return buffer[0] if type(buffer) is list or type(buffer) is tuple else buffer
+
+
+def _are_mixed(
+    call: str, arguments: tuple[Any, ...], parts: Sequence[Parts | None], me: int
+) -> bool:
+    """Whether a part that is sent and one that is received have common bytes. The part of rank
+    ``me`` may be the same one in both, as MPI need not move it; -1 if no part is its own.
+    """
+    both: list[list[tuple[int, int]]] = []
+    for place, whole in enumerate(arguments[:2]):
+        at = _PARTS[call].index(place) if place in _PARTS[call] else None
+        spans = [_span(whole)] if at is None else _spans(whole, parts[at])
+        known = [span for span in spans if span is not None]
+        if len(known) < len(spans) or not known:
+            return False
+        both.append(known)
+    sent, received = both
+    if me >= 0 and sent[me % len(sent)] == received[me % len(received)]:
+        del sent[me % len(sent)]
+    ends = [0, 0]
+    for begin, end, side in sorted(
+        (begin, end, side) for side, spans in enumerate((sent, received)) for begin, end in spans
+    ):
+        if begin < end:
+            if begin < ends[1 - side]:
+                return True
+            ends[side] = max(ends[side], end)
+    return False
+
+
+def _spans(buffer: Any, parts: Parts | None) -> list[tuple[int, int] | None]:
+    """Returns the addresses of each part's first byte and of the one behind its last."""
+    if parts is None:
+        return [None]
+    start = MPI.Get_address(_data(buffer))
+    return [
+        (start + begin, start + begin + length)
+        for begin, length in zip(parts.begins, parts.lengths, strict=True)
+    ]
 
 
 def overlap(sendbuf: Any, recvbuf: Any) -> bool:
@@ -122,6 +207,8 @@ def _parts(buffer: Any, ranks: int) -> Parts | None:
     """
     try:
         data, counts, places, kind = _read(buffer)
+        if data is MPI.BOTTOM:  # the displacements are relative to address 0
+            return None
         view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
         if kind is not None and not (kind.is_predefined and kind.size == kind.extent):
             return None
@@ -144,6 +231,31 @@ def _parts(buffer: Any, ranks: int) -> Parts | None:
         complete = len(begins) == len(lengths) == (ranks or len(lengths))
         return Parts(begins, lengths, view.nbytes) if complete else None
     except Exception:  # mpi4py refuses it, or it is none of the usual forms
+        return None
+
+
+def _parts_of_types(buffer: Any, ranks: int) -> Parts | None:
+    """As `_parts`, for a buffer with a type for each part."""
+    try:
+        data, *rest, kinds = buffer
+        if data is MPI.BOTTOM:  # the displacements are addresses
+            return None
+        counts, places = rest if len(rest) == 2 else rest[0] if rest else ([1], [0])
+        count = ranks or len(kinds)
+        if not rest:
+            counts, places = counts * count, places * count
+        extents = {
+            key: kind.extent
+            for key, kind in {id(kind): kind for kind in kinds}.items()
+            if kind.is_predefined and kind.size == kind.extent
+        }
+        view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
+        # A KeyError for a type with gaps.
+        lengths = [index(n) * extents[id(kind)] for n, kind in zip(counts, kinds, strict=True)]
+        begins = [index(place) for place in places]
+        complete = len(begins) == len(lengths) == count
+        return Parts(begins, lengths, view.nbytes) if complete else None
+    except Exception:  # as above
         return None
 
 

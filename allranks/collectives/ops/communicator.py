@@ -396,19 +396,36 @@ def _check(null: Any, call: Callable[..., Any], *arguments: Any, **options: Any)
 
 
 def check_pools(core: Any) -> None:
-    """Has `MPIPoolExecutor` raise what `Comm.Spawn` raises. It calls Spawn in a thread, and then
-    its futures would never end. ``core`` is mpi4py.futures._core.
+    """Has the futures of `MPIPoolExecutor` end if its processes cannot be had. It calls Spawn, or
+    Connect for a ``service``, in a thread, whose exception nothing would raise: its futures would
+    never end. ``core`` is mpi4py.futures._core.
     """
-    plain = core.SpawnPool
-    if hasattr(plain, "__wrapped__"):
+    if hasattr(core.SpawnPool, "__wrapped__"):
         return
+    for name, op in (("SpawnPool", "Spawn"), ("ServicePool", "Connect")):
+        setattr(core, name, _checked_pool(getattr(core, name), op))
+    for name in ("_manager_spawn", "_manager_service"):
+        setattr(core, name, _breaking_pool(getattr(core, name)))
 
+
+def _checked_pool(plain: Callable[[Any], Any], op: str) -> Callable[[Any], Any]:
     @wraps(plain)
     def checked(executor: Any) -> Any:
-        _check_reach("Spawn", ", or use the ranks as they are: MPICommExecutor(comm, 0)")
+        _check_reach(op, ", or use the ranks as they are: MPICommExecutor(comm, 0)")
         return plain(executor)
 
-    core.SpawnPool = checked
+    return checked
+
+
+def _breaking_pool(plain: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    @wraps(plain)
+    def manage(pool: Any, options: Any) -> None:
+        try:
+            plain(pool, options)
+        except Exception as error:
+            pool.broken("".join(format_exception_only(error)).strip())
+
+    return manage
 
 
 def _check_reach(op: str, instead: str = "") -> None:

@@ -7,8 +7,8 @@ mpi4py would end the process, and MPI the other ranks.
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from ctypes import memmove
 from functools import partial, wraps
 from inspect import Signature, signature
 from itertools import starmap
@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.specs import Spec
-from allranks.collectives.mpi.transport import complete, reports_death
+from allranks.collectives.mpi.transport import complete, release_dropped, reports_death
 from allranks.collectives.ops.bounds import APART, mistake, overlap
 from allranks.collectives.ops.buffers import (
     IN_PLACE_ON_ALL,
@@ -105,6 +105,8 @@ REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
 """Exceptions of mpi4py for arguments that it cannot pass to MPI."""
 
 
+_LOOKS = 2
+"""So many dropped requests are looked at in each call: their number shrinks."""
 _AT_ONCE_NBYTES = 1024
 """A message of this length has come as a whole when a probe finds it: MPI does not wait for it."""
 
@@ -199,6 +201,8 @@ class PointToPoint(Raw):
     def _used(self) -> Group:
         """The group, for a call after which messages may be on their way."""
         self._world.traffic.add(self._number)
+        if dropped := self._world.dropped_requests:
+            release_dropped(dropped, _LOOKS)
         return self._group()
 
     # An option of mpi4py's may have any name, as op.
@@ -519,7 +523,10 @@ class Message(MPI.Message):
         """MPI_Imrecv; raises as `Recv`."""
         _refuse_stale((self,))
         self._compare("Irecv", buf)
-        return super().Irecv(buf)
+        request = Request(super().Irecv(buf))
+        request.comm, request.op, request.epoch = self.comm, "Irecv", self.epoch
+        request.peer, request.buffers = self.about.Get_source(), (buf,)
+        return request
 
     def _compare(self, op: str, buf: Any) -> None:
         found, room = self.about.Get_count(MPI.BYTE), self.comm.room(buf)
@@ -600,7 +607,9 @@ def _end_of(buf: Any) -> int:
     if (layout := layout_of(buf)) is None:
         return 0
     _, start, count, kind = layout
-    return start + max(0, count - 1) * kind.extent + kind.true_lb + kind.true_extent
+    if not count:
+        return 0
+    return start + (count - 1) * kind.extent + kind.true_lb + kind.true_extent
 
 
 def _pickled(value: object, dest: int) -> bytes:
@@ -608,23 +617,24 @@ def _pickled(value: object, dest: int) -> bytes:
 
 
 _NO_REQUEST = MPI.REQUEST_NULL
-_LOOKS = 2
-"""So many dropped requests are looked at for each new one: their number shrinks."""
 
 
-def _release_ended(dropped: deque[Any]) -> None:
-    """Releases requests that a program has dropped, and that have ended meanwhile."""
-    for _ in range(_LOOKS):
-        try:
-            request = dropped.popleft()
-        except IndexError:  # there are no more, or another thread looks at them
-            return
-        try:
-            ended = Request.plain.Test(request)
-        except MPI.Exception:
-            ended = request == _NO_REQUEST
-        if not ended:
-            dropped.append(request)
+class Copied:
+    """An operation of MPI that several requests stand for: ``MPI.Request(request)`` makes a copy.
+
+    It outlives all of them. Only one of them can end the operation: MPI then forgets it, and may
+    give its handle, which the others still have, to another operation.
+    """
+
+    ended = False
+    """Whether one of the requests has ended the operation before it was dropped."""
+
+    def __init__(self, comm: PointToPoint, request: MPI.Request) -> None:
+        self._comm, self._request = comm, request
+
+    def __del__(self) -> None:
+        if not self.ended:
+            self._comm._world.dropped_requests.append(self._request)
 
 
 class Waiting:
@@ -633,7 +643,9 @@ class Waiting:
     A program may drop it before it has ended: mpi4py would then free memory that MPI uses.
     """
 
+    plain: type[MPI.Request]
     comm: PointToPoint | None = None
+    copied: Copied | None = None
     epoch = 0
     """In which it was made."""
     op = "request"
@@ -645,11 +657,24 @@ class Waiting:
     seen: MPI.Status | MPI.Exception | None = None
     """The end of a persistent request, as a look at it has found it."""
 
+    def __new__(cls, request: Any = None) -> Self:
+        made = super().__new__(cls, request)  # type: ignore[call-arg]
+        if isinstance(request, Waiting) and request.comm is not None:
+            if request.copied is None:
+                request.copied = Copied(request.comm, request.plain(cast("Request", request)))
+            vars(made).update(vars(request))
+        return made
+
     def __del__(self) -> None:
         # MPI may still use the buffers. A garbage collection may run in any thread, and in the
-        # middle of a call: so `_release_ended` asks MPI, later.
-        if self.comm is not None and self != _NO_REQUEST:
-            self.comm._world.dropped_requests.append(self)
+        # middle of a call: so `release_dropped` asks MPI, later.
+        if self.comm is None:
+            return
+        if self.copied is None:
+            if self != _NO_REQUEST:
+                self.comm._world.dropped_requests.append(self)
+        elif self == _NO_REQUEST:
+            self.copied.ended = True
 
 
 def _ended(name: str, plain: Callable[..., Any], requests: Any, *rest: Any, **named: Any) -> Any:
@@ -771,6 +796,21 @@ class Request(Waiting, MPI.Request, metaclass=StandIn):
 
     plain = MPI.Request
 
+    def Free(self) -> None:
+        """MPI_Request_free. MPI ends a message that is under way, and its buffer is kept so long;
+        a collective cannot be freed.
+        """
+        if self.comm is None or self.every or self == _NO_REQUEST or self.Get_status():
+            super().Free()
+            return
+        self.comm._world.dropped_requests.append(self.plain(self))
+        memmove(MPI._addressof(self), MPI._addressof(_NO_REQUEST), MPI._sizeof(self))
+
+    def free(self) -> None:
+        """Frees a request that is not the null request."""
+        if self != _NO_REQUEST:
+            self.Free()
+
 
 class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
     """MPI.Prequest with the same methods."""
@@ -869,9 +909,7 @@ the buffer, and its position."""
 
 
 _WITH_BUFFERS = {
-    f"I{name.lower()}": name
-    for name in _COLLECTIVES
-    if name not in ("Barrier", "Bcast", "Alltoallw")
+    f"I{name.lower()}": name for name in _COLLECTIVES if name not in ("Barrier", "Bcast")
 }
 
 
@@ -904,8 +942,6 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
         room = None
-        if dropped := self._world.dropped_requests:
-            _release_ended(dropped)
         if peer is None:
             made = self._made_by_all(name, make, *arguments, **options)
         else:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.calls.sites import of_traceback
+from allranks.collectives.calls.sites import find, of_traceback
 from allranks.collectives.host import memory
 from allranks.collectives.ops import operations
 from allranks.collectives.world import process_sets as sets
@@ -247,7 +247,8 @@ def renew(epoch: int | None = None) -> None:
         epoch: the new epoch's number, higher than before and the same on every rank; one more
             than the current one if it is None.
 
-    Collective over all ranks. If it is interrupted, call it again with the same number.
+    Collective over all ranks: a rank that waits for this one in another call raises `RankLeft`. If
+    it is interrupted, call it again with the same number.
     """
     this = world.current()
     number = this.epoch + 1 if epoch is None else epoch
@@ -257,7 +258,8 @@ def renew(epoch: int | None = None) -> None:
         )
     if this.mpi is None:
         raise UsageError("renew() needs MPI, and the loopback has none. Run the ranks again.")
-    this.mpi.renew(number)
+    with this.renewing(find(sys._getframe(1)).place):
+        this.mpi.renew(number)
 
 
 def epoch() -> int:

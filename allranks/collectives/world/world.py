@@ -694,6 +694,8 @@ class World(RankState):
                 self.settle()
         if self.pending:
             self.spoil(f"has left {self.scope.name} without synchronize() on a handle")
+        if self.dropped_requests and self.mpi is not None:
+            self.mpi.release_dropped()
         super().leave(reason, failed, where, gone=gone)
 
     def renewed(self, epoch: int) -> None:

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,13 @@ def visit(
         raise
     except (OSError, ValueError, TypeError):
         return None
+
+
+def visit_to_watch(folder: str) -> SessionInfo | None:
+    """`visit` for ``watch``: the notebook that holds the ranks answers, too. It may stand still for
+    long, unlike a host agent.
+    """
+    return visit(folder, "watch", limits.ANSWERS_SECONDS)
 
 
 def listing() -> str:
@@ -326,20 +333,21 @@ class AttachedHostAgent(HostAgentProcess):
             self._socket = _visit(session.folder, "attach")
         except OSError as error:
             raise UsageError(gone) from error
-        self._input, self._lines = (self._socket.makefile(mode) for mode in ("wb", "rb"))
-        try:
-            self._take(session, gone)
-        except BaseException:
-            self.let_go()  # else this process would have the ranks, and could not leave them
-            self._input.close()
-            self._lines.close()
-            raise
+        with ExitStack() as undone:
+            # Else this process would have the ranks, and could not leave them.
+            undone.callback(self.let_go)
+            self._input = undone.enter_context(self._socket.makefile("wb"))
+            self._lines = undone.enter_context(self._socket.makefile("rb"))
+            self._take(session, gone, undone)
+            undone.pop_all()
 
-    def _take(self, session: SessionInfo, gone: str) -> None:
+    def _take(self, session: SessionInfo, gone: str, undone: ExitStack) -> None:
         """Reads the answer of the process that has had the ranks."""
         try:
             # A caretaker's sockets come with the first byte.
             first, descriptors, *_ = socket.recv_fds(self._socket, 1, 2)
+            for one in descriptors:
+                undone.callback(os.close, one)
             told = read_object(first + self._lines.readline())
         except OSError as error:
             raise UsageError(gone) from error
@@ -382,7 +390,7 @@ class AttachedHostAgent(HostAgentProcess):
 def watch(folder: str, seen: int) -> socket.socket:
     """Returns a connection to the notebook that holds ranks, which sends their messages.
 
-    It listens once a `visit` for ``watch`` was answered. ``seen`` is the last cell that the watcher
+    It listens once `visit_to_watch` has returned. ``seen`` is the last cell that the watcher
     has seen; 0 for none. Raises OSError if the holder has released the ranks, or ended.
     """
     return _ask_holder(folder, {"want": "watch", "seen": seen})
@@ -407,7 +415,7 @@ def borrow(folder: str) -> SessionInfo:
     """Makes the notebook that holds the ranks release them; returns the cluster, which is free
     then.
     """
-    found = visit(folder, "watch")
+    found = visit_to_watch(folder)
     if found is not None and found.holder not in (0, os.getpid()):
         _ask(found)
         try:

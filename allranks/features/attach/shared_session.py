@@ -317,7 +317,7 @@ class SharedSession(Session):
     def _watch(self, found: sessions.SessionInfo) -> None:
         # Shows another notebook's cells from now on, and prints a line about it.
         sessions.check_version(found)
-        sessions.visit(found.folder, "watch")
+        sessions.visit_to_watch(found.folder)
         if self.joined is None:
             self.joined = Joined(found.name, found.folder, found.size, guest=True)
         try:
@@ -354,7 +354,7 @@ class SharedSession(Session):
             if self.running is not None:
                 continue
             try:
-                found = await asyncio.to_thread(sessions.visit, folder, "watch")
+                found = await asyncio.to_thread(sessions.visit_to_watch, folder)
             except UsageError:  # no answer yet
                 continue
             if found is None:

@@ -7,6 +7,7 @@ import pickle
 import re
 import threading
 import weakref
+from concurrent.futures import BrokenExecutor
 from inspect import signature
 
 import numpy as np
@@ -14,16 +15,19 @@ import psutil
 import pytest
 from conftest import ODD, in_a_cell, next_cell_works, odd
 from mpi4py import MPI
+from mpi4py.futures import MPIPoolExecutor
+from mpi4py.futures import _core as core
 
 import allranks.collectives as c
 from allranks.collectives import world
 from allranks.collectives.ops.bounds import mistake
-from allranks.collectives.ops.communicator import File, Win
+from allranks.collectives.ops.communicator import File, Win, check_pools
 from allranks.collectives.ops.point_to_point import Op, Request
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle, UsageError
 
 RANKS = range(c.size())
 X = np.ones(1)
+Z = np.zeros(12)
 two = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 
 MADE = {
@@ -579,9 +583,23 @@ OVERLAPPING = {
     "Scan": lambda comm, x: comm.Scan([x, 3, MPI.DOUBLE], [x[2:], 3, MPI.DOUBLE]),
     "Allgather": lambda comm, x: comm.Allgather(x[-1:], x),
     "Alltoall": lambda comm, x: comm.Alltoall(x[:-1], x[1:]),
+    "Allgatherv": lambda comm, x: comm.Allgatherv(x[5 * comm.rank + 1 :][:5], [x[:-1], 5]),
+    "Alltoallv": lambda comm, x: comm.Alltoallv([x[:-1], 5], [x[1:], 5]),
+    "Alltoallw": lambda comm, x: comm.Alltoallw(
+        _of_doubles(comm, x[:-1]), _of_doubles(comm, x[1:])
+    ),
+    "Ialltoallw": lambda comm, x: comm.Ialltoallw(
+        _of_doubles(comm, x[:-1]), _of_doubles(comm, x[1:])
+    ),
+    "Alltoallv_init": lambda comm, x: comm.Alltoallv_init([x[:-1], 5], [x[1:], 5]),
     "Sendrecv": lambda comm, x: comm.Sendrecv(x[:-1], comm.rank, 0, x[1:], comm.rank, 0),
     "Isendrecv": lambda comm, x: comm.Isendrecv(x[1:], comm.rank, recvbuf=x[:-1], source=comm.rank),
 }
+
+
+def _of_doubles(comm, x):
+    n = comm.Get_size()
+    return [x, ([5] * n, [40 * rank for rank in range(n)]), [MPI.DOUBLE] * n]
 
 
 @pytest.mark.parametrize("op", OVERLAPPING)
@@ -593,7 +611,51 @@ def test_buffers_that_overlap_are_refused(comm, op):
     with pytest.raises((UsageError, CollectiveMismatch), match="buffers that do not overlap"):
         OVERLAPPING[op](comm, mine)
     assert (mine == range(len(mine))).all()
-    comm.Barrier()
+    if op == "Ialltoallw":
+        c.renew()
+    else:
+        comm.Barrier()
+
+
+COUNTED = {
+    "Gatherv": ((Z[4:6], [Z[:6], [2, 2, 2]]), "buffers that do not overlap"),
+    "Scatterv": (([Z[:6], [2, 2, 2]], Z[1:3]), "buffers that do not overlap"),
+    "Alltoallv": (([Z[:6], 2], [Z[5:], [3, 2, 1]]), "buffers that do not overlap"),
+    "Neighbor_allgatherv": ((Z[1:3], [Z[:6], [2, 2, 2]]), "buffers that do not overlap"),
+    "Allgatherv": (
+        (X, [Z, ([2, 1, 4], [0, 4, 1])]),
+        "received parts that do not overlap: found parts 0 and 2 .*, from byte 8 of",
+    ),
+    "Alltoallw": (
+        (MPI.IN_PLACE, [Z, ([4, 2, 2], [16, 0, 40]), [MPI.DOUBLE] * 3]),
+        "received parts that do not overlap: found parts 0 and 2 .*, from byte 40 of",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", COUNTED)
+def test_parts_that_overlap_are_a_mistake(call):
+    arguments, said = COUNTED[call]
+    assert re.match(said, mistake(call, arguments, 1, 3))
+
+
+def test_parts_side_by_side_in_one_buffer_are_no_mistake():
+    assert mistake("Gatherv", (Z[2:4], [Z[:6], [2, 2, 2]]), 1, 3) == ""  # the own part
+    assert mistake("Scatterv", ([Z, ([2] * 3, [0, 0, 0])], Z[6:8]), 1, 3) == ""
+    assert mistake("Allgatherv", (Z[2:4], [Z, ([2, 2, 2], [8, 4, 0])]), 1, 3) == ""
+    sent, received = [Z, ([2] * 3, [0, 4, 8])], [Z, ([2] * 3, [2, 6, 10])]
+    assert mistake("Alltoallv", (sent, received), 1, 3) == ""
+    rows = MPI.DOUBLE.Create_subarray([4, 3], [4, 1], [0, 0]).Commit()
+    others = MPI.DOUBLE.Create_subarray([4, 3], [4, 1], [0, 2]).Commit()
+    assert mistake("Alltoallw", ([Z, [rows] * 3], [Z, [others] * 3]), 1, 3) == ""
+    rows.Free()
+    others.Free()
+    sent, received = ([MPI.Get_address(x) + 16 * rank for rank in range(3)] for x in (Z, Z[6:]))
+    doubles = [MPI.DOUBLE] * 3
+    apart = [MPI.BOTTOM, ([2] * 3, sent), doubles], [MPI.BOTTOM, ([2] * 3, received), doubles]
+    assert mistake("Alltoallw", apart, 1, 3) == ""
+    whole = [MPI.BOTTOM, ([2] * 3, [place // 8 for place in received]), MPI.DOUBLE]
+    assert mistake("Allgatherv", (Z[:2], whole), 1, 3) == ""
 
 
 def test_an_own_part_and_buffers_side_by_side_do_not_overlap():
@@ -686,14 +748,108 @@ def test_a_request_without_a_variable_keeps_its_buffer_until_it_has_ended(comm, 
         request.Start()
     del request, into
     gc.collect()
-    comm.Isend(X, me, 5).Wait()
-    comm.sendrecv(None, me, 6, None, me, 6)  # MPICH receives only while a call waits
-    assert list(seen()) == [1, 0]
-    # What has ended is released when others are posted, after what was dropped before.
+    assert _arrives(comm, seen)
+    # What has ended is released in other calls, after what was dropped before.
     for _ in range(2 + len(world.current().dropped_requests)):
-        comm.Isend(X, MPI.PROC_NULL).Wait()
+        comm.sendrecv(None, me, 6, None, me, 6)
     gc.collect()
     assert seen() is None
+
+
+def _arrives(comm, seen):
+    """Whether a message of this rank to itself arrives in a buffer that MPI alone still uses."""
+    into, me = seen(), comm.Get_rank()
+    if into is None:
+        return False
+    comm.Isend(X, me, 5).Wait()
+    comm.sendrecv(None, me, 6, None, me, 6)  # MPICH receives only while a call waits
+    return list(into) == [1, 0]
+
+
+LAST = {
+    "a copy": lambda request: Request(request),
+    "a copy of a copy": lambda request: Request(Request(request)),
+    "its original": lambda request: (request, Request(request))[0],
+}
+
+
+@pytest.mark.parametrize("last", LAST)
+def test_copies_of_a_request_keep_its_buffer_until_it_has_ended(comm, last):
+    me, into = comm.Get_rank(), np.zeros(2)
+    seen = weakref.ref(into)
+    copy = LAST[last](comm.Irecv(into, me, 5))
+    del into, copy
+    gc.collect()
+    assert _arrives(comm, seen)
+
+
+@pytest.mark.parametrize("dropped", ["before the wait", "after the wait"])
+def test_a_request_is_not_looked_at_after_a_copy_of_it_has_ended(comm, dropped):
+    me, into = comm.Get_rank(), np.zeros(2)
+    request = comm.Irecv(into, me, 5)
+    copy = Request(request)
+    if dropped == "before the wait":
+        del request
+    comm.Send(X, me, 5)
+    before = len(world.current().dropped_requests)
+    copy.Wait()
+    del copy
+    request = None
+    assert len(world.current().dropped_requests) <= before
+    assert list(into) == [1, 0]
+
+
+def test_the_request_of_a_probed_message_is_guarded(comm):
+    me, into = comm.Get_rank(), np.zeros(2)
+    comm.Isend(X, me, 5)
+    request = comm.Mprobe(me, 5).Irecv(into)
+    assert (request.comm, request.peer) == (comm, me)
+    request.Wait()
+    assert list(into) == [1, 0]
+
+
+@two
+def test_the_wait_for_a_copy_of_a_request_ends_when_its_peer_has_left():
+    def cell():
+        if c.rank() == 0:
+            Request(c.comm.Irecv(np.zeros(2), 1, 5)).Wait()
+
+    raised = in_a_cell(cell)
+    assert isinstance(raised, RankLeft) == (c.rank() == 0)
+    next_cell_works()
+
+
+def test_a_request_that_is_freed_keeps_its_buffer_until_it_has_ended(comm):
+    me, into = comm.Get_rank(), np.zeros(2)
+    seen = weakref.ref(into)
+    request = comm.Irecv(into, me, 5)
+    request.Free()
+    assert request == MPI.REQUEST_NULL
+    del request, into
+    gc.collect()
+    assert _arrives(comm, seen)
+
+
+def test_the_end_of_a_cell_releases_dropped_requests_that_have_ended():
+    seen = []
+
+    def cell():
+        into, me = np.zeros(2), c.rank()
+        seen.append(weakref.ref(into))
+        for tag in range(5):
+            c.comm.Irecv(into, me, tag)
+        for tag in range(5):
+            c.comm.Send(X, me, tag)
+
+    in_a_cell(cell)
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_an_empty_buffer_is_replaced_by_an_empty_message(comm):
+    me = comm.Get_rank()
+    comm.Sendrecv_replace([np.empty(0), "d"], me, 0, me, 0)
+    comm.Isendrecv_replace([np.empty(0), "d"], me, 0, me, 0).Wait()
 
 
 def test_buffers_may_overlap_where_a_peer_is_no_rank(comm):
@@ -1400,3 +1556,12 @@ def test_the_global_process_set_has_the_communicator_of_init():
     assert c.global_process_set.ranks == list(RANKS)
     c.global_process_set.mpi_comm = None
     plain.Free()
+
+
+def test_a_pool_of_a_service_that_cannot_be_reached_ends_its_futures(monkeypatch):
+    check_pools(core)
+    with pytest.raises(BrokenExecutor, match=r"mpi4py\.MPI\.Exception"):
+        MPIPoolExecutor(service="a name without a service").submit(abs, -1).result()
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")
+    with pytest.raises(UsageError, match=r"comm\.Connect needs tcp"):
+        MPIPoolExecutor(service=("localhost", 1)).submit(abs, -1)

@@ -131,6 +131,29 @@ def test_a_rank_that_leaves_is_named_with_its_reason(what, raises):
         next_cell_works()
 
 
+@pytest.mark.parametrize("what", ["allreduce", "receive", "Receive"])
+def test_a_rank_that_renews_while_others_wait_for_it_is_named(what):
+    def renews():
+        if not odd():
+            with pytest.raises(RankLeft, match=r"rank 1 has called renew\(\) at .*misuse_suite"):
+                WAITING[what]()
+        c.renew()
+
+    assert in_a_cell(renews) is None
+    next_cell_works()
+
+
+def test_ranks_that_renew_several_times_do_not_wait_for_those_that_are_slower():
+    def renews():
+        for _ in range(20):
+            c.renew()
+            c.renew()
+            assert c.allreduce(np.ones(2), c.Sum)[0] == c.size()
+
+    assert in_a_cell(renews) is None
+    next_cell_works()
+
+
 def test_a_rank_outside_of_the_cell_is_named():
     if odd():
         return

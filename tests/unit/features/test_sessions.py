@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -122,11 +122,21 @@ def test_ranks_that_their_notebook_does_not_release_are_still_its_own(tmp_path, 
         assert sessions.borrow(str(tmp_path)).holder == 7
 
 
-def test_who_is_interrupted_while_it_attaches_leaves_the_ranks(tmp_path, monkeypatch):
-    def interrupt(line):
-        raise KeyboardInterrupt
+def test_a_watcher_does_not_wait_as_long_for_a_notebook_as_for_a_host_agent(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions.limits, "ANSWERS_SECONDS", 0.1)
+    with (
+        host_agent(tmp_path, None),
+        pytest.raises(UsageError, match=r"none within 0\.1 s: it or the whole machine stands"),
+    ):
+        sessions.borrow(str(tmp_path))
 
-    monkeypatch.setattr(sessions, "read_object", interrupt)
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", ["socket.socket.makefile", "socket.recv_fds", "read_object"])
+def test_who_is_interrupted_while_it_attaches_leaves_the_ranks(tmp_path, monkeypatch, moment):
     found = replace(cluster("aaaaaaaa"), folder=str(tmp_path), version=sessions.version())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(str(tmp_path / NOTEBOOKS_DOOR))
@@ -135,18 +145,25 @@ def test_who_is_interrupted_while_it_attaches_leaves_the_ranks(tmp_path, monkeyp
 
         def serve():
             with door.accept()[0] as visitor:
-                visitor.sendall(b'{"event": "attached"}\n')
+                socket.send_fds(visitor, [b'{"event": "attached"}\n'], [door.fileno()] * 2)
                 visitor.settimeout(60)
-                with visitor.makefile("rb") as said:
-                    ended.append(said.readlines())
+                with suppress(ConnectionResetError):  # it has not read the answer
+                    while visitor.recv(4096):
+                        pass
+                ended.append(True)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(KeyboardInterrupt) as caught:
-            sessions.AttachedHostAgent(found)
+        open_files = set(os.listdir("/dev/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr(f"allranks.features.attach.sessions.{moment}", interrupt)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                sessions.AttachedHostAgent(found)
         thread.join()
     assert ended
     assert caught  # with the frames, as a notebook keeps those of the last error
+    # The door is closed, and the file that lists the others was another one.
+    assert len(set(os.listdir("/dev/fd")) - open_files) <= 1
 
 
 #: The account that listens is the one of the socket's other end.
